@@ -1,0 +1,34 @@
+"""What can go wrong through no fault of ours: every error a user can cause and mend.
+
+All of them derive from `InputError`, so a caller needs one `except`; the command line turns it into exit code 2.
+Each message says what was wrong, where, and what to do.
+"""
+
+
+class InputError(ValueError):
+    """The input cannot be answered as it stands; the message says what to change."""
+
+
+class TemplateError(InputError):
+    """A template is malformed, or has no (or the wrong kind of) slot for what was asked of it."""
+
+    def __init__(self, problem: str, template: str, at: int) -> None:
+        self.problem, self.template, self.at = problem, template, at
+        super().__init__(f"{problem}\n{point_at(template, at)}")
+
+
+class QueryError(InputError):
+    """A query contradicts itself, or does not fit the model it is put to."""
+
+
+class ModelError(InputError):
+    """A model, adapter or tokenizer cannot be loaded, or cannot be asked such questions exactly."""
+
+
+def point_at(text: str, at: int, width: int = 72) -> str:
+    """The neighbourhood of character `at`, with a caret under it: two indented lines."""
+    start = max(0, at - width // 2)
+    excerpt = text[start : start + width].translate({10: "⏎", 13: "⏎", 9: "→"})
+    lead = "…" if start else ""
+    trail = "…" if start + width < len(text) else ""
+    return f"  {lead}{excerpt}{trail}\n  {' ' * (len(lead) + at - start)}^"

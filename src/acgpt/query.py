@@ -1,0 +1,95 @@
+"""The question: a sequence of tokens and the role that each one plays in it.
+
+    tokens    The   cat   sat   on    the   mat
+    given      ●                 ●     ●            x_c: the conditioning set, known
+    asked            ●     ●                  ●     x_e: the evaluation set, scored or sampled
+    (neither: unknown, neither known nor of interest)
+
+Positions count from 1; position 0 is the beginning-of-sequence token, which the layout adds. Everything else in the
+package speaks `Query`: templates become queries, layouts are built from them, results point back to their positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from acgpt.errors import QueryError
+
+
+@dataclass(frozen=True)
+class Query:
+    """p(asked tokens | given tokens), over one sequence of token ids.
+
+    Args:
+        tokens: Token ids. `None` where the token is to be sampled, or where it is unknown.
+        given: For each token, is it known? These are the tokens that are conditioned on.
+        asked: For each token, is it scored (or sampled)? By default every token that is not given. A token that is
+            neither given nor asked is unknown: the model reads its MASK token there.
+
+    >>> Query([464, None, 3332], given=[True, False, True]).asked_positions
+    (2,)
+    """
+
+    tokens: tuple[int | None, ...]
+    given: tuple[bool, ...]
+    asked: tuple[bool, ...]
+
+    def __init__(
+        self, tokens: Sequence[int | None], given: Sequence[bool], asked: Sequence[bool] | None = None
+    ) -> None:
+        tokens = tuple(None if t is None else int(t) for t in tokens)
+        given = tuple(bool(g) for g in given)
+        asked = tuple(not g for g in given) if asked is None else tuple(bool(a) for a in asked)
+        if not len(tokens) == len(given) == len(asked):
+            raise QueryError(
+                f"tokens, given and asked must have one entry per token; they have {len(tokens)}, {len(given)} and "
+                f"{len(asked)}."
+            )
+        if not any(asked):
+            raise QueryError("nothing is asked: mark at least one token as asked (or leave one not given).")
+        for position, (token, g, a) in enumerate(zip(tokens, given, asked, strict=True), start=1):
+            if g and a:
+                raise QueryError(f"the token at position {position} is both given and asked; it can be only one.")
+            if g and token is None:
+                raise QueryError(f"the token at position {position} is given but has no id; give its id or ask for it.")
+            if token is not None and token < 0:
+                raise QueryError(f"the token at position {position} has the negative id {token}.")
+        object.__setattr__(self, "tokens", tokens)
+        object.__setattr__(self, "given", given)
+        object.__setattr__(self, "asked", asked)
+
+    def __len__(self) -> int:
+        """The number of tokens T; with BOS the text takes T + 1 positions."""
+        return len(self.tokens)
+
+    @property
+    def given_positions(self) -> tuple[int, ...]:
+        """Where the given tokens stand, counting from 1."""
+        return tuple(p for p, g in enumerate(self.given, start=1) if g)
+
+    @property
+    def asked_positions(self) -> tuple[int, ...]:
+        """Where the asked tokens stand, counting from 1."""
+        return tuple(p for p, a in enumerate(self.asked, start=1) if a)
+
+    @property
+    def has_unknown(self) -> bool:
+        """Is there a token that is neither given nor asked?"""
+        return not all(g or a for g, a in zip(self.given, self.asked, strict=True))
+
+    @property
+    def needs_future(self) -> bool:
+        """Does a given token stand after an asked one? If not, reading left to right already sees all that is given."""
+        return any(self.given[self.asked.index(True) :])
+
+    @property
+    def blanks(self) -> tuple[tuple[int, int], ...]:
+        """Runs of asked tokens as (first, last) positions, both included."""
+        runs: list[tuple[int, int]] = []
+        for p in self.asked_positions:
+            if runs and runs[-1][1] == p - 1:
+                runs[-1] = (runs[-1][0], p)
+            else:
+                runs.append((p, p))
+        return tuple(runs)
