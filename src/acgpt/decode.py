@@ -1,0 +1,361 @@
+"""Sampling: prefill once, then ordinary causal decoding with a key-value cache.
+
+    prefill   copies and the text up to the first blank, packed, one pass; shared by all samples of a query
+    step      each row reads its newest token and the given ones that follow it, and draws its next asked token
+
+Every row has a cache `[copies | BOS | text]`, so a query at slot s sees slots 0 … s and the mask is a comparison. Which
+row reads which positions at which step is known before the first draw (only the *values* are drawn), so the whole
+schedule is put on the device at once and no step waits for the host. On CUDA a step is captured as a graph and
+replayed: at these sizes decoding is bound by kernel launches, not by arithmetic.
+
+Rows of a ragged batch advance at their own pace. A step reads up to `width` positions of each row; a run of given
+tokens longer than that takes several steps, during which the other rows go on drawing. Rows are sorted by the number
+of steps that they need, so the rows still at work are always the first ones, and finished rows cost nothing.
+
+Shape legend: R rows (one a sample), W positions read per step, P columns (BOS, the text, one spare), V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from acgpt.attention import BACKENDS, Cached, run
+from acgpt.errors import InputError
+from acgpt.layout import batches, body_tokens, build
+from acgpt.query import Query
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn from the model's distribution.
+
+    Args:
+        temperature: Divides the logits; 1 is the model's own distribution, 0 takes the likeliest token (greedy).
+        top_p: Draw from the smallest set of likeliest tokens that holds this much probability.
+        top_k: Draw from this many likeliest tokens.
+        seed: Of the noise. A draw depends on (seed, query, sample, position) and on nothing else.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.temperature < float("inf")):
+            raise InputError(f"temperature must be 0 (greedy) or a positive number, not {self.temperature}.")
+        if not (0 < self.top_p <= 1):
+            raise InputError(f"top_p must be above 0 and at most 1, not {self.top_p}.")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"top_k must be at least 1, not {self.top_k}.")
+
+
+def noise(query: Query, sample: int, seed: int) -> np.ndarray:
+    """(T + 1,) uniform numbers in [0, 1), one a position: the only randomness of a sample.
+
+    A function of the seed, the query (what is given and where, what is asked) and the sample's number, so a query gets
+    the same noise alone and in any batch.
+    """
+    known = [token if given else None for token, given in zip(query.tokens, query.given, strict=True)]
+    identity = json.dumps([seed, sample, known, query.asked])
+    key = int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=16).digest())
+    return np.random.Generator(np.random.Philox(key=key)).random(len(query) + 1)
+
+
+def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Draw one token a row by inverting the cumulative distribution at `uniform`.
+
+    Args:
+        logits: (R, V).
+        uniform: (R,) numbers in [0, 1).
+        sampling: Temperature and truncation.
+
+    Returns:
+        (R,) token ids and (R,) their log-probabilities under the model itself: temperature 1, nothing cut off.
+    """
+    wide = torch.float32 if logits.device.type == "mps" else torch.float64
+    log_probs = logits.to(logits.dtype if logits.dtype == torch.float64 else torch.float32).log_softmax(-1)
+    if sampling.temperature == 0:
+        token = log_probs.argmax(-1)
+    else:
+        p = (log_probs / sampling.temperature).softmax(-1)
+        order = None
+        if sampling.top_k is not None or sampling.top_p < 1:
+            p, order = p.sort(dim=-1, descending=True, stable=True)
+            if sampling.top_k is not None:
+                p, order = p[:, : sampling.top_k], order[:, : sampling.top_k]
+        mass = p.cumsum(-1, dtype=wide)
+        if sampling.top_p < 1:  # a token stays if those likelier than it hold less than top_p
+            p = p.where(mass - p < sampling.top_p * mass[:, -1:], 0)
+            mass = p.cumsum(-1, dtype=wide)
+        token = torch.searchsorted(mass, uniform[:, None].to(wide) * mass[:, -1:], right=True)
+        token = token.clamp(max=p.shape[-1] - 1)
+        token = (token if order is None else order.gather(1, token))[:, 0]
+    return token, log_probs.gather(1, token[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which positions a row reads at each of its steps, and which one it draws after them."""
+
+    reads: np.ndarray  # (steps, W) positions, right-aligned; -1 for nothing
+    draws: np.ndarray  # (steps,) position; -1 while a run of given tokens is still being read
+
+
+def schedule(query: Query, width: int) -> Schedule:
+    """The steps after the first draw: read the token just drawn and the run after it, then draw the next."""
+    asked = np.asarray(query.asked_positions)
+    chunks = -(-np.diff(asked) // width)  # how many steps the run before each draw takes; its first may be short
+    run_of = np.repeat(np.arange(len(chunks)), chunks)
+    left = np.repeat(chunks.cumsum(), chunks) - 1 - np.arange(len(run_of))  # steps of this run still to come
+    ends = asked[1:][run_of] - left * width
+    reads = ends[:, None] - width + np.arange(width)
+    reads = np.where(reads >= asked[:-1][run_of][:, None], reads, -1)
+    return Schedule(reads, np.where(left == 0, asked[1:][run_of], -1))
+
+
+def choose_width(queries: Sequence[Query], rows: int, free_tokens: int) -> int:
+    """The width that should be fastest: few steps, against tokens a step beyond those that cost nothing extra."""
+    gaps = [np.diff(query.asked_positions) for query in queries]
+
+    def cost(width: int) -> int:
+        steps = max(int((-(-gap // width)).sum()) for gap in gaps)
+        return steps * (free_tokens + rows * width)
+
+    return min(WIDTHS, key=cost)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample to draw: a query, its number in the call, and the number of the sample."""
+
+    query: Query
+    number: int
+    sample: int
+
+
+class Recorder(Cache):
+    """Keeps the keys and values of a packed prefill, one pair a layer, each (1, heads, N, D)."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.states: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.states.append((key_states, value_states))
+        return key_states, value_states
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
+
+
+class Rows(Cache):
+    """The key-value cache of a batch of rows: a step writes at its own slots and reads the first `capacity` ones."""
+
+    def __init__(self, like: list[tuple[Tensor, Tensor]], rows: int, slots: int) -> None:
+        super().__init__(layers=[])
+
+        def empty(state: Tensor) -> Tensor:
+            _, heads, _, dim = state.shape
+            return state.new_zeros(rows, slots, heads, dim)  # zeros: what is masked must still be finite
+
+        self.buffers = [(empty(key), empty(value)) for key, value in like]
+        self.slots = torch.empty(0)
+        self.capacity = 0
+
+    def fill(self, states: list[tuple[Tensor, Tensor]], rows: Tensor, packed: Tensor) -> None:
+        """Copy a prefill in: row rows[i] takes the packed slots packed[i]."""
+        for buffers, pair in zip(self.buffers, states, strict=True):
+            for buffer, state in zip(buffers, pair, strict=True):
+                buffer[rows, : packed.shape[1]] = state[0].transpose(0, 1)[packed].to(buffer.dtype)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(len(self.slots), device=self.slots.device)[:, None]
+        seen = []
+        for buffer, state in zip(self.buffers[layer_idx], (key_states, value_states), strict=True):
+            buffer[rows, self.slots] = state.transpose(1, 2).to(buffer.dtype)
+            seen.append(buffer[: len(rows), : self.capacity].transpose(1, 2))
+        return seen[0], seen[1]
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
+
+
+class Decoder:
+    """Room for a batch of rows on the device, and the step that advances them.
+
+    Its buffers keep their addresses, so that on CUDA a captured step can be replayed, in later batches too.
+    """
+
+    def __init__(self, model: PreTrainedModel, like: list[tuple[Tensor, Tensor]], size: tuple[int, ...]) -> None:
+        self.model, self.size = model, size
+        rows, self.slots, columns, steps, width = size
+        wide = torch.float32 if model.device.type == "mps" else torch.float64
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=model.device)
+
+        self.cache = Rows(like, rows, self.slots + 1)  # one spare slot, for what is written but never read
+        self.text = zeros(rows, columns + 1)  # one spare column likewise
+        self.log_probs = zeros(rows, columns + 1, dtype=wide)
+        self.noise = zeros(rows, columns + 1, dtype=wide)
+        self.copies = zeros(rows, 1)
+        self.reads, self.draws, self.clock = zeros(steps, rows, width), zeros(steps, rows), zeros(1)
+        self.graphs: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
+
+    def fits(self, size: tuple[int, ...]) -> bool:
+        """Is there room for a batch of this size: rows, slots, columns, steps, width?"""
+        return all(need <= have for need, have in zip(size, self.size, strict=True))
+
+    def read_in(self, rows: list[Row], at: Tensor, bos: int, mask: int | None, seed: int) -> None:
+        """Write the text of these rows, as far as it is known, and their noise."""
+        text, uniform = np.zeros((len(rows), self.size[2]), dtype=np.int64), np.zeros((len(rows), self.size[2]))
+        for r, row in enumerate(rows):
+            text[r, 0], text[r, 1 : len(row.query) + 1] = bos, body_tokens(row.query, mask)
+            uniform[r, : len(row.query) + 1] = noise(row.query, row.sample, seed)
+        self.text[at, :-1] = torch.from_numpy(text).to(at.device)
+        self.noise[at, :-1] = torch.from_numpy(uniform).to(at.device, self.noise.dtype)
+
+    def put(self, rows: Tensor, at: Tensor, tokens: Tensor, log_probs: Tensor) -> None:
+        """Write each row's drawn token at its position; position -1 is the spare column."""
+        self.text[rows, at] = tokens
+        self.log_probs[rows, at] = log_probs.to(self.log_probs.dtype)
+
+    def step(self, rows: int, width: int, capacity: int, sampling: Sampling) -> None:
+        """Advance the first `rows` rows by one step of the schedule."""
+        reads = self.reads.index_select(0, self.clock)[0, :rows, :width]
+        at = self.draws.index_select(0, self.clock)[0, :rows]
+        row = torch.arange(rows, device=at.device)
+        positions = reads.clamp(min=0)
+        self.cache.slots = torch.where(reads >= 0, self.copies[:rows] + reads, self.slots)
+        self.cache.capacity = capacity
+        ids = self.text[row[:, None], positions]
+        logits = run(self.model, ids, positions, Cached(self.cache.slots, capacity), keep=1, cache=self.cache)
+        self.put(row, at, *draw(logits[:, -1], self.noise[row, at], sampling))
+        self.clock += 1
+
+    def play(self, times: int, *shape: Any) -> None:
+        """Take `times` steps of one shape; on CUDA the first is run, then captured, and the others replayed."""
+        if self.clock.device.type != "cuda":
+            for _ in range(times):
+                self.step(*shape)
+            return
+        if shape not in self.graphs:
+            self.step(*shape)  # also the warm-up that capturing needs
+            times -= 1
+            if not times:
+                return
+            pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+            self.graphs[shape] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graphs[shape], pool=pool):
+                self.step(*shape)
+        for _ in range(times):
+            self.graphs[shape].replay()
+
+
+class Sampler:
+    """Draws samples from one model; on CUDA it keeps its decoder, with the captured steps, between calls."""
+
+    def __init__(self, model: PreTrainedModel, *, bos: int, mask: int | None, backend: str, budget: int) -> None:
+        self.model, self.bos, self.mask, self.backend = model, bos, mask, backend
+        self.budget = budget  # tokens in one prefill pass
+        self.cuda = model.device.type == "cuda"
+        self.most_rows = 256 if self.cuda else 32
+        self.free_tokens = 1024 if self.cuda else 16  # tokens of a step that come with its fixed cost
+        self.grain = 128 if self.cuda else 32  # the cache is read in multiples of this many slots
+        self.decoder: Decoder | None = None
+
+    def sample(
+        self, queries: Sequence[Query], n: int, sampling: Sampling, future: bool
+    ) -> list[list[tuple[np.ndarray, np.ndarray]]]:
+        """Draw n samples of each query: for each, the asked tokens and their log-probabilities, left to right."""
+        rows = [Row(query, number, sample) for number, query in enumerate(queries) for sample in range(n)]
+        rows.sort(key=lambda row: -len(row.query.asked_positions))  # neighbours take about as many steps
+        answers: list[list[Any]] = [[None] * n for _ in queries]
+        for start in range(0, len(rows), self.most_rows):
+            batch = rows[start : start + self.most_rows]
+            for row, answer in self.sample_batch(batch, sampling, future):
+                answers[row.number][row.sample] = answer
+        return answers
+
+    def sample_batch(
+        self, rows: list[Row], sampling: Sampling, future: bool
+    ) -> list[tuple[Row, tuple[np.ndarray, np.ndarray]]]:
+        """Decode one batch of rows together."""
+        queries = {row.number: row.query for row in rows}
+        width = choose_width(list(queries.values()), len(rows), self.free_tokens)
+        plans = {number: schedule(query, width) for number, query in queries.items()}
+        rows = sorted(rows, key=lambda row: -len(plans[row.number].draws))  # rows at work are always the first ones
+        lengths = np.array([len(plans[row.number].draws) for row in rows])
+        copies = np.array([len(row.query.given_positions) if future else 0 for row in rows])
+        steps, columns = int(lengths[0]), max(map(len, queries.values())) + 1
+        slots = max(c + row.query.asked_positions[-1] for c, row in zip(copies.tolist(), rows, strict=True))
+
+        reads = np.full((steps, len(rows), width), -1)
+        draws = np.full((steps, len(rows)), -1)
+        for r, row in enumerate(rows):
+            reads[: lengths[r], r], draws[: lengths[r], r] = plans[row.number].reads, plans[row.number].draws
+
+        decoder = self.prefill(rows, (len(rows), slots, columns, steps, width), sampling, future)
+        decoder.reads[:steps, : len(rows), :width] = torch.from_numpy(reads)
+        decoder.draws[:steps, : len(rows)] = torch.from_numpy(draws)
+        decoder.clock.zero_()
+        # Steps of one shape are played together: so many rows still at work, so many slots of the cache in use.
+        used = (reads.max(-1, initial=-1) + copies).max(-1, initial=0) + 1
+        capacities = np.minimum(-(-used // self.grain) * self.grain, slots)
+        working = (lengths > np.arange(steps)[:, None]).sum(1)
+        if self.cuda:  # powers of two: fewer shapes to capture
+            working = np.minimum(2 ** np.ceil(np.log2(working)).astype(int), len(rows))
+        changes = np.flatnonzero(np.diff(working) | np.diff(capacities)) + 1
+        for group in np.split(np.arange(steps), changes):
+            if len(group):
+                decoder.play(len(group), int(working[group[0]]), width, int(capacities[group[0]]), sampling)
+
+        self.decoder = decoder if self.cuda else None
+        text, log_probs = decoder.text.cpu().numpy(), decoder.log_probs.cpu().numpy()
+        asked = [list(row.query.asked_positions) for row in rows]
+        return [(row, (text[r, at], log_probs[r, at])) for r, (row, at) in enumerate(zip(rows, asked, strict=True))]
+
+    def prefill(self, rows: list[Row], size: tuple[int, ...], sampling: Sampling, future: bool) -> Decoder:
+        """Run each distinct query once up to its first blank, fill the caches of its rows, and make the first draw."""
+        device = self.model.device
+        decoder = self.decoder if self.decoder is not None and self.decoder.fits(size) else None
+        self.decoder = None  # freed before a larger one is made
+        queries = {row.number: row.query for row in rows}
+        for group in batches(queries, self.budget, future):
+            layout = build(
+                [queries[number] for number in group], bos=self.bos, mask=self.mask, future=future, first_only=True
+            )
+            packed, _ = layout.rectangle()
+            copies, texts = torch.tensor(layout.copies), torch.tensor(layout.texts)
+            layout = layout.to(device)
+            recorder = Recorder()
+            backend = BACKENDS[self.backend](layout)
+            logits = run(self.model, layout.ids[None], layout.positions[None], backend, layout.rows, recorder)[0]
+            if decoder is None:
+                decoder = Decoder(self.model, recorder.states, size)
+            place = {number: i for i, number in enumerate(group)}
+            members = [r for r, row in enumerate(rows) if row.number in place]
+            i = torch.tensor([place[rows[r].number] for r in members])
+            first = texts[i].to(device)  # the first asked position: the text has been run up to it
+            r = torch.tensor(members, device=device)
+            decoder.cache.fill(recorder.states, r, packed[i].to(device))
+            decoder.read_in([rows[member] for member in members], r, self.bos, self.mask, sampling.seed)
+            decoder.copies[r, 0] = copies[i].to(device)
+            decoder.put(r, first, *draw(logits[i.to(device)], decoder.noise[r, first], sampling))
+        assert decoder is not None
+        return decoder

@@ -1,0 +1,159 @@
+"""The layout: what a causal Transformer is shown so that it answers p(asked | given) in one forward pass.
+
+    query    The  [cat]  [sat]  on   the        given: The, on, the   asked: [cat], [sat]
+
+    slot      copies        | BOS and text
+    token     The  on  the  | BOS   The   cat
+    position   1    4   5   |  0     1     2
+    sees      all copies    | all copies, and the text up to itself
+    predicts   –    –   –   |  –    cat   sat
+
+A copy carries the position of its original, sees every copy and nothing else, so nothing of the asked tokens can
+travel through it. BOS and the text see all copies and, causally, themselves. The text is run only as far as the last
+prediction needs it. With nothing given this is a plain causal language model, to the bit.
+
+A batch is packed end to end, `[copies of all queries | texts of all queries]`, so there is no padding anywhere outside
+the attention; the backends in `attention` know where each query begins.
+
+Shape legend, here and in `attention`: B queries, C copies and L text slots in the batch, N = C + L, A asked tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from acgpt.errors import QueryError
+from acgpt.query import Query
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A packed batch of queries: the model's inputs, and where the predictions come out."""
+
+    ids: Tensor  # (N,) token ids
+    positions: Tensor  # (N,) position ids; BOS is 0, the text counts from 1
+    copies: tuple[int, ...]  # (B) how many copies each query has
+    texts: tuple[int, ...]  # (B) how many text slots each query has, BOS included
+    rows: Tensor  # (A,) the slots that predict, query by query, left to right
+    targets: Tensor  # (A,) the token ids they predict; -1 where the token is still to be sampled
+    asked: tuple[int, ...]  # (B) how many of those A belong to each query
+
+    def to(self, device: torch.device) -> Layout:
+        """The same layout with its tensors on `device`."""
+        ids, positions, rows, targets = (x.to(device) for x in (self.ids, self.positions, self.rows, self.targets))
+        return Layout(ids, positions, self.copies, self.texts, rows, targets, self.asked)
+
+    def rectangle(self) -> tuple[Tensor, Tensor]:
+        """The batch as a rectangle, a query a row, `[copies | text | padding]`.
+
+        Returns:
+            (B, S) the slot of the packed batch that each cell holds (padding repeats the row's last one), and
+            (B, S) which cells are no padding.
+        """
+        copies, texts = torch.tensor(self.copies)[:, None], torch.tensor(self.texts)[:, None]
+        slot = torch.arange(int((copies + texts).max()))
+        copy_start, text_start = copies.cumsum(0) - copies, texts.cumsum(0) - texts + copies.sum()
+        text = text_start + (slot - copies).minimum(texts - 1)
+        return torch.where(slot < copies, copy_start + slot, text), slot < copies + texts
+
+
+def batches(queries: Mapping[int, Query], budget: int, future: bool) -> list[list[int]]:
+    """Group numbered queries, the longest first, so that a group's rectangle stays within `budget` cells."""
+
+    def slots(number: int) -> int:
+        query = queries[number]
+        return query.asked_positions[-1] + (len(query.given_positions) if future else 0)
+
+    groups: list[list[int]] = []
+    size = {number: slots(number) for number in queries}
+    for number in sorted(queries, key=lambda number: -size[number]):
+        if groups and (len(groups[-1]) + 1) * size[groups[-1][0]] <= budget:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups
+
+
+def build(queries: Sequence[Query], *, bos: int, mask: int | None, future: bool, first_only: bool = False) -> Layout:
+    """Lay out a batch of queries.
+
+    Args:
+        queries: The questions, of any lengths.
+        bos: Id of the beginning-of-sequence token, at position 0.
+        mask: Id of the token that stands for unknown ones; needed only if a query has any.
+        future: Copy the given tokens, so that every prediction sees all of them. If false nothing is copied and the
+            text is read left to right: a prediction sees what stands before it.
+        first_only: Predict each query's first asked token only, and run the text no further: the prefill of sampling.
+    """
+    copy_ids, copy_positions, text_ids, text_positions = [], [], [], []
+    rows, targets, asked = [], [], []
+    text_start = 0
+    for query in queries:
+        tokens = body_tokens(query, mask)
+        positions = np.asarray(query.asked_positions)
+        if first_only:
+            positions = positions[:1]
+        length = int(positions[-1])  # x_p is predicted at slot p - 1, so slots 0 … p - 1 are run
+        given = np.asarray(query.given_positions if future else (), dtype=np.int64)
+        copy_ids.append(tokens[given - 1])
+        copy_positions.append(given)
+        text_ids.append(np.concatenate(([bos], tokens[: length - 1])))
+        text_positions.append(np.arange(length))
+        rows.append(text_start + positions - 1)
+        targets.append(tokens[positions - 1])
+        asked.append(len(positions))
+        text_start += length
+
+    copies, texts = tuple(map(len, copy_ids)), tuple(map(len, text_ids))
+
+    def join(parts: list[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+
+    return Layout(
+        ids=join(copy_ids + text_ids),
+        positions=join(copy_positions + text_positions),
+        copies=copies,
+        texts=texts,
+        rows=join(rows) + sum(copies),
+        targets=join(targets),
+        asked=tuple(asked),
+    )
+
+
+def body_tokens(query: Query, mask: int | None) -> np.ndarray:
+    """The text as the model reads it: unknown tokens are MASK, tokens to be sampled are -1 until they are."""
+    if query.has_unknown and mask is None:
+        raise QueryError(
+            "the query has unknown tokens (neither given nor asked), which are fed as the model's MASK token, and this "
+            "model names none. Ask for those tokens or give them, or name a token with LanguageModel(…, mask=ID)."
+        )
+    return np.array(
+        [
+            (-1 if token is None else token) if given or asked else mask
+            for token, given, asked in zip(query.tokens, query.given, query.asked, strict=True)
+        ],
+        dtype=np.int64,
+    )
+
+
+def visible(copies: Tensor, slots: int) -> Tensor:
+    """The whole mask: may query slot q read key slot k? Slots are counted within one sequence, copies first.
+
+    A copy is seen by all. Text is seen by text at or after it.
+
+    Args:
+        copies: (B,) the number of copies of each sequence.
+        slots: S, the number of slots to draw.
+
+    Returns:
+        (B, S, S) booleans, [b, q, k].
+    """
+    slot = torch.arange(slots, device=copies.device)
+    is_copy = slot < copies[:, None]  # (B, S)
+    not_later = slot <= slot[:, None]  # (S, S): k at or before q
+    return is_copy[:, None, :] | (~is_copy[:, :, None] & not_later)
