@@ -1,0 +1,54 @@
+"""acgpt: ask a causal language model for p(any tokens | any other tokens).
+
+    import acgpt
+    lm = acgpt.load()                                                    # the embedded default model
+    lm.log_prob("The capital of France is {{Paris}}, on the Seine.")     # exact, in one forward pass
+    lm.sample("The cat {{_3}} on the {{_1}}.", n=5)                      # with a key-value cache
+    lm.rank("The {{cat|dog|carburettor}} purred.")
+
+Templates are documented in `acgpt.template`, queries on token ids in `acgpt.Query`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from acgpt.errors import InputError, ModelError, QueryError, TemplateError
+from acgpt.query import Query
+from acgpt.template import escape
+
+if TYPE_CHECKING:
+    from acgpt.language_model import FutureIgnored, LanguageModel, Ranked, Ranking, Sample, Score, TokenScore
+    from acgpt.loading import load
+    from acgpt.metadata import Metadata
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FutureIgnored",
+    "InputError",
+    "LanguageModel",
+    "Metadata",
+    "ModelError",
+    "Query",
+    "QueryError",
+    "Ranked",
+    "Ranking",
+    "Sample",
+    "Score",
+    "TemplateError",
+    "TokenScore",
+    "escape",
+    "load",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import what needs torch and transformers (seconds) only when it is first used."""
+    from importlib import import_module
+
+    for module in ("language_model", "loading", "metadata") if name in __all__ else ():
+        found = vars(import_module(f"acgpt.{module}"))
+        if name in found:
+            return found[name]
+    raise AttributeError(f"module 'acgpt' has no attribute {name!r}")

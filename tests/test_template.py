@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import doctest
+from math import prod
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acgpt import template as module
+from acgpt.errors import TemplateError
+from acgpt.template import Given, Part, Slot, escape, escape_slot, fillings, parse, rendered
+
+# Mostly the characters that mean something, so that short texts meet the hard cases.
+tricky = st.text(st.sampled_from("\\{}|_?4a \n") | st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+def asks(*texts: str, at: int = 0) -> Slot:
+    return Slot(texts, None, at)
+
+
+def blank(length: int, at: int = 0) -> Slot:
+    return Slot((), length, at)
+
+
+def test_every_example_in_the_documentation_is_true() -> None:
+    assert doctest.testmod(module).attempted > 0
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("template", "parts"),
+    [
+        ("", []),
+        ("plain }} text", [Given("plain }} text")]),
+        ("The capital of France is {{Paris}}.", [Given("The capital of France is "), asks("Paris", at=25), Given(".")]),
+        ("{{_4}}", [blank(4)]),
+        ("{{_04}}", [blank(4)]),
+        ("{{a|b}}", [asks("a", "b")]),
+        ("{{a|}}", [asks("a", "")]),
+        ("{{|a}}", [asks("", "a")]),
+        ("{{a|_4}}", [asks("a", "_4")]),
+        ("{{ _4 }}", [asks(" _4 ")]),
+        ("{{a}}{{b}}{{_1}}{{_2}}", [asks("a"), asks("b", at=5), blank(1, at=10), blank(2, at=16)]),
+        ("{{line one\nline two}}", [asks("line one\nline two")]),
+        ("{{a}b}}", [asks("a}b")]),
+        ("{{a{b}}", [asks("a{b")]),
+        ("{{a}}}", [asks("a"), Given("}")]),
+        ("a }} b {{c}}", [Given("a }} b "), asks("c", at=7)]),
+    ],
+)
+def test_slots_and_text_are_told_apart(template: str, parts: list[Part]) -> None:
+    assert parse(template) == parts
+
+
+@pytest.mark.parametrize(
+    "text", [r"\frac{1}{2} \\ \begin{x}", r"\d+\.\d{2}\\", "C:\\dir\\", r"\n \} \| \_", "{a}", r"\{", "}}"]
+)
+def test_backslashes_and_braces_of_plain_text_survive(text: str) -> None:
+    assert parse(text) == [Given(text)]
+    assert parse(text + " {{x}}") == [Given(text + " "), asks("x", at=len(text) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("template", "parts"),
+    [
+        (r"\{{a}}", [Given("{{a}}")]),
+        (r"\\{{a}}", [Given("\\"), asks("a", at=2)]),
+        (r"\\\{{a}}", [Given(r"\{{a}}")]),
+        (r"\\\\{{a}}", [Given(r"\\"), asks("a", at=4)]),
+        (r"a\\b\{{", [Given(r"a\\b{{")]),
+        (r"x\{{y{{z}}", [Given("x{{y"), asks("z", at=5)]),
+    ],
+)
+def test_before_an_opening_two_backslashes_are_one_and_an_odd_one_makes_it_text(
+    template: str, parts: list[Part]
+) -> None:
+    assert parse(template) == parts
+
+
+@pytest.mark.parametrize(
+    ("template", "parts"),
+    [
+        (r"\frac{{{1}}}{2}", [Given(r"\frac{"), asks("1", at=6), Given("}{2}")]),
+        (r"\{{{a}}", [Given(r"\{"), asks("a", at=2)]),
+        (r"\{{{{a}}", [Given("{{"), asks("a", at=3)]),
+        (r"{\{{{{a}}", [Given("{{{"), asks("a", at=4)]),
+        (r"{\{{", [Given("{{{")]),
+    ],
+)
+def test_braces_pair_up_from_the_right(template: str, parts: list[Part]) -> None:
+    assert parse(template) == parts
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (r"{{a\|b}}", "a|b"),
+        (r"{{\_4}}", "_4"),
+        (r"{{\?}}", "?"),
+        (r"{{\{x\}}}", "{x}"),
+        (r"{{\{{}}", "{{"),
+        (r"{{a\\}}", "a\\"),
+        (r"{{\n\\n}}", r"\n\n"),
+        (r"{{C:\dir}}", r"C:\dir"),
+    ],
+)
+def test_inside_a_slot_a_backslash_takes_the_meaning_from_marks_only(template: str, text: str) -> None:
+    assert parse(template) == [asks(text)]
+
+
+@pytest.mark.parametrize(
+    ("template", "at", "problem"),
+    [
+        ("a {{}}", 2, "empty"),
+        ("a {{|}}", 2, "empty"),
+        ("a {{b", 2, "never closed"),
+        ("a {{b}", 2, "never closed"),
+        (r"a {{b\}}", 2, "never closed"),
+        ("a {{", 2, "never closed"),
+        ("a {{b {{c}}", 6, "opened at character 3"),
+        ("{{{{a}}", 2, "opened at character 1"),
+        ("a {{_0}}", 2, "at least 1"),
+        ("a {{_00}}", 2, "at least 1"),
+        ("a {{_}}", 2, "reserved"),
+        ("a {{_x}}", 2, "reserved"),
+        ("a {{_-1}}", 2, "reserved"),
+        ("a {{_4.}}", 2, "reserved"),
+        ("a {{_4|b}}", 2, "reserved"),
+        ("a {{_4", 2, "reserved"),
+        ("a {{_٤}}", 2, "reserved"),
+        ("a {{?}}", 2, "reserved"),
+        ("a {{_1000000}}", 2, "at most 999999"),
+        ("a {{_" + "9" * 5000 + "}}", 2, "at most 999999"),
+    ],
+)
+def test_a_malformed_slot_is_pointed_at(template: str, at: int, problem: str) -> None:
+    with pytest.raises(TemplateError, match=problem) as error:
+        parse(template)
+    assert error.value.at == at
+
+
+@settings(deadline=None)
+@given(tricky)
+def test_escaped_text_means_itself(text: str) -> None:
+    assert parse(escape(text)) == ([Given(text)] if text else [])
+
+
+@settings(deadline=None)
+@given(tricky, tricky.filter(bool), tricky)
+def test_escaped_text_means_itself_around_a_slot(before: str, inside: str, after: str) -> None:
+    lead = escape(before, before_slot=True)
+    expected: list[Part] = [Given(before), asks(inside, at=len(lead)), Given(after)]
+    template = lead + "{{" + escape_slot(inside) + "}}" + escape(after)
+    assert parse(template) == [part for part in expected if part != Given("")]
+
+
+@settings(deadline=None)
+@given(tricky.filter(lambda text: not text.endswith("\\")))
+def test_only_a_backslash_at_the_end_needs_to_know_of_the_slot_behind_it(text: str) -> None:
+    assert escape(text) == escape(text, before_slot=True)
+
+
+@settings(deadline=None)
+@given(tricky)
+def test_any_text_parses_or_is_an_error_that_points_into_it(text: str) -> None:
+    try:
+        parts = parse(text)
+    except TemplateError as error:
+        assert text.startswith("{{", error.at)
+    else:
+        assert all(text.startswith("{{", part.at) for part in parts if isinstance(part, Slot))
+        assert not any(isinstance(a, Given) and isinstance(b, Given) for a, b in zip(parts, parts[1:], strict=False))
+
+
+@pytest.mark.parametrize("mark", ["{", "\\", "}", "\\{", "{}", "\\{{", "|"])
+def test_long_runs_of_marks_are_parsed_in_little_time(mark: str) -> None:
+    text = mark * 50_000 + "\\"
+    assert parse(escape(text)) == [Given(text)]
+
+
+def test_fillings_are_all_combinations_in_order() -> None:
+    found = fillings("{{a|b}}-{{x}}-{{c||d}}")
+    assert [rendered(parts) for parts in found] == ["a-x-c", "a-x-", "a-x-d", "b-x-c", "b-x-", "b-x-d"]
+    assert found[1] == [asks("a"), Given("-"), asks("x", at=8), Given("-"), asks("", at=14)]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4).filter(lambda counts: max(counts) > 1))
+def test_there_are_as_many_fillings_as_the_product_of_the_alternatives(counts: list[int]) -> None:
+    template = " ".join("{{" + "|".join("abcd"[:count]) + "}}" for count in counts)
+    assert len({rendered(parts) for parts in fillings(template)}) == prod(counts)
+
+
+def test_too_many_fillings_are_counted_not_built() -> None:
+    with pytest.raises(TemplateError, match=f"{2**100} ways, more than the cap of 256"):
+        fillings("{{a|b}}" * 100)
+    assert len(fillings("{{a|b}}" * 3, cap=8)) == 8
+    with pytest.raises(TemplateError, match="8 ways, more than the cap of 7"):
+        fillings("{{a|b}}" * 3, cap=7)
+
+
+@pytest.mark.parametrize(
+    ("template", "at", "problem"),
+    [("{{a|b}} {{_2}}", 8, "blank"), ("a {{b}}", 2, "nothing to rank"), ("plain", 5, "nothing to rank")],
+)
+def test_only_alternatives_can_be_ranked(template: str, at: int, problem: str) -> None:
+    with pytest.raises(TemplateError, match=problem) as error:
+        fillings(template)
+    assert error.value.at == at
+
+
+@pytest.mark.parametrize("template", ["a {{_2}}", "a {{b|c}}"])
+def test_a_template_with_open_slots_has_no_one_text(template: str) -> None:
+    with pytest.raises(ValueError, match="the slot at character 3"):
+        rendered(parse(template))
