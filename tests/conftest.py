@@ -99,7 +99,7 @@ def llama_unprefixed(sentencepiece_model: Path) -> PreTrainedTokenizerBase:
 
 @pytest.fixture(scope="session")
 def llama_legacy(sentencepiece_model: Path) -> PreTrainedTokenizerBase:
-    """A Llama tokenizer as older tokenizer.json files have it: the space before the text is put there by a normaliser."""
+    """A Llama tokenizer as older tokenizer.json files have it: a normaliser puts the space before the text."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     ids, merges = vocabulary(sentencepiece_model)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import doctest
+from itertools import pairwise
 from math import prod
 
 import pytest
@@ -170,7 +171,7 @@ def test_any_text_parses_or_is_an_error_that_points_into_it(text: str) -> None:
         assert text.startswith("{{", error.at)
     else:
         assert all(text.startswith("{{", part.at) for part in parts if isinstance(part, Slot))
-        assert not any(isinstance(a, Given) and isinstance(b, Given) for a, b in zip(parts, parts[1:], strict=False))
+        assert not any(isinstance(a, Given) and isinstance(b, Given) for a, b in pairwise(parts))
 
 
 @pytest.mark.parametrize("mark", ["{", "\\", "}", "\\{", "{}", "\\{{", "|"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError
-from acgpt.template import Given, Slot, parse, rendered
+from acgpt.template import Given, Part, Slot, escape_slot, parse, rendered
 from acgpt.text import Encoded, encode, encode_text, pieces
 
 TEXTS = [
@@ -29,14 +29,21 @@ TEXTS = [
     "\x00\x07\x7f",
 ]
 
-# Texts of a few characters that tokenizers treat in special ways, and of any others. SentencePiece writes a space as ▁.
-ordinary = st.characters(exclude_categories=["Cs"], exclude_characters="▁")
+# Texts of a few characters that tokenizers treat in special ways, and of any others. SentencePiece writes a space as ▁;
+# SmolLM2's vocabulary lacks the bytes of some control characters and of unassigned ones.
+ordinary = st.characters(exclude_categories=["Cs", "Cc", "Cn"], exclude_characters="▁")
 texts = st.text(st.sampled_from("a the'sé0 \n\r👩\u200d\u0301東.") | ordinary, max_size=8)
 thorough = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 
 def ask(template: str, tokenizer: PreTrainedTokenizerBase) -> Encoded:
     return encode(parse(template), tokenizer, template)
+
+
+def all_pieces(encoded: Encoded, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Pieces of the tokens, with a letter where a token is unknown."""
+    letter = encode_text("a x", tokenizer)[-1]
+    return pieces([letter if t is None else t for t in encoded.query.tokens], tokenizer)
 
 
 def drops_first_space(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -47,7 +54,7 @@ def drops_first_space(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
 def asked_by_bytes(before: str, inside: str, after: str, tokenizer: PreTrainedTokenizerBase) -> list[bool]:
     """Which tokens have a byte inside: an oracle that knows of the vocabulary, and nothing of offsets."""
     ids = encode_text(before + inside + after, tokenizer)
-    byte_level = "Ġ" in tokenizer.get_vocab()
+    byte_level = tokenizer.convert_tokens_to_ids("<0xE2>") in (None, tokenizer.unk_token_id)
     sizes = []
     for token in tokenizer.convert_ids_to_tokens(ids):
         if byte_level or re.fullmatch("<0x[0-9A-F]{2}>", token):
@@ -92,8 +99,8 @@ def test_joined_pieces_are_the_decoded_text_whatever_the_tokens(
 
 def test_a_character_comes_with_the_token_that_completes_it(gpt2: PreTrainedTokenizerBase) -> None:
     ids = encode_text("I 👍 it", gpt2)
-    assert gpt2.convert_ids_to_tokens(ids) == ["I", "ĠðŁ", "ĳ", "į", "Ġit"]
-    assert pieces(ids, gpt2) == ["I", " ", "", "👍", " it"]
+    assert gpt2.convert_ids_to_tokens(ids) == ["I", "ĠðŁĳ", "į", "Ġit"]
+    assert pieces(ids, gpt2) == ["I", " ", "👍", " it"]
 
 
 def test_pieces_keep_the_spaces_of_sentencepiece(llama: PreTrainedTokenizerBase) -> None:
@@ -102,10 +109,13 @@ def test_pieces_keep_the_spaces_of_sentencepiece(llama: PreTrainedTokenizerBase)
 
 
 def test_bytes_that_never_make_a_character_do_not_hold_up_the_rest(tokenizer: PreTrainedTokenizerBase) -> None:
-    byte = next(i for t, i in tokenizer.get_vocab().items() if t in ("â", "<0xE2>"))
+    vocabulary = tokenizer.get_vocab()
+    pairs = [("<0xE2>", "â"), ("<0x82>", "Ĥ"), ("<0x41>", "A")]  # two of the three bytes of €, and a letter as a byte
+    lead, second, letter = (vocabulary[a] if a in vocabulary else vocabulary[b] for a, b in pairs)
     word = encode_text("a the the", tokenizer)[1]
-    found = pieces([word, byte, byte, word, word, byte, word], tokenizer)
-    assert [found[i].lstrip() for i in (3, 4, 6)] == ["the", "the", "the"]
+    for broken in ([lead, lead], [lead, second], [lead, letter, letter], [letter, lead, letter]):
+        found = pieces([word, *broken, word, word], tokenizer)
+        assert [piece.lstrip() for piece in found[-2:]] == ["the", "the"]
 
 
 class Counting:
@@ -121,8 +131,8 @@ class Counting:
 
 def test_pieces_take_linear_time(tokenizer: PreTrainedTokenizerBase) -> None:
     ids = encode_text(" ".join(text for text in TEXTS[1:] if "\ufffd" not in text) * 20, tokenizer)
-    counting = Counting(tokenizer)
-    pieces(ids, counting)  # type: ignore[arg-type]
+    counting: Any = Counting(tokenizer)
+    pieces(ids, counting)
     assert counting.count < 15 * len(ids)
 
 
@@ -145,11 +155,11 @@ def test_the_tokens_that_reach_into_a_slot_are_asked_and_no_others(
 @thorough
 @given(parts=st.lists(texts.filter(bool), min_size=3, max_size=7))
 def test_each_slot_has_the_tokens_it_would_have_alone(parts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
-    template = [Slot((text,), None, 0) if i % 2 else Given(text) for i, text in enumerate(parts)]
+    template: list[Part] = [Slot((text,), None, 0) if i % 2 else Given(text) for i, text in enumerate(parts)]
     encoded = encode(template, tokenizer)
-    alone = []
+    alone: list[tuple[int, int]] = []
     for i in range(1, len(parts), 2):
-        one = [Given("".join(parts[:i])), Slot((parts[i],), None, 0), Given("".join(parts[i + 1 :]))]
+        one: list[Part] = [Given("".join(parts[:i])), Slot((parts[i],), None, 0), Given("".join(parts[i + 1 :]))]
         alone += encode(one, tokenizer).slots
     assert encoded.slots == tuple(alone)
     assert set(encoded.query.asked_positions) == {p for first, last in alone for p in range(first, last + 1)}
@@ -159,9 +169,8 @@ def test_the_space_before_a_word_is_asked_with_it(byte_level: PreTrainedTokenize
     outside = ask("The capital of France is {{Paris}}.", byte_level)
     inside = ask("The capital of France is{{ Paris}}.", byte_level)
     assert outside == inside
-    assert pieces([t for t, a in zip(outside.query.tokens, outside.query.asked, strict=True) if a], byte_level) == [
-        " Paris"
-    ]
+    ((first, last),) = outside.slots
+    assert all_pieces(outside, byte_level)[first - 1 : last] == [" Paris"]
 
 
 def test_a_token_that_straddles_the_edge_of_a_slot_is_asked(gpt2: PreTrainedTokenizerBase) -> None:
@@ -178,11 +187,30 @@ def test_special_tokens_in_the_text_are_plain_text(tokenizer: PreTrainedTokenize
     special = [token for token in tokenizer.all_special_tokens if token != "<unk>"]
     assert special
     for token in special:
-        encoded = ask(f"one {{{{{token}}}}} two", tokenizer)
+        encoded = ask("one {{" + escape_slot(token) + "}} two", tokenizer)
         assert not set(encoded.query.tokens) & set(tokenizer.all_special_ids)
         assert "".join(pieces(encode_text(token, tokenizer), tokenizer)) == token
     # and the tokenizer is left as it was for those who use it otherwise
     assert len(tokenizer(special[0], add_special_tokens=False)["input_ids"]) == 1
+
+
+class Stub:
+    """A tokenizer that gives one answer."""
+
+    is_fast = True
+
+    def __init__(self, offsets: list[tuple[int, int]]) -> None:
+        self.offsets = offsets
+
+    def __call__(self, text: str, **options: Any) -> dict[str, Any]:
+        return {"input_ids": list(range(len(self.offsets))), "offset_mapping": self.offsets}
+
+
+@pytest.mark.parametrize(("before", "inside", "slot"), [("", "ab", (1, 2)), ("ab", "cd", (3, 4)), ("a", "b", (1, 2))])
+def test_a_token_without_text_goes_with_the_next_one(before: str, inside: str, slot: tuple[int, int]) -> None:
+    stub: Any = Stub([(0, 0), (0, 2), (2, 2), (2, 4)])
+    after = "abcd".removeprefix(before + inside)
+    assert encode([Given(before), Slot((inside,), None, 0), Given(after)], stub).slots == (slot,)
 
 
 # -- blanks ----------------------------------------------------------------------------------------------------------
@@ -222,21 +250,12 @@ def test_around_a_blank_the_text_is_tokenised_as_around_a_word(frame: str, byte_
         assert all(blank.query.tokens[p - 1] is None for p in blank.query.asked_positions)
 
 
-@pytest.mark.parametrize("frame", [frame for frame in AROUND_A_WORD if "    " not in frame])
-def test_around_a_blank_sentencepiece_gives_all_text_but_the_space(
-    frame: str, tokenizer: PreTrainedTokenizerBase
-) -> None:
+@pytest.mark.parametrize("frame", AROUND_A_WORD)
+def test_around_a_blank_all_is_given_but_the_space_before_it(frame: str, tokenizer: PreTrainedTokenizerBase) -> None:
     blank = ask(frame.replace("{{}}", "{{_2}}"), tokenizer)
-    filled = "".join(
-        "#" if t is None else p for t, p in zip(blank.query.tokens, all_pieces(blank, tokenizer), strict=True)
-    )
+    found = zip(blank.query.tokens, all_pieces(blank, tokenizer), strict=True)
+    filled = "".join("#" if token is None else piece for token, piece in found)
     assert filled == frame.replace(" {{}}", "##").replace("{{}}", "##")
-
-
-def all_pieces(encoded: Encoded, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Pieces of the tokens, with a letter where a token is unknown."""
-    letter = encode_text("a x", tokenizer)[-1]
-    return pieces([letter if t is None else t for t in encoded.query.tokens], tokenizer)
 
 
 @pytest.mark.parametrize("spaces", [2, 3, 4, 8])
@@ -279,6 +298,17 @@ def test_text_that_holds_the_placeholders_is_no_obstacle(gpt2: PreTrainedTokeniz
     assert [t for t in blank.query.tokens if t is not None] == encode_text(text, gpt2) * 2
 
 
+def test_characters_that_the_tokenizer_drops_do_not_stand_in_the_way() -> None:
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    letters = Tokenizer(models.BPE({"a": 0, "b": 1, "\ue000": 2}, []))
+    letters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters)
+    assert encode_text("a\x16b", tokenizer) == [0, 1]
+    assert ask("a\x16{{_2}}\x16b", tokenizer).query.tokens == (0, None, None, 1)
+    assert ask("\x16{{a}}\x16b", tokenizer).slots == ((1, 1),)
+
+
 def test_a_space_between_asked_text_and_a_blank_goes_to_the_blank(gpt2: PreTrainedTokenizerBase) -> None:
     assert ask("{{Paris }}{{_2}}", gpt2) == ask("{{Paris}}{{_2}}", gpt2)
     assert ask("a{{ }}{{_2}}", gpt2).slots == ((2, 1), (2, 3))
@@ -300,7 +330,7 @@ def test_an_empty_alternative_has_a_place_but_no_token(gpt2: PreTrainedTokenizer
 
 
 def test_empty_alternatives_alone_ask_for_nothing(gpt2: PreTrainedTokenizerBase) -> None:
-    parts = [Given("It is "), Slot(("",), None, 6), Given("raining")]
+    parts: list[Part] = [Given("It is "), Slot(("",), None, 6), Given("raining")]
     with pytest.raises(QueryError, match="nothing is asked"):
         encode(parts, gpt2)
     assert rendered(parts) == "It is raining"

@@ -101,10 +101,11 @@ class Varlen:
 class Cached:
     """A step of decoding: the query at slot s of a row sees slots 0 … s of that row's cache."""
 
-    def __init__(self, slots: Tensor, capacity: int) -> None:
+    def __init__(self, slots: Tensor, capacity: int, dtype: torch.dtype) -> None:
         self.calls = 0
-        slot = torch.arange(capacity, device=slots.device)
-        self.mask = slot <= slots[:, None, :, None]  # (R, 1, W, capacity)
+        hidden = torch.arange(capacity, device=slots.device) > slots[:, None, :, None]  # (R, 1, W, capacity)
+        # Additive and in the model's dtype, once a step: a boolean mask would be turned into this by every layer.
+        self.mask = torch.zeros(hidden.shape, dtype=dtype, device=slots.device).masked_fill_(hidden, float("-inf"))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
         rows, heads, width, dim = q.shape
@@ -125,7 +126,8 @@ def flash(*args: Any, **kwargs: Any) -> Tensor:
 
     if "enable_gqa" in inspect.signature(varlen_attn).parameters:
         kwargs["enable_gqa"] = True
-    return varlen_attn(*args, **kwargs)  # type: ignore[no-any-return]
+    out: Tensor = varlen_attn(*args, **kwargs)  # type: ignore[assignment]  # a tuple only if one is asked for
+    return out
 
 
 def choose_backend(model: PreTrainedModel) -> str:
@@ -220,7 +222,8 @@ def check_model(model: PreTrainedModel) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     windowed = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if kinds != {"full_attention"} or windowed is not None:
-        found = f"a sliding window of {windowed}" if windowed is not None else f"layers of type {', '.join(sorted(kinds))}"
+        layers = f"layers of type {', '.join(sorted(kinds))}"
+        found = layers if windowed is None else f"a sliding window of {windowed}"
         raise ModelError(
             f"{name} has {found}: a copy must be visible from every position, which such layers do not allow. "
             "Use a model in which every layer has full attention."

@@ -85,23 +85,21 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
     Returns:
         (R,) token ids and (R,) their log-probabilities under the model itself: temperature 1, nothing cut off.
     """
-    wide = torch.float32 if logits.device.type == "mps" else torch.float64
     log_probs = logits.to(logits.dtype if logits.dtype == torch.float64 else torch.float32).log_softmax(-1)
     if sampling.temperature == 0:
         token = log_probs.argmax(-1)
     else:
-        p = (log_probs / sampling.temperature).softmax(-1)
-        order = None
+        p, order = (log_probs / sampling.temperature).softmax(-1), None
         if sampling.top_k is not None or sampling.top_p < 1:
             p, order = p.sort(dim=-1, descending=True, stable=True)
-            if sampling.top_k is not None:
-                p, order = p[:, : sampling.top_k], order[:, : sampling.top_k]
-        mass = p.cumsum(-1, dtype=wide)
-        if sampling.top_p < 1:  # a token stays if those likelier than it hold less than top_p
-            p = p.where(mass - p < sampling.top_p * mass[:, -1:], 0)
-            mass = p.cumsum(-1, dtype=wide)
-        token = torch.searchsorted(mass, uniform[:, None].to(wide) * mass[:, -1:], right=True)
-        token = token.clamp(max=p.shape[-1] - 1)
+            p = p[:, : sampling.top_k]
+        mass = p.cumsum(-1)
+        total = mass[:, -1:]
+        if sampling.top_p < 1:  # a token stays if those likelier than it hold less than top_p: a prefix of the order
+            kept = (mass - p < sampling.top_p * total).sum(-1, keepdim=True)
+            total = mass.gather(1, kept - 1)
+        token = torch.searchsorted(mass, uniform[:, None].to(mass.dtype) * total, right=True)
+        token = token.clamp(max=p.shape[-1] - 1)  # should uniform * total have been rounded up to the total
         token = (token if order is None else order.gather(1, token))[:, 0]
     return token, log_probs.gather(1, token[:, None])[:, 0]
 
@@ -172,6 +170,7 @@ class Rows(Cache):
             return state.new_zeros(rows, slots, heads, dim)  # zeros: what is masked must still be finite
 
         self.buffers = [(empty(key), empty(value)) for key, value in like]
+        self.dtype = like[0][1].dtype
         self.slots = torch.empty(0)
         self.capacity = 0
 
@@ -244,7 +243,8 @@ class Decoder:
         self.cache.slots = torch.where(reads >= 0, self.copies[:rows] + reads, self.slots)
         self.cache.capacity = capacity
         ids = self.text[row[:, None], positions]
-        logits = run(self.model, ids, positions, Cached(self.cache.slots, capacity), keep=1, cache=self.cache)
+        backend = Cached(self.cache.slots, capacity, self.cache.dtype)
+        logits = run(self.model, ids, positions, backend, keep=1, cache=self.cache)
         self.put(row, at, *draw(logits[:, -1], self.noise[row, at], sampling))
         self.clock += 1
 

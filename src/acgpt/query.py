@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from acgpt.errors import QueryError
 
@@ -63,12 +64,12 @@ class Query:
         """The number of tokens T; with BOS the text takes T + 1 positions."""
         return len(self.tokens)
 
-    @property
+    @cached_property
     def given_positions(self) -> tuple[int, ...]:
         """Where the given tokens stand, counting from 1."""
         return tuple(p for p, g in enumerate(self.given, start=1) if g)
 
-    @property
+    @cached_property
     def asked_positions(self) -> tuple[int, ...]:
         """Where the asked tokens stand, counting from 1."""
         return tuple(p for p, a in enumerate(self.asked, start=1) if a)

@@ -228,7 +228,7 @@ def fillings(template: str, cap: int = 256) -> list[list[Part]]:
             template,
             slots[0].at,
         )
-    choices = [
+    choices: list[list[Part]] = [
         [part] if isinstance(part, Given) else [replace(part, alternatives=(text,)) for text in part.alternatives]
         for part in parts
     ]

@@ -175,11 +175,11 @@ def _written(parts: Sequence[Part], writings: Sequence[int]) -> tuple[str, list[
 
 
 def _tokenise(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[int]]:
-    """Token ids, and where each token starts and ends in the text. Together the tokens cover all of it."""
+    """Token ids, and where each token starts and ends in the text, spaces included."""
     if not tokenizer.is_fast:
         raise ModelError(
-            f"{type(tokenizer).__name__} is a slow tokenizer, which cannot say which characters a token comes from; load "
-            "the fast one with AutoTokenizer.from_pretrained, from a folder with a tokenizer.json."
+            f"{type(tokenizer).__name__} is a slow tokenizer, which cannot say which characters a token comes from; "
+            "load the fast one with AutoTokenizer.from_pretrained, from a folder with a tokenizer.json."
         )
     try:
         text.encode()
@@ -195,12 +195,11 @@ def _tokenise(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int],
     ends: list[int] = []
     covered = 0
     for start, end in encoding["offset_mapping"]:
-        # Some tokenizers trim spaces from their offsets: characters that no token claims belong to the next one.
-        starts.append(min(start, covered) if start < end else covered)
+        while start > covered and text[start - 1] == " ":  # some tokenizers trim spaces from their offsets
+            start -= 1
+        starts.append(start)
+        ends.append(end)
         covered = max(covered, end)
-        ends.append(covered)
-    if ends:
-        ends[-1] = len(text)
     for i in reversed(range(len(ends) - 1)):
         if starts[i] == ends[i]:  # a token without text, such as the "▁" that may open a text, goes with the next one
             starts[i], ends[i] = starts[i + 1], ends[i + 1]

@@ -1,0 +1,87 @@
+"""What the benchmark programs share: models of the paper's sizes, a clock, a table, and the closing JSON line."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
+
+SIZES = {"tiny": (2, 128, 4), "82M": (6, 768, 12), "124M": (12, 768, 12), "204M": (12, 1024, 16)}
+VOCABULARY = 50257
+
+
+def build_model(size: str, device: str, dtype: torch.dtype, positions: int = 2048) -> PreTrainedModel:
+    """GPT-2 with rotary positions, as in the paper, with random weights: speed does not depend on them."""
+    layers, width, heads = SIZES[size]
+    config = GPTNeoXConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        max_position_embeddings=positions,
+        rotary_pct=1.0,
+        use_parallel_residual=False,
+        hidden_act="gelu_new",
+        tie_word_embeddings=True,
+        bos_token_id=50256,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    return GPTNeoXForCausalLM(config).to(device, dtype).eval()
+
+
+def clock(work: Callable[[], object], *, repeats: int = 3, warm_up: int = 1) -> float:
+    """Median seconds of a call, after warming up."""
+    times = []
+    for repeat in range(warm_up + repeats):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        if repeat >= warm_up:
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def copy_bandwidth(device: str) -> float:
+    """Bytes a second of a large device-to-device copy, read and written: the ceiling for memory-bound work."""
+    size = 2**32 if device == "cuda" else 2**28
+    source = torch.empty(size, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    return 2 * size / clock(lambda: target.copy_(source), repeats=5)
+
+
+def machine(device: str) -> dict[str, str]:
+    """Hardware, versions and date, for the record."""
+    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return {
+        "hardware": name,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def report(title: str, columns: list[str], rows: list[list[str]], record: dict[str, Any]) -> None:
+    """A table for people, then one JSON line for programs."""
+    table = Table(title=title)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=150).print(table)
+    print(json.dumps(record))

@@ -1,0 +1,159 @@
+"""Sampling: our cached, batched decoding against transformers' `generate` and a loop without a cache.
+
+    python benchmarks/decoding.py --device cuda --size 124M --batch 64 --tokens 1024
+    python benchmarks/decoding.py --device cpu --size tiny --batch 4 --tokens 64
+
+All on the same model, batch, lengths and sampling (temperature 0.8, top-p 0.95, the paper's). "Left to right" starts
+from BOS alone, which is what `generate` can do; "scattered" has 30 % of the tokens given, at random places, "blocks" 60 %
+in blocks of 32, both read through copies and counted by the tokens asked. They are run at several widths of a step: 1 is
+lockstep, 128 lets (nearly) every row take its whole run of given tokens at once, `auto` is what acgpt chooses.
+The loop without a cache is timed at eight lengths and summed over all by the trapezoidal rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from common import VOCABULARY, build_model, clock, copy_bandwidth, machine, report
+from transformers import GenerationConfig, PreTrainedModel
+
+from acgpt import Query, decode
+from acgpt.attention import check_model, choose_backend
+from acgpt.decode import Sampler, Sampling
+
+BOS = 50256
+
+
+def kv_bytes(model: PreTrainedModel, rows: int, tokens: int) -> int:
+    """Bytes of keys and values that decoding `tokens` tokens has to read, at the least."""
+    config = model.config
+    return 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize * rows * tokens * (tokens + 1) // 2
+
+
+def conditioned(batch: int, length: int, share: float, block: int) -> list[Query]:
+    """Texts of which a share of the tokens is given, in blocks at random places."""
+    rng, queries = random.Random(0), []
+    for _ in range(batch):
+        chosen = set(rng.sample(range(-(-length // block)), int(share * length / block)))
+        given = [t // block in chosen for t in range(length)]
+        queries.append(Query([rng.randrange(VOCABULARY) if g else None for g in given], given))
+    return queries
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--size", default="124M")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--ours", action="store_true", help="leave out generate and the loop without a cache")
+    parser.add_argument("--profile", action="store_true", help="print where a step of ours spends its time")
+    args = parser.parse_args()
+    dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
+    steps = args.tokens - 1  # BOS takes the first position
+    sampling = Sampling(temperature=0.8, top_p=0.95, seed=0)
+
+    ours = build_model(args.size, args.device, dtype)
+    check_model(ours)
+    backend = choose_backend(ours)
+    budget = 2**32 // (4 * VOCABULARY)
+
+    def sampler() -> Sampler:
+        return Sampler(ours, bos=BOS, mask=None, backend=backend, budget=budget)
+
+    left_to_right = [Query([None] * steps, [False] * steps)]
+    scattered = conditioned(args.batch, steps, share=0.3, block=1)
+    blocks = conditioned(args.batch, steps, share=0.6, block=32)
+
+    @torch.inference_mode()
+    def time_ours(queries: list[Query], n: int, width: int | None = None) -> float:
+        machine_ = sampler()
+        if width is None:
+            return clock(lambda: machine_.sample(queries, n, sampling, future=True), repeats=args.repeats)
+        with patch.object(decode, "choose_width", lambda *_: width):
+            return clock(lambda: machine_.sample(queries, n, sampling, future=True), repeats=args.repeats)
+
+    if args.profile:
+        profile(sampler(), left_to_right, args.batch, sampling)
+        return
+
+    theirs = build_model(args.size, args.device, dtype)
+    prompt = torch.full((args.batch, 1), BOS, device=args.device)
+
+    def generate(**how: Any) -> float:
+        config = GenerationConfig(
+            do_sample=True, temperature=0.8, top_p=0.95, top_k=0, max_new_tokens=steps, min_new_tokens=steps, **how
+        )
+        mask = torch.ones_like(prompt)
+        return clock(
+            lambda: theirs.generate(prompt, attention_mask=mask, generation_config=config), repeats=args.repeats
+        )
+
+    @torch.inference_mode()
+    def no_cache() -> float:
+        lengths = torch.linspace(1, steps, 8).long().tolist()
+        text = torch.randint(VOCABULARY, (args.batch, steps), device=args.device)
+        uniform = torch.rand(args.batch, device=args.device)
+
+        def step(length: int) -> None:
+            logits = theirs(text[:, :length], use_cache=False, logits_to_keep=1).logits[:, -1]
+            decode.draw(logits, uniform, sampling)
+
+        seconds = [clock(lambda length=length: step(length), repeats=2) for length in lengths]
+        return float(torch.trapezoid(torch.tensor(seconds), torch.tensor(lengths, dtype=torch.float)))
+
+    tokens = args.batch * steps
+    results: dict[str, tuple[float, int]] = {"acgpt, left to right": (time_ours(left_to_right, args.batch), tokens)}
+    if not args.ours:
+        results |= {"no cache": (no_cache(), tokens), "generate": (generate(), tokens)}
+    for name, queries in (("scattered", scattered), ("blocks", blocks)):
+        asked = sum(len(query.asked_positions) for query in queries)
+        for width in (None, 1, 2, 4, 8, 16, 128):
+            results[f"acgpt, {name}, width {width or 'auto'}"] = (time_ours(queries, 1, width), asked)
+    if args.device == "cuda" and not args.ours:  # compiled in transformers' own way
+        results["generate, static cache, compiled"] = (generate(cache_implementation="static"), tokens)
+
+    rate = {name: count / seconds for name, (seconds, count) in results.items()}
+    bandwidth = copy_bandwidth(args.device)
+    weights = sum(p.numel() for p in ours.parameters()) * dtype.itemsize
+    seconds = results["acgpt, left to right"][0]
+    share = (weights * steps + kv_bytes(ours, args.batch, steps)) / seconds / bandwidth
+    base = "acgpt, left to right" if args.ours else "generate"
+    ratio = {name: rate[name] / rate[base] for name in rate}
+    rows = [[name, f"{results[name][0]:.2f}", f"{rate[name]:,.0f}", f"{ratio[name]:.2f}"] for name in results]
+    record = {
+        "benchmark": "decoding",
+        **vars(args),
+        **machine(args.device),
+        "seconds": {name: seconds for name, (seconds, _) in results.items()},
+        "tokens_per_second": rate,
+        f"over {base}": ratio,
+        "copy_bandwidth": bandwidth,
+        "bandwidth_share": share,
+    }
+    report(
+        f"Sampling {args.batch} × {args.tokens} tokens, {args.size}, {dtype}, {machine(args.device)['hardware']}; "
+        f"left to right uses {share:.0%} of the {bandwidth / 1e12:.2f} TB/s that a copy reaches",
+        ["", "seconds", "tokens/s", f"× {base}"],
+        rows,
+        record,
+    )
+
+
+def profile(sampler: Sampler, queries: list[Query], n: int, sampling: Sampling) -> None:
+    """Where the time of left-to-right decoding goes, kernel by kernel."""
+    with torch.inference_mode():
+        sampler.sample(queries, n, sampling, future=True)
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as prof:
+            sampler.sample(queries, n, sampling, future=True)
+    print(prof.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=90))
+
+
+if __name__ == "__main__":
+    main()

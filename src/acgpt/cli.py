@@ -1,0 +1,474 @@
+r"""The command line: `acgpt score`, `acgpt infill`, `acgpt rank` and `acgpt show`.
+
+Each command is a call of the Python API and a way to print its result: for people by default, as JSON lines with
+`--json`. Templates come as an argument, or one a line from a file or a pipe; each is answered before the next is waited
+for. What the user can mend ends with one message and exit code 2.
+
+torch and transformers take seconds to import, so that is left until a question has to be answered.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import secrets
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
+
+import typer
+from typer.core import TyperGroup
+
+from acgpt import __version__
+from acgpt.errors import InputError
+from acgpt.template import fillings, parse
+
+if TYPE_CHECKING:
+    from acgpt.language_model import LanguageModel, Sample, Score
+
+Answer = TypeVar("Answer")
+
+BATCH = 16  # lines of a file that are answered together
+IGNORED = (
+    "this model does not say that it can read the future, so what stands after a blank is ignored. Name an --adapter "
+    "that can, use --no-future to say that this is what you want, or --future to use the future anyway."
+)
+
+
+Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
+
+
+# ---- how a command ends ---------------------------------------------------------------------------------------------
+
+
+class Commands(TyperGroup):
+    """The commands, each of which ends tidily whatever happens in it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        with tidy():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def tidy() -> Iterator[None]:
+    """Warnings as one line each, once; errors that the user can mend, Ctrl-C and a closed pipe without a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot write □ still gets the answer
+    said: set[str] = set()
+
+    def show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        text = IGNORED if category.__name__ == "FutureIgnored" else " ".join(str(message).split())
+        if text not in said:
+            said.add(text)
+            print(f"warning: {text}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show_warning
+        try:
+            yield
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(2) from error
+        except KeyboardInterrupt as error:
+            print("\ninterrupted", file=sys.stderr)
+            raise typer.Exit(130) from error
+        except BrokenPipeError as error:  # nobody reads on, which is no mistake: `acgpt … | head -1`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would fail again
+            raise typer.Exit(141) from error
+
+
+# ---- templates in, answers out --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """A template and where it stands: "FILE, line 3: ", or nothing for the argument."""
+
+    template: str
+    where: str = ""
+
+
+def questions(template: str | None, file: Path | None, check: Callable[[str], object]) -> Iterator[list[Line]]:
+    """The templates to answer, in the groups to answer them in. What can be checked without a model is checked here."""
+    if (template is None) == (file is None):
+        raise typer.BadParameter("give one TEMPLATE, or - to read them from standard input, or --file PATH.")
+    if template not in (None, "-"):
+        assert template is not None
+        check(template)
+        return iter([[Line(template)]])
+    if file in (None, Path("-")):
+        if sys.stdin.isatty():
+            print("Templates, one a line; Ctrl-D ends.", file=sys.stderr)
+        return read_lines(sys.stdin.buffer, "standard input", 1)
+    assert file is not None
+    try:
+        stream = file.open("rb")
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}. Name a text file, one template a line.") from error
+    return read_lines(stream, str(file), BATCH if file.is_file() else 1)
+
+
+def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[Line]]:
+    """Groups of `size` lines that are not blank, as they arrive."""
+    group: list[Line] = []
+    for number, raw in enumerate(stream, start=1):
+        try:
+            text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            if group:
+                yield group
+            raise InputError(
+                f"{name}, line {number}: byte {error.start + 1} is not UTF-8. Save the text as UTF-8, for example with "
+                "iconv -f latin1 -t utf-8."
+            ) from error
+        if text.strip():
+            group.append(Line(text.rstrip("\r\n"), f"{name}, line {number}: "))
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def answers(groups: Iterable[list[Line]], ask: Callable[[list[str]], Sequence[Answer]]) -> Iterator[tuple[str, Answer]]:
+    """Every template with its answer, in order. A template that has none ends this, after those before it."""
+    for group in groups:
+        try:
+            results = list(ask([line.template for line in group]))
+        except InputError:  # one of them; answer those before it, and say which
+            for line in group:
+                try:
+                    (result,) = ask([line.template])
+                except InputError as error:
+                    raise InputError(f"{line.where}{error}") from error
+                yield line.template, result
+        else:
+            yield from zip([line.template for line in group], results, strict=True)
+
+
+def emit(answer: Mapping[str, Any]) -> None:
+    """Print one JSON object in a line of its own, at once."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, Mapping):
+            return {key: finite(item) for key, item in value.items()}
+        return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+    print(json.dumps(finite(answer), allow_nan=False), flush=True)
+
+
+def score_fields(score: Score) -> dict[str, Any]:
+    """What was asked, for programs: together and token by token."""
+    try:
+        perplexity = score.perplexity
+    except OverflowError:
+        perplexity = math.inf
+    return {"log_prob": score.log_prob, "perplexity": perplexity, "tokens": [asdict(token) for token in score.tokens]}
+
+
+def load(model: str | None, adapter: str | None, device: str, dtype: Dtype) -> LanguageModel:
+    """Load the model, with no more noise than a progress bar on a terminal."""
+    hush()
+    from acgpt.loading import load
+
+    return load(model, adapter, device, dtype.value)
+
+
+def hush() -> None:
+    """Silence transformers' log below errors, and its progress bars unless somebody is watching."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+
+
+# ---- the commands ---------------------------------------------------------------------------------------------------
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def option(*names: str, **how: Any) -> Any:
+    """An option whose default, where there is one to show, its help text names."""
+    return typer.Option(*names, show_default=False, **how)
+
+
+HELP = {
+    "template": "A text with {{slots}}, in quotes; or - to read templates from standard input, one a line.",
+    "file": "Read templates from this UTF-8 file, one a line.",
+    "model": "A folder, a Hugging Face hub id or a .gguf file. Default: the embedded SmolLM2-135M-Instruct.",
+    "adapter": "A PEFT adapter for the model: a folder or a hub id.",
+    "device": "cpu, cuda, cuda:1, mps. Default: the best there is.",
+    "dtype": "The numbers to compute with. Default: float32; on CUDA, what the checkpoint has.",
+    "future": "Use what stands after a slot? Default: if the model says that it can (score shows both).",
+    "json": "For programs: one JSON object a template, in a line of its own, with the keys named above.",
+}
+TemplateArgument = Annotated[str | None, typer.Argument(metavar="TEMPLATE", show_default=False, help=HELP["template"])]
+FileOption = Annotated[Path | None, option("--file", "-f", metavar="PATH", help=HELP["file"])]
+ModelOption = Annotated[str | None, option("--model", "-m", metavar="NAME", help=HELP["model"])]
+AdapterOption = Annotated[str | None, option("--adapter", "-a", metavar="NAME", help=HELP["adapter"])]
+DeviceOption = Annotated[str, option("--device", metavar="NAME", help=HELP["device"])]
+DtypeOption = Annotated[Dtype, option("--dtype", help=HELP["dtype"])]
+FutureOption = Annotated[bool | None, option("--future/--no-future", help=HELP["future"])]
+JsonOption = Annotated[bool, option("--json", help=HELP["json"])]
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and end."""
+    if wanted:
+        print(f"acgpt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, option("--version", callback=print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    r"""Ask a causal language model for p(any tokens | any other tokens).
+
+    A template is a text in which {{double braces}} mark what is asked. All the rest is given, before and after it.
+
+    \b
+    acgpt score  'The capital of France is {{Paris}}, on the Seine.'
+        How likely is this, token by token?
+    acgpt rank   'The {{cat|dog|carburettor}} purred.'
+        Which alternative fits best?
+    acgpt infill 'The cat {{_3}} on the {{_1}}.' -n 5
+        What could stand here? {{_3}} is a blank of three tokens.
+    acgpt show   'The capital of {{Italy}} is Rome.' -o layout.png
+        What is the model told? Its input and its attention mask, drawn.
+
+    For braces that are meant as text write \\{{; inside a slot a backslash does the same for | and }.
+
+    acgpt COMMAND --help explains the rest.
+    """
+
+
+@app.command()
+def score(
+    template: TemplateArgument = None,
+    file: FileOption = None,
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = Dtype.auto,
+    future: FutureOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    r"""How likely is the text in the {{slots}}? Exact, in one forward pass.
+
+    Shows the surprise of each asked token in bits (0 is certain, 1 a coin toss), read from the past only and with the
+    future: the given text that stands after it.
+
+    \b
+    acgpt score 'The capital of France is {{Paris}}, on the Seine.'
+    acgpt score 'She {{put on her coat}} because it was cold.' --no-future
+    acgpt score --file templates.txt --json > scores.jsonl
+
+    A token that reaches into a slot is asked as a whole: in "is {{Paris}}" that is " Paris", the space with it.
+
+    \b
+    Keys of --json:
+      template, future (was it used?),
+      log_prob (of all asked tokens, in nats), perplexity (per asked token),
+      tokens: text, id, position (from 1), log_prob
+    """
+    groups = questions(template, file, parse)
+    lm = load(model, adapter, device, dtype)
+    from acgpt.show import Page, print_score
+
+    if as_json:
+        for text, result in answers(groups, lambda texts: lm.log_prob(texts, future=future)):
+            emit({"template": text, "future": result.future, **score_fields(result)})
+        return
+
+    def ask(texts: list[str]) -> list[dict[str, Score]]:
+        ways = {"past only": False, "with future": True}
+        columns = {name: lm.log_prob(texts, future=way) for name, way in ways.items() if future in (None, way)}
+        return [dict(zip(columns, scores, strict=True)) for scores in zip(*columns.values(), strict=True)]
+
+    page = Page()
+    page.note("Surprise in bits: 0 is certain, 1 a coin toss.\n")
+    for text, scores in answers(groups, ask):
+        used = any(score.future for score in scores.values())
+        if future is None and not used:
+            del scores["with future"]
+        print_score(page, lm, text, scores)
+        if used and not lm.reads_future:
+            page.note("This model has not been trained to read the future: expect “with future” to be bad.\n", "yellow")
+        elif future is None and not used:
+            page.note("Nothing given stands after what is asked: there is no future to read.\n")
+
+
+@app.command()
+def infill(
+    template: TemplateArgument = None,
+    file: FileOption = None,
+    n: Annotated[int, option("-n", min=1, help="How many samples of each template. Default: 1.")] = 1,
+    temperature: Annotated[float, option(min=0, help="1, the default, is the model's own; 0 is greedy.")] = 1.0,
+    top_p: Annotated[float, option(min=0, max=1, help="Draw from the likeliest that together have this.")] = 1.0,
+    top_k: Annotated[int | None, option(min=1, help="Draw from this many likeliest tokens.")] = None,
+    seed: Annotated[
+        int | None, option("--seed", "-s", help="The same one repeats a run. Default: a fresh one.")
+    ] = None,
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = Dtype.auto,
+    future: FutureOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    r"""Draw what could stand in the {{slots}}.
+
+    {{_3}} is a blank of three tokens; {{some text}} is one of as many tokens as the text has.
+
+    \b
+    acgpt infill 'The cat {{_3}} on the {{_1}}.' -n 5 --seed 1
+    acgpt infill 'My favourite place in Paris is{{_12}}' --temperature 0.7
+    echo 'Once upon a {{_8}}' | acgpt infill - --json
+
+    The seed is always printed: one for the whole run. A template has the same samples under the same seed, whatever
+    stands in the lines around it.
+
+    \b
+    Keys of --json:
+      template, seed, future (was it used?),
+      samples: text, fills (one a slot), log_prob (in nats, at temperature 1),
+               perplexity, tokens: text, id, position (from 1), log_prob
+    """
+    groups = questions(template, file, parse)
+    used = secrets.randbits(32) if seed is None else seed
+    lm = load(model, adapter, device, dtype)
+    from acgpt.show import Page, print_samples
+
+    def ask(texts: list[str]) -> list[list[Sample]]:
+        return lm.sample(texts, n, temperature=temperature, top_p=top_p, top_k=top_k, seed=used, future=future)
+
+    page = Page()
+    if not as_json:
+        page.note(f"seed {used}\n")
+    for text, samples in answers(groups, ask):
+        if as_json:
+            drawn = [{"text": sample.text, "fills": sample.fills, **score_fields(sample)} for sample in samples]
+            emit({"template": text, "seed": used, "future": samples[0].future, "samples": drawn})
+        else:
+            print_samples(page, lm, samples)
+
+
+@app.command()
+def rank(
+    template: TemplateArgument = None,
+    file: FileOption = None,
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = Dtype.auto,
+    future: FutureOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    r"""Which alternative in the {{slots}} fits best?
+
+    Several slots: all combinations are compared. An alternative may be empty.
+
+    \b
+    acgpt rank 'The {{cat|dog|carburettor}} purred.'
+    acgpt rank 'It is {{not |}}raining, so take {{an umbrella|sunglasses}}.'
+
+    The answer says how they were compared: by the probability of the whole text, read left to right; or, if the model
+    reads the future and the alternatives have equally many tokens, by p(alternative | all the rest).
+
+    \b
+    Keys of --json:
+      template, compared ("whole text" or "asked | given"), future (was it used?),
+      alternatives, the best first: text, choice (one a slot), probability,
+                                    log_prob (of what was compared, in nats)
+    """
+    groups = questions(template, file, fillings)
+    lm = load(model, adapter, device, dtype)
+    from acgpt.show import Page, print_ranking
+
+    page = Page()
+    for text, ranking in answers(groups, lambda texts: [lm.rank(each, future=future) for each in texts]):
+        if as_json:
+            ranked = [asdict(alternative) for alternative in ranking.alternatives]
+            emit({"template": text, "compared": ranking.compared, "future": ranking.future, "alternatives": ranked})
+        else:
+            print_ranking(page, text, ranking)
+
+
+@app.command()
+def show(
+    template: Annotated[str, typer.Argument(metavar="TEMPLATE", help="A text with {{slots}}, in quotes.")],
+    output: Annotated[
+        Path | None, option("--output", "-o", metavar="PATH", help="Draw a picture: .png, .svg or .pdf.")
+    ] = None,
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
+    future: Annotated[
+        bool, option("--future/--no-future", help="With copies of what is given (the default), or left to right?")
+    ] = True,
+    as_json: JsonOption = False,
+) -> None:
+    r"""Draw what the model is told: every slot of its input, and which others it reads.
+
+    Given tokens are copied to the front, each with the position of its original, where all of the text can read them.
+    Blanks are drawn as □. Only the tokenizer is loaded, not the model.
+
+    \b
+    acgpt show 'The capital of {{Italy}} is Rome.'
+    acgpt show 'The cat {{_3}} on the {{_1}}.' -o layout.png
+    acgpt show 'The capital of {{Italy}} is Rome.' --no-future
+
+    \b
+    Keys of --json:
+      template, future, copies (how many; they are the first slots),
+      and lists with one entry a slot: tokens, ids (null for a blank), positions,
+      roles (copy, BOS, given, asked, unknown),
+      predicts (null, or position, id, text), mask (0 and 1: which slots it reads)
+    """
+    parse(template)
+    hush()
+    from acgpt import show as drawing
+
+    reader = drawing.load_reader(model, adapter)
+    query = drawing.query_of(template, reader.tokenizer)
+    drawn = drawing.figure(query, reader.tokenizer, bos=reader.bos, mask=reader.mask, future=future)
+    if output is not None:
+        drawing.picture(drawn, output, template)
+        print(f"wrote {output}", file=sys.stderr)
+    if as_json:
+        emit({"template": template, "future": future, **drawn.as_dict()})
+    elif output is None:
+        page = drawing.Page()
+        page.note(drawing.printable(template) + "\n", "bold")
+        page.print(drawing.terminal(drawn, page.width), soft_wrap=True)
+        if future and query.needs_future and not reader.reads_future:
+            page.note(
+                "This model has not been trained on copies: unless told --future it is run with --no-future.", "yellow"
+            )
+
+
+def main() -> None:
+    """The entry point of the command `acgpt`."""
+    app(prog_name="acgpt")

@@ -1,0 +1,488 @@
+"""For people's eyes: answers in colour; and what the model is told, drawn in the terminal or as a picture.
+
+    The capital of {{Italy}} is Rome.                   rows read columns
+                                      T c   i R     B T c
+                                      h a o s o .   O h a o
+    token      pos  role   predicts   1 2 3 5 6 7   0 1 2 3
+    The          1  copy              ■ ■ ■ ■ ■ ■ │ · · · ·
+    …
+    of           3  given  → ␣Italy   ■ ■ ■ ■ ■ ■ │ ■ ■ ■ ■
+
+Everything in the drawing comes out of `layout.build` and `layout.visible`, which are what the model is run on, so that
+the picture cannot differ from what is computed. A tokenizer is all it takes; the weights are never read.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from acgpt.errors import InputError, ModelError
+from acgpt.layout import body_tokens, build, visible
+from acgpt.query import Query
+from acgpt.template import parse
+from acgpt.text import encode, pieces
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from acgpt.language_model import LanguageModel, Ranking, Sample, Score
+
+SURPRISE = ((1, "black on green"), (3, "black on yellow"), (6, "black on bright_red"))  # below so many bits, this style
+BLANK = "□"  # a token that is still to be sampled
+STYLES = {"copy": "cyan", "BOS": "dim", "given": "blue", "asked": "magenta", "unknown": "dim"}
+COLOURS = {"copy": "#2a9d8f", "BOS": "#6c757d", "given": "#3a6ea5", "asked": "#d1495b", "unknown": "#6c757d"}
+FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Hiragino Sans", "Yu Gothic", "Noto Sans", "Arial Unicode MS")
+MOST_DRAWN = 200  # slots in a picture: beyond, the labels would be dust
+
+_CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"} | dict.fromkeys(range(128, 160), "\ufffd")
+_SPACES = {10: "⏎", 13: "⏎", 9: "⇥", 32: "␣"}
+
+
+def printable(text: str) -> str:
+    """A text that is safe to print: control characters, which could steer the terminal, as symbols; lines stay."""
+    return text.translate(_CONTROLS | {9: "\t", 10: "\n"})
+
+
+def label(text: str, token_id: int | None = None) -> str:
+    """A token in one line, its white space made visible; the id of a token that has no text of its own."""
+    return text.translate(_CONTROLS | _SPACES) if text else f"#{token_id}"
+
+
+# ---- answers for people ---------------------------------------------------------------------------------------------
+
+
+class Page(Console):
+    """Standard output for people: no escape at all under NO_COLOR or in a pipe, where lines may be 100 wide."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, markup=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
+        if not self.is_terminal and "COLUMNS" not in os.environ:
+            self.width = 100
+
+    def on_broken_pipe(self) -> None:
+        """Rich would end the program here; that is for the program to do."""
+        raise BrokenPipeError
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """Print a line of text in a style."""
+        self.print(Text(text, style), soft_wrap=True)
+
+    @property
+    def plain(self) -> bool:
+        """Is there nothing but characters to mark a text with?"""
+        return self.color_system is None
+
+
+def marked(texts: Sequence[str], notes: Mapping[int, tuple[str, str]], plain: bool) -> Text:
+    """A text whose tokens at some positions stand out.
+
+    Args:
+        texts: The tokens' texts.
+        notes: For these positions, counted from 1, a style, and a note that takes its place where there are no styles.
+        plain: No styles: brackets instead.
+    """
+    result = Text()
+    for position, text in enumerate(map(printable, texts), start=1):
+        style, note = notes.get(position, ("", ""))
+        joined = [other in notes and not note and not notes[other][1] for other in (position - 1, position + 1)]
+        if plain and position in notes:
+            text = ("" if joined[0] else "⟦") + text + (note and f" {note}") + ("" if joined[1] else "⟧")
+        result.append(text, style)
+    return result
+
+
+def bits(log_prob: float) -> float:
+    """Surprise: 0 for what is certain, 1 for a coin toss."""
+    return -log_prob / math.log(2)
+
+
+def print_score(page: Page, lm: LanguageModel, template: str, scores: Mapping[str, Score]) -> None:
+    """The text, asked tokens coloured by surprise, once for each way of reading; and the numbers in a table."""
+    query = lm.query(template)
+    texts = lm.pieces([token for token in query.tokens if token is not None])
+    columns = {name: [bits(token.log_prob) for token in score.tokens] for name, score in scores.items()}
+    for name, surprises in columns.items():
+        notes = {
+            position: (
+                next((style for limit, style in SURPRISE if surprise < limit), "white on red"),
+                f"{surprise:.1f}",
+            )
+            for position, surprise in zip(query.asked_positions, surprises, strict=True)
+        }
+        page.print(Text(f"{name:12}", "bold") + marked(texts, notes, page.plain), soft_wrap=True)
+    table = Table("token", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    if len(columns) == 2:
+        columns["difference"] = [new - old for old, new in zip(*columns.values(), strict=True)]
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = [(Text(label(token.text, token.id)), i) for i, token in enumerate(next(iter(scores.values())).tokens)]
+    for text, i in rows:
+        table.add_row(text, *(f"{column[i]:{'+' * (name == 'difference')}.2f}" for name, column in columns.items()))
+    if len(rows) > 1:
+        sums = (f"{math.fsum(column):{'+' * (name == 'difference')}.2f}" for name, column in columns.items())
+        table.add_row("all of them", *sums, style="bold")
+    page.print(table, Text(), sep="\n")
+
+
+def print_samples(page: Page, lm: LanguageModel, samples: Sequence[Sample]) -> None:
+    """Each sample with what was drawn marked, and its log-probability."""
+    for number, sample in enumerate(samples, start=1):
+        texts = lm.pieces([token for token in sample.query.tokens if token is not None])
+        text = marked(texts, dict.fromkeys(sample.query.asked_positions, ("bold magenta", "")), page.plain)
+        head = Text(f"{number:>3}  log p {sample.log_prob:8.2f}  ", "dim")
+        page.print(head + text, soft_wrap=True)
+    page.print()
+
+
+def print_ranking(page: Page, template: str, ranking: Ranking) -> None:
+    """The alternatives with bars, and how they were compared."""
+    page.note(printable(template), "bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for ranked in ranking.alternatives:
+        choice = " + ".join(printable(text) or "(nothing)" for text in ranked.choice)
+        bar = Text("█" * round(20 * ranked.probability) or "▏", "green")
+        table.add_row(Text(choice), f"{ranked.probability:.1%}", bar, Text(f"log p {ranked.log_prob:.2f}", "dim"))
+    page.print(table)
+    how = {
+        "whole text": "the probability of the whole text, read left to right",
+        "asked | given": "the probability of the alternative, given all that stands before and after it",
+    }
+    page.note(f"Compared by {how.get(ranking.compared, ranking.compared)}.\n")
+
+
+# ---- what the model is told -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a slot predicts: an asked token, its position, and its id and text unless it is still to be sampled."""
+
+    position: int
+    id: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class ShownSlot:
+    """One slot of the model's input.
+
+    Args:
+        text: The text of its token; "" for one that holds a part of a character only, `BLANK` for a blank.
+        id: The id of its token; `None` for a blank.
+        position: Its position id. A copy has that of its original.
+        role: "copy", "BOS", or for the text itself "given", "asked" or "unknown".
+        predicts: The asked token that is read off here, if any.
+    """
+
+    text: str
+    id: int | None
+    position: int
+    role: str
+    predicts: Target | None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The layout of one question: copies first, then BOS and the text as far as the last prediction needs it."""
+
+    slots: tuple[ShownSlot, ...]
+    copies: int  # so many of the slots are copies
+    mask: tuple[tuple[bool, ...], ...]  # mask[q][k]: may slot q read slot k?
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs: a list per property, one entry a slot; the mask as rows of 0 and 1."""
+        predicts = [s.predicts and vars(s.predicts) for s in self.slots]
+        return {
+            "copies": self.copies,
+            "tokens": [s.text for s in self.slots],
+            "ids": [s.id for s in self.slots],
+            "positions": [s.position for s in self.slots],
+            "roles": [s.role for s in self.slots],
+            "predicts": predicts,
+            "mask": ["".join("01"[seen] for seen in row) for row in self.mask],
+        }
+
+
+def figure(
+    query: Query, tokenizer: PreTrainedTokenizerBase, *, bos: int, mask: int | None = None, future: bool = True
+) -> Figure:
+    """Lay out a question and name what is in every slot.
+
+    Args:
+        query: The question, as `LanguageModel.query` or `query_of` gives it.
+        tokenizer: The model's tokenizer, for the tokens' texts.
+        bos: Id of the token at position 0.
+        mask: Id of the token that stands for unknown ones; needed only if the query has any.
+        future: With copies of what is given, or read left to right?
+    """
+    layout = build([query], bos=bos, mask=mask, future=future)
+    (copies,) = layout.copies
+    body = body_tokens(query, mask).tolist()
+    texts = [
+        BLANK if token < 0 else text
+        for token, text in zip(body, pieces([bos if t < 0 else t for t in body], tokenizer), strict=True)
+    ]
+    (bos_text,) = pieces([bos], tokenizer)
+    positions = layout.positions.tolist()
+    predicts = {
+        row: Target(positions[row] + 1, None if target < 0 else target, texts[positions[row]])
+        for row, target in zip(layout.rows.tolist(), layout.targets.tolist(), strict=True)
+    }
+
+    def role(slot: int, position: int) -> str:
+        if slot < copies:
+            return "copy"
+        if position == 0:
+            return "BOS"
+        return "given" if query.given[position - 1] else "asked" if query.asked[position - 1] else "unknown"
+
+    slots = tuple(
+        ShownSlot(
+            text=texts[position - 1] if position else bos_text,
+            id=None if token < 0 else token,
+            position=position,
+            role=role(slot, position),
+            predicts=predicts.get(slot),
+        )
+        for slot, (token, position) in enumerate(zip(layout.ids.tolist(), positions, strict=True))
+    )
+    seen = visible(torch.tensor(layout.copies), len(slots))[0].tolist()
+    return Figure(slots, copies, tuple(tuple(row) for row in seen))
+
+
+# ---- the tokenizer without the model --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What drawing takes of a model: its tokenizer, its BOS and MASK tokens, and whether it says it reads copies."""
+
+    tokenizer: PreTrainedTokenizerBase
+    bos: int
+    mask: int | None
+    reads_future: bool
+
+
+def load_reader(model: str | None = None, adapter: str | None = None) -> Reader:
+    """The tokenizer of a model and the ids that `acgpt.load` would choose; the weights are not read.
+
+    Args:
+        model: As in `acgpt.load`: a folder, a hub id, a `.gguf` file, or by default the embedded model.
+        adapter: As in `acgpt.load`.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    from acgpt.loading import DEFAULT_BOS, base_of_adapter, embedded_default, read_metadata
+    from acgpt.metadata import Metadata
+
+    source: str | Path = embedded_default() if model is None else os.fspath(model)
+    path = Path(source)
+    if adapter is None and (path / "adapter_config.json").is_file():
+        adapter, source = str(source), base_of_adapter(path)
+        path = Path(source)
+    where: dict[str, Any] = {"pretrained_model_name_or_path": str(source)}
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"there is no file {path}.")
+        if importlib.util.find_spec("gguf") is None:
+            raise ModelError(f"reading {path.name} needs the package gguf: pip install 'acgpt[gguf]'")
+        where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    elif not path.exists() and (path.is_absolute() or str(source).count("/") > 1 or str(source).startswith(".")):
+        raise ModelError(f"there is no folder {source}.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+        said = read_metadata(source if adapter is None else adapter)
+        if said is None and path.suffix != ".gguf":
+            content = AutoConfig.from_pretrained(**where).to_dict().get("acgpt")
+            said = Metadata.from_dict(content, f"the config of {source}") if content else None
+    except (OSError, ValueError, KeyError) as error:
+        raise error if isinstance(error, InputError) else ModelError(f"cannot load {source}: {error}") from error
+    by_default = tokenizer.get_vocab().get(DEFAULT_BOS) if model is None else None
+    choices = (by_default, said.bos_token_id if said else None, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    bos = next((choice for choice in choices if choice is not None), None)
+    if bos is None:
+        raise ModelError(f"{source}: neither its metadata nor its tokenizer names a beginning-of-sequence token.")
+    return Reader(tokenizer, bos, said.mask_token_id if said else None, said is not None and said.reads_copies)
+
+
+def query_of(template: str, tokenizer: PreTrainedTokenizerBase) -> Query:
+    """The question that a template asks in this tokenizer's tokens."""
+    return encode(parse(template), tokenizer, template).query
+
+
+# ---- in the terminal ------------------------------------------------------------------------------------------------
+
+
+def labels(slot: ShownSlot) -> tuple[str, str]:
+    """How a slot and what it predicts are written in a picture."""
+    name = "BOS" if slot.role == "BOS" else label(slot.text, slot.id)
+    target = slot.predicts
+    return name, "" if target is None else "→ " + label(target.text, target.id)
+
+
+def shortened(text: str, width: int) -> str:
+    """The text in at most `width` cells of the terminal."""
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def downwards(texts: Sequence[str], most: int, cell: int) -> list[tuple[str, ...]]:
+    """Headings of columns, written from top to bottom, all ending in the last line: a tuple a line."""
+    letters = [[c for c in shortened(text, most) if 0 < cell_len(c) <= cell] or ["?"] for text in texts]
+    height = max(map(len, letters))
+    return list(zip(*([" "] * (height - len(column)) + column for column in letters), strict=True))
+
+
+def terminal(drawn: Figure, width: int = 100) -> Text:
+    """The figure in characters, at most `width` cells wide.
+
+    A cell takes two characters; one where the grid would not fit; and where even that is too wide, columns in the
+    middle are left out, and a line under the grid says so.
+    """
+    slots = drawn.slots
+    heads = ("token", "pos", "role", "predicts")
+    fields = [(labels(s)[0], str(s.position), s.role, labels(s)[1]) for s in slots]
+    sizes = [min(14, max(map(cell_len, column))) for column in zip(heads, *fields, strict=True)]
+    room = max(12, width - sum(sizes) - 2 * len(sizes) - 2)
+    cell = 2 if 2 * len(slots) <= room else 1
+    columns: list[int | None] = list(range(len(slots)))
+    if len(slots) > room:
+        columns[room // 2 : len(slots) - (room - room // 2 - 1)] = [None]  # stands for all that are left out
+
+    def line(fields: Sequence[str], style: str, cells: Sequence[tuple[str, str]], bar: str) -> Text:
+        text = Text()
+        for name, field, size in zip(heads, fields, sizes, strict=True):
+            field = field.rjust(size) if name == "pos" else set_cell_size(shortened(field, size), size)
+            text.append(field + "  ", f"bold {STYLES['asked']}" if field.startswith("→") else style)
+        for k, (mark, mark_style) in zip(columns, cells, strict=True):
+            if k is not None and k == drawn.copies > 0:
+                text.append(bar.ljust(cell), "dim")
+            text.append(set_cell_size(mark, cell), mark_style)
+        text.rstrip()
+        return text.append("\n")
+
+    shown = [None if k is None else slots[k] for k in columns]
+    styles = ["dim" if s is None else STYLES[s.role] for s in shown]
+    above = [
+        *downwards(["…" if s is None else labels(s)[0].strip("␣") or "␣" for s in shown], 8, cell),
+        *downwards(["…" if s is None else str(s.position) for s in shown], 6, cell),
+    ]
+    result = Text(no_wrap=True, overflow="ignore")
+    for marks in above:
+        last = marks is above[-1]
+        result.append_text(line(heads if last else [""] * 4, "dim", list(zip(marks, styles, strict=True)), " "))
+    for q, slot in enumerate(slots):
+        if q == drawn.copies > 0:
+            result.append("─" * (sum(sizes) + 2 * len(sizes) + cell * (len(columns) + 1)) + "\n", "dim")
+        cells = [
+            ("…", "dim") if k is None else ("■", style) if drawn.mask[q][k] else ("·", "dim")
+            for k, style in zip(columns, styles, strict=True)
+        ]
+        result.append_text(line(fields[q], STYLES[slot.role], cells, "│"))
+    result.append("■ this row reads this column   · it does not   → what is predicted there", "dim")
+    if None in columns:
+        left_out = len(slots) - len(columns) + 1
+        result.append(
+            f"\n{left_out} of {len(slots)} columns are left out (…): widen the terminal, draw a picture with -o, or "
+            "use --json."
+        )
+    return result
+
+
+# ---- as a picture ---------------------------------------------------------------------------------------------------
+
+
+def picture(drawn: Figure, path: str | Path, title: str = "") -> None:
+    """Draw the figure into a file with matplotlib; the ending says the format: .png, .svg, .pdf.
+
+    Raises:
+        InputError: matplotlib is missing, the format is unknown, the file cannot be written, or there are too many
+            slots to draw.
+    """
+    try:
+        from matplotlib import font_manager, rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.colors import to_rgb
+        from matplotlib.figure import Figure as Canvas
+        from matplotlib.patches import Rectangle
+    except ImportError as error:
+        raise InputError("drawing a picture needs matplotlib: pip install 'acgpt[plot]'") from error
+    count, copies = len(drawn.slots), drawn.copies
+    if Path(path).suffix[1:].lower() not in FigureCanvasAgg.get_supported_filetypes():
+        raise InputError(f"{path}: end the name in a format that can be drawn, such as .png, .svg or .pdf.")
+    if count > MOST_DRAWN:
+        raise InputError(f"a picture shows at most {MOST_DRAWN} slots, and this question has {count}: use --json.")
+
+    side = 0.3 if count <= 60 else 18 / count  # inches a cell
+    small = min(9.0, 30 * side)  # points, the size of letters beside the cells
+    gap = 0.35 if copies else 0.0  # cells, between copies and text
+    where = [slot + (gap if slot >= copies else 0) for slot in range(count)]
+    end = count + gap
+    canvas = Canvas(figsize=(end * side, end * side))
+    renderer: Any = FigureCanvasAgg(canvas).get_renderer()  # type: ignore[no-untyped-call]
+    axes = canvas.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(0, end), ylim=(end, 0))
+    axes.set_axis_off()
+    families = {font.name for font in font_manager.fontManager.ttflist}
+
+    def write(x: float, y: float, text: str, colour: str = "#777777", points: float = 9.0, **how: Any) -> Any:
+        how = {"va": "center", "ha": "center", "family": [f for f in FONTS if f in families], **how}
+        return axes.text(x, y, text, color=colour, fontsize=points, parse_math=False, **how)
+
+    def reach(texts: Sequence[Any]) -> tuple[float, float]:
+        """How far to the left and how far up these texts go, in cells."""
+        boxes = [text.get_window_extent(renderer).transformed(axes.transData.inverted()) for text in texts]
+        return min(min(box.x0, box.x1) for box in boxes), min(min(box.y0, box.y1) for box in boxes)
+
+    for q, row in enumerate(drawn.mask):
+        for k, seen in enumerate(row):
+            colour = COLOURS[drawn.slots[k].role]
+            pale = tuple(1 - 0.75 * (1 - channel) for channel in to_rgb(colour)) if seen else "#f1f1f1"
+            axes.add_patch(Rectangle((where[k], where[q]), 1, 1, facecolor=pale, edgecolor="white", linewidth=3 * side))
+    beside, above = [], []
+    for at, slot in zip(where, drawn.slots, strict=True):
+        name, target = (shortened(text, 18) for text in labels(slot))
+        colour, middle = COLOURS[slot.role], at + 0.5
+        write(-0.25, middle, str(slot.position), points=0.85 * small, ha="right")
+        write(middle, -0.25, str(slot.position), points=0.85 * small, va="bottom")
+        beside.append(write(-1.5, middle, name, colour, small, ha="right"))
+        above.append(write(middle, -1.15, name, colour, small, va="bottom", rotation=90))
+        if target:
+            write(end + 0.35, middle, target, COLOURS["asked"], small, ha="left", weight="bold")
+            frame = (at + 0.07, at + 0.07)  # around the slot where the prediction comes out
+            axes.add_patch(Rectangle(frame, 0.86, 0.86, fill=False, edgecolor=COLOURS["asked"], linewidth=6 * side))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a script that no font here has: boxes stand for it
+        left, top = reach(beside)[0] - 2.6, reach(above)[1]
+    for at, slot in zip(where, drawn.slots, strict=True):
+        write(left, at + 0.5, slot.role, points=0.85 * small, ha="left")
+    write(-0.25, -0.25, "position", points=0.85 * small, ha="right", va="bottom")
+    unit = 0.3 / side  # what belongs to the letters keeps its distance whatever the size of the cells
+    for name, first, last, role in (("copies", 0, copies, "copy"), ("BOS and text", copies, count, "given")):
+        if first < last:
+            spot = (where[first] + 0.05, where[last - 1] + 0.95)
+            axes.plot(spot, [end + 0.45 * unit] * 2, color=COLOURS[role], linewidth=1.5, clip_on=False)
+            write(sum(spot) / 2, end + unit, name, COLOURS[role], weight="bold")
+    caption = "A row is a slot of the model's input: it reads the coloured columns,\nand → is what is predicted there."
+    write(left, end + 2 * unit, caption, points=8, ha="left", va="top", linespacing=1.4)
+    if title:
+        lines = fill(label(title).replace("␣", " "), max(40, int((end - left) * side * 72 / 6.5)))
+        write(left, top - 0.8 * unit, lines, "#111111", 10.5, ha="left", va="bottom", linespacing=1.3)
+    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "acgpt"}):
+        warnings.filterwarnings("ignore", message="Glyph")
+        try:
+            canvas.savefig(path, dpi=200, bbox_inches="tight", pad_inches=0.2)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}.") from error

@@ -1,0 +1,77 @@
+"""The CUDA paths against the dense reference, on a GPU: `make gpu-test`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import ARCHITECTURES, random_query, tiny_model
+
+from acgpt.attention import BACKENDS, check_model, run
+from acgpt.decode import Sampler, Sampling
+from acgpt.language_model import token_log_probs
+from acgpt.layout import build
+from acgpt.query import Query
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+
+
+def logits_of(model, queries, backend, future=True):
+    layout = build(queries, bos=0, mask=1, future=future).to(model.device)
+    with torch.inference_mode():
+        return run(model, layout.ids[None], layout.positions[None], BACKENDS[backend](layout), layout.rows)[0], layout
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_varlen_agrees_with_the_dense_mask_in_fp32(architecture, dtype, record_property):
+    reference = tiny_model(architecture, scale=0.1, width=128).cuda()
+    check_model(reference)
+    queries = [random_query(seed, length) for seed, length in enumerate((60, 3, 17, 1, 60, 33))]
+    queries.append(Query([5, 6, 7], [False, False, False]))  # no copies among queries with copies
+    want, layout = logits_of(reference, queries, "dense")
+    half = tiny_model(architecture, scale=0.1, width=128).cuda().to(dtype)
+    check_model(half)
+    got, _ = logits_of(half, queries, "varlen")
+    dense_half, _ = logits_of(half, queries, "dense")
+    error = ((got.float() - want).norm() / want.norm()).item()
+    dense_error = ((dense_half.float() - want).norm() / want.norm()).item()
+    print(f"{architecture} {dtype}: relative error {error:.2e}; dense in the same dtype {dense_error:.2e}")
+    record_property("relative_error", error)
+    assert error < 2 * dense_error + 1e-3 < 3e-2
+
+
+@pytest.mark.parametrize("architecture", ["gpt_neox", "llama"])
+def test_replayed_steps_draw_what_a_single_pass_scores(architecture):
+    model = tiny_model(architecture).cuda().double()
+    check_model(model)
+    sampler = Sampler(model, bos=0, mask=1, backend="dense", budget=500)
+    queries = [random_query(seed, length) for seed, length in enumerate((60, 5, 31, 60))]
+    for sampling in (Sampling(seed=3), Sampling(temperature=0.8, top_p=0.9, seed=4), Sampling(temperature=0)):
+        for future in (True, False):
+            with torch.inference_mode():
+                first = sampler.sample(queries, 3, sampling, future)
+                again = sampler.sample(queries, 3, sampling, future)  # graphs captured before are replayed here
+                alone = [sampler.sample([query], 3, sampling, future)[0] for query in queries]
+            for query, *answers in zip(queries, first, again, alone, strict=True):
+                for (tokens, log_probs), (tokens2, _), (tokens3, _) in zip(*answers, strict=True):
+                    assert (tokens == tokens2).all() and (tokens == tokens3).all()
+                    finished = list(query.tokens)
+                    for position, token in zip(query.asked_positions, tokens.tolist(), strict=True):
+                        finished[position - 1] = token
+                    logits, layout = logits_of(model, [Query(finished, query.given, query.asked)], "dense", future)
+                    want = token_log_probs(logits, layout.targets)
+                    assert torch.allclose(torch.from_numpy(log_probs), want, atol=1e-9, rtol=0)
+
+
+def test_long_ragged_batches_agree_in_bf16():
+    model = tiny_model("gpt_neox", width=128, positions=1024).cuda().bfloat16()
+    check_model(model)
+    queries = [random_query(seed, length, share=0.5) for seed, length in enumerate((1000, 900, 40, 700, 1))]
+    together, layout = logits_of(model, queries, "varlen")
+    together = token_log_probs(together, layout.targets).split(layout.asked)
+    for query, got in zip(queries, together, strict=True):
+        logits, alone = logits_of(model, [query], "varlen")
+        assert torch.allclose(got, token_log_probs(logits, alone.targets), atol=0.05)
