@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import json
 import platform
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -77,11 +79,11 @@ def machine(device: str) -> dict[str, str]:
 
 
 def report(title: str, columns: list[str], rows: list[list[str]], record: dict[str, Any]) -> None:
-    """A table for people, then one JSON line for programs."""
+    """A table for people, then one JSON line for programs: `… | tail -n 1 > benchmarks/results/NAME.json` keeps it."""
     table = Table(title=title)
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right")
     for row in rows:
         table.add_row(*row)
     Console(width=150).print(table)
-    print(json.dumps(record))
+    print(json.dumps({"command": shlex.join(["python", *sys.argv]), **record}))

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import argparse
 import random
+from functools import partial
 
 import torch
 from common import VOCABULARY, build_model, clock, machine, report
 
 from acgpt import Query
-from acgpt.attention import BACKENDS, check_model, choose_backend, run
-from acgpt.language_model import token_log_probs
-from acgpt.layout import batches, build
+from acgpt.attention import check_model, choose_backend
+from acgpt.score import log_probs
 
 
 def main() -> None:
@@ -43,10 +43,7 @@ def main() -> None:
 
     @torch.inference_mode()
     def score(questions: list[Query], name: str, future: bool = True) -> None:
-        for group in batches(dict(enumerate(questions)), budget, future):
-            layout = build([questions[i] for i in group], bos=50256, mask=None, future=future).to(model.device)
-            logits = run(model, layout.ids[None], layout.positions[None], BACKENDS[name](layout), layout.rows)[0]
-            token_log_probs(logits, layout.targets)
+        log_probs(model, questions, bos=50256, mask=None, future=future, backend=name, budget=budget)
 
     def one_token_each(rank: int) -> list[Query]:
         only = []
@@ -63,12 +60,13 @@ def main() -> None:
         seconds["one pass, dense"] = clock(lambda: score(queries, "dense"), repeats=args.repeats)
     seconds["one pass, past only"] = clock(lambda: score(queries, fast, future=False), repeats=args.repeats)
     ranks = [int(i * (len(queries[0].asked_positions) - 1) / 4) for i in range(5)]
-    each = [clock(lambda only=one_token_each(rank): score(only, fast), repeats=1) for rank in ranks]
+    each = [clock(partial(score, one_token_each(rank), fast), repeats=1) for rank in ranks]
     seconds["one pass a token"] = sum(each) / len(each) * len(queries[0].asked_positions)
 
     best = seconds[f"one pass, {fast}"]
     rows = [
-        [name, f"{s:.3f}", f"{args.texts / s:,.1f}", f"{asked / s:,.0f}", f"{s / best:.2f}"] for name, s in seconds.items()
+        [name, f"{s:.3f}", f"{args.texts / s:,.1f}", f"{asked / s:,.0f}", f"{s / best:.2f}"]
+        for name, s in seconds.items()
     ]
     record = {
         "benchmark": "scoring",

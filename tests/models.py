@@ -1,13 +1,26 @@
-"""Tiny models of every supported architecture, with weights large enough that everything matters, and random queries."""
+"""Tiny models of every supported architecture, random queries, and the oracle: the layout written out by hand."""
 
 from __future__ import annotations
 
+import functools
 import random
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
+from acgpt.attention import check_model
 from acgpt.query import Query
+from acgpt.score import log_probs
+
+torch.set_num_threads(1)  # models this small only wait for a second thread: on a busy machine, eight times as long
 
 ARCHITECTURES = ["gpt2", "gpt_neox", "llama", "qwen3", "mistral"]
 
@@ -15,7 +28,12 @@ ARCHITECTURES = ["gpt2", "gpt_neox", "llama", "qwen3", "mistral"]
 def tiny_model(architecture="llama", *, vocabulary=50, width=32, layers=2, positions=64, scale=0.3, seed=0, **more):
     """A float32 model with random weights. They are far larger than at initialisation: every token then matters."""
     special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-    shape = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 2 * width}
+    shape = {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "intermediate_size": 2 * width,
+    }
     shape |= {"vocab_size": vocabulary, "max_position_embeddings": positions, **special, **more}
     grouped = {**shape, "num_key_value_heads": 2}
     config = {
@@ -42,3 +60,118 @@ def random_query(seed, length, *, share=0.4, unknown=0.0, vocabulary=50):
     roles[rng.randrange(length)] = "a"
     tokens = [rng.randrange(2, vocabulary) for _ in range(length)]
     return Query(tokens, [r == "g" for r in roles], [r == "a" for r in roles])
+
+
+# ---- what the layout means, written out by hand: shares no code with acgpt ---------------------------------------
+
+
+def by_definition(query, *, future=True, bos=0, mask=1):
+    """One query's slots, from the paper: copies of what is given, then BOS and the *whole* text.
+
+    Returns:
+        ids, positions, who sees whom as a list of lists of booleans [slot][seen slot], and a list of
+        (slot, token) for every asked token: where it is predicted, and what it is.
+    """
+    text = [bos]
+    for token, given, asked in zip(query.tokens, query.given, query.asked, strict=True):
+        text.append(token if given or asked else mask)
+    ids, positions = [], []
+    if future:
+        for place in range(1, len(text)):
+            if query.given[place - 1]:
+                ids.append(text[place])
+                positions.append(place)
+    copies = len(ids)
+    for place, token in enumerate(text):
+        ids.append(token)
+        positions.append(place)
+    sees = []
+    for slot in range(len(ids)):
+        row = []
+        for other in range(len(ids)):
+            if slot < copies:
+                row.append(other < copies)
+            elif other < copies:
+                row.append(True)
+            else:
+                row.append(positions[other] <= positions[slot])
+        sees.append(row)
+    predictions = [(copies + place - 1, text[place]) for place in range(1, len(text)) if query.asked[place - 1]]
+    return ids, positions, sees, predictions
+
+
+def masked_logits(model, ids, positions, sees):
+    """Logits of a model of transformers, under its own attention, with an explicit additive mask: (slots, V)."""
+    hidden = ~torch.tensor(sees)
+    mask = torch.zeros(hidden.shape, dtype=model.dtype).masked_fill(hidden, torch.finfo(model.dtype).min)
+    with torch.no_grad():
+        return model(
+            input_ids=torch.tensor([ids]),
+            position_ids=torch.tensor([positions]),
+            attention_mask=mask[None, None],
+            use_cache=False,
+        ).logits[0]
+
+
+def expected_log_probs(model, query, *, future=True, bos=0, mask=1):
+    """log p of each asked token, by definition, from a model that acgpt has not touched."""
+    ids, positions, sees, predictions = by_definition(query, future=future, bos=bos, mask=mask)
+    scores = masked_logits(model, ids, positions, sees).log_softmax(-1)
+    return torch.stack([scores[slot, token] for slot, token in predictions]).double()
+
+
+@functools.cache
+def twins(architecture="llama", dtype=torch.float64, **more):
+    """Two models with the same weights: one as transformers made it, and one that acgpt has prepared."""
+    reference, ours = (tiny_model(architecture, **more).to(dtype) for _ in range(2))
+    reference.set_attn_implementation("sdpa")
+    check_model(ours)
+    return reference, ours
+
+
+def answers(model, queries, *, future=True, bos=0, mask=1, budget=10**6):
+    """acgpt's log-probabilities, a tensor a query, from one packed pass if the budget allows."""
+    with torch.inference_mode():
+        scores = log_probs(model, queries, bos=bos, mask=mask, future=future, backend="dense", budget=budget)
+    return [torch.tensor(score, dtype=torch.float64) for score in scores]
+
+
+def finished(query, drawn):
+    """The query with these tokens in the places of the asked ones."""
+    tokens = list(query.tokens)
+    for position, token in zip(query.asked_positions, drawn, strict=True):
+        tokens[position - 1] = int(token)
+    return Query(tokens, query.given, query.asked)
+
+
+# ---- text ---------------------------------------------------------------------------------------------------------
+
+CORPUS = [
+    "The cat sat on the mat. The dog sat on the log. The bird sat on the cat.",
+    "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is Madrid.",
+    "A cat and a dog saw a bird; the bird saw the cat, the dog and the mat.",
+]
+
+
+@functools.cache
+def trained_bpe():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=340,
+        special_tokens=["<bos>", "<eos>", "<mask>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS * 20, trainer)
+    return tokenizer.to_str()
+
+
+def tiny_tokenizer(**special):
+    """A byte-level BPE of 340 tokens in which " cat", " dog" and " bird" are one token each."""
+    from tokenizers import Tokenizer
+
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(trained_bpe()), **special)

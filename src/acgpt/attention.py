@@ -5,7 +5,7 @@ The layout reaches it untouched as the keyword `acgpt` of the model's forward. W
 
     Dense    any device and dtype; a boolean mask over a padded rectangle. The reference, and the CPU path.
     Varlen   CUDA, bf16 and fp16; two flash calls over the packed batch, no mask and no padding.
-    Cached   one step of decoding: rows of different lengths against their key-value cache (see `decode`).
+    Cached   one step of decoding: rows of different lengths against their key-value caches (see `decode`).
 
 Outside acgpt's own calls, where no backend is passed, the registered function behaves as transformers' `sdpa`, so a
 model that acgpt has been given still works everywhere else.
@@ -19,7 +19,7 @@ layers with a mask of their own such as sliding windows (refused by `check_model
 from __future__ import annotations
 
 import inspect
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -126,8 +126,7 @@ def flash(*args: Any, **kwargs: Any) -> Tensor:
 
     if "enable_gqa" in inspect.signature(varlen_attn).parameters:
         kwargs["enable_gqa"] = True
-    out: Tensor = varlen_attn(*args, **kwargs)  # type: ignore[assignment]  # a tuple only if one is asked for
-    return out
+    return cast(Tensor, varlen_attn(*args, **kwargs))  # a tuple only if one is asked for
 
 
 def choose_backend(model: PreTrainedModel) -> str:

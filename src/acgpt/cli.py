@@ -1,4 +1,4 @@
-r"""The command line: `acgpt score`, `acgpt infill`, `acgpt rank` and `acgpt show`.
+"""The command line: `acgpt score`, `acgpt infill`, `acgpt rank` and `acgpt show`.
 
 Each command is a call of the Python API and a way to print its result: for people by default, as JSON lines with
 `--json`. Templates come as an argument, or one a line from a file or a pipe; each is answered before the next is waited
@@ -37,7 +37,7 @@ Answer = TypeVar("Answer")
 
 BATCH = 16  # lines of a file that are answered together
 IGNORED = (
-    "this model does not say that it can read the future, so what stands after a blank is ignored. Name an --adapter "
+    "this model does not say that it can read the future, so what stands after a slot is ignored. Name an --adapter "
     "that can, use --no-future to say that this is what you want, or --future to use the future anyway."
 )
 
@@ -169,11 +169,8 @@ def emit(answer: Mapping[str, Any]) -> None:
 
 def score_fields(score: Score) -> dict[str, Any]:
     """What was asked, for programs: together and token by token."""
-    try:
-        perplexity = score.perplexity
-    except OverflowError:
-        perplexity = math.inf
-    return {"log_prob": score.log_prob, "perplexity": perplexity, "tokens": [asdict(token) for token in score.tokens]}
+    tokens = [asdict(token) for token in score.tokens]
+    return {"log_prob": score.log_prob, "perplexity": score.perplexity, "tokens": tokens}
 
 
 def load(model: str | None, adapter: str | None, device: str, dtype: Dtype) -> LanguageModel:
@@ -217,8 +214,8 @@ HELP = {
     "file": "Read templates from this UTF-8 file, one a line.",
     "model": "A folder, a Hugging Face hub id or a .gguf file. Default: the embedded SmolLM2-135M-Instruct.",
     "adapter": "A PEFT adapter for the model: a folder or a hub id.",
-    "device": "cpu, cuda, cuda:1, mps. Default: the best there is.",
-    "dtype": "The numbers to compute with. Default: float32; on CUDA, what the checkpoint has.",
+    "device": "auto, cpu, cuda, cuda:1, mps. Default: auto, the best there is.",
+    "dtype": "auto, float32, bfloat16, float16, float64. Default: auto, float32; on CUDA, what the checkpoint has.",
     "future": "Use what stands after a slot? Default: if the model says that it can (score shows both).",
     "json": "For programs: one JSON object a template, in a line of its own, with the keys named above.",
 }
@@ -227,7 +224,7 @@ FileOption = Annotated[Path | None, option("--file", "-f", metavar="PATH", help=
 ModelOption = Annotated[str | None, option("--model", "-m", metavar="NAME", help=HELP["model"])]
 AdapterOption = Annotated[str | None, option("--adapter", "-a", metavar="NAME", help=HELP["adapter"])]
 DeviceOption = Annotated[str, option("--device", metavar="NAME", help=HELP["device"])]
-DtypeOption = Annotated[Dtype, option("--dtype", help=HELP["dtype"])]
+DtypeOption = Annotated[Dtype, option("--dtype", metavar="NAME", help=HELP["dtype"])]
 FutureOption = Annotated[bool | None, option("--future/--no-future", help=HELP["future"])]
 JsonOption = Annotated[bool, option("--json", help=HELP["json"])]
 
@@ -247,9 +244,9 @@ def about(
 ) -> None:
     r"""Ask a causal language model for p(any tokens | any other tokens).
 
-    A template is a text in which {{double braces}} mark what is asked. All the rest is given, before and after it.
+    A template is a text in which {{double braces}} mark what is asked.
+    All the rest is given, whether it stands before or after.
 
-    \b
     acgpt score  'The capital of France is {{Paris}}, on the Seine.'
         How likely is this, token by token?
     acgpt rank   'The {{cat|dog|carburettor}} purred.'
@@ -259,9 +256,8 @@ def about(
     acgpt show   'The capital of {{Italy}} is Rome.' -o layout.png
         What is the model told? Its input and its attention mask, drawn.
 
-    For braces that are meant as text write \\{{; inside a slot a backslash does the same for | and }.
-
-    acgpt COMMAND --help explains the rest.
+    For braces that are text write \{{. Inside a slot, a backslash makes text
+    of { } | and _ likewise. acgpt COMMAND --help explains the rest.
     """
 
 
@@ -278,17 +274,16 @@ def score(
 ) -> None:
     r"""How likely is the text in the {{slots}}? Exact, in one forward pass.
 
-    Shows the surprise of each asked token in bits (0 is certain, 1 a coin toss), read from the past only and with the
-    future: the given text that stands after it.
+    Shows the surprise of each asked token in bits (0 is certain, 1 a coin toss),
+    read from the past only, and with the future: the given text after it.
 
-    \b
     acgpt score 'The capital of France is {{Paris}}, on the Seine.'
     acgpt score 'She {{put on her coat}} because it was cold.' --no-future
     acgpt score --file templates.txt --json > scores.jsonl
 
-    A token that reaches into a slot is asked as a whole: in "is {{Paris}}" that is " Paris", the space with it.
+    A token that reaches into a slot is asked as a whole: in 'is {{Paris}}' that
+    is ' Paris', the space with it.
 
-    \b
     Keys of --json:
       template, future (was it used?),
       log_prob (of all asked tokens, in nats), perplexity (per asked token),
@@ -309,15 +304,14 @@ def score(
         return [dict(zip(columns, scores, strict=True)) for scores in zip(*columns.values(), strict=True)]
 
     page = Page()
-    page.note("Surprise in bits: 0 is certain, 1 a coin toss.\n")
     for text, scores in answers(groups, ask):
-        used = any(score.future for score in scores.values())
-        if future is None and not used:
+        nothing_ahead = future is None and not lm.query(text).needs_future
+        if nothing_ahead:
             del scores["with future"]
         print_score(page, lm, text, scores)
-        if used and not lm.reads_future:
+        if "with future" in scores and not lm.reads_future:
             page.note("This model has not been trained to read the future: expect “with future” to be bad.\n", "yellow")
-        elif future is None and not used:
+        elif nothing_ahead:
             page.note("Nothing given stands after what is asked: there is no future to read.\n")
 
 
@@ -325,12 +319,17 @@ def score(
 def infill(
     template: TemplateArgument = None,
     file: FileOption = None,
-    n: Annotated[int, option("-n", min=1, help="How many samples of each template. Default: 1.")] = 1,
-    temperature: Annotated[float, option(min=0, help="1, the default, is the model's own; 0 is greedy.")] = 1.0,
-    top_p: Annotated[float, option(min=0, max=1, help="Draw from the likeliest that together have this.")] = 1.0,
-    top_k: Annotated[int | None, option(min=1, help="Draw from this many likeliest tokens.")] = None,
+    n: Annotated[int, option("-n", metavar="N", min=1, help="How many samples of each template. Default: 1.")] = 1,
+    temperature: Annotated[
+        float, option(metavar="X", min=0, help="1 is the model's own, the default; 0 is greedy.")
+    ] = 1.0,
+    top_p: Annotated[
+        float,
+        option(metavar="P", min=0, max=1, help="Draw from the likeliest tokens that together have probability P."),
+    ] = 1.0,
+    top_k: Annotated[int | None, option(metavar="K", min=1, help="Draw from the K likeliest tokens.")] = None,
     seed: Annotated[
-        int | None, option("--seed", "-s", help="The same one repeats a run. Default: a fresh one.")
+        int | None, option("--seed", "-s", metavar="N", help="The same one repeats a run. Default: a fresh one.")
     ] = None,
     model: ModelOption = None,
     adapter: AdapterOption = None,
@@ -341,22 +340,23 @@ def infill(
 ) -> None:
     r"""Draw what could stand in the {{slots}}.
 
-    {{_3}} is a blank of three tokens; {{some text}} is one of as many tokens as the text has.
+    {{_3}} is a blank of three tokens; {{some text}} is one of as many tokens as
+    that text has.
 
-    \b
     acgpt infill 'The cat {{_3}} on the {{_1}}.' -n 5 --seed 1
     acgpt infill 'My favourite place in Paris is{{_12}}' --temperature 0.7
     echo 'Once upon a {{_8}}' | acgpt infill - --json
 
-    The seed is always printed: one for the whole run. A template has the same samples under the same seed, whatever
-    stands in the lines around it.
+    The seed is always printed: one for the whole run. Under the same seed a
+    template has the same samples, whatever stands in the lines around it.
 
-    \b
     Keys of --json:
       template, seed, future (was it used?),
       samples: text, fills (one a slot), log_prob (in nats, at temperature 1),
                perplexity, tokens: text, id, position (from 1), log_prob
     """
+    if not 0 < top_p <= 1 or not math.isfinite(temperature):
+        raise typer.BadParameter("--top-p must be above 0 and at most 1, and --temperature a finite number.")
     groups = questions(template, file, parse)
     used = secrets.randbits(32) if seed is None else seed
     lm = load(model, adapter, device, dtype)
@@ -391,14 +391,13 @@ def rank(
 
     Several slots: all combinations are compared. An alternative may be empty.
 
-    \b
     acgpt rank 'The {{cat|dog|carburettor}} purred.'
     acgpt rank 'It is {{not |}}raining, so take {{an umbrella|sunglasses}}.'
 
-    The answer says how they were compared: by the probability of the whole text, read left to right; or, if the model
-    reads the future and the alternatives have equally many tokens, by p(alternative | all the rest).
+    The answer says how they were compared: by the probability of the whole text,
+    read left to right; or, if the model reads the future and the alternatives
+    have equally many tokens, by p(alternative | all the rest).
 
-    \b
     Keys of --json:
       template, compared ("whole text" or "asked | given"), future (was it used?),
       alternatives, the best first: text, choice (one a slot), probability,
@@ -432,15 +431,14 @@ def show(
 ) -> None:
     r"""Draw what the model is told: every slot of its input, and which others it reads.
 
-    Given tokens are copied to the front, each with the position of its original, where all of the text can read them.
-    Blanks are drawn as □. Only the tokenizer is loaded, not the model.
+    Given tokens are copied to the front, each with the position of its original,
+    where all of the text can read them. Blanks are drawn as □. Only the
+    tokenizer is loaded, not the model.
 
-    \b
     acgpt show 'The capital of {{Italy}} is Rome.'
     acgpt show 'The cat {{_3}} on the {{_1}}.' -o layout.png
     acgpt show 'The capital of {{Italy}} is Rome.' --no-future
 
-    \b
     Keys of --json:
       template, future, copies (how many; they are the first slots),
       and lists with one entry a slot: tokens, ids (null for a blank), positions,

@@ -38,6 +38,17 @@ WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
+class StepCost:
+    """What a step costs, in the time that one more token in it takes; fitted to benchmarks/decoding.py."""
+
+    fixed: float  # launches, and reading the weights
+    wide: float  # the fixed part at any width but 1, over that at width 1, for which attention has a faster kernel
+
+
+STEP_COST = {"cuda": StepCost(fixed=2600, wide=1.37), "other": StepCost(fixed=16, wide=1)}
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How a token is drawn from the model's distribution.
 
@@ -124,15 +135,15 @@ def schedule(query: Query, width: int) -> Schedule:
     return Schedule(reads, np.where(left == 0, asked[1:][run_of], -1))
 
 
-def choose_width(queries: Sequence[Query], rows: int, free_tokens: int) -> int:
-    """The width that should be fastest: few steps, against tokens a step beyond those that cost nothing extra."""
+def choose_width(queries: Sequence[Query], rows: int, cost: StepCost) -> int:
+    """The width at which the whole batch should be fastest: few steps, against what a wider step costs."""
     gaps = [np.diff(query.asked_positions) for query in queries]
 
-    def cost(width: int) -> int:
+    def total(width: int) -> float:
         steps = max(int((-(-gap // width)).sum()) for gap in gaps)
-        return steps * (free_tokens + rows * width)
+        return steps * (cost.fixed * (cost.wide if width > 1 else 1) + rows * width)
 
-    return min(WIDTHS, key=cost)
+    return min(WIDTHS, key=total)
 
 
 @dataclass(frozen=True)
@@ -152,10 +163,12 @@ class Recorder(Cache):
         self.states: list[tuple[Tensor, Tensor]] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Called by each layer in turn."""
         self.states.append((key_states, value_states))
         return key_states, value_states
 
     def get_seq_length(self, *_: Any) -> int:
+        """Positions are always passed to the model, so it need not count."""
         return 0
 
 
@@ -183,6 +196,7 @@ class Rows(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
+        """Called by each layer: write this step's keys and values at `slots`, and hand back all that may be seen."""
         rows = torch.arange(len(self.slots), device=self.slots.device)[:, None]
         seen = []
         for buffer, state in zip(self.buffers[layer_idx], (key_states, value_states), strict=True):
@@ -191,6 +205,7 @@ class Rows(Cache):
         return seen[0], seen[1]
 
     def get_seq_length(self, *_: Any) -> int:
+        """Positions are always passed to the model, so it need not count."""
         return 0
 
 
@@ -275,7 +290,7 @@ class Sampler:
         self.budget = budget  # tokens in one prefill pass
         self.cuda = model.device.type == "cuda"
         self.most_rows = 256 if self.cuda else 32
-        self.free_tokens = 1024 if self.cuda else 16  # tokens of a step that come with its fixed cost
+        self.step_cost = STEP_COST["cuda" if self.cuda else "other"]
         self.grain = 128 if self.cuda else 32  # the cache is read in multiples of this many slots
         self.decoder: Decoder | None = None
 
@@ -297,7 +312,7 @@ class Sampler:
     ) -> list[tuple[Row, tuple[np.ndarray, np.ndarray]]]:
         """Decode one batch of rows together."""
         queries = {row.number: row.query for row in rows}
-        width = choose_width(list(queries.values()), len(rows), self.free_tokens)
+        width = choose_width(list(queries.values()), len(rows), self.step_cost)
         plans = {number: schedule(query, width) for number, query in queries.items()}
         rows = sorted(rows, key=lambda row: -len(plans[row.number].draws))  # rows at work are always the first ones
         lengths = np.array([len(plans[row.number].draws) for row in rows])

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from acgpt.attention import BACKENDS, check_model, choose_backend, run
+from acgpt.attention import BACKENDS, check_model, choose_backend
 from acgpt.decode import Sampler, Sampling
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError
-from acgpt.layout import batches, build
-from acgpt.metadata import Metadata, tokenizer_hash
+from acgpt.metadata import Metadata, choose_bos, token_id, tokenizer_hash
 from acgpt.query import Query
+from acgpt.score import log_probs
 from acgpt.template import Slot, fillings, parse, rendered
 from acgpt.text import Encoded, encode, encode_text, pieces
 
@@ -44,7 +43,7 @@ class Score:
     """log p(asked | given), token by token."""
 
     tokens: tuple[TokenScore, ...]
-    future: bool  # were given tokens after an asked one used?
+    future: bool  # did every prediction see all given tokens, or only those before it?
 
     @property
     def log_prob(self) -> float:
@@ -54,7 +53,10 @@ class Score:
     @property
     def perplexity(self) -> float:
         """Per asked token: exp of the mean negative log-probability."""
-        return math.exp(-self.log_prob / len(self.tokens))
+        try:
+            return math.exp(-self.log_prob / len(self.tokens))
+        except OverflowError:
+            return math.inf
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Ranking(Sequence[Ranked]):
 
     alternatives: tuple[Ranked, ...]
     compared: str  # what `log_prob` is the probability of: "asked | given" or "whole text"
-    future: bool  # were given tokens after an asked one used?
+    future: bool  # as in `Score`
 
     def __len__(self) -> int:
         return len(self.alternatives)
@@ -135,16 +137,13 @@ class LanguageModel:
                 "the tokenizer is not the one that this model's acgpt.json was written for: its tokens would be read "
                 "as others. Load the tokenizer that came with the model or adapter."
             )
-        said = self.metadata or Metadata()
-        defaults = (said.bos_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
-        chosen = self._token_id("bos", bos) if bos is not None else next((b for b in defaults if b is not None), None)
-        if chosen is None:
-            raise ModelError(
-                "neither the model's metadata nor its tokenizer names a beginning-of-sequence token, and the tokenizer "
-                "has no end-of-sequence one to stand in for it. Name a token with bos=…, by id or by its text."
-            )
-        self.bos: int = chosen
-        self.mask: int | None = said.mask_token_id if mask is None else self._token_id("mask", mask)
+        self.bos = choose_bos(bos, self.metadata, tokenizer)
+        self.mask = token_id("mask", mask, tokenizer) if mask is not None else None
+        if mask is None and self.metadata is not None:
+            self.mask = self.metadata.mask_token_id
+        for role, token in (("bos", self.bos), ("mask", self.mask)):
+            if token is not None and not 0 <= token < self.vocabulary:
+                raise ModelError(f"the {role} token {token} is none of the model's ids, 0 to {self.vocabulary - 1}.")
         memory = (4 if self.model.device.type == "cuda" else 1) * 2**30  # for the logits of one pass, in fp32
         self.budget = max(1024, memory // (4 * self.vocabulary))
         self._sampler = Sampler(self.model, bos=self.bos, mask=self.mask, backend=self.attention, budget=self.budget)
@@ -158,7 +157,7 @@ class LanguageModel:
     # ---- the three questions -----------------------------------------------------------------------------------
 
     @overload
-    def log_prob(self, query: Question, *, future: bool | None = None) -> Score: ...
+    def log_prob(self, query: Question, *, future: bool | None = None) -> Score: ...  # type: ignore[overload-overlap]
     @overload
     def log_prob(self, query: Sequence[Question], *, future: bool | None = None) -> list[Score]: ...
     def log_prob(self, query: Question | Sequence[Question], *, future: bool | None = None) -> Score | list[Score]:
@@ -172,26 +171,31 @@ class LanguageModel:
         """
         queries = [self._scorable(q) for q in as_list(query)]
         used = self._use_future(queries, future)
-        log_probs: dict[int, list[float]] = {}
         with self._inference():
-            numbered = dict(enumerate(queries))
-            for group in batches(numbered, self.budget, used):
-                layout = build([queries[i] for i in group], bos=self.bos, mask=self.mask, future=used)
-                asked, layout = layout.asked, layout.to(self.model.device)
-                backend = BACKENDS[self.attention](layout)
-                logits = run(self.model, layout.ids[None], layout.positions[None], backend, layout.rows)[0]
-                scores = token_log_probs(logits, layout.targets).tolist()
-                for i, count in zip(group, asked, strict=True):
-                    log_probs[i], scores = scores[:count], scores[count:]
+            answers = log_probs(
+                self.model,
+                queries,
+                bos=self.bos,
+                mask=self.mask,
+                future=used,
+                backend=self.attention,
+                budget=self.budget,
+            )
         results = [
-            Score(self._token_scores(q, log_probs[i]), future=used and q.needs_future) for i, q in enumerate(queries)
+            Score(self._token_scores(q, answer), future=used) for q, answer in zip(queries, answers, strict=True)
         ]
         return results[0] if isinstance(query, str | Query) else results
 
     @overload
-    def sample(self, query: Question, n: int = 1, **how: Any) -> list[Sample]: ...
+    def sample(  # type: ignore[overload-overlap]
+        self, query: Question, n: int = 1, *, temperature: float = 1.0, top_p: float = 1.0,
+        top_k: int | None = None, seed: int | None = None, future: bool | None = None,
+    ) -> list[Sample]: ...  # fmt: skip
     @overload
-    def sample(self, query: Sequence[Question], n: int = 1, **how: Any) -> list[list[Sample]]: ...
+    def sample(
+        self, query: Sequence[Question], n: int = 1, *, temperature: float = 1.0, top_p: float = 1.0,
+        top_k: int | None = None, seed: int | None = None, future: bool | None = None,
+    ) -> list[list[Sample]]: ...  # fmt: skip
     def sample(
         self,
         query: Question | Sequence[Question],
@@ -260,7 +264,7 @@ class LanguageModel:
             )
         ]
         ranked.sort(key=lambda r: -r.log_prob)
-        return Ranking(tuple(ranked), compared, used and any(q.needs_future for q in queries))
+        return Ranking(tuple(ranked), compared, used)
 
     # ---- text and tokens ---------------------------------------------------------------------------------------
 
@@ -276,7 +280,10 @@ class LanguageModel:
         """Write the model, its tokenizer and its metadata to a folder that `acgpt.load` and transformers open."""
         if self.metadata is not None:
             self.metadata = replace(
-                self.metadata, bos_token_id=self.bos, mask_token_id=self.mask, tokenizer_hash=tokenizer_hash(self.tokenizer)
+                self.metadata,
+                bos_token_id=self.bos,
+                mask_token_id=self.mask,
+                tokenizer_hash=tokenizer_hash(self.tokenizer),
             )
             self.model.config.acgpt = vars(self.metadata)
         self.model.save_pretrained(folder)
@@ -297,9 +304,13 @@ class LanguageModel:
                 raise TemplateError(f"nothing is asked: mark it with {remedy}", question, len(question))
             for slot in slots:
                 if len(slot.alternatives) > 1:
-                    raise TemplateError("alternatives are compared by rank; here a slot takes one text", question, slot.at)
+                    raise TemplateError(
+                        "alternatives are compared by rank; here a slot takes one text", question, slot.at
+                    )
                 if purpose == "log_prob" and slot.blank is not None:
                     raise TemplateError("a blank has no text to score; write it out, or use sample", question, slot.at)
+            if (blank := sum(slot.blank or 0 for slot in slots)) >= self.positions:
+                raise self._too_long(blank)
             encoded = encode(parts, self.tokenizer, question)
         self._check(encoded.query)
         return encoded
@@ -313,16 +324,19 @@ class LanguageModel:
 
     def _check(self, query: Query) -> None:
         if len(query) + 1 > self.positions:
-            raise QueryError(
-                f"the text has {len(query)} tokens; the model has {self.positions} positions, one of them for BOS, so "
-                f"at most {self.positions - 1} tokens are allowed."
-            )
+            raise self._too_long(len(query))
         for position, token in enumerate(query.tokens, start=1):
             if token is not None and token >= self.vocabulary:
                 raise QueryError(
                     f"the token at position {position} has the id {token}, but the model's ids end at "
                     f"{self.vocabulary - 1}."
                 )
+
+    def _too_long(self, tokens: int) -> QueryError:
+        return QueryError(
+            f"the text has {tokens} tokens; the model has {self.positions} positions, one of them for BOS, so at most "
+            f"{self.positions - 1} tokens are allowed."
+        )
 
     def _comparable(self, candidates: list[Any], template: str) -> list[Query] | None:
         """The candidates as queries if they differ in their asked tokens alone, else `None`."""
@@ -367,18 +381,12 @@ class LanguageModel:
         texts = self.pieces([spare if t is None else t for t in tokens])
         return Sample(
             tokens=self._token_scores(query, log_probs),
-            future=used and query.needs_future,
+            future=used,
             text="".join(texts),
             fills=tuple("".join(texts[first - 1 : last]) for first, last in encoded.slots),
             seed=seed,
             query=query,
         )
-
-    def _token_id(self, role: str, token: int | str) -> int:
-        token_id = self.tokenizer.get_vocab().get(token) if isinstance(token, str) else token
-        if token_id is None or not 0 <= token_id < self.vocabulary:
-            raise ModelError(f"{role}={token!r} is not a token of this model: give an id, or the text of one token.")
-        return int(token_id)
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
@@ -400,15 +408,6 @@ def as_list(query: Question | Sequence[Question]) -> list[Question]:
         if not isinstance(q, str | Query):
             raise QueryError(f"a question is a template (a string) or a Query, not {type(q).__name__}: {q!r}.")
     return queries
-
-
-def token_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
-    """(A,) log-probabilities of the targets under (A, V) logits, in fp32 (float64 for a float64 model)."""
-    chunks = []
-    for rows, target in zip(logits.split(1024), targets.split(1024), strict=True):
-        rows = rows if rows.dtype == torch.float64 else rows.float()
-        chunks.append(rows.gather(1, target[:, None])[:, 0] - rows.logsumexp(-1))
-    return torch.cat(chunks).cpu().double()
 
 
 def positions_of(config: Any) -> int:

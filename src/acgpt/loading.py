@@ -51,19 +51,37 @@ def load(
         attention: As in `LanguageModel`.
     """
     place = choose_device(device)
-    if model is None:
-        source: str | Path = embedded_default()
-        bos = DEFAULT_BOS if bos is None else bos
-    else:
-        source = os.fspath(model)
-    if adapter is None and Path(source).is_dir() and (Path(source) / "adapter_config.json").is_file():
-        adapter, source = source, base_of_adapter(Path(source))
-    quantised = model is None or str(source).endswith(".gguf")
+    source, adapter = resolve(model, adapter)
+    quantised = model is None or source.endswith(".gguf")
     network, tokenizer = load_base(source, choose_dtype(dtype, place, quantised))
     metadata = read_metadata(source)
     if adapter is not None:
-        network, metadata = add_adapter(network, os.fspath(adapter))
-    return LanguageModel(network.to(place).eval(), tokenizer, metadata=metadata, bos=bos, mask=mask, attention=attention)
+        network, metadata = add_adapter(network, adapter)
+    bos = default_bos(model, metadata) if bos is None else bos
+    return LanguageModel(
+        network.to(place).eval(), tokenizer, metadata=metadata, bos=bos, mask=mask, attention=attention
+    )
+
+
+def resolve(model: str | os.PathLike[str] | None, adapter: str | os.PathLike[str] | None) -> tuple[str, str | None]:
+    """Which base model and which adapter are meant: the default for none, its own base for an adapter alone."""
+    source = os.fspath(embedded_default() if model is None else model)
+    if adapter is None and (Path(source) / "adapter_config.json").is_file():
+        return base_of_adapter(Path(source)), source
+    return source, None if adapter is None else existing(os.fspath(adapter))
+
+
+def default_bos(model: object, metadata: Metadata | None) -> str | None:
+    """The embedded model's BOS, which its tokenizer leaves open; an adapter's own choice goes before it."""
+    return DEFAULT_BOS if model is None and (metadata is None or metadata.bos_token_id is None) else None
+
+
+def existing(source: str) -> str:
+    """A folder, or what may be a hub id; an error if it looks like a path and there is nothing."""
+    looks_like_a_path = Path(source).is_absolute() or source.startswith(".") or source.count("/") > 1
+    if looks_like_a_path and not Path(source).exists():
+        raise ModelError(f"there is no folder {source}.")
+    return source
 
 
 def choose_device(device: str) -> torch.device:
@@ -93,28 +111,31 @@ def choose_dtype(dtype: str, device: torch.device, quantised: bool) -> torch.dty
 
 def load_base(source: str | Path, dtype: torch.dtype | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer by transformers' own means; no code from the checkpoint is run."""
-    where: dict[str, Any] = {"pretrained_model_name_or_path": str(source)}
-    path = Path(source)
     extra: dict[str, Any] = {}
+    # Recent versions would leave a GGUF's weights packed, which can be neither saved nor trained; older always unpack.
+    if str(source).endswith(".gguf") and (gguf_config := getattr(transformers, "GgufConfig", None)) is not None:
+        extra["quantization_config"] = gguf_config(dequantize=True)
+    tokenizer = from_pretrained(AutoTokenizer, source)
+    return from_pretrained(AutoModelForCausalLM, source, dtype=dtype, **extra), tokenizer
+
+
+def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
+    """`kind.from_pretrained` of a folder, a hub id or a GGUF file, with errors that name it."""
+    path = Path(source)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelError(f"there is no file {path}.")
         if importlib.util.find_spec("gguf") is None:
             raise ModelError(f"reading {path.name} needs the package gguf: pip install 'acgpt[gguf]'")
-        where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-        # Recent versions would leave the weights packed, which can be neither saved nor trained; older always unpack.
-        if (gguf_config := getattr(transformers, "GgufConfig", None)) is not None:
-            extra["quantization_config"] = gguf_config(dequantize=True)
-    elif not path.exists() and (path.is_absolute() or str(source).count("/") > 1 or str(source).startswith(".")):
-        raise ModelError(f"there is no folder {source}.")
-    elif path.is_dir() and not (path / "config.json").is_file():
-        raise ModelError(f"{path} has no config.json: it is not the folder of a Hugging Face model.")
+        name, options = path.parent, {**options, "gguf_file": path.name}
+    else:
+        name = Path(existing(str(source)))
+        if path.is_dir() and not (path / "config.json").is_file():
+            raise ModelError(f"{path} has no config.json: it is not the folder of a Hugging Face model.")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(**where)
-        network = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, **extra)
+        return kind.from_pretrained(os.fspath(name), **options)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"cannot load {source}: {error}") from error
-    return network, tokenizer
 
 
 def read_metadata(source: str | Path) -> Metadata | None:
@@ -125,6 +146,8 @@ def read_metadata(source: str | Path) -> Metadata | None:
         return Metadata.read(Path(hf_hub_download(str(source), FILE)).parent)
     except (EntryNotFoundError, OSError):  # not in the repository; or not in the cache of a machine that is offline
         return None
+    except ValueError as error:
+        raise ModelError(f"{source} is neither a folder nor the name of a repository: {error}") from error
 
 
 def base_of_adapter(adapter: Path) -> str:

@@ -104,6 +104,29 @@ class Metadata:
         temporary.replace(path)
 
 
+def token_id(role: str, token: int | str, tokenizer: PreTrainedTokenizerBase) -> int:
+    """A token that the user named for a role ("bos", "mask"): an id, or the text of one token."""
+    if isinstance(token, int):
+        return token
+    if (found := tokenizer.get_vocab().get(token)) is None:
+        raise ModelError(f"{role}={token!r} is not a token of this tokenizer: give an id, or the text of one token.")
+    return int(found)
+
+
+def choose_bos(bos: int | str | None, metadata: Metadata | None, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token at position 0: the user's choice, else the metadata's, else the tokenizer's BOS, else its EOS."""
+    if bos is not None:
+        return token_id("bos", bos, tokenizer)
+    said = None if metadata is None else metadata.bos_token_id
+    for choice in (said, tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if choice is not None:
+            return int(choice)
+    raise ModelError(
+        "neither the model's metadata nor its tokenizer names a beginning-of-sequence token, and the tokenizer has no "
+        "end-of-sequence one to stand in for it. Name a token with bos=…, by id or by its text."
+    )
+
+
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """A hash of what a tokenizer does: its vocabulary, and how it splits a probe text."""
     probe = "The 3 naïve cats’ “café” cost €1,234.50…\n\tdef f(x):\r\n    return x  # 🙂 日本語"

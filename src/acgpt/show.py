@@ -14,7 +14,6 @@ the picture cannot differ from what is computed. A tokenizer is all it takes; th
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import warnings
@@ -30,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from acgpt.errors import InputError, ModelError
+from acgpt.errors import InputError
 from acgpt.layout import body_tokens, build, visible
 from acgpt.query import Query
 from acgpt.template import parse
@@ -123,8 +122,8 @@ def print_score(page: Page, lm: LanguageModel, template: str, scores: Mapping[st
             )
             for position, surprise in zip(query.asked_positions, surprises, strict=True)
         }
-        page.print(Text(f"{name:12}", "bold") + marked(texts, notes, page.plain), soft_wrap=True)
-    table = Table("token", box=None, padding=(0, 2, 0, 0), header_style="dim")
+        page.print(Text.assemble((f"{name:13}", "bold"), marked(texts, notes, page.plain)), soft_wrap=True)
+    table = Table("surprise in bits", box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     if len(columns) == 2:
         columns["difference"] = [new - old for old, new in zip(*columns.values(), strict=True)]
     for name in columns:
@@ -143,17 +142,18 @@ def print_samples(page: Page, lm: LanguageModel, samples: Sequence[Sample]) -> N
     for number, sample in enumerate(samples, start=1):
         texts = lm.pieces([token for token in sample.query.tokens if token is not None])
         text = marked(texts, dict.fromkeys(sample.query.asked_positions, ("bold magenta", "")), page.plain)
-        head = Text(f"{number:>3}  log p {sample.log_prob:8.2f}  ", "dim")
-        page.print(head + text, soft_wrap=True)
+        page.print(Text.assemble((f"{number:>3}  log p {sample.log_prob:8.2f}  ", "dim"), text), soft_wrap=True)
     page.print()
 
 
 def print_ranking(page: Page, template: str, ranking: Ranking) -> None:
     """The alternatives with bars, and how they were compared."""
     page.note(printable(template), "bold")
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for justify in ("left", "right", "left", "right"):
+        table.add_column(justify=justify)
     for ranked in ranking.alternatives:
-        choice = " + ".join(printable(text) or "(nothing)" for text in ranked.choice)
+        choice = " + ".join(printable(text).strip() or "(nothing)" for text in ranked.choice)
         bar = Text("█" * round(20 * ranked.probability) or "▏", "green")
         table.add_row(Text(choice), f"{ranked.probability:.1%}", bar, Text(f"log p {ranked.log_prob:.2f}", "dim"))
     page.print(table)
@@ -286,36 +286,16 @@ def load_reader(model: str | None = None, adapter: str | None = None) -> Reader:
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    from acgpt.loading import DEFAULT_BOS, base_of_adapter, embedded_default, read_metadata
-    from acgpt.metadata import Metadata
+    from acgpt.loading import default_bos, from_pretrained, read_metadata, resolve
+    from acgpt.metadata import Metadata, choose_bos
 
-    source: str | Path = embedded_default() if model is None else os.fspath(model)
-    path = Path(source)
-    if adapter is None and (path / "adapter_config.json").is_file():
-        adapter, source = str(source), base_of_adapter(path)
-        path = Path(source)
-    where: dict[str, Any] = {"pretrained_model_name_or_path": str(source)}
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelError(f"there is no file {path}.")
-        if importlib.util.find_spec("gguf") is None:
-            raise ModelError(f"reading {path.name} needs the package gguf: pip install 'acgpt[gguf]'")
-        where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    elif not path.exists() and (path.is_absolute() or str(source).count("/") > 1 or str(source).startswith(".")):
-        raise ModelError(f"there is no folder {source}.")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(**where)
-        said = read_metadata(source if adapter is None else adapter)
-        if said is None and path.suffix != ".gguf":
-            content = AutoConfig.from_pretrained(**where).to_dict().get("acgpt")
-            said = Metadata.from_dict(content, f"the config of {source}") if content else None
-    except (OSError, ValueError, KeyError) as error:
-        raise error if isinstance(error, InputError) else ModelError(f"cannot load {source}: {error}") from error
-    by_default = tokenizer.get_vocab().get(DEFAULT_BOS) if model is None else None
-    choices = (by_default, said.bos_token_id if said else None, tokenizer.bos_token_id, tokenizer.eos_token_id)
-    bos = next((choice for choice in choices if choice is not None), None)
-    if bos is None:
-        raise ModelError(f"{source}: neither its metadata nor its tokenizer names a beginning-of-sequence token.")
+    source, adapter = resolve(model, adapter)
+    tokenizer = from_pretrained(AutoTokenizer, source)
+    said = read_metadata(source if adapter is None else adapter)
+    if said is None and adapter is None and not source.endswith(".gguf"):
+        content = from_pretrained(AutoConfig, source).to_dict().get("acgpt")
+        said = None if content is None else Metadata.from_dict(content, f"the config of {source}")
+    bos = choose_bos(default_bos(model, said), said, tokenizer)
     return Reader(tokenizer, bos, said.mask_token_id if said else None, said is not None and said.reads_copies)
 
 

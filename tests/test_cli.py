@@ -1,0 +1,321 @@
+"""The command line, on a tiny model: what it prints, how it ends, and that it agrees with the Python API."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from threading import Timer
+
+import pytest
+from models import tiny_model
+from typer.testing import CliRunner
+
+import acgpt
+from acgpt.cli import BATCH, app, emit, score_fields, tidy
+from acgpt.language_model import LanguageModel, Score, TokenScore
+from acgpt.metadata import Metadata
+
+TEMPLATE = "The capital of {{France}} is {{Paris}}, they say."
+SOURCE = str(Path(acgpt.__file__).parents[1])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two folders with the same weights: one says that it reads the future, the other says nothing."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = ByteLevelBPETokenizer()
+    texts = ["The capital of France is Paris, they say.", "The cat sat on the mat; the dog did not."] * 20
+    bpe.train_from_iterator(texts, vocab_size=320, special_tokens=["<|endoftext|>"], show_progress=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="<|endoftext|>")
+    folders = {}
+    for name, metadata in (("reads", Metadata()), ("plain", None)):
+        folders[name] = str(tmp_path_factory.mktemp(name))
+        model = tiny_model(vocabulary=len(tokenizer), positions=64)
+        LanguageModel(model, tokenizer, metadata=metadata).save_pretrained(folders[name])
+    return folders
+
+
+@pytest.fixture(scope="module")
+def lms(models):
+    return {name: acgpt.load(folder, device="cpu") for name, folder in models.items()}
+
+
+@pytest.fixture
+def cli(models):
+    """Run a command in this process on one of the two models."""
+
+    def run(*arguments, model="reads", code=0, stdin=None, **env):
+        env = {"NO_COLOR": None, "FORCE_COLOR": None, "COLUMNS": "200", **env}
+        result = CliRunner().invoke(app, [*arguments, "--model", models[model]], input=stdin, env=env)
+        assert result.exit_code == code, (result.output, result.exception)
+        assert "Traceback" not in result.output
+        return result
+
+    return run
+
+
+def start(*arguments, **more):
+    """A command in a process of its own, with pipes."""
+    env = os.environ | {"PYTHONPATH": SOURCE, "PYTHONUTF8": "1", "PYTHONUNBUFFERED": ""}  # we must flush, not Python
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-m", "acgpt", *arguments], env=env, encoding="utf-8", **pipes, **more)
+
+
+def objects(result):
+    return [json.loads(line, parse_constant=pytest.fail) for line in result.stdout.splitlines()]
+
+
+def without_warnings(function, *arguments, **named):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function(*arguments, **named)
+
+
+def as_dict(score):
+    return {
+        "log_prob": pytest.approx(score.log_prob, abs=1e-4),
+        "perplexity": pytest.approx(score.perplexity, rel=1e-4),
+        "tokens": [{**vars(token), "log_prob": pytest.approx(token.log_prob, abs=1e-4)} for token in score.tokens],
+    }
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["reads", "plain"])
+@pytest.mark.parametrize(("options", "future"), [([], None), (["--future"], True), (["--no-future"], False)])
+def test_score_says_in_json_what_the_api_says(cli, lms, model, options, future):
+    expected = without_warnings(lms[model].log_prob, TEMPLATE, future=future)
+    (answer,) = objects(cli("score", TEMPLATE, "--json", *options, model=model))
+    assert answer == {"template": TEMPLATE, "future": expected.future, **as_dict(expected)}
+
+
+def test_infill_says_in_json_what_the_api_says(cli, lms):
+    how = {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "seed": 5}
+    options = [word for name, value in how.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    template = "The {{_3}} of France{{_1}}."
+    samples = lms["reads"].sample(template, 3, **how)
+    (answer,) = objects(cli("infill", template, "-n", "3", "--json", *options))
+    expected = [{"text": s.text, "fills": list(s.fills), **as_dict(s)} for s in samples]
+    assert answer == {"template": template, "seed": 5, "future": True, "samples": expected}
+
+
+def test_a_fresh_seed_is_reported_and_repeats_the_run(cli):
+    first, second = (objects(cli("infill", "a {{_8}}", "--json"))[0] for _ in range(2))
+    assert first["seed"] != second["seed"]
+    assert objects(cli("infill", "a {{_8}}", "--json", "--seed", str(first["seed"])))[0] == first
+    for_people = cli("infill", "a {{_8}}", "--seed", str(first["seed"])).stdout
+    assert f"seed {first['seed']}" in for_people
+    assert f"log p {first['samples'][0]['log_prob']:8.2f}" in for_people
+
+
+@pytest.mark.parametrize("model", ["reads", "plain"])
+def test_rank_says_in_json_what_the_api_says(cli, lms, model):
+    template = "The {{cat|dog|capital of France}} sat."
+    ranking = lms[model].rank(template)
+    (answer,) = objects(cli("rank", template, "--json", model=model))
+    assert [a["choice"] for a in answer["alternatives"]] == [list(r.choice) for r in ranking]
+    assert [a["probability"] for a in answer["alternatives"]] == pytest.approx([r.probability for r in ranking])
+    assert answer["compared"] == ranking.compared
+    people = cli("rank", template, model=model).stdout
+    assert "Compared by the probability of the whole text" in people
+    assert people.index(ranking[0].choice[0], len(template)) < people.index(ranking[1].choice[0], len(template))
+
+
+@pytest.mark.parametrize("model", ["reads", "plain"])
+def test_score_shows_people_both_ways_of_reading_in_bits(cli, lms, model):
+    shown = cli("score", TEMPLATE, model=model).stdout
+    for future in (False, True):
+        for token in lms[model].log_prob(TEMPLATE, future=future).tokens:
+            assert f"{-token.log_prob / math.log(2):.2f}" in shown
+    assert "past only" in shown and "with future" in shown
+    assert ("has not been trained to read the future" in shown) == (model == "plain")
+
+
+def test_score_shows_one_way_when_told_or_when_there_is_no_future(cli):
+    assert "with future" not in cli("score", TEMPLATE, "--no-future").stdout
+    assert "past only" not in cli("score", TEMPLATE, "--future").stdout
+    shown = cli("score", "The capital of France is {{Paris}}").stdout
+    assert "with future" not in shown and "no future to read" in shown
+
+
+def test_a_number_that_is_not_finite_is_null_in_json(capsys):
+    emit({"a": [math.inf, {"b": math.nan}, 1.5]})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, {"b": None}, 1.5]}
+    impossible = Score((TokenScore("a", 1, 1, -1e6),), future=False)
+    emit(score_fields(impossible))
+    assert json.loads(capsys.readouterr().out)["perplexity"] is None
+
+
+@pytest.mark.parametrize("command", [["score", TEMPLATE], ["infill", "The {{_2}}."], ["rank", "The {{cat|dog}}."]])
+def test_escapes_come_only_where_colour_is_welcome(cli, command):
+    assert "\x1b[" in cli(*command, FORCE_COLOR="1").stdout
+    assert "\x1b" not in cli(*command).stdout
+    assert "\x1b" not in cli(*command, FORCE_COLOR="1", NO_COLOR="1").stdout
+
+
+def test_a_template_cannot_steer_the_terminal(cli):
+    assert "\x1b" not in cli("score", "The \x1b[31mcat {{\x1b[2J sat}}.").stdout
+
+
+# ---- templates from files and pipes ---------------------------------------------------------------------------------
+
+
+def test_a_file_is_answered_line_by_line_in_order(cli, tmp_path):
+    file = tmp_path / "templates.txt"
+    templates = [rf"{'The cat ' * (i % 5)}\n{{{{sat}}}} on {i}" for i in range(2 * BATCH + 3)]
+    file.write_bytes(b"\xef\xbb\xbf" + "\r\n\n \n".join(templates).encode())  # as Windows saves it; blank lines
+    one_by_one = [objects(cli("score", template, "--json"))[0] for template in templates[:3]]
+    answers = objects(cli("score", "--file", str(file), "--json"))
+    assert [answer["template"] for answer in answers] == templates
+    assert [answer["log_prob"] for answer in answers[:3]] == pytest.approx([a["log_prob"] for a in one_by_one])
+    assert objects(cli("rank", "-", "--json", stdin="{{a|b}}\n\n{{c|d}}"))[1]["template"] == "{{c|d}}"
+
+
+@pytest.mark.parametrize("bad", ["The {{cat", "The cat.", "The {{cat|dog}}.", "cat " * 80 + "{{sat}}"])
+@pytest.mark.parametrize("from_stdin", [False, True])
+def test_a_bad_line_is_named_and_what_came_before_it_is_answered(cli, tmp_path, bad, from_stdin):
+    file = tmp_path / "templates.txt"
+    file.write_text(f"The {{{{cat}}}}.\n\nThe {{{{dog}}}}.\n{bad}\nThe {{{{mat}}}}.\n", encoding="utf-8")
+    source = ["-"] if from_stdin else ["--file", str(file)]
+    result = cli("score", *source, "--json", code=2, stdin=file.read_text(encoding="utf-8"))
+    assert [answer["template"] for answer in objects(result)] == ["The {{cat}}.", "The {{dog}}."]
+    assert f"error: {'standard input' if from_stdin else file}, line 4: " in result.stderr
+
+
+def test_what_cannot_be_read_is_named(cli, tmp_path):
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("{{cat}}\n{{café}}\n".encode("latin1"))
+    result = cli("score", "--file", str(latin), "--json", code=2)
+    assert len(objects(result)) == 1
+    assert f"{latin}, line 2: byte 6 is not UTF-8" in result.stderr and "iconv" in result.stderr
+    assert str(tmp_path / "none") in cli("score", "--file", str(tmp_path / "none"), code=2).stderr
+    assert f"cannot read {tmp_path}" in cli("score", "--file", str(tmp_path), code=2).stderr
+
+
+def test_a_warning_is_one_line_on_stderr_once(cli):
+    result = cli("score", "-", "--json", model="plain", stdin="{{The}} cat\n" * 3)
+    assert len(objects(result)) == 3
+    assert re.fullmatch(r"warning: .*--no-future.*\n", result.stderr)
+    assert cli("score", "-", "--json", "--no-future", model="plain", stdin="{{The}} cat\n").stderr == ""
+
+
+def test_a_warning_that_comes_again_from_elsewhere_is_not_repeated(capsys):
+    with tidy():
+        warnings.simplefilter("always")
+        for _ in range(2):
+            warnings.warn("the weights\n  are odd", stacklevel=1)
+    assert capsys.readouterr().err == "warning: the weights are odd\n"
+
+
+# ---- mistakes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["score"], "give one TEMPLATE"),
+        (["score", "{{a}}", "--file", "x"], "give one TEMPLATE"),
+        (["score", "{{a"], "never closed"),
+        (["score", "no slot"], "nothing is asked"),
+        (["score", "a {{_3}}"], "a blank has no text"),
+        (["infill", "a {{_3}}", "-n", "0"], "-n"),
+        (["infill", "a {{_3}}", "--top-p", "0"], "--top-p"),
+        (["infill", "a {{_3}}", "--temperature", "nan"], "--temperature"),
+        (["rank", "a {{b}}"], "nothing to rank"),
+        (["score", "{{a}}", "--device", "abacus"], "abacus"),
+        (["score", "{{a}}", "--dtype", "float7"], "float7"),
+        (["score", "{{a}}", "--adapter", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["show", "{{a}}", "--adapter", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["show", "no slot"], "nothing is asked"),
+    ],
+)
+def test_a_mistake_ends_with_code_2_and_says_what_it_is(cli, arguments, message):
+    result = cli(*arguments, code=2)
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_model_that_is_not_there_is_named():
+    for command in ("score", "show"):
+        result = CliRunner().invoke(app, [command, "{{a}}", "--model", "/nowhere/model"])
+        assert result.exit_code == 2 and "/nowhere/model" in result.stderr
+
+
+def test_what_needs_no_model_does_not_import_torch(tmp_path):
+    commands = [
+        ["--version"],
+        ["--help"],
+        ["score"],
+        ["score", "a {{b"],
+        ["rank", "a {{b}}"],
+        ["infill", "a", "-n", "0"],
+    ]
+    commands += [[command, "--help"] for command in ("score", "infill", "rank", "show")]
+    commands += [["score", "--file", str(tmp_path / "none")], ["score", "{{a}}", "--dtype", "float7"], ["show", "{{a"]]
+    code = f"""
+import sys
+from acgpt.cli import main
+for sys.argv[1:] in {commands}:
+    try:
+        main()
+    except SystemExit as end:
+        print("code", end.code)
+print("imported", [name for name in ("torch", "transformers", "numpy") if name in sys.modules])
+"""
+    env = os.environ | {"PYTHONPATH": SOURCE, "PYTHONUTF8": "1", "COLUMNS": "100"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, encoding="utf-8", timeout=60)
+    lines = done.stdout.splitlines()
+    assert lines[:2] == [f"acgpt {acgpt.__version__}", "code 0"]
+    assert lines[-1] == "imported []"
+    assert [line for line in lines if line.startswith("code")].count("code 2") == 7
+    for word in ("Usage", "{{cat|dog|carburettor}}", "{{_3}}", "Keys of --json"):
+        assert word in done.stdout
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_pipe_is_answered_before_it_ends_and_ctrl_c_ends_cleanly(models):
+    process = start("score", "-", "--json", "--model", models["reads"])
+    watchdog = Timer(60, process.kill)  # an answer that never comes is a failure, not a wait
+    watchdog.start()
+    try:
+        for template in ("The {{cat}} sat.", "The {{dog}} sat."):
+            process.stdin.write(template + "\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["template"] == template
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+        assert process.stderr.read().split() == ["interrupted"]
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_a_closed_pipe_ends_the_run_without_a_word(models, tmp_path, options):
+    file = tmp_path / "templates.txt"
+    file.write_text("The {{cat}} sat.\n" * 20_000, encoding="utf-8")
+    process = start("score", "--file", str(file), "--model", models["reads"], *options)
+    try:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=60) == 141
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.stdin.close()
+        process.stderr.close()

