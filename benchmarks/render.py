@@ -55,13 +55,22 @@ def bos(record: dict[str, Any]) -> str:
     return markdown(["token at position 0", *(f"perplexity, {kind}" for kind in kinds)], rows)
 
 
+def copies(record: dict[str, Any]) -> str:
+    """Perplexity from the past alone and with copies."""
+    rows = [[kind, *(f"{value:.2f}" for value in row.values())] for kind, row in record["perplexity"].items()]
+    return markdown(["perplexity", "past only", "with copies"], rows)
+
+
+TABLES = {"decoding": decoding, "scoring": scoring, "bos": bos, "copies": copies}
+
+
 def rendered(page: str) -> str:
     """The page with every table written anew."""
 
     def table(match: re.Match[str]) -> str:
         name = match[1]
         record = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-        body = {"decoding": decoding, "scoring": scoring, "bos": bos}[record["benchmark"]](record)
+        body = TABLES[record["benchmark"]](record)
         return f"<!-- table {name} -->\n{body}\n\n{provenance(record)}\n<!-- end -->"
 
     return re.sub(r"<!-- table (\S+) -->.*?<!-- end -->", table, page, flags=re.DOTALL)

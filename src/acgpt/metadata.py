@@ -4,8 +4,8 @@
      "base_hash": "…", "tokenizer_hash": "…"}
 
 A model that was trained on the layout carries this file; one that does not is an ordinary causal model, which copies
-would only confuse (SmolLM2-135M as it comes: perplexity 21 without them and 69–84 with them). The same object is
-mirrored under `acgpt` in the Hugging Face config of a full model, so it survives tools that copy only what they know.
+would only confuse (docs/benchmarks.md says by how much). The same object is mirrored under `acgpt` in the Hugging Face
+config of a full model, so it survives tools that copy only what they know.
 """
 
 from __future__ import annotations

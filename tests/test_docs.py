@@ -1,0 +1,34 @@
+"""The documents say what the code does: their examples are run, their tables come from the result files."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_readme_print_what_it_says():
+    results = doctest.testfile(str(ROOT / "README.md"), module_relative=False, verbose=False)
+    assert results.attempted > 5
+    assert results.failed == 0
+
+
+def test_the_examples_in_docstrings_print_what_they_say():
+    import acgpt.query
+    import acgpt.template
+
+    for module in (acgpt.query, acgpt.template):
+        results = doctest.testmod(module)
+        assert results.attempted > 0 and results.failed == 0, module.__name__
+
+
+def test_the_tables_of_the_benchmarks_page_come_from_the_result_files():
+    program = [sys.executable, str(ROOT / "benchmarks" / "render.py"), "--check"]
+    check = subprocess.run(program, capture_output=True, text=True)
+    assert check.returncode == 0, check.stderr
