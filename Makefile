@@ -17,7 +17,7 @@ help: ## list the targets
 
 install: $(STAMP) ## make .venv and install acgpt into it, with all that development takes
 
-demo: $(STAMP) ## ask a real model, on this machine, questions that need the future
+demo: $(STAMP) ## a tour with a real model, on this machine: scoring, ranking, infilling
 	@$(BIN)/python -m acgpt.demo
 
 test: check ## lint, types and every test that needs no GPU

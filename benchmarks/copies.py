@@ -1,10 +1,10 @@
-"""Does the future help a model? Perplexity of the same tokens from the past alone, and with copies of all that is given.
+"""Does the future help a model? Perplexity of the same tokens from the past alone, and with copies of what is given.
 
     python benchmarks/copies.py prose.txt                      the embedded default
     python benchmarks/copies.py --model FOLDER prose.txt
 
-Paragraphs are cut to 256 tokens. "Scattered" gives 30 % of the tokens, at random places; "infilling" gives the first and
-the last third and asks for the middle.
+Paragraphs are cut to 256 tokens. "Scattered" gives 30 % of the tokens, at random places; "infilling" gives the first
+and the last third and asks for the middle.
 """
 
 from __future__ import annotations

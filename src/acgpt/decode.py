@@ -184,6 +184,7 @@ class Rows(Cache):
 
         self.buffers = [(empty(key), empty(value)) for key, value in like]
         self.dtype = like[0][1].dtype
+        self.nbytes = sum(buffer.nbytes for pair in self.buffers for buffer in pair)
         self.slots = torch.empty(0)
         self.capacity = 0
 
@@ -242,7 +243,7 @@ class Decoder:
             text[r, 0], text[r, 1 : len(row.query) + 1] = bos, body_tokens(row.query, mask)
             uniform[r, : len(row.query) + 1] = noise(row.query, row.sample, seed)
         self.text[at, :-1] = torch.from_numpy(text).to(at.device)
-        self.noise[at, :-1] = torch.from_numpy(uniform).to(at.device, self.noise.dtype)
+        self.noise[at, :-1] = torch.from_numpy(uniform).to(self.noise.dtype).to(at.device)  # MPS has no float64
 
     def put(self, rows: Tensor, at: Tensor, tokens: Tensor, log_probs: Tensor) -> None:
         """Write each row's drawn token at its position; position -1 is the spare column."""
@@ -290,6 +291,10 @@ class Sampler:
         self.budget = budget  # tokens in one prefill pass
         self.cuda = model.device.type == "cuda"
         self.most_rows = 256 if self.cuda else 32
+        config = model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.slot_bytes: int = 2 * config.num_hidden_layers * heads * head_dim * model.dtype.itemsize  # keys and values
         self.step_cost = STEP_COST["cuda" if self.cuda else "other"]
         self.grain = 128 if self.cuda else 32  # the cache is read in multiples of this many slots
         self.decoder: Decoder | None = None
@@ -301,11 +306,18 @@ class Sampler:
         rows = [Row(query, number, sample) for number, query in enumerate(queries) for sample in range(n)]
         rows.sort(key=lambda row: -len(row.query.asked_positions))  # neighbours take about as many steps
         answers: list[list[Any]] = [[None] * n for _ in queries]
-        for start in range(0, len(rows), self.most_rows):
-            batch = rows[start : start + self.most_rows]
-            for row, answer in self.sample_batch(batch, sampling, future):
+        most = self.rows_at_once(max((2 * len(query) for query in queries), default=0))
+        for start in range(0, len(rows), most):
+            for row, answer in self.sample_batch(rows[start : start + most], sampling, future):
                 answers[row.number][row.sample] = answer
         return answers
+
+    def rows_at_once(self, slots: int) -> int:
+        """How many rows of so many slots to decode together: as many as pay, if their caches fit into memory."""
+        memory: int = torch.cuda.mem_get_info(self.model.device)[0] // 2 if self.cuda else 2 * 2**30
+        if self.cuda and self.decoder is not None:
+            memory += self.decoder.cache.nbytes
+        return max(1, min(self.most_rows, memory // max(1, slots * self.slot_bytes)))
 
     def sample_batch(
         self, rows: list[Row], sampling: Sampling, future: bool

@@ -149,6 +149,10 @@ class LanguageModel:
         self._sampler = Sampler(self.model, bos=self.bos, mask=self.mask, backend=self.attention, budget=self.budget)
         self._warned = False
 
+    def __repr__(self) -> str:
+        kind, device, dtype = type(self.model).__name__, self.model.device, self.model.dtype
+        return f"LanguageModel({kind}, {device}, {dtype}, reads_future={self.reads_future})"
+
     @property
     def reads_future(self) -> bool:
         """Does the model say that it can read given tokens that stand after a blank?"""
