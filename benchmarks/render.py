@@ -61,7 +61,15 @@ def copies(record: dict[str, Any]) -> str:
     return markdown(["perplexity", "past only", "with copies"], rows)
 
 
-TABLES = {"decoding": decoding, "scoring": scoring, "bos": bos, "copies": copies}
+def attention(record: dict[str, Any]) -> str:
+    """Relative error of the logits, by architecture."""
+    table = record["relative_error"]
+    columns = list(next(iter(table.values())))
+    rows = [[name, *(f"{row[column]:.2e}" for column in columns)] for name, row in table.items()]
+    return markdown(["", *columns], rows)
+
+
+TABLES = {"attention": attention, "decoding": decoding, "scoring": scoring, "bos": bos, "copies": copies}
 
 
 def rendered(page: str) -> str:
