@@ -15,6 +15,7 @@ from models import ARCHITECTURES, by_definition, expected_log_probs, finished, m
 from scipy import stats
 
 import acgpt.decode
+from acgpt.attention import Dense, run
 from acgpt.decode import WIDTHS, Recorder, Rows, Sampler, Sampling, StepCost, choose_width, draw, noise, schedule
 from acgpt.errors import InputError, ModelError
 from acgpt.layout import build
@@ -117,6 +118,25 @@ def test_how_much_of_the_cache_is_read_changes_nothing(grain):
     with torch.inference_mode():
         drawn = made.sample(queries, 2, Sampling(), True)
     check_scores(reference, queries, drawn, True, **EXACT)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_memory_of_a_row_is_what_its_cache_takes(architecture):
+    _, ours = twins(architecture)
+    layout = build([random_query(0, 9)], bos=0, mask=1, future=True)
+    recorder = Recorder()
+    with torch.inference_mode():
+        run(ours, layout.ids[None], layout.positions[None], Dense(layout), 1, recorder)
+    assert Rows(recorder.states, 3, 5).nbytes == 3 * 5 * sampler(ours).slot_bytes
+
+
+def test_rows_are_as_many_as_fit_into_memory_and_at_least_one():
+    made = sampler(twins()[1])
+    assert made.rows_at_once(10) == made.most_rows == 32
+    assert made.rows_at_once(2**40) == 1
+    made.slot_bytes = 2**26  # two gibibytes hold 32 such slots
+    assert made.rows_at_once(4) == 8
+    assert made.rows_at_once(0) == 32
 
 
 def test_nothing_to_do_gives_nothing():
@@ -468,6 +488,24 @@ def test_temperature_top_k_and_top_p_mean_what_the_book_says(logits, temperature
     assert np.allclose(np.sort(share), np.sort(want), rtol=0, atol=1.01 / len(GRID))
     assert (p[tokens.numpy()] >= np.sort(p[want > 0]).min() * (1 - 1e-12)).all()
     assert np.allclose(log_probs.numpy(), np.log(p[tokens.numpy()]), rtol=0, atol=1e-12)  # the model's own
+
+
+@pytest.mark.parametrize(
+    ("how", "counts"),
+    [
+        ({"top_k": 2}, [571, 429, 0, 0]),  # 0.4 / 0.7
+        ({"top_p": 0.55}, [571, 429, 0, 0]),  # 0.4 is not enough
+        ({"top_p": 0.39}, [1000, 0, 0, 0]),
+        ({"top_k": 2, "top_p": 0.55}, [1000, 0, 0, 0]),  # 0.4 is 0.57 of what top-k has left
+        ({"top_k": 2, "top_p": 0.6}, [571, 429, 0, 0]),
+        ({"temperature": 0.5, "top_p": 0.5}, [1000, 0, 0, 0]),  # 0.16 / 0.30
+        ({"temperature": 0.5, "top_p": 0.6}, [640, 360, 0, 0]),
+    ],
+    ids=str,
+)
+def test_truncation_of_a_distribution_one_can_reckon_with(how, counts):
+    tokens, _ = drawn(np.log([0.4, 0.3, 0.2, 0.1]), GRID, **how)
+    assert np.bincount(tokens.numpy(), minlength=4).tolist() == counts
 
 
 def test_each_token_takes_a_piece_of_the_unit_interval_as_long_as_its_probability():

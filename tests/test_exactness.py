@@ -431,8 +431,32 @@ def test_attention_that_a_layer_would_add_is_refused_when_it_is_called(own):
 def test_a_model_that_computes_something_else_under_our_attention_is_refused(monkeypatch):
     model = tiny_model()
     monkeypatch.setattr(Dense, "__call__", lambda self, q, k, v, scale: v.repeat_interleave(2, 1).transpose(1, 2))
-    with pytest.raises(ModelError, match="other log-probabilities"):
+    with pytest.raises(ModelError, match="nothing given it answers otherwise"):
         check_model(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_counts_positions_by_itself_is_refused(monkeypatch):
+    model = tiny_model("gpt2")
+    true = type(model).forward
+
+    def forward(self, input_ids=None, position_ids=None, **kwargs):  # it takes positions, and does not heed them
+        return true(self, input_ids=input_ids, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", forward)
+    with pytest.raises(ModelError, match="order of copies"):
+        check_model(model)
+
+
+def test_a_model_on_several_devices_is_refused():
+    model = tiny_model()
+    model.lm_head.to("meta")
+    with pytest.raises(ModelError, match="several devices"):
+        check_model(model)
+
+
+def test_a_model_with_hardly_any_positions_can_be_checked():
+    check_model(tiny_model("gpt2", positions=3))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

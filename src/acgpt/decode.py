@@ -34,6 +34,7 @@ from acgpt.errors import InputError
 from acgpt.layout import batches, body_tokens, build
 from acgpt.query import Query
 
+GREEDY = 1e-6  # temperatures below this are taken for 0: dividing by them would overflow
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -97,7 +98,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
         (R,) token ids and (R,) their log-probabilities under the model itself: temperature 1, nothing cut off.
     """
     log_probs = logits.to(logits.dtype if logits.dtype == torch.float64 else torch.float32).log_softmax(-1)
-    if sampling.temperature == 0:
+    if sampling.temperature < GREEDY:
         token = log_probs.argmax(-1)
     else:
         p, order = (log_probs / sampling.temperature).softmax(-1), None
@@ -110,7 +111,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
             kept = (mass - p < sampling.top_p * total).sum(-1, keepdim=True)
             total = mass.gather(1, kept - 1)
         token = torch.searchsorted(mass, uniform[:, None].to(mass.dtype) * total, right=True)
-        token = token.clamp(max=p.shape[-1] - 1)  # should uniform * total have been rounded up to the total
+        token = token.minimum((mass < total).sum(-1, keepdim=True))  # should the product have been rounded up
         token = (token if order is None else order.gather(1, token))[:, 0]
     return token, log_probs.gather(1, token[:, None])[:, 0]
 

@@ -123,6 +123,7 @@ class LanguageModel:
         attention: str = "auto",
     ) -> None:
         self.model: PreTrainedModel = without_peft(model)
+        self.has_adapter = self.model is not model
         self.tokenizer = tokenizer
         self.metadata = metadata if metadata is not None else Metadata.of(self.model)
         check_model(self.model)
@@ -282,6 +283,11 @@ class LanguageModel:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the model, its tokenizer and its metadata to a folder that `acgpt.load` and transformers open."""
+        if self.has_adapter:
+            raise ModelError(
+                "the model carries a PEFT adapter. Save the adapter with the PEFT model's own save_pretrained and "
+                "write its metadata beside it (Metadata.write), or merge it first: merge_and_unload()."
+            )
         if self.metadata is not None:
             self.metadata = replace(
                 self.metadata,

@@ -16,6 +16,7 @@ import torch
 import transformers
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.errors import InputError, ModelError
@@ -116,7 +117,10 @@ def load_base(source: str | Path, dtype: torch.dtype | str) -> tuple[PreTrainedM
     if str(source).endswith(".gguf") and (gguf_config := getattr(transformers, "GgufConfig", None)) is not None:
         extra["quantization_config"] = gguf_config(dequantize=True)
     tokenizer = from_pretrained(AutoTokenizer, source)
-    return from_pretrained(AutoModelForCausalLM, source, dtype=dtype, **extra), tokenizer
+    network, info = from_pretrained(AutoModelForCausalLM, source, dtype=dtype, output_loading_info=True, **extra)
+    if info["missing_keys"]:  # transformers would make them up
+        raise ModelError(f"cannot load {source}: it lacks the weights {', '.join(sorted(info['missing_keys']))}.")
+    return network, tokenizer
 
 
 def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
@@ -134,7 +138,7 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
             raise ModelError(f"{path} has no config.json: it is not the folder of a Hugging Face model.")
     try:
         return kind.from_pretrained(os.fspath(name), **options)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"cannot load {source}: {error}") from error
 
 
@@ -176,7 +180,7 @@ def add_adapter(network: PreTrainedModel, adapter: str) -> tuple[Any, Metadata |
         )
     try:
         return PeftModel.from_pretrained(network, adapter), metadata
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot put the adapter {adapter} on {type(network).__name__}: {error}") from error
 
 
@@ -209,7 +213,7 @@ def embedded_default() -> Path:
         network.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         temporary.rename(converted)  # whole or not at all
-    except OSError:
+    except (OSError, SafetensorError):
         if not converted.is_dir():  # a full disk; otherwise another process was faster
             return gguf
     finally:
