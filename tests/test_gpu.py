@@ -97,3 +97,15 @@ def test_long_ragged_batches_agree_in_bf16():
     for query, got in zip(queries, together, strict=True):
         logits, alone = logits_of(model, [query], "varlen")
         assert torch.allclose(got, token_log_probs(logits, alone.targets), atol=0.05)
+
+
+def test_captured_steps_serve_every_seed():
+    model = tiny_model("llama").cuda().half()
+    check_model(model)
+    sampler = Sampler(model, bos=0, mask=1, backend="varlen", budget=500)
+    query = random_query(0, 60)
+    with torch.inference_mode():
+        sampler.sample([query], 4, Sampling(seed=1), True)
+        captured = dict(sampler.decoder.graphs)
+        sampler.sample([query], 4, Sampling(seed=2), True)
+    assert captured and sampler.decoder.graphs == captured

@@ -535,3 +535,11 @@ def test_real_tokenizers_work(kind, request):
     assert "".join(t.text for t in score.tokens).strip() == "Paris"
     for sample in lm.sample("The capital of {{_2}} is Paris.", n=2, seed=0):
         assert sample.log_prob == pytest.approx(lm.log_prob(sample.query).log_prob, abs=1e-3)
+
+
+@pytest.mark.parametrize("verb", ["log_prob", "sample"])
+def test_a_network_that_breaks_down_gives_an_error_and_no_answer(verb):
+    lm = make()
+    lm.model.get_output_embeddings().weight.data[5] = math.nan
+    with pytest.raises(ModelError, match="NaN"):
+        getattr(lm, verb)(TEMPLATE)

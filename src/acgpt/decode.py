@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,10 @@ from acgpt.attention import BACKENDS, Cached, run
 from acgpt.errors import InputError
 from acgpt.layout import batches, body_tokens, build
 from acgpt.query import Query
+from acgpt.score import check_numbers
 
 GREEDY = 1e-6  # temperatures below this are taken for 0: dividing by them would overflow
+MOST_GRAPHS = 64  # captured steps to keep: one for each number of rows, width, capacity and way of drawing
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -244,6 +246,7 @@ class Decoder:
             text[r, 0], text[r, 1 : len(row.query) + 1] = bos, body_tokens(row.query, mask)
             uniform[r, : len(row.query) + 1] = noise(row.query, row.sample, seed)
         self.text[at, :-1] = torch.from_numpy(text).to(at.device)
+        self.log_probs[at] = 0
         self.noise[at, :-1] = torch.from_numpy(uniform).to(self.noise.dtype).to(at.device)  # MPS has no float64
 
     def put(self, rows: Tensor, at: Tensor, tokens: Tensor, log_probs: Tensor) -> None:
@@ -276,6 +279,8 @@ class Decoder:
             times -= 1
             if not times:
                 return
+            if len(self.graphs) == MOST_GRAPHS:
+                self.graphs.clear()
             pool = next(iter(self.graphs.values())).pool() if self.graphs else None
             self.graphs[shape] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graphs[shape], pool=pool):
@@ -349,12 +354,14 @@ class Sampler:
         if self.cuda:  # powers of two: fewer shapes to capture
             working = np.minimum(2 ** np.ceil(np.log2(working)).astype(int), len(rows))
         changes = np.flatnonzero(np.diff(working) | np.diff(capacities)) + 1
+        how = replace(sampling, seed=0)  # the seed is in the noise: the same captured step serves any
         for group in np.split(np.arange(steps), changes):
             if len(group):
-                decoder.play(len(group), int(working[group[0]]), width, int(capacities[group[0]]), sampling)
+                decoder.play(len(group), int(working[group[0]]), width, int(capacities[group[0]]), how)
 
         self.decoder = decoder if self.cuda else None
         text, log_probs = decoder.text.cpu().numpy(), decoder.log_probs.cpu().numpy()
+        check_numbers(log_probs[: len(rows), :-1])
         asked = [list(row.query.asked_positions) for row in rows]
         return [(row, (text[r, at], log_probs[r, at])) for r, (row, at) in enumerate(zip(rows, asked, strict=True))]
 

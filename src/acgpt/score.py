@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from acgpt.attention import BACKENDS, run
+from acgpt.errors import ModelError
 from acgpt.layout import batches, build
 from acgpt.query import Query
 
@@ -38,10 +40,17 @@ def log_probs(
     for group in batches(dict(enumerate(queries)), budget, future):
         layout = build([queries[i] for i in group], bos=bos, mask=mask, future=future).to(model.device)
         logits = run(model, layout.ids[None], layout.positions[None], BACKENDS[backend](layout), layout.rows)[0]
-        scores = token_log_probs(logits, layout.targets).split(layout.asked)
-        for i, score in zip(group, scores, strict=True):
+        scores = token_log_probs(logits, layout.targets)
+        check_numbers(scores.numpy())
+        for i, score in zip(group, scores.split(layout.asked), strict=True):
             answers[i] = score.tolist()
     return answers
+
+
+def check_numbers(log_probs: np.ndarray) -> None:
+    """Refuse to pass on what is no number: a model that overflowed has no answer."""
+    if np.isnan(log_probs).any():
+        raise ModelError("the model's logits are not numbers (NaN): its weights are broken, or its dtype overflows.")
 
 
 def token_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
