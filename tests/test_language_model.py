@@ -328,8 +328,9 @@ def test_impossible_requests_for_samples_are_refused(lm):
 # ---- rank ----------------------------------------------------------------------------------------------------------
 
 
-def test_alternatives_of_one_length_are_compared_by_what_is_asked(lm, reference):
-    ranking = lm.rank("The {{cat|dog|bird}} sat.")
+@pytest.mark.parametrize("order", ["cat|dog|bird", "bird|dog|cat", "dog|bird|cat"])
+def test_alternatives_of_one_length_are_compared_by_what_is_asked_the_best_first(lm, reference, order):
+    ranking = lm.rank("The {{" + order + "}} sat.")
     assert ranking.compared == "asked | given" and ranking.future
     want = {}
     for word in ("cat", "dog", "bird"):
@@ -338,7 +339,7 @@ def test_alternatives_of_one_length_are_compared_by_what_is_asked(lm, reference)
     assert {r.choice[0]: r.log_prob for r in ranking} == exactly(want)
     total = sum(math.exp(x) for x in want.values())
     assert {r.choice[0]: r.probability for r in ranking} == exactly({w: math.exp(x) / total for w, x in want.items()})
-    assert [r.log_prob for r in ranking] == sorted(want.values(), reverse=True)
+    assert [r.choice[0] for r in ranking] == sorted(want, key=want.get, reverse=True)
     assert {r.text for r in ranking} == {"The cat sat.", "The dog sat.", "The bird sat."}
     assert len(ranking) == 3 and ranking[0] == ranking.alternatives[0]
 

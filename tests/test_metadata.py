@@ -94,6 +94,7 @@ def rounded():
 def test_the_hash_of_weights_is_the_same_in_float32_and_bfloat16():
     assert len(weights_hash(rounded())) == 64
     assert weights_hash(rounded()) == weights_hash(rounded().bfloat16()) == weights_hash(rounded().double())
+    assert weights_hash(tiny_model()) == weights_hash(tiny_model().bfloat16())  # also what bf16 has to round
 
 
 def test_the_hash_of_weights_differs_when_a_weight_does():

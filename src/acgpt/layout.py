@@ -144,7 +144,7 @@ def body_tokens(query: Query, mask: int | None) -> np.ndarray:
 def visible(copies: Tensor, slots: int) -> Tensor:
     """The whole mask: may query slot q read key slot k? Slots are counted within one sequence, copies first.
 
-    A copy is seen by all. Text is seen by text at or after it.
+    Causal attention everywhere, and a copy is seen by all.
 
     Args:
         copies: (B,) the number of copies of each sequence.
@@ -155,5 +155,4 @@ def visible(copies: Tensor, slots: int) -> Tensor:
     """
     slot = torch.arange(slots, device=copies.device)
     is_copy = slot < copies[:, None]  # (B, S)
-    not_later = slot <= slot[:, None]  # (S, S): k at or before q
-    return is_copy[:, None, :] | (~is_copy[:, :, None] & not_later)
+    return is_copy[:, None, :] | (slot <= slot[:, None])
