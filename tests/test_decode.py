@@ -579,3 +579,19 @@ def test_decoding_also_notices_attention_changed_behind_our_back():
     ours.set_attn_implementation("sdpa")
     with pytest.raises(ModelError, match="0 of its 2 layers"):
         sample(ours, [Query([None, 5], [False, True])])
+
+
+def test_samples_beyond_one_batch_share_the_prefill_too(monkeypatch):
+    _, model = twins()
+    sampler = Sampler(model, bos=0, mask=1, backend="dense", budget=1000)
+    sampler.most_rows = 4
+    prefills = []
+
+    def spy(*args, **how):
+        prefills.extend(arg for arg in args if isinstance(arg, Recorder))
+        return run(*args, **how)
+
+    monkeypatch.setattr(acgpt.decode, "run", spy)
+    with torch.inference_mode():
+        sampler.sample([random_query(0, 12), random_query(1, 9)], 11, Sampling(seed=0), True)
+    assert len(prefills) == 2  # one a query, though the samples of each are drawn in several batches

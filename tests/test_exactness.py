@@ -25,6 +25,7 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     CohereConfig,
+    DeepseekV3Config,
     DiffLlamaConfig,
     FalconConfig,
     Gemma2Config,
@@ -40,6 +41,7 @@ from transformers import (
 )
 
 from acgpt.attention import Dense, attend, check_model, choose_backend, run
+from acgpt.decode import Sampler, Sampling
 from acgpt.errors import ModelError
 from acgpt.layout import build
 from acgpt.query import Query
@@ -154,6 +156,8 @@ GROUPED = {**SHAPE, "num_key_value_heads": 2}
         Phi3Config(**GROUPED),
         CohereConfig(**GROUPED),
         GraniteConfig(**GROUPED, attention_multiplier=0.2),
+        DeepseekV3Config(**SHAPE, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8,
+                         qk_rope_head_dim=8, v_head_dim=12, first_k_dense_replace=2),  # values narrower than keys
         GPTNeoXConfig(**SHAPE),  # parallel residual, a quarter of each head rotary: Pythia
         OPTConfig(
             vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=64,
@@ -170,6 +174,15 @@ def test_other_architectures_that_are_accepted_are_exact_too(config):
     queries = ragged()
     for query, got in zip(queries, answers(ours, queries), strict=True):
         torch.testing.assert_close(got, expected_log_probs(reference, query), **EXACT)
+    sampler = Sampler(ours, bos=0, mask=1, backend="dense", budget=100)
+    with torch.inference_mode():
+        drawn = sampler.sample(queries, 1, Sampling(seed=0), future=True)
+    for query, ((tokens, log_probs),) in zip(queries, drawn, strict=True):
+        filled = list(query.tokens)
+        for position, token in zip(query.asked_positions, tokens.tolist(), strict=True):
+            filled[position - 1] = token
+        want = expected_log_probs(reference, Query(filled, query.given, query.asked))
+        torch.testing.assert_close(torch.from_numpy(log_probs), want, **EXACT)
 
 
 def test_float32_and_bfloat16_agree_with_float64_as_far_as_they_can():

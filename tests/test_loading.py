@@ -16,7 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, ModelError, loading
+from acgpt.loading import read_metadata
 from acgpt.metadata import FILE, tokenizer_hash, weights_hash
+from acgpt.show import load_reader
 
 TEMPLATE = "The {{cat}} sat on the {{mat}}."
 
@@ -108,14 +110,59 @@ def test_metadata_in_the_file_alone_is_enough(folder, saved):
     assert acgpt.load(folder).metadata == saved[1].metadata
 
 
-def test_an_ordinary_model_is_saved_and_loaded_without_metadata(tmp_path):
-    lm = LanguageModel(network(), tokenizer())
+def test_an_ordinary_model_is_saved_with_its_bos_and_still_reads_no_copies(tmp_path):
+    lm = LanguageModel(network(), tokenizer(), bos=7)
     lm.save_pretrained(tmp_path)
-    assert not (tmp_path / FILE).exists() and "acgpt" not in json.loads((tmp_path / "config.json").read_text())
     again = acgpt.load(tmp_path)
-    assert again.metadata is None and not again.reads_future
+    assert (again.metadata.method, again.bos, again.reads_future) == ("gpt", 7, False)
     with pytest.warns(FutureIgnored):
         assert scores(again) == scores(lm, future=False)
+
+
+def test_metadata_beside_a_gguf_file_is_read(tmp_path):
+    Metadata(bos_token_id=3).write(tmp_path)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert read_metadata(tmp_path / "model.gguf") == Metadata(bos_token_id=3)
+
+
+def test_metadata_of_a_hub_id_is_fetched_from_the_hub(tmp_path, monkeypatch):
+    Metadata(bos_token_id=3).write(tmp_path)
+    asked = []
+
+    def download(repository, file):
+        asked.append((repository, file))
+        return str(tmp_path / file)
+
+    monkeypatch.setattr("acgpt.loading.hf_hub_download", download)
+    assert read_metadata("someone/some-model") == Metadata(bos_token_id=3)
+    assert asked == [("someone/some-model", FILE)]
+
+
+@pytest.mark.parametrize("where", ["file", "config"])
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (None, (True, 5, 6)),  # an adapter that says nothing leaves its base as it is
+        (Metadata(method="gpt"), (False, 5, 6)),
+        (Metadata(bos_token_id=8, mask_token_id=9), (True, 8, 9)),
+    ],
+)
+def test_what_an_adapter_leaves_open_is_as_its_base_says_wherever_it_says_it(tmp_path, where, own, expected):
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    LanguageModel(network(), tokenizer(), metadata=Metadata(), bos=5, mask=6).save_pretrained(base)
+    config = json.loads((base / "config.json").read_text())
+    if where == "file":
+        del config["acgpt"]
+        (base / "config.json").write_text(json.dumps(config))
+    else:
+        (base / FILE).unlink()
+    lora(AutoModelForCausalLM.from_pretrained(base)).save_pretrained(adapter)
+    if own is not None:
+        own.write(adapter)
+    lm = acgpt.load(base, adapter=adapter)
+    assert (lm.reads_future, lm.bos, lm.mask) == expected
+    reader = load_reader(str(base), str(adapter))  # what `acgpt show` draws is what is computed
+    assert (reader.reads_future, reader.bos, reader.mask) == expected
 
 
 def test_bos_and_mask_can_be_named_when_loading(saved):

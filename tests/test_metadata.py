@@ -75,12 +75,12 @@ def test_only_ac_gpt_reads_copies():
 
 def test_the_config_of_a_model_may_carry_it():
     model = tiny_model()
-    assert Metadata.of(model) is None
+    assert Metadata.of(model.config) is None
     model.config.acgpt = asdict(FULL)
-    assert Metadata.of(model) == FULL
+    assert Metadata.of(model.config) == FULL
     model.config.acgpt = {"format_version": 99}
-    with pytest.raises(ModelError, match=r"config of LlamaForCausalLM.*99"):
-        Metadata.of(model)
+    with pytest.raises(ModelError, match=r"config of a llama model.*99"):
+        Metadata.of(model.config)
 
 
 # ---- fingerprints --------------------------------------------------------------------------------------------------

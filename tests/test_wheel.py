@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from models import tiny_model, tiny_tokenizer
+
+from acgpt import LanguageModel
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +107,14 @@ def test_the_installed_version_is_the_one_in_its_metadata(installed: Environment
         "import acgpt, importlib.metadata as m; print(acgpt.__version__, m.version('acgpt'))"
     ).split()
     assert stated == recorded == wheel.name.split("-")[1]
+
+
+def test_the_installed_package_answers_a_question(installed: Environment, tmp_path: Path) -> None:
+    lm = LanguageModel(tiny_model(vocabulary=324), tiny_tokenizer(bos_token="<bos>", eos_token="<eos>"))
+    lm.save_pretrained(tmp_path / "model")
+    template = "The {{cat}} sat."
+    answer = json.loads(installed.acgpt("score", template, "--model", str(tmp_path / "model"), "--no-future", "--json"))
+    assert answer["log_prob"] == pytest.approx(lm.log_prob(template, future=False).log_prob, abs=1e-3)
 
 
 def test_the_installed_command_states_its_version(installed: Environment, wheel: Path) -> None:

@@ -18,7 +18,10 @@ layers with a mask of their own such as sliding windows (refused by `check_model
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
 import torch
@@ -54,7 +57,7 @@ class Dense:
         packed, real = layout.rectangle()
         home = torch.empty_like(layout.ids, device="cpu")
         home[packed[real]] = torch.arange(real.numel()).view_as(real)[real]
-        mask = visible(torch.tensor(layout.copies), real.shape[1]) & real[:, None, :]
+        mask = visible(torch.tensor(layout.copies), real.shape[1])  # padding comes last, so nothing real sees it
         self.packed, self.home = packed.to(device), home.to(device)  # (B, S) into the batch, (N,) into the rectangle
         self.mask = mask[:, None].to(device)  # (B, 1, S, S)
 
@@ -114,19 +117,27 @@ class Cached:
         q = q.to(v.dtype).reshape(rows, k.shape[1], groups * width, dim)
         mask = self.mask.repeat(1, 1, groups, 1) if groups > 1 else self.mask
         out = F.scaled_dot_product_attention(q, k.to(v.dtype), v, attn_mask=mask, scale=scale)
-        return out.reshape(rows, heads, width, dim).transpose(1, 2)
+        return out.reshape(rows, heads, width, -1).transpose(1, 2)
 
 
 BACKENDS: dict[str, type[Dense] | type[Varlen]] = {"dense": Dense, "varlen": Varlen}
 
 
 def flash(*args: Any, **kwargs: Any) -> Tensor:
-    """torch's variable-length flash attention. Newer versions want to be told of grouped-query attention."""
+    """torch's variable-length flash attention."""
     from torch.nn.attention.varlen import varlen_attn
 
-    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+    if flash_wants_gqa():
         kwargs["enable_gqa"] = True
     return cast(Tensor, varlen_attn(*args, **kwargs))  # a tuple only if one is asked for
+
+
+@functools.cache
+def flash_wants_gqa() -> bool:
+    """Newer versions of torch want to be told of grouped-query attention."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def choose_backend(model: PreTrainedModel) -> str:
@@ -134,7 +145,8 @@ def choose_backend(model: PreTrainedModel) -> str:
     config = model.config.get_text_config()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     half = model.dtype in (torch.bfloat16, torch.float16)
-    return "varlen" if model.device.type == "cuda" and half and head_dim % 8 == 0 and head_dim <= 256 else "dense"
+    plain = head_dim % 8 == 0 and head_dim <= 256 and getattr(config, "v_head_dim", head_dim) == head_dim
+    return "varlen" if model.device.type == "cuda" and half and plain else "dense"
 
 
 def attend(
@@ -155,6 +167,8 @@ def attend(
         )
         return out, None
     added = [name for name in OWN_MASKS if kwargs.get(name) is not None]
+    if attention_mask is not None and attention_mask.shape != (1, 1, 1, 1):  # not the one that `run` passed
+        added.append("a mask of its own")
     if added or dropout:
         what = ", ".join([*added, *(["dropout"] if dropout else [])])
         raise ModelError(f"this model's attention uses {what}, which acgpt's layout does not: it is not supported.")
@@ -230,16 +244,27 @@ def check_model(model: PreTrainedModel) -> None:
         raise ModelError(f"{name} does not take position_ids, so copies cannot carry the positions of their originals.")
     if len({parameter.device for parameter in model.parameters()}) > 1:
         raise ModelError(f"{name} is spread over several devices; load it onto one.")
-    training, own_attention = model.training, model.config._attn_implementation
-    model.eval()
+    if model.get_output_embeddings() is None:
+        raise ModelError(f"{name} predicts no tokens; load it as a causal language model (AutoModelForCausalLM).")
+    own_attention = model.config._attn_implementation
     try:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             probe(model)
-    except (ModelError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever a network of another kind makes of such a call
         model.set_attn_implementation(own_attention)
         raise ModelError(f"{name} cannot be put through acgpt's attention: {error}") from error
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """No dropout within; every module is left in the mode that it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True
 
 
 def probe(model: PreTrainedModel) -> None:

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from transformers.cache_utils import Cache
 
 from acgpt.attention import BACKENDS, Cached, run
 from acgpt.errors import InputError
-from acgpt.layout import batches, body_tokens, build
+from acgpt.layout import Layout, batches, body_tokens, build
 from acgpt.query import Query
 from acgpt.score import check_numbers
 
@@ -68,6 +69,15 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p"):
+            if not isinstance(getattr(self, name), int | float):
+                raise InputError(f"{name} must be a number, not {getattr(self, name)!r}.")
+        for name in ("top_k", "seed"):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, None if value is None and name == "top_k" else index(value))
+            except TypeError as error:
+                raise InputError(f"{name} must be a whole number, not {value!r}.") from error
         if not (0 <= self.temperature < float("inf")):
             raise InputError(f"temperature must be 0 (greedy) or a positive number, not {self.temperature}.")
         if not (0 < self.top_p <= 1):
@@ -220,7 +230,7 @@ class Decoder:
     """
 
     def __init__(self, model: PreTrainedModel, like: list[tuple[Tensor, Tensor]], size: tuple[int, ...]) -> None:
-        self.model, self.size = model, size
+        self.model, self.size, self.state = model, size, state_of(model)
         rows, self.slots, columns, steps, width = size
         wide = torch.float32 if model.device.type == "mps" else torch.float64
 
@@ -289,6 +299,16 @@ class Decoder:
             self.graphs[shape].replay()
 
 
+@dataclass(frozen=True)
+class Prefill:
+    """Queries that have been run up to their first blank, in one packed pass."""
+
+    numbers: list[int]  # which queries
+    layout: Layout
+    states: list[tuple[Tensor, Tensor]]  # keys and values of each layer, as in `Recorder`
+    logits: Tensor  # (queries, V) for the first asked token of each
+
+
 class Sampler:
     """Draws samples from one model; on CUDA it keeps its decoder, with the captured steps, between calls."""
 
@@ -313,8 +333,11 @@ class Sampler:
         rows.sort(key=lambda row: -len(row.query.asked_positions))  # neighbours take about as many steps
         answers: list[list[Any]] = [[None] * n for _ in queries]
         most = self.rows_at_once(max((2 * len(query) for query in queries), default=0))
+        kept: list[Prefill] = []
         for start in range(0, len(rows), most):
-            for row, answer in self.sample_batch(rows[start : start + most], sampling, future):
+            batch, rest = rows[start : start + most], rows[start + most :]
+            drawn, kept = self.sample_batch(batch, sampling, future, kept, rest[0].number if rest else None)
+            for row, answer in drawn:
                 answers[row.number][row.sample] = answer
         return answers
 
@@ -326,9 +349,17 @@ class Sampler:
         return max(1, min(self.most_rows, memory // max(1, slots * self.slot_bytes)))
 
     def sample_batch(
-        self, rows: list[Row], sampling: Sampling, future: bool
-    ) -> list[tuple[Row, tuple[np.ndarray, np.ndarray]]]:
-        """Decode one batch of rows together."""
+        self, rows: list[Row], sampling: Sampling, future: bool, ready: list[Prefill], following: int | None
+    ) -> tuple[list[tuple[Row, tuple[np.ndarray, np.ndarray]]], list[Prefill]]:
+        """Decode one batch of rows together.
+
+        Args:
+            rows: What to draw.
+            sampling: How.
+            future: With copies of what is given?
+            ready: Prefills that the batch before has left.
+            following: The query of the first row of the next batch: if it is one of these, its prefill is left for it.
+        """
         queries = {row.number: row.query for row in rows}
         width = choose_width(list(queries.values()), len(rows), self.step_cost)
         plans = {number: schedule(query, width) for number, query in queries.items()}
@@ -337,19 +368,31 @@ class Sampler:
         copies = np.array([len(row.query.given_positions) if future else 0 for row in rows])
         steps, columns = int(lengths[0]), max(map(len, queries.values())) + 1
         slots = max(c + row.query.asked_positions[-1] for c, row in zip(copies.tolist(), rows, strict=True))
-
         reads = np.full((steps, len(rows), width), -1)
         draws = np.full((steps, len(rows)), -1)
         for r, row in enumerate(rows):
             reads[: lengths[r], r], draws[: lengths[r], r] = plans[row.number].reads, plans[row.number].draws
 
-        decoder = self.prefill(rows, (len(rows), slots, columns, steps, width), sampling, future)
+        # Rounded up, so that batches of about the same size find room, and captured steps, in the same decoder.
+        size = (len(rows), *(-(-x // self.grain) * self.grain for x in (slots, columns, steps)), width)
+        decoder, self.decoder = self.decoder, None  # it is put back when all has gone well
+        if decoder is not None and not (decoder.fits(size) and decoder.state == state_of(self.model)):
+            decoder = None
+        left: list[Prefill] = []
+        for prefill in self.prefills(queries, ready, future):
+            if decoder is None:
+                decoder = Decoder(self.model, prefill.states, size)
+            self.begin(decoder, rows, prefill, sampling)
+            if following in prefill.numbers:
+                left.append(prefill)
+        assert decoder is not None
         decoder.reads[:steps, : len(rows), :width] = torch.from_numpy(reads)
         decoder.draws[:steps, : len(rows)] = torch.from_numpy(draws)
         decoder.clock.zero_()
+
         # Steps of one shape are played together: so many rows still at work, so many slots of the cache in use.
         used = (reads.max(-1, initial=-1) + copies).max(-1, initial=0) + 1
-        capacities = np.minimum(-(-used // self.grain) * self.grain, slots)
+        capacities = -(-used // self.grain) * self.grain
         working = (lengths > np.arange(steps)[:, None]).sum(1)
         if self.cuda:  # powers of two: fewer shapes to capture
             working = np.minimum(2 ** np.ceil(np.log2(working)).astype(int), len(rows))
@@ -359,38 +402,47 @@ class Sampler:
             if len(group):
                 decoder.play(len(group), int(working[group[0]]), width, int(capacities[group[0]]), how)
 
-        self.decoder = decoder if self.cuda else None
         text, log_probs = decoder.text.cpu().numpy(), decoder.log_probs.cpu().numpy()
         check_numbers(log_probs[: len(rows), :-1])
+        self.decoder = decoder if self.cuda else None
         asked = [list(row.query.asked_positions) for row in rows]
-        return [(row, (text[r, at], log_probs[r, at])) for r, (row, at) in enumerate(zip(rows, asked, strict=True))]
+        drawn = [(row, (text[r, at], log_probs[r, at])) for r, (row, at) in enumerate(zip(rows, asked, strict=True))]
+        return drawn, left
 
-    def prefill(self, rows: list[Row], size: tuple[int, ...], sampling: Sampling, future: bool) -> Decoder:
-        """Run each distinct query once up to its first blank, fill the caches of its rows, and make the first draw."""
+    def prefills(self, queries: dict[int, Query], ready: list[Prefill], future: bool) -> Iterator[Prefill]:
+        """Every query run up to its first blank, once: those that are ready, then the others, many in a pass."""
+        ready = [prefill for prefill in ready if not queries.keys().isdisjoint(prefill.numbers)]
+        yield from ready
+        done = {number for prefill in ready for number in prefill.numbers}
+        for group in batches({n: q for n, q in queries.items() if n not in done}, self.budget, future):
+            questions = [queries[number] for number in group]
+            layout = build(questions, bos=self.bos, mask=self.mask, future=future, first_only=True)
+            there, recorder = layout.to(self.model.device), Recorder()
+            backend = BACKENDS[self.backend](there)
+            logits = run(self.model, there.ids[None], there.positions[None], backend, there.rows, recorder)[0]
+            yield Prefill(group, layout, recorder.states, logits)
+
+    def begin(self, decoder: Decoder, rows: list[Row], prefill: Prefill, sampling: Sampling) -> None:
+        """Fill the caches of the rows whose queries have been prefilled, and make their first draw."""
+        place = {number: i for i, number in enumerate(prefill.numbers)}
+        members = [r for r, row in enumerate(rows) if row.number in place]
         device = self.model.device
-        decoder = self.decoder if self.decoder is not None and self.decoder.fits(size) else None
-        self.decoder = None  # freed before a larger one is made
-        queries = {row.number: row.query for row in rows}
-        for group in batches(queries, self.budget, future):
-            layout = build(
-                [queries[number] for number in group], bos=self.bos, mask=self.mask, future=future, first_only=True
-            )
-            packed, _ = layout.rectangle()
-            copies, texts = torch.tensor(layout.copies), torch.tensor(layout.texts)
-            layout = layout.to(device)
-            recorder = Recorder()
-            backend = BACKENDS[self.backend](layout)
-            logits = run(self.model, layout.ids[None], layout.positions[None], backend, layout.rows, recorder)[0]
-            if decoder is None:
-                decoder = Decoder(self.model, recorder.states, size)
-            place = {number: i for i, number in enumerate(group)}
-            members = [r for r, row in enumerate(rows) if row.number in place]
-            i = torch.tensor([place[rows[r].number] for r in members])
-            first = texts[i].to(device)  # the first asked position: the text has been run up to it
-            r = torch.tensor(members, device=device)
-            decoder.cache.fill(recorder.states, r, packed[i].to(device))
-            decoder.read_in([rows[member] for member in members], r, self.bos, self.mask, sampling.seed)
-            decoder.copies[r, 0] = copies[i].to(device)
-            decoder.put(r, first, *draw(logits[i.to(device)], decoder.noise[r, first], sampling))
-        assert decoder is not None
-        return decoder
+        r = torch.tensor(members, device=device)
+        i = torch.tensor([place[rows[member].number] for member in members])
+        copies, texts = torch.tensor(prefill.layout.copies)[i], torch.tensor(prefill.layout.texts)[i]
+        decoder.cache.fill(prefill.states, r, prefill.layout.rectangle()[0][i].to(device))
+        decoder.read_in([rows[member] for member in members], r, self.bos, self.mask, sampling.seed)
+        decoder.copies[r, 0] = copies.to(device)
+        first = texts.to(device)  # the first asked position: the text has been run up to it
+        decoder.put(r, first, *draw(prefill.logits[i.to(device)], decoder.noise[r, first], sampling))
+
+
+def state_of(model: PreTrainedModel) -> tuple[object, ...]:
+    """What a captured step depends on besides its inputs: where the weights lie, and which adapters are at work."""
+    weights = [(weight.data_ptr(), weight.dtype) for weight in model.parameters()]
+    adapters = [
+        (module.disable_adapters, tuple(module.active_adapters), tuple(module.merged_adapters))
+        for module in model.modules()
+        if "_disable_adapters" in vars(module)  # a layer with PEFT adapters
+    ]
+    return (*weights, *adapters)

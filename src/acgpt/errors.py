@@ -4,6 +4,9 @@ All of them derive from `InputError`, so a caller needs one `except`; the comman
 Each message says what was wrong, where, and what to do.
 """
 
+# Control characters as symbols, one for one: printed as they are they could steer the terminal.
+CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"} | dict.fromkeys(range(128, 160), "\ufffd")
+
 
 class InputError(ValueError):
     """The input cannot be answered as it stands; the message says what to change."""
@@ -28,7 +31,7 @@ class ModelError(InputError):
 def point_at(text: str, at: int, width: int = 72) -> str:
     """The neighbourhood of character `at`, with a caret under it: two indented lines."""
     start = max(0, at - width // 2)
-    excerpt = text[start : start + width].translate({10: "⏎", 13: "⏎", 9: "→"})
+    excerpt = text[start : start + width].translate(CONTROLS | {10: "⏎", 13: "⏎", 9: "→"})
     lead = "…" if start else ""
     trail = "…" if start + width < len(text) else ""
     return f"  {lead}{excerpt}{trail}\n  {' ' * (len(lead) + at - start)}^"

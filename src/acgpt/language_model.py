@@ -7,14 +7,14 @@ import secrets
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from acgpt.attention import BACKENDS, check_model, choose_backend
+from acgpt.attention import BACKENDS, check_model, choose_backend, evaluating
 from acgpt.decode import Sampler, Sampling
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError
 from acgpt.metadata import Metadata, choose_bos, token_id, tokenizer_hash
@@ -122,13 +122,17 @@ class LanguageModel:
         mask: int | str | None = None,
         attention: str = "auto",
     ) -> None:
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise ModelError(f"expected a tokenizer of transformers, not {type(tokenizer).__name__}.")
         self.model: PreTrainedModel = without_peft(model)
         self.has_adapter = self.model is not model
         self.tokenizer = tokenizer
-        self.metadata = metadata if metadata is not None else Metadata.of(self.model)
+        self.metadata = metadata if metadata is not None else Metadata.of(self.model.config)
         check_model(self.model)
         if attention != "auto" and attention not in BACKENDS:
             raise InputError(f"attention must be 'auto' or one of {', '.join(map(repr, BACKENDS))}, not {attention!r}.")
+        if attention == "varlen" and choose_backend(self.model) != "varlen":
+            raise InputError("attention='varlen' needs a model in bfloat16 or float16 on CUDA; use 'auto' or 'dense'.")
         self.attention = choose_backend(self.model) if attention == "auto" else attention
         config = self.model.config.get_text_config()
         self.vocabulary: int = config.vocab_size
@@ -145,8 +149,9 @@ class LanguageModel:
         for role, token in (("bos", self.bos), ("mask", self.mask)):
             if token is not None and not 0 <= token < self.vocabulary:
                 raise ModelError(f"the {role} token {token} is none of the model's ids, 0 to {self.vocabulary - 1}.")
-        memory = (4 if self.model.device.type == "cuda" else 1) * 2**30  # for the logits of one pass, in fp32
-        self.budget = max(1024, memory // (4 * self.vocabulary))
+        # Tokens of one pass: as many as keep the device busy, if their logits in fp32 fit into so much memory.
+        most, memory = (2**16, 2**32) if self.model.device.type == "cuda" else (2**13, 2**30)
+        self.budget = max(1024, min(most, memory // (4 * self.vocabulary)))
         self._sampler = Sampler(self.model, bos=self.bos, mask=self.mask, backend=self.attention, budget=self.budget)
         self._warned = False
 
@@ -187,7 +192,8 @@ class LanguageModel:
                 budget=self.budget,
             )
         results = [
-            Score(self._token_scores(q, answer), future=used) for q, answer in zip(queries, answers, strict=True)
+            Score(token_scores(q, self._texts(q), answer), future=used)
+            for q, answer in zip(queries, answers, strict=True)
         ]
         return results[0] if isinstance(query, str | Query) else results
 
@@ -228,8 +234,8 @@ class LanguageModel:
         Returns:
             A list of n samples; for a list of queries, a list of such lists.
         """
-        if n < 1:
-            raise InputError(f"n must be at least 1, not {n}.")
+        if not isinstance(n, int) or n < 1:
+            raise InputError(f"n must be a whole number, at least 1, not {n!r}.")
         sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
         encoded = [self._encode(q, "sample") for q in as_list(query)]
         queries = [e.query for e in encoded]
@@ -247,17 +253,20 @@ class LanguageModel:
 
         Like is compared with like. If the alternatives differ in the asked tokens alone (the same number of them, the
         same given tokens around them) and the model reads copies, by p(asked | given). Otherwise by the probability
-        of the whole text, read left to right, which is comparable whatever the lengths. `compared` says which.
+        that a text begins with this one, read left to right, which is comparable whatever the lengths; but if the
+        template ends in a slot, "cat" can only be likelier than "cat sat". `compared` says which it was.
         """
         candidates = fillings(template)
         texts = [rendered(parts) for parts in candidates]
+        if len(set(texts)) < len(texts):
+            raise TemplateError("two alternatives make the same text; write each once.", template, 0)
         used = self.reads_future if future is None else future
         queries = self._comparable(candidates, template) if used else None
         if queries is None:
             used, compared = False, "whole text"
             ids = [encode_text(text, self.tokenizer) for text in texts]
             if not all(ids):
-                raise TemplateError("one of the alternatives leaves no text at all to compare", template, 0)
+                raise TemplateError("one of the alternatives leaves no text at all to compare.", template, 0)
             queries = [Query(i, given=[False] * len(i)) for i in ids]
         else:
             compared = "asked | given"
@@ -288,18 +297,16 @@ class LanguageModel:
                 "the model carries a PEFT adapter. Save the adapter with the PEFT model's own save_pretrained and "
                 "write its metadata beside it (Metadata.write), or merge it first: merge_and_unload()."
             )
-        if self.metadata is not None:
-            self.metadata = replace(
-                self.metadata,
-                bos_token_id=self.bos,
-                mask_token_id=self.mask,
-                tokenizer_hash=tokenizer_hash(self.tokenizer),
-            )
-            self.model.config.acgpt = vars(self.metadata)
+        self.metadata = replace(
+            self.metadata or Metadata(method="gpt"),
+            bos_token_id=self.bos,
+            mask_token_id=self.mask,
+            tokenizer_hash=tokenizer_hash(self.tokenizer),
+        )
+        self.model.config.acgpt = asdict(self.metadata)
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-        if self.metadata is not None:
-            self.metadata.write(folder)
+        self.metadata.write(folder)
 
     # ---- underneath --------------------------------------------------------------------------------------------
 
@@ -309,16 +316,9 @@ class LanguageModel:
         else:
             parts = parse(question)
             slots = [part for part in parts if isinstance(part, Slot)]
-            if not slots:
-                remedy = "{{_4}} for four tokens" if purpose == "sample" else "{{this}}"
-                raise TemplateError(f"nothing is asked: mark it with {remedy}", question, len(question))
             for slot in slots:
-                if len(slot.alternatives) > 1:
-                    raise TemplateError(
-                        "alternatives are compared by rank; here a slot takes one text", question, slot.at
-                    )
                 if purpose == "log_prob" and slot.blank is not None:
-                    raise TemplateError("a blank has no text to score; write it out, or use sample", question, slot.at)
+                    raise TemplateError("a blank has no text to score; write it out, or use sample.", question, slot.at)
             if (blank := sum(slot.blank or 0 for slot in slots)) >= self.positions:
                 raise self._too_long(blank)
             encoded = encode(parts, self.tokenizer, question)
@@ -357,27 +357,25 @@ class LanguageModel:
         return queries if len(known) == 1 else None
 
     def _use_future(self, queries: Sequence[Query], future: bool | None) -> bool:
+        if not (future is None or isinstance(future, bool)):
+            raise InputError(f"future must be True, False or None, not {future!r}.")
         if future is None:
             future = self.reads_future
             if not future and not self._warned and any(q.needs_future for q in queries):
                 self._warned = True
                 warnings.warn(
-                    "this model does not say that it can read the future (it has no acgpt.json), so what stands after "
-                    "a blank is ignored. Load an adapter that can, pass future=False to say that this is what you "
-                    "want, or future=True to use the future anyway.",
+                    "this model does not say (in an acgpt.json) that it can read the future, so what stands after a "
+                    "slot is ignored. Load an adapter that can, pass future=False to say that this is what you want, "
+                    "or future=True to use the future anyway.",
                     FutureIgnored,
                     stacklevel=3,
                 )
         return future
 
-    def _token_scores(self, query: Query, log_probs: Sequence[float]) -> tuple[TokenScore, ...]:
+    def _texts(self, query: Query) -> list[str]:
+        """What each token contributes; where none is known, MASK (or BOS) as the model was shown."""
         spare = self.bos if self.mask is None else self.mask
-        tokens = [spare if t is None else t for t in query.tokens]
-        texts = self.pieces(tokens)
-        return tuple(
-            TokenScore(texts[p - 1], tokens[p - 1], p, log_prob)
-            for p, log_prob in zip(query.asked_positions, log_probs, strict=True)
-        )
+        return self.pieces([spare if t is None else t for t in query.tokens])
 
     def _finish(
         self, encoded: Encoded, drawn: Sequence[int], log_probs: Sequence[float], used: bool, seed: int
@@ -387,10 +385,9 @@ class LanguageModel:
         for p, token in zip(query.asked_positions, drawn, strict=True):
             tokens[p - 1] = token
         query = Query(tokens, query.given, query.asked)
-        spare = self.bos if self.mask is None else self.mask
-        texts = self.pieces([spare if t is None else t for t in tokens])
+        texts = self._texts(query)
         return Sample(
-            tokens=self._token_scores(query, log_probs),
+            tokens=token_scores(query, texts, log_probs),
             future=used,
             text="".join(texts),
             fills=tuple("".join(texts[first - 1 : last]) for first, last in encoded.slots),
@@ -400,24 +397,29 @@ class LanguageModel:
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
-        training = self.model.training
-        self.model.eval()
-        try:
-            with torch.inference_mode():
-                yield
-        finally:
-            self.model.train(training)
+        with torch.inference_mode(), evaluating(self.model):
+            yield
 
 
 def as_list(query: Question | Sequence[Question]) -> list[Question]:
     """One question as a list of one; a sequence of questions as it is."""
     if isinstance(query, str | Query):
         return [query]
-    queries = list(query)
+    try:
+        queries = list(query)
+    except TypeError:
+        queries = [query]  # type: ignore[list-item]  # which is refused
     for q in queries:
         if not isinstance(q, str | Query):
             raise QueryError(f"a question is a template (a string) or a Query, not {type(q).__name__}: {q!r}.")
     return queries
+
+
+def token_scores(query: Query, texts: Sequence[str], log_probs: Sequence[float]) -> tuple[TokenScore, ...]:
+    """The asked tokens of a complete query with their texts and log-probabilities."""
+    tokens = [token for token, asked in zip(query.tokens, query.asked, strict=True) if asked and token is not None]
+    places = zip(query.asked_positions, tokens, log_probs, strict=True)
+    return tuple(TokenScore(texts[p - 1], token, p, log_prob) for p, token, log_prob in places)
 
 
 def positions_of(config: Any) -> int:

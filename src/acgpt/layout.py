@@ -10,7 +10,7 @@
 
 A copy carries the position of its original, sees every copy and nothing else, so nothing of the asked tokens can
 travel through it. BOS and the text see all copies and, causally, themselves. The text is run only as far as the last
-prediction needs it. With nothing given this is a plain causal language model, to the bit.
+prediction needs it. With nothing given this is a plain causal language model.
 
 A batch is packed end to end, `[copies of all queries | texts of all queries]`, so there is no padding anywhere outside
 the attention; the backends in `attention` know where each query begins.

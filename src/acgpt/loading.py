@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,13 @@ import transformers
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from acgpt.errors import InputError, ModelError
 from acgpt.language_model import LanguageModel
@@ -55,9 +62,9 @@ def load(
     source, adapter = resolve(model, adapter)
     quantised = model is None or source.endswith(".gguf")
     network, tokenizer = load_base(source, choose_dtype(dtype, place, quantised))
-    metadata = read_metadata(source)
+    metadata = metadata_of(source, adapter, network.config)
     if adapter is not None:
-        network, metadata = add_adapter(network, adapter)
+        network = add_adapter(network, adapter, metadata)
     bos = default_bos(model, metadata) if bos is None else bos
     return LanguageModel(
         network.to(place).eval(), tokenizer, metadata=metadata, bos=bos, mask=mask, attention=attention
@@ -67,6 +74,8 @@ def load(
 def resolve(model: str | os.PathLike[str] | None, adapter: str | os.PathLike[str] | None) -> tuple[str, str | None]:
     """Which base model and which adapter are meant: the default for none, its own base for an adapter alone."""
     source = os.fspath(embedded_default() if model is None else model)
+    if not source:
+        raise InputError("the name of the model is empty: name a folder, a hub id or a .gguf file, or leave it out.")
     if adapter is None and (Path(source) / "adapter_config.json").is_file():
         return base_of_adapter(Path(source)), source
     return source, None if adapter is None else existing(os.fspath(adapter))
@@ -139,7 +148,8 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
     try:
         return kind.from_pretrained(os.fspath(name), **options)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ModelError(f"cannot load {source}: {error}") from error
+        missing = "" if path.exists() else "there is no such folder or file here, and from the hub: "
+        raise ModelError(f"cannot load {source}: {missing}{error}") from error
 
 
 def read_metadata(source: str | Path) -> Metadata | None:
@@ -154,6 +164,17 @@ def read_metadata(source: str | Path) -> Metadata | None:
         raise ModelError(f"{source} is neither a folder nor the name of a repository: {error}") from error
 
 
+def metadata_of(source: str, adapter: str | None, config: PreTrainedConfig | None) -> Metadata | None:
+    """What a model, or a model with its adapter, says it can do.
+
+    A model says it in `acgpt.json` or in its config. An adapter's word goes before its base's; what it leaves open
+    (BOS, MASK, or all if it has no `acgpt.json`) is as its base says.
+    """
+    base = read_metadata(source) or (None if config is None else Metadata.of(config))
+    own = None if adapter is None else read_metadata(adapter)
+    return base if own is None else own.over(base)
+
+
 def base_of_adapter(adapter: Path) -> str:
     """The base model that an adapter folder names."""
     try:
@@ -165,13 +186,12 @@ def base_of_adapter(adapter: Path) -> str:
     return str(base)
 
 
-def add_adapter(network: PreTrainedModel, adapter: str) -> tuple[Any, Metadata | None]:
-    """Put a PEFT adapter on a model; what it says it can do is what the two together can do."""
+def add_adapter(network: PreTrainedModel, adapter: str, metadata: Metadata | None) -> Any:
+    """Put a PEFT adapter on a model; warn if it was made for other weights."""
     try:
         from peft import PeftModel
     except ImportError as error:
         raise ModelError("an adapter needs the package peft: pip install 'acgpt[peft]'") from error
-    metadata = read_metadata(adapter)
     if metadata and metadata.base_hash not in (None, weights_hash(network)):
         warnings.warn(
             f"the adapter {adapter} was made for other weights of this shape (another quantisation, perhaps): expect "
@@ -179,7 +199,7 @@ def add_adapter(network: PreTrainedModel, adapter: str) -> tuple[Any, Metadata |
             stacklevel=3,
         )
     try:
-        return PeftModel.from_pretrained(network, adapter), metadata
+        return PeftModel.from_pretrained(network, adapter)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot put the adapter {adapter} on {type(network).__name__}: {error}") from error
 
@@ -205,7 +225,11 @@ def embedded_default() -> Path:
         return converted
     try:
         cache.mkdir(parents=True, exist_ok=True)
+        for left_behind in cache.glob(".converting-*"):  # by a process that was killed
+            if time.time() - left_behind.stat().st_mtime > 3600:
+                shutil.rmtree(left_behind, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(dir=cache, prefix=".converting-"))
+        temporary.chmod(0o755)  # the cache may be shared
     except OSError:
         return gguf
     try:

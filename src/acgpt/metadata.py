@@ -13,12 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.errors import ModelError
 
@@ -31,7 +31,7 @@ class Metadata:
     """The contents of `acgpt.json`.
 
     Args:
-        method: How the model was trained; "ac-gpt" reads copies of the given tokens.
+        method: How the model was trained; "ac-gpt" reads copies of the given tokens, "gpt" is a plain causal model.
         conditioning: The distribution of conditioning sets that it was trained on, for people and for reports.
         bos_token_id: The token at position 0.
         mask_token_id: The token that stands for an unknown one, if the model was trained with one.
@@ -80,8 +80,8 @@ class Metadata:
 
     @classmethod
     def read(cls, folder: str | Path) -> Metadata | None:
-        """The metadata of a model or adapter folder; `None` if it has none."""
-        path = Path(folder) / FILE
+        """The metadata of a model or adapter folder, or beside a GGUF file; `None` if there is none."""
+        path = (Path(folder).parent if Path(folder).is_file() else Path(folder)) / FILE
         if not path.is_file():
             return None
         try:
@@ -91,10 +91,18 @@ class Metadata:
         return cls.from_dict(content, str(path))
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Metadata | None:
+    def of(cls, config: PreTrainedConfig) -> Metadata | None:
         """The metadata mirrored in a model's config; `None` if it has none."""
-        content = model.config.to_dict().get("acgpt")
-        return None if content is None else cls.from_dict(content, f"the config of {type(model).__name__}")
+        content = config.to_dict().get("acgpt")
+        return None if content is None else cls.from_dict(content, f"the config of a {config.model_type} model")
+
+    def over(self, base: Metadata | None) -> Metadata:
+        """What an adapter says, and where it says nothing of BOS and MASK, what its base says of them."""
+        if base is None:
+            return self
+        bos = base.bos_token_id if self.bos_token_id is None else self.bos_token_id
+        mask = base.mask_token_id if self.mask_token_id is None else self.mask_token_id
+        return replace(self, bos_token_id=bos, mask_token_id=mask)
 
     def write(self, folder: str | Path) -> None:
         """Write `acgpt.json` into a folder, whole or not at all."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 
 from acgpt.errors import QueryError
 
@@ -39,7 +40,10 @@ class Query:
     def __init__(
         self, tokens: Sequence[int | None], given: Sequence[bool], asked: Sequence[bool] | None = None
     ) -> None:
-        tokens = tuple(None if t is None else int(t) for t in tokens)
+        try:
+            tokens = tuple(None if t is None else index(t) for t in tokens)
+        except TypeError as error:
+            raise QueryError(f"tokens must be token ids, whole numbers, or None: {error}.") from error
         given = tuple(bool(g) for g in given)
         asked = tuple(not g for g in given) if asked is None else tuple(bool(a) for a in asked)
         if not len(tokens) == len(given) == len(asked):

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from acgpt.errors import InputError
+from acgpt.errors import CONTROLS, InputError, QueryError
 from acgpt.layout import body_tokens, build, visible
 from acgpt.query import Query
 from acgpt.template import parse
@@ -45,20 +45,20 @@ BLANK = "□"  # a token that is still to be sampled
 STYLES = {"copy": "cyan", "BOS": "dim", "given": "blue", "asked": "magenta", "unknown": "dim"}
 COLOURS = {"copy": "#2a9d8f", "BOS": "#6c757d", "given": "#3a6ea5", "asked": "#d1495b", "unknown": "#6c757d"}
 FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Hiragino Sans", "Yu Gothic", "Noto Sans", "Arial Unicode MS")
+MOST_LAID_OUT = 4096  # slots of which the mask, a square, is made at all
 MOST_DRAWN = 200  # slots in a picture: beyond, the labels would be dust
 
-_CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"} | dict.fromkeys(range(128, 160), "\ufffd")
 _SPACES = {10: "⏎", 13: "⏎", 9: "⇥", 32: "␣"}
 
 
 def printable(text: str) -> str:
     """A text that is safe to print: control characters, which could steer the terminal, as symbols; lines stay."""
-    return text.translate(_CONTROLS | {9: "\t", 10: "\n"})
+    return text.translate(CONTROLS | {9: "\t", 10: "\n"})
 
 
 def label(text: str, token_id: int | None = None) -> str:
     """A token in one line, its white space made visible; the id of a token that has no text of its own."""
-    return text.translate(_CONTROLS | _SPACES) if text else f"#{token_id}"
+    return text.translate(CONTROLS | _SPACES) if text else f"#{token_id}"
 
 
 # ---- answers for people ---------------------------------------------------------------------------------------------
@@ -230,6 +230,8 @@ def figure(
         future: With copies of what is given, or read left to right?
     """
     layout = build([query], bos=bos, mask=mask, future=future)
+    if len(layout.ids) > MOST_LAID_OUT:
+        raise QueryError(f"the layout has {len(layout.ids)} slots; up to {MOST_LAID_OUT} can be shown.")
     (copies,) = layout.copies
     body = body_tokens(query, mask).tolist()
     texts = [
@@ -286,15 +288,13 @@ def load_reader(model: str | None = None, adapter: str | None = None) -> Reader:
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    from acgpt.loading import default_bos, from_pretrained, read_metadata, resolve
-    from acgpt.metadata import Metadata, choose_bos
+    from acgpt.loading import default_bos, from_pretrained, metadata_of, resolve
+    from acgpt.metadata import choose_bos
 
     source, adapter = resolve(model, adapter)
     tokenizer = from_pretrained(AutoTokenizer, source)
-    said = read_metadata(source if adapter is None else adapter)
-    if said is None and adapter is None and not source.endswith(".gguf"):
-        content = from_pretrained(AutoConfig, source).to_dict().get("acgpt")
-        said = None if content is None else Metadata.from_dict(content, f"the config of {source}")
+    config = None if source.endswith(".gguf") else from_pretrained(AutoConfig, source)
+    said = metadata_of(source, adapter, config)
     bos = choose_bos(default_bos(model, said), said, tokenizer)
     return Reader(tokenizer, bos, said.mask_token_id if said else None, said is not None and said.reads_copies)
 

@@ -224,7 +224,7 @@ def fillings(template: str, cap: int = 256) -> list[list[Part]]:
         raise TemplateError("there is nothing to rank: write alternatives in a slot, as in {{a|b}}.", template, at)
     if count > cap:
         raise TemplateError(
-            f"the alternatives can be combined in {count} ways, more than the cap of {cap}; write fewer, or raise it.",
+            f"the alternatives can be combined in {count} ways, more than the cap of {cap}; write fewer.",
             template,
             slots[0].at,
         )
