@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import math
 import shlex
 import textwrap
 from pathlib import Path
 
-from common import machine, report
+from common import machine, paragraphs, perplexity, report
 
 import acgpt
 from acgpt.text import encode_text
@@ -29,9 +28,8 @@ def main() -> None:
     parser.add_argument("--paragraphs", type=int, default=100)
     args = parser.parse_args()
     lm = acgpt.load(args.model)
-    lines = [line.strip() for path in args.prose for line in path.read_text(encoding="utf-8").splitlines()]
     kinds = {
-        "prose": [line for line in lines if len(line) > 300][: args.paragraphs],
+        "prose": paragraphs(args.prose, args.paragraphs),
         "code": [inspect.getsource(module) for module in (argparse, inspect, json, shlex, textwrap)],
     }
     vocabulary = lm.tokenizer.get_vocab()
@@ -43,7 +41,7 @@ def main() -> None:
     for bos in [*candidates, newline]:
         asker = acgpt.LanguageModel(lm.model, lm.tokenizer, bos=bos)
         table[lm.tokenizer.convert_ids_to_tokens(bos)] = {
-            kind: perplexity(asker, texts) for kind, texts in kinds.items() if texts
+            kind: perplexity(asker.log_prob(questions(lm, texts))) for kind, texts in kinds.items() if texts
         }
     record = {"benchmark": "bos", "model": args.model or "default", **machine("cpu"), "perplexity": table}
     rows = [[repr(token), *(f"{value:.2f}" for value in row.values())] for token, row in table.items()]
@@ -56,11 +54,10 @@ def main() -> None:
     )
 
 
-def perplexity(lm: acgpt.LanguageModel, texts: list[str]) -> float:
-    """Per token, over all texts."""
+def questions(lm: acgpt.LanguageModel, texts: list[str]) -> list[acgpt.Query]:
+    """All tokens of each text asked, none given."""
     ids = [encode_text(text, lm.tokenizer)[:256] for text in texts]
-    scores = lm.log_prob([acgpt.Query(i, given=[False] * len(i)) for i in ids])
-    return math.exp(-sum(score.log_prob for score in scores) / sum(map(len, ids)))
+    return [acgpt.Query(i, given=[False] * len(i)) for i in ids]
 
 
 if __name__ == "__main__":

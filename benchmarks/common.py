@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import platform
 import shlex
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
+
+import acgpt
 
 SIZES = {"tiny": (2, 128, 4), "82M": (6, 768, 12), "124M": (12, 768, 12), "204M": (12, 1024, 16)}
 VOCABULARY = 50257
@@ -64,6 +68,17 @@ def copy_bandwidth(device: str) -> float:
     source = torch.empty(size, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
     return 2 * size / clock(lambda: target.copy_(source), repeats=5)
+
+
+def paragraphs(files: list[Path], most: int) -> list[str]:
+    """Lines of over 300 characters, from the beginning of these files."""
+    lines = [line.strip() for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if len(line) > 300][:most]
+
+
+def perplexity(scores: list[acgpt.Score]) -> float:
+    """Per asked token, over all texts."""
+    return math.exp(-sum(score.log_prob for score in scores) / sum(len(score.tokens) for score in scores))
 
 
 def machine(device: str) -> dict[str, str]:

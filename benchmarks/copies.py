@@ -10,11 +10,10 @@ and the last third and asks for the middle.
 from __future__ import annotations
 
 import argparse
-import math
 import random
 from pathlib import Path
 
-from common import machine, report
+from common import machine, paragraphs, perplexity, report
 
 import acgpt
 from acgpt.text import encode_text
@@ -29,8 +28,7 @@ def main() -> None:
     parser.add_argument("--paragraphs", type=int, default=100)
     args = parser.parse_args()
     lm = acgpt.load(args.model, args.adapter, args.device)
-    lines = [line.strip() for path in args.prose for line in path.read_text(encoding="utf-8").splitlines()]
-    texts = [encode_text(line, lm.tokenizer)[:256] for line in lines if len(line) > 300][: args.paragraphs]
+    texts = [encode_text(text, lm.tokenizer)[:256] for text in paragraphs(args.prose, args.paragraphs)]
     rng = random.Random(0)
     kinds = {
         "scattered": [acgpt.Query(ids, [rng.random() < 0.3 for _ in ids]) for ids in texts],
@@ -49,11 +47,6 @@ def main() -> None:
     record = {"benchmark": "copies", "model": name, "paragraphs": len(texts), **machine(lm.model.device.type)}
     record["perplexity"] = table
     report(f"{name}, {len(texts)} paragraphs", ["", "past only", "with copies"], rows, record)
-
-
-def perplexity(scores: list[acgpt.Score]) -> float:
-    """Per asked token, over all texts."""
-    return math.exp(-sum(score.log_prob for score in scores) / sum(len(score.tokens) for score in scores))
 
 
 if __name__ == "__main__":

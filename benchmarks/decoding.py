@@ -3,7 +3,8 @@
     python benchmarks/decoding.py --device cuda --size 124M --batch 64 --tokens 1024
     python benchmarks/decoding.py --device cpu --size tiny --batch 4 --tokens 64
 
-All on the same model, batch, lengths and sampling (temperature 0.8, top-p 0.95, the paper's). "Left to right" starts
+All on the same model, batch, lengths and sampling (temperature 0.8, top-p 0.95, the paper's), token ids in and token
+ids out: what `LanguageModel.sample` adds, turning ids into text, is not in it. "Left to right" starts
 from BOS alone, which is what `generate` can do. "Scattered" has 30 % of the tokens given, at random places, "blocks"
 60 % in blocks of 32, both read through copies and counted by the tokens asked. They are run at several widths of a
 step: 1 is lockstep, 128 lets (nearly) every row take its whole run of given tokens at once, `auto` is what acgpt

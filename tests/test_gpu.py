@@ -109,3 +109,31 @@ def test_captured_steps_serve_every_seed():
         captured = dict(sampler.decoder.graphs)
         sampler.sample([query], 4, Sampling(seed=2), True)
     assert captured and sampler.decoder.graphs == captured
+
+
+def test_a_captured_step_is_not_replayed_for_another_network():
+    peft = pytest.importorskip("peft")
+    base = tiny_model("llama").cuda().double()
+    network = peft.get_peft_model(
+        base, peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+    )
+    model = network.get_base_model()
+    check_model(model)
+    sampler = Sampler(model, bos=0, mask=1, backend="dense", budget=500)
+    query = random_query(0, 40)
+
+    def error():
+        with torch.inference_mode():
+            ((tokens, log_probs),) = sampler.sample([query], 1, Sampling(seed=0), True)[0]
+        filled = list(query.tokens)
+        for position, token in zip(query.asked_positions, tokens.tolist(), strict=True):
+            filled[position - 1] = token
+        logits, layout = logits_of(model, [Query(filled, query.given, query.asked)], "dense")
+        return (torch.from_numpy(log_probs) - token_log_probs(logits, layout.targets)).abs().max().item()
+
+    assert error() < 1e-9
+    with network.disable_adapter():
+        assert error() < 1e-9
+    assert error() < 1e-9
+    network.merge_adapter()
+    assert error() < 1e-9
