@@ -49,7 +49,7 @@ class StepCost:
     wide: float  # the fixed part at any width but 1, over that at width 1, for which attention has a faster kernel
 
 
-STEP_COST = {"cuda": StepCost(fixed=2600, wide=1.37), "other": StepCost(fixed=16, wide=1)}
+STEP_COST = {"cuda": StepCost(fixed=2600, wide=1.37), "other": StepCost(fixed=48, wide=1)}
 
 
 @dataclass(frozen=True)
