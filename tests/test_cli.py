@@ -18,7 +18,7 @@ from models import tiny_model
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt.cli import BATCH, app, emit, score_fields, tidy
+from acgpt.cli import BATCH, app, emit, questions, score_fields, tidy
 from acgpt.language_model import LanguageModel, Score, TokenScore
 from acgpt.metadata import Metadata
 
@@ -319,3 +319,9 @@ def test_a_closed_pipe_ends_the_run_without_a_word(models, tmp_path, options):
         process.kill()
         process.stdin.close()
         process.stderr.close()
+
+
+def test_a_closed_standard_input_is_a_mistake_with_a_remedy(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(acgpt.InputError, match="closed"):
+        questions("-", None, print)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -250,6 +251,20 @@ def test_a_config_of_no_known_model_is_a_model_error(folder):
         acgpt.load(folder)
 
 
+def test_a_dtype_of_torch_is_a_dtype_too(saved):
+    assert acgpt.load(saved[0], dtype=torch.float64).model.dtype == torch.float64
+
+
+def test_a_folder_that_holds_no_adapter_is_refused_before_any_hub_is_asked(saved, tmp_path):
+    with pytest.raises(ModelError, match=r"adapter_config\.json"):
+        acgpt.load(saved[0], adapter=tmp_path)
+
+
+def test_every_public_name_is_listed_and_can_be_had():
+    assert set(acgpt.__all__) <= set(dir(acgpt))
+    assert all(getattr(acgpt, name) is not None for name in acgpt.__all__)
+
+
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "", "xla", "meta"])
 def test_an_unknown_device_is_refused(saved, device):
     with pytest.raises(InputError, match="device"):
@@ -424,6 +439,33 @@ def test_a_conversion_that_fails_leaves_nothing_behind_and_the_file_is_used(embe
     assert loading.embedded_default() == gguf
     assert list(cache.iterdir()) == []
     assert acgpt.load().bos == 2
+
+
+def test_others_may_read_the_converted_model(embedded):
+    _, cache, _ = embedded
+    acgpt.load()
+    (converted,) = cache.iterdir()
+    assert converted.stat().st_mode & 0o555 == 0o555
+    assert all(file.stat().st_mode & 0o444 == 0o444 for file in converted.iterdir())
+
+
+def test_a_damaged_conversion_says_what_to_delete(embedded):
+    _, cache, _ = embedded
+    acgpt.load()
+    (converted,) = cache.iterdir()
+    (converted / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(ModelError, match=f"(?s){converted.name}.*delete it"):
+        acgpt.load()
+
+
+def test_what_a_killed_conversion_left_is_swept_away_in_time(embedded):
+    _, cache, _ = embedded
+    old, new = cache / ".converting-old", cache / ".converting-new"
+    old.mkdir(parents=True)
+    new.mkdir()
+    os.utime(old, (0, 0))
+    acgpt.load()
+    assert not old.exists() and new.exists()  # the new one may be at work
 
 
 def test_a_conversion_that_is_interrupted_leaves_nothing_behind(embedded, monkeypatch):

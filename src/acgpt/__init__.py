@@ -2,7 +2,7 @@
 
     import acgpt
     lm = acgpt.load()                                                    # the embedded default model
-    lm.log_prob("The capital of France is {{Paris}}, on the Seine.")     # exact, in one forward pass
+    lm.log_prob("The capital of France is {{Paris}}.", future=False)     # exact, in one forward pass
     lm.sample("The cat {{_3}} on the {{_1}}.", n=5)                      # with a key-value cache
     lm.rank("The {{cat|dog|carburettor}} purred.")
 
@@ -41,6 +41,11 @@ __all__ = [
     "escape",
     "load",
 ]
+
+
+def __dir__() -> list[str]:
+    """All public names, those too that have not been imported yet."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> object:

@@ -83,6 +83,10 @@ def tidy() -> Iterator[None]:
         except BrokenPipeError as error:  # nobody reads on, which is no mistake: `acgpt … | head -1`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would fail again
             raise typer.Exit(141) from error
+        except OSError as error:  # a full disk, say
+            print(f"error: {error}", file=sys.stderr)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # as above
+            raise typer.Exit(1) from error
 
 
 # ---- templates in, answers out --------------------------------------------------------------------------------------
@@ -105,6 +109,8 @@ def questions(template: str | None, file: Path | None, check: Callable[[str], ob
         check(template)
         return iter([[Line(template)]])
     if file in (None, Path("-")):
+        if sys.stdin is None:
+            raise InputError("standard input is closed: give a TEMPLATE, or --file PATH.")
         if sys.stdin.isatty():
             print("Templates, one a line; Ctrl-D ends.", file=sys.stderr)
         return read_lines(sys.stdin.buffer, "standard input", 1)
@@ -182,11 +188,14 @@ def load(model: str | None, adapter: str | None, device: str, dtype: Dtype) -> L
 
 
 def hush() -> None:
-    """Silence transformers' log below errors, and its progress bars unless somebody is watching."""
+    """Silence the logs of transformers and its hub below errors, and progress bars unless somebody is watching."""
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
+    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.set_verbosity_error()
     if not sys.stderr.isatty():
         logging.disable_progress_bar()

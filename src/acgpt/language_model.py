@@ -256,6 +256,8 @@ class LanguageModel:
         that a text begins with this one, read left to right, which is comparable whatever the lengths; but if the
         template ends in a slot, "cat" can only be likelier than "cat sat". `compared` says which it was.
         """
+        if not isinstance(template, str):
+            raise QueryError(f"rank takes one template, a string, not {type(template).__name__}.")
         candidates = fillings(template)
         texts = [rendered(parts) for parts in candidates]
         if len(set(texts)) < len(texts):
@@ -318,7 +320,9 @@ class LanguageModel:
             slots = [part for part in parts if isinstance(part, Slot)]
             for slot in slots:
                 if purpose == "log_prob" and slot.blank is not None:
-                    raise TemplateError("a blank has no text to score; write it out, or use sample.", question, slot.at)
+                    raise TemplateError(
+                        "a blank has no text to score; write it out, or sample it (infill).", question, slot.at
+                    )
             if (blank := sum(slot.blank or 0 for slot in slots)) >= self.positions:
                 raise self._too_long(blank)
             encoded = encode(parts, self.tokenizer, question)

@@ -39,7 +39,7 @@ def load(
     model: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
     device: str = "auto",
-    dtype: str = "auto",
+    dtype: str | torch.dtype = "auto",
     *,
     bos: int | str | None = None,
     mask: int | str | None = None,
@@ -61,7 +61,12 @@ def load(
     place = choose_device(device)
     source, adapter = resolve(model, adapter)
     quantised = model is None or source.endswith(".gguf")
-    network, tokenizer = load_base(source, choose_dtype(dtype, place, quantised))
+    try:
+        network, tokenizer = load_base(source, choose_dtype(dtype, place, quantised))
+    except ModelError as error:
+        if model is not None:
+            raise
+        raise ModelError(f"{error} It is a copy of the embedded model: delete it, and it is made again.") from error
     metadata = metadata_of(source, adapter, network.config)
     if adapter is not None:
         network = add_adapter(network, adapter, metadata)
@@ -78,7 +83,12 @@ def resolve(model: str | os.PathLike[str] | None, adapter: str | os.PathLike[str
         raise InputError("the name of the model is empty: name a folder, a hub id or a .gguf file, or leave it out.")
     if adapter is None and (Path(source) / "adapter_config.json").is_file():
         return base_of_adapter(Path(source)), source
-    return source, None if adapter is None else existing(os.fspath(adapter))
+    if adapter is None:
+        return source, None
+    adapter = existing(os.fspath(adapter))
+    if Path(adapter).is_dir() and not (Path(adapter) / "adapter_config.json").is_file():
+        raise ModelError(f"{adapter} has no adapter_config.json: it is not the folder of a PEFT adapter.")
+    return source, adapter
 
 
 def default_bos(model: object, metadata: Metadata | None) -> str | None:
@@ -109,8 +119,10 @@ def choose_device(device: str) -> torch.device:
     return place
 
 
-def choose_dtype(dtype: str, device: torch.device, quantised: bool) -> torch.dtype | str:
+def choose_dtype(dtype: str | torch.dtype, device: torch.device, quantised: bool) -> torch.dtype | str:
     """The dtype by name; "auto" is float32 (bf16 is slower on a CPU), on CUDA the checkpoint's own."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
     if dtype == "auto":
         return torch.float32 if device.type != "cuda" else torch.bfloat16 if quantised else "auto"
     named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -204,6 +216,16 @@ def add_adapter(network: PreTrainedModel, adapter: str, metadata: Metadata | Non
         raise ModelError(f"cannot put the adapter {adapter} on {type(network).__name__}: {error}") from error
 
 
+def without_cache(gguf: Path, error: Exception) -> Path:
+    """The GGUF file itself, and a word on why every start will be slow."""
+    warnings.warn(
+        f"the embedded model cannot be kept unpacked ({error}), so it is unpacked at every start, which takes half a "
+        "minute. Name a folder with 540 MB of room in ACGPT_CACHE.",
+        stacklevel=2,
+    )
+    return gguf
+
+
 def embedded_default() -> Path:
     """The embedded model: converted from its GGUF file to safetensors once, then kept in the user's cache.
 
@@ -221,7 +243,7 @@ def embedded_default() -> Path:
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "acgpt"
     cache = Path(os.environ.get("ACGPT_CACHE") or user_cache)
     converted = cache / f"{gguf.stem}-{digest[:12]}"
-    if converted.is_dir():
+    if os.access(converted / "config.json", os.R_OK):
         return converted
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -229,17 +251,19 @@ def embedded_default() -> Path:
             if time.time() - left_behind.stat().st_mtime > 3600:
                 shutil.rmtree(left_behind, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(dir=cache, prefix=".converting-"))
-        temporary.chmod(0o755)  # the cache may be shared
-    except OSError:
-        return gguf
+    except OSError as error:
+        return without_cache(gguf, error)
     try:
         network, tokenizer = load_base(gguf, torch.float32)
         network.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        for written in temporary.iterdir():
+            written.chmod(0o644)  # others may share the cache
+        temporary.chmod(0o755)
         temporary.rename(converted)  # whole or not at all
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError) as error:
         if not converted.is_dir():  # a full disk; otherwise another process was faster
-            return gguf
+            return without_cache(gguf, error)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return converted

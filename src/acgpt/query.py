@@ -51,8 +51,6 @@ class Query:
                 f"tokens, given and asked must have one entry per token; they have {len(tokens)}, {len(given)} and "
                 f"{len(asked)}."
             )
-        if not any(asked):
-            raise QueryError("nothing is asked: mark at least one token as asked (or leave one not given).")
         for position, (token, g, a) in enumerate(zip(tokens, given, asked, strict=True), start=1):
             if g and a:
                 raise QueryError(f"the token at position {position} is both given and asked; it can be only one.")
@@ -60,6 +58,8 @@ class Query:
                 raise QueryError(f"the token at position {position} is given but has no id; give its id or ask for it.")
             if token is not None and token < 0:
                 raise QueryError(f"the token at position {position} has the negative id {token}.")
+        if not any(asked):
+            raise QueryError("nothing is asked: mark at least one token as asked (or leave one not given).")
         object.__setattr__(self, "tokens", tokens)
         object.__setattr__(self, "given", given)
         object.__setattr__(self, "asked", asked)
