@@ -13,7 +13,7 @@ def package_folder(name: str) -> Path:
     """Where a package keeps its files; it is not imported."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"the package {name} is not installed")
+        pytest.fail(f"the tests need the package {name}: make install")
     return Path(spec.submodule_search_locations[0])
 
 
@@ -56,7 +56,8 @@ SENTENCES = [
 @pytest.fixture(scope="session")
 def sentencepiece_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small SentencePiece BPE with byte fallback, which keeps white space, as Llama 2's does."""
-    sentencepiece = pytest.importorskip("sentencepiece")
+    import sentencepiece
+
     prefix = tmp_path_factory.mktemp("sentencepiece") / "tokenizer"
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES * 30),

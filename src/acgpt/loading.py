@@ -64,7 +64,7 @@ def load(
     try:
         network, tokenizer = load_base(source, choose_dtype(dtype, place, quantised))
     except ModelError as error:
-        if model is not None:
+        if model is not None or source.endswith(".gguf"):
             raise
         raise ModelError(f"{error} It is a copy of the embedded model: delete it, and it is made again.") from error
     metadata = metadata_of(source, adapter, network.config)
