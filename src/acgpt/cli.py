@@ -10,16 +10,14 @@ torch and transformers take seconds to import, so that is left until a question 
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import secrets
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
@@ -27,6 +25,20 @@ import typer
 from typer.core import TyperGroup
 
 from acgpt import __version__
+from acgpt.commands.options import (
+    AdapterOption,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    FileOption,
+    FutureOption,
+    JsonOption,
+    ModelOption,
+    TemplateArgument,
+    emit,
+    hush,
+    option,
+)
 from acgpt.errors import InputError
 from acgpt.template import fillings, parse
 
@@ -40,9 +52,6 @@ IGNORED = (
     "this model does not say that it can read the future, so what stands after a slot is ignored. Name an --adapter "
     "that can, use --no-future to say that this is what you want, or --future to use the future anyway."
 )
-
-
-Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
 
 
 # ---- how a command ends ---------------------------------------------------------------------------------------------
@@ -160,19 +169,6 @@ def answers(groups: Iterable[list[Line]], ask: Callable[[list[str]], Sequence[An
             yield from zip([line.template for line in group], results, strict=True)
 
 
-def emit(answer: Mapping[str, Any]) -> None:
-    """Print one JSON object in a line of its own, at once."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, float):
-            return value if math.isfinite(value) else None
-        if isinstance(value, Mapping):
-            return {key: finite(item) for key, item in value.items()}
-        return [finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-    print(json.dumps(finite(answer), allow_nan=False), flush=True)
-
-
 def score_fields(score: Score) -> dict[str, Any]:
     """What was asked, for programs: together and token by token."""
     tokens = [asdict(token) for token in score.tokens]
@@ -187,20 +183,6 @@ def load(model: str | None, adapter: str | None, device: str, dtype: Dtype) -> L
     return load(model, adapter, device, dtype.value)
 
 
-def hush() -> None:
-    """Silence the logs of transformers and its hub below errors, and progress bars unless somebody is watching."""
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        os.environ.setdefault("TQDM_DISABLE", "1")
-    from huggingface_hub.utils import logging as hub_logging
-    from transformers.utils import logging
-
-    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
-
-
 # ---- the commands ---------------------------------------------------------------------------------------------------
 
 app = typer.Typer(
@@ -211,31 +193,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def option(*names: str, **how: Any) -> Any:
-    """An option whose default, where there is one to show, its help text names."""
-    return typer.Option(*names, show_default=False, **how)
-
-
-HELP = {
-    "template": "A text with {{slots}}, in quotes; or - to read templates from standard input, one a line.",
-    "file": "Read templates from this UTF-8 file, one a line.",
-    "model": "A folder, a Hugging Face hub id or a .gguf file. Default: the embedded SmolLM2-135M-Instruct.",
-    "adapter": "A PEFT adapter for the model: a folder or a hub id.",
-    "device": "auto, cpu, cuda, cuda:1, mps. Default: auto, the best there is.",
-    "dtype": "auto, float32, bfloat16, float16, float64. Default: auto, float32; on CUDA, what the checkpoint has.",
-    "future": "Use what stands after a slot? Default: if the model says that it can (score shows both).",
-    "json": "For programs: one JSON object a template, in a line of its own, with the keys named above.",
-}
-TemplateArgument = Annotated[str | None, typer.Argument(metavar="TEMPLATE", show_default=False, help=HELP["template"])]
-FileOption = Annotated[Path | None, option("--file", "-f", metavar="PATH", help=HELP["file"])]
-ModelOption = Annotated[str | None, option("--model", "-m", metavar="NAME", help=HELP["model"])]
-AdapterOption = Annotated[str | None, option("--adapter", "-a", metavar="NAME", help=HELP["adapter"])]
-DeviceOption = Annotated[str, option("--device", metavar="NAME", help=HELP["device"])]
-DtypeOption = Annotated[Dtype, option("--dtype", metavar="NAME", help=HELP["dtype"])]
-FutureOption = Annotated[bool | None, option("--future/--no-future", help=HELP["future"])]
-JsonOption = Annotated[bool, option("--json", help=HELP["json"])]
 
 
 def print_version(wanted: bool) -> None:

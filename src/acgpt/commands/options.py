@@ -1,0 +1,68 @@
+"""What commands share: options, quiet libraries, and JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
+
+
+def option(*names: str, **how: Any) -> Any:
+    """An option whose default, where there is one to show, its help text names."""
+    return typer.Option(*names, show_default=False, **how)
+
+
+HELP = {
+    "template": "A text with {{slots}}, in quotes; or - to read templates from standard input, one a line.",
+    "file": "Read templates from this UTF-8 file, one a line.",
+    "model": "A folder, a Hugging Face hub id or a .gguf file. Default: the embedded SmolLM2-135M-Instruct.",
+    "adapter": "A PEFT adapter for the model: a folder or a hub id.",
+    "device": "auto, cpu, cuda, cuda:1, mps. Default: auto, the best there is.",
+    "dtype": "auto, float32, bfloat16, float16, float64. Default: auto, float32; on CUDA, what the checkpoint has.",
+    "future": "Use what stands after a slot? Default: if the model says that it can (score shows both).",
+    "json": "For programs: one JSON object a template, in a line of its own, with the keys named above.",
+}
+TemplateArgument = Annotated[str | None, typer.Argument(metavar="TEMPLATE", show_default=False, help=HELP["template"])]
+FileOption = Annotated[Path | None, option("--file", "-f", metavar="PATH", help=HELP["file"])]
+ModelOption = Annotated[str | None, option("--model", "-m", metavar="NAME", help=HELP["model"])]
+AdapterOption = Annotated[str | None, option("--adapter", "-a", metavar="NAME", help=HELP["adapter"])]
+DeviceOption = Annotated[str, option("--device", metavar="NAME", help=HELP["device"])]
+DtypeOption = Annotated[Dtype, option("--dtype", metavar="NAME", help=HELP["dtype"])]
+FutureOption = Annotated[bool | None, option("--future/--no-future", help=HELP["future"])]
+JsonOption = Annotated[bool, option("--json", help=HELP["json"])]
+
+
+def emit(answer: Mapping[str, Any]) -> None:
+    """Print one JSON object in a line of its own, at once."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, Mapping):
+            return {key: finite(item) for key, item in value.items()}
+        return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+    print(json.dumps(finite(answer), allow_nan=False), flush=True)
+
+
+def hush() -> None:
+    """Silence the logs of transformers and its hub below errors, and progress bars unless somebody is watching."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging
+
+    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()

@@ -1,0 +1,296 @@
+"""Conditioning sets: which tokens of a text are given, which are asked, and which are unknown.
+
+The distribution of section 3 of the paper, its parameters by their names there, and what it can be mixed with:
+
+    Blocks      |x_c| uniform in [r_min T, r_max T]; B blocks, B uniform in [b_min, b_max]; at random places
+    Infilling   |x_c| as above, all of it at the two ends; the left end's share uniform in [f_min, f_max]
+    Empty       nothing is given: plain left-to-right language modelling
+
+A `Conditioning` is a mixture of such parts by weight (with `Empty` it is autoregressive mixing), with, if wanted, a
+share of the asked tokens turned unknown. Which set a text gets is a function of (seed, epoch, item) alone
+(`generator`), so neither the number of workers nor a restart can change it.
+
+What the paper leaves open is settled here:
+
+* Rounding: |x_c| is uniform over the whole numbers from ⌈r_min T⌉ to ⌊r_max T⌋, both included (where there is none,
+  |x_c| is ⌊r_max T⌋). The left end of an infilling set has round(f |x_c|) tokens. Of |x_e| tokens ⌊unknown |x_e|⌋ are
+  unknown, anywhere among them.
+* Nothing to give: |x_c| = 0 has no blocks, and such a text is read left to right.
+* Nothing left to ask: |x_c| is at most T - 1, also where r_max is 1, so that every text teaches something; and an
+  unknown share leaves at least one token asked.
+* Blocks: a number of blocks above |x_c| counts as |x_c|; "size" stands for |x_c| itself.
+
+Facts worth knowing, each shown by a test: blocks may touch, so a set can have fewer runs than it has blocks. With
+b_min = b_max = "size" all sets of a size are equally likely. With b_min = 1, tokens at the two ends of a text are given
+less often than those in the middle: fewer places of a long block cover them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from acgpt.errors import InputError
+
+Count = int | Literal["size"]
+
+GIVEN, ASKED, UNKNOWN = 1, 0, 2  # the role of a token
+
+
+def generator(seed: int, epoch: int, item: int) -> np.random.Generator:
+    """The randomness of one text in one epoch: a function of these three numbers, and of nothing else.
+
+    Philox maps each key to a stream of its own, so no seeding has to be paid for: a generator takes microseconds.
+    """
+    return np.random.Generator(np.random.Philox(key=[seed << 32 | epoch, item]))
+
+
+def check_share(name: str, low: float, high: float) -> None:
+    """Two bounds of a share, in order between 0 and 1."""
+    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (low, high))
+    if not numbers or not 0 <= low <= high <= 1:
+        raise InputError(
+            f"{name}_min and {name}_max must be numbers with 0 ≤ {name}_min ≤ {name}_max ≤ 1, not {low!r} and {high!r}."
+        )
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Sets whose size |x_c| is uniform between two shares of the text (step 1 of the paper's procedure)."""
+
+    r_min: float = 0.0
+    r_max: float = 0.6
+
+    def __post_init__(self) -> None:
+        check_share("r", self.r_min, self.r_max)
+
+    def size(self, length: int, rng: np.random.Generator) -> int:
+        """|x_c|, at most all tokens but one."""
+        slack = 1e-9 * length  # 0.6 × 5 is 3, whatever floating point makes of it
+        high = min(math.floor(self.r_max * length + slack), length - 1)
+        low = min(math.ceil(self.r_min * length - slack), high)
+        return int(rng.integers(low, high, endpoint=True))
+
+    def mean_share(self) -> float:
+        """The share of a long text that is given, on average."""
+        return (self.r_min + self.r_max) / 2
+
+
+@dataclass(frozen=True)
+class Blocks(Sized):
+    """|x_c| tokens in B contiguous blocks: the paper's training distribution.
+
+    Args:
+        r_min: The least share of the text that is given.
+        r_max: The largest.
+        b_min: The least number of blocks, or "size" for |x_c|.
+        b_max: The largest, or "size" for |x_c|.
+    """
+
+    kind: ClassVar[str] = "blocks"
+
+    b_min: Count = 1
+    b_max: Count = "size"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("b_min", self.b_min), ("b_max", self.b_max)):
+            if value != "size" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise InputError(f"{name} must be a whole number from 1, or 'size' for |x_c|, not {value!r}.")
+        if (self.b_min == "size") > (self.b_max == "size") or (
+            isinstance(self.b_min, int) and isinstance(self.b_max, int) and self.b_min > self.b_max
+        ):
+            raise InputError(f"b_min must be at most b_max, not {self.b_min!r} and {self.b_max!r}.")
+
+    def place(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
+        """(length,) which tokens are given, `size` of them (steps 2 to 4)."""
+        given = np.zeros(length, dtype=bool)
+        if size == 0:
+            return given
+        least, most = (size if bound == "size" else min(bound, size) for bound in (self.b_min, self.b_max))
+        blocks = int(rng.integers(least, most, endpoint=True))
+        # A token for each block, and every other token into a block of its own choice.
+        sizes = 1 + np.bincount(rng.integers(blocks, size=size - blocks), minlength=blocks)
+        # B marks among B + |x_e| places: a mark is a block, every other place an asked token.
+        given_places = rng.choice(blocks + length - size, size=blocks, replace=False, shuffle=False)
+        widths = np.ones(blocks + length - size, dtype=np.int64)
+        is_block = np.zeros(blocks + length - size, dtype=bool)
+        is_block[given_places] = True
+        widths[is_block] = sizes
+        given[:] = np.repeat(is_block, widths)
+        return given
+
+
+@dataclass(frozen=True)
+class Infilling(Sized):
+    """|x_c| tokens at the two ends of the text; the middle is asked.
+
+    Args:
+        r_min: The least share of the text that is given.
+        r_max: The largest.
+        f_min: The least share of the given tokens that stands on the left.
+        f_max: The largest.
+    """
+
+    kind: ClassVar[str] = "infilling"
+
+    f_min: float = 0.2
+    f_max: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share("f", self.f_min, self.f_max)
+
+    def place(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
+        """(length,) which tokens are given, `size` of them."""
+        left = round(rng.uniform(self.f_min, self.f_max) * size)
+        given = np.zeros(length, dtype=bool)
+        given[:left] = True
+        given[length - (size - left) :] = True
+        return given
+
+
+@dataclass(frozen=True)
+class Empty:
+    """Nothing is given."""
+
+    kind: ClassVar[str] = "empty"
+
+    def size(self, length: int, rng: np.random.Generator) -> int:
+        """|x_c| = 0."""
+        return 0
+
+    def mean_share(self) -> float:
+        """The share of a text that is given, on average."""
+        return 0.0
+
+    def place(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
+        """(length,) which tokens are given: none."""
+        return np.zeros(length, dtype=bool)
+
+
+Part = Blocks | Infilling | Empty
+KINDS: dict[str, type[Part]] = {kind.kind: kind for kind in (Blocks, Infilling, Empty)}
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """A distribution of conditioning sets: parts, their weights, and the share of asked tokens turned unknown.
+
+    >>> Conditioning.from_dict({"r_max": 0.6, "empty": 0.3}).weights        # autoregressive mixing with 0.3
+    (0.7, 0.3)
+    """
+
+    parts: tuple[Part, ...] = (Blocks(),)
+    weights: tuple[float, ...] = (1.0,)
+    unknown: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.parts or len(self.parts) != len(self.weights):
+            raise InputError("a conditioning distribution needs one or more parts, each with a weight.")
+        if any(not is_number(weight) or weight < 0 for weight in self.weights) or not 0 < sum(self.weights) < math.inf:
+            raise InputError(f"the weights of a mixture must be at least 0 and not all 0, not {list(self.weights)}.")
+        if not is_number(self.unknown) or not 0 <= self.unknown < 1:
+            raise InputError(
+                f"unknown is the share of asked tokens turned unknown, from 0 to below 1, not {self.unknown!r}."
+            )
+
+    @property
+    def gives_nothing(self) -> bool:
+        """Is this plain language modelling: never a token given, never one unknown?"""
+        return self.mean_share() == 0 and self.unknown == 0
+
+    def mean_share(self) -> float:
+        """The share of a long text that is given, on average."""
+        total = sum(weight * part.mean_share() for part, weight in zip(self.parts, self.weights, strict=True))
+        return total / sum(self.weights)
+
+    def size(self, length: int, rng: np.random.Generator) -> tuple[Part, int]:
+        """The part of the mixture that this text is drawn from, and |x_c|: the first draws of `roles`."""
+        part = self.parts[0]
+        if len(self.parts) > 1:
+            bounds = np.cumsum(self.weights)
+            part = self.parts[int(np.searchsorted(bounds, rng.random() * bounds[-1], side="right"))]
+        return part, part.size(length, rng)
+
+    def roles(self, length: int, rng: np.random.Generator) -> np.ndarray:
+        """(length,) int8 `GIVEN`, `ASKED` or `UNKNOWN` for each token of a text; at least one is asked."""
+        if length < 1:
+            raise InputError("a text of no tokens has nothing to ask.")
+        part, size = self.size(length, rng)
+        roles = part.place(length, size, rng).astype(np.int8)
+        if self.unknown:
+            asked = np.flatnonzero(roles == ASKED)
+            hidden = min(math.floor(self.unknown * len(asked) + 1e-9), len(asked) - 1)
+            roles[rng.choice(asked, size=hidden, replace=False)] = UNKNOWN
+        return roles
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `from_dict` reads back: for `acgpt.json`, run folders and recipes."""
+        parts = [
+            {"kind": part.kind, "weight": weight, **asdict(part)}
+            for part, weight in zip(self.parts, self.weights, strict=True)
+        ]
+        return {"parts": parts, "unknown": self.unknown}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Conditioning:
+        """A distribution as a recipe writes it.
+
+        Either the parameters of `Blocks` and, if wanted, the shares of texts that are instead drawn from `Infilling`
+        (with its `f_min` and `f_max`) and from `Empty`:
+
+            {r_max: 0.6, infilling: 0.2, empty: 0.1, unknown: 0.05}
+
+        or any mixture, part by part:
+
+            {parts: [{kind: blocks, weight: 3, r_max: 0.6}, {kind: blocks, weight: 1, b_max: 2}], unknown: 0.05}
+        """
+        if not isinstance(content, Mapping):
+            raise InputError(f"conditioning must be a mapping such as {{r_max: 0.6}}, not {content!r}.")
+        unknown = content.get("unknown", 0.0)
+        if "parts" in content:
+            check_keys(content, ("parts", "unknown"), "conditioning with parts")
+            entries = content["parts"]
+            if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+                raise InputError(f"conditioning.parts must be a list of mappings, not {entries!r}.")
+            parts = tuple(part_from_dict(entry) for entry in entries)
+            return cls(parts, tuple(entry.get("weight", 1.0) for entry in entries), unknown)
+        own = {kind: [field.name for field in fields(KINDS[kind])] for kind in KINDS}
+        check_keys(content, (*own["blocks"], *own["infilling"], "infilling", "empty", "unknown"), "conditioning")
+        weights = {kind: content.get(kind, 0.0) for kind in ("infilling", "empty")}
+        if any(not is_number(share) or not 0 <= share <= 1 for share in weights.values()) or sum(weights.values()) > 1:
+            raise InputError(f"infilling and empty are shares of the texts, at most 1 together, not {weights}.")
+        weights = {"blocks": round(1 - sum(weights.values()), 12), **weights}
+        used = [kind for kind in weights if weights[kind] > 0]
+        parts = tuple(KINDS[kind](**{name: content[name] for name in own[kind] if name in content}) for kind in used)
+        return cls(parts, tuple(float(weights[kind]) for kind in used), unknown)
+
+
+def is_number(value: Any) -> bool:
+    """An int or a float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def part_from_dict(entry: Mapping[str, Any]) -> Part:
+    """One part of a mixture, `{kind: blocks, weight: 1, r_max: 0.6, …}`."""
+    kind = entry.get("kind", "blocks")
+    if kind not in KINDS:
+        raise InputError(f"a part's kind is one of {', '.join(KINDS)}, not {kind!r}.")
+    names = [field.name for field in fields(KINDS[kind])]
+    check_keys(entry, ("kind", "weight", *names), f"a part of kind {kind}")
+    return KINDS[kind](**{name: entry[name] for name in names if name in entry})
+
+
+def check_keys(content: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    """Refuse a key that is not known, and suggest the one that was meant."""
+    for key in content:
+        if key not in known:
+            near = get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(set(known)))}."
+            raise InputError(f"{where} has no key {key!r}: {hint}")
