@@ -11,7 +11,7 @@ import time
 
 from rich.text import Text
 
-from acgpt.cli import hush
+from acgpt.commands.options import hush
 from acgpt.errors import InputError
 
 
