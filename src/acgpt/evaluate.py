@@ -1,0 +1,251 @@
+"""Perplexity in the five modes of section 4.1, of one model on one evaluation set.
+
+    evaluation_set = EvaluationSet.build(corpus.tokens("test"), tokenizer_hash=…, r_max=0.6)
+    evaluation = evaluate(method_of(lm.metadata), lm.model, evaluation_set, bos=lm.bos, mask=lm.mask)
+    evaluation.modes["training"].perplexity, evaluation.gains["training"].percent
+
+Perplexity is exp of the mean negative log-probability over *all* asked tokens of the set, not a mean over texts or
+batches, so it does not depend on how the texts are batched. Its 95 % interval says what another draw of texts would
+have given: texts are resampled with replacement, the same ones for every mode, so that a gain is compared on the same
+texts too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from acgpt.attention import choose_backend, evaluating
+from acgpt.conditioning import ASKED, GIVEN
+from acgpt.errors import InputError
+from acgpt.evaluation_set import EvaluationSet
+from acgpt.language_model import positions_of
+from acgpt.layout import batches
+from acgpt.methods import Method
+from acgpt.modes import WITHOUT_FUTURE, modes_named
+from acgpt.query import Query
+
+RESAMPLES = 1000
+LEVEL = 0.95
+CELLS = 2**22  # of the resampling matrix that is held at a time
+
+
+@dataclass(frozen=True)
+class ModeResult:
+    """A model in one mode.
+
+    Args:
+        perplexity: Per asked token of the whole set.
+        interval: 95 % of the perplexities of resampled texts lie in it; `None` for a single text, and where
+            a perplexity is infinite.
+        mean_nll: Its logarithm: the mean negative log-probability of an asked token, in nats.
+        tokens: How many tokens were asked.
+        texts: In how many texts.
+    """
+
+    perplexity: float
+    interval: tuple[float, float] | None
+    mean_nll: float
+    tokens: int
+    texts: int
+
+
+@dataclass(frozen=True)
+class Gain:
+    """By how many percent the future lowers the perplexity of the same tokens, with its interval on the same texts."""
+
+    percent: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The result: of every mode that was wanted, `None` where the method cannot answer it.
+
+    Args:
+        method: The method's name.
+        evaluation_set: What was asked.
+        log_probs: For each mode that was answered, (texts, length) log-probabilities; NaN where nothing was asked.
+        unanswered: The modes that the method cannot answer.
+        seed: Of the resampling.
+    """
+
+    method: str
+    evaluation_set: EvaluationSet
+    log_probs: Mapping[str, np.ndarray]
+    unanswered: tuple[str, ...]
+    seed: int
+
+    @cached_property
+    def resampled(self) -> dict[str, np.ndarray]:
+        """For each mode, the `RESAMPLES` mean NLLs of resampled texts, the same texts in every mode."""
+        sums = {mode: text_sums(log_probs) for mode, log_probs in self.log_probs.items()}
+        return resampled_means(sums, self.seed)
+
+    @cached_property
+    def modes(self) -> dict[str, ModeResult | None]:
+        """The results by mode, in the paper's order."""
+        results: dict[str, ModeResult | None] = dict.fromkeys(self.unanswered)
+        for mode, log_probs in self.log_probs.items():
+            nll, count = (float(x.sum()) for x in text_sums(log_probs))
+            interval = percentiles(np.exp(self.resampled[mode])) if len(log_probs) > 1 else None
+            perplexity = float(np.exp(nll / count))
+            results[mode] = ModeResult(perplexity, interval, nll / count, int(count), len(log_probs))
+        return {mode.name: results[mode.name] for mode in modes_named(tuple(results))}
+
+    @cached_property
+    def gains(self) -> dict[str, Gain | None]:
+        """What the future is worth to the modes that read it; `None` where one of a pair was not answered."""
+        gains: dict[str, Gain | None] = {}
+        for mode, without in WITHOUT_FUTURE.items():
+            one, other = self.modes.get(mode), self.modes.get(without)
+            gains[mode] = None
+            if one is not None and other is not None:
+                resampled = 100 * -np.expm1(self.resampled[mode] - self.resampled[without])
+                percent = float(100 * -np.expm1(one.mean_nll - other.mean_nll))
+                gains[mode] = Gain(percent, percentiles(resampled) if one.texts > 1 else None)
+        return gains
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "method": self.method,
+            "set": self.evaluation_set.as_dict(),
+            "modes": {mode: result and asdict(result) for mode, result in self.modes.items()},
+            "gains": {mode: gain and asdict(gain) for mode, gain in self.gains.items()},
+            "bootstrap": {"resamples": RESAMPLES, "level": LEVEL, "seed": self.seed},
+        }
+
+    def records(self) -> dict[str, np.ndarray]:
+        """Every asked token of every mode as columns: `MODE.text`, `.position`, `.token` and `.log_prob`.
+
+        Texts count from 0, positions within a text from 1.
+        """
+        columns = {}
+        for mode, log_probs in self.log_probs.items():
+            text, place = np.nonzero(~np.isnan(log_probs))
+            columns[f"{mode}.text"] = text.astype(np.int32)
+            columns[f"{mode}.position"] = (place + 1).astype(np.int32)
+            columns[f"{mode}.token"] = self.evaluation_set.tokens[text, place]
+            columns[f"{mode}.log_prob"] = log_probs[text, place]
+        return columns
+
+
+def evaluate(
+    method: Method,
+    model: PreTrainedModel,
+    evaluation_set: EvaluationSet,
+    *,
+    bos: int,
+    mask: int | None,
+    modes: Sequence[str] = (),
+    backend: str | None = None,
+    budget: int = 2**13,
+    seed: int = 0,
+    progress: Callable[[int, int], object] = lambda done, all: None,
+) -> Evaluation:
+    """Evaluate a model, a training one too: it is left in the mode that it was in, and no gradient is kept.
+
+    Args:
+        method: How the model is asked.
+        model: One that `attention.check_model` has accepted, as `LanguageModel` and training do.
+        evaluation_set: What it is asked.
+        bos: Id of the token at position 0.
+        mask: Id of the token that stands for unknown ones; needed only if the set has any.
+        modes: Names of modes; by default all five. One the method cannot answer has no result.
+        backend: As in `attention.BACKENDS`; by default the fastest that is exact.
+        budget: At most this many tokens go through the model at a time (a longer text still goes alone). The result
+            does not depend on it, but for rounding.
+        seed: Of the resampling behind the intervals.
+        progress: Called with the number of texts answered so far and the number of all, over all passes.
+    """
+    wanted = modes_named(modes)
+    check_fit(model, evaluation_set)
+    passes: dict[bytes, list[Query]] = {}  # by what is shown: modes that show the same are answered together
+    shown = {mode.name: mode.shown(evaluation_set.roles(mode)) for mode in wanted}
+    unanswered = []
+    for name, roles in shown.items():
+        queries = passes.get(roles.tobytes()) or queries_of(evaluation_set.tokens, roles)
+        if all(map(method.answers, queries)):
+            passes[roles.tobytes()] = queries
+        else:
+            unanswered.append(name)
+
+    answers: dict[bytes, np.ndarray] = {}
+    done, total = 0, len(evaluation_set) * len(passes)
+    progress(done, total)
+    with torch.no_grad(), evaluating(model):
+        for key, queries in passes.items():
+            answers[key] = np.full(evaluation_set.tokens.shape, np.nan)
+            for group in batches(dict(enumerate(queries)), budget, future=True):
+                asked = [queries[i] for i in group]
+                scores = method.log_probs(
+                    model, asked, bos=bos, mask=mask, backend=backend or choose_backend(model), budget=budget
+                )
+                for i, query, score in zip(group, asked, scores, strict=True):
+                    answers[key][i, np.asarray(query.asked_positions) - 1] = score
+                done += len(group)
+                progress(done, total)
+
+    log_probs = {
+        mode.name: np.where(evaluation_set.roles(mode) == ASKED, answers[shown[mode.name].tobytes()], np.nan)
+        for mode in wanted
+        if mode.name not in unanswered
+    }
+    return Evaluation(method.name, evaluation_set, log_probs, tuple(unanswered), seed)
+
+
+def check_fit(model: PreTrainedModel, evaluation_set: EvaluationSet) -> None:
+    """Refuse texts that are longer than the model's context, and tokens that it has not."""
+    config = model.config.get_text_config()
+    if evaluation_set.length + 1 > (positions := positions_of(config)):
+        raise InputError(
+            f"the texts have {evaluation_set.length} tokens; the model has {positions} positions, one of them for BOS: "
+            f"use --length {positions - 1} or less."
+        )
+    if (highest := int(evaluation_set.tokens.max())) >= config.vocab_size:
+        raise InputError(f"the texts have the token {highest}, but the model's ids end at {config.vocab_size - 1}.")
+
+
+def queries_of(tokens: np.ndarray, roles: np.ndarray) -> list[Query]:
+    """A query a row, (texts, length) tokens and their roles."""
+    rows = zip(tokens.tolist(), (roles == GIVEN).tolist(), (roles == ASKED).tolist(), strict=True)
+    return [Query(*row) for row in rows]
+
+
+def text_sums(log_probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each text the sum of the asked tokens' negative log-probabilities, and their number."""
+    return -np.nansum(log_probs, axis=1), (~np.isnan(log_probs)).sum(axis=1).astype(np.float64)
+
+
+def resampled_means(sums: Mapping[str, tuple[np.ndarray, np.ndarray]], seed: int) -> dict[str, np.ndarray]:
+    """For each mode, `RESAMPLES` times the mean NLL of as many texts as there are, drawn with replacement.
+
+    Args:
+        sums: For each mode, of every text the sum of NLLs and the number of tokens.
+        seed: The same draws for the same number of texts.
+    """
+    rng = np.random.default_rng(seed)
+    texts = len(next(iter(sums.values()))[0]) if sums else 1
+    means: dict[str, list[np.ndarray]] = {mode: [] for mode in sums}
+    size = max(1, CELLS // texts)
+    for start in range(0, RESAMPLES, size):
+        times = rng.multinomial(texts, np.full(texts, 1 / texts), size=min(size, RESAMPLES - start)).astype(np.float64)
+        for mode, (nlls, counts) in sums.items():
+            with np.errstate(invalid="ignore"):  # 0 × ∞, where a model finds a text impossible
+                means[mode].append(times @ nlls / (times @ counts))
+    return {mode: np.concatenate(parts) for mode, parts in means.items()}
+
+
+def percentiles(values: np.ndarray) -> tuple[float, float] | None:
+    """The interval that holds `LEVEL` of the values, with as many on either side; `None` if they are not all finite."""
+    if not np.isfinite(values).all():
+        return None
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)

@@ -1,0 +1,241 @@
+"""Evaluation sets: texts and, for every mode, what is given and what is asked of them; made once, shared by all.
+
+Two perplexities can be compared if the same tokens were asked given the same tokens. So the choice is made once and
+kept: the chunks of a corpus split, in order, and for each chunk a conditioning set from each distribution of `modes`.
+Which set a chunk gets is a function of the seed, the distribution, and the chunk's number, so neither a limit nor a
+batch size can change it.
+
+A set is one safetensors file:
+
+    tokens            (texts, length) int32
+    roles.infilling   (texts, length) int8     GIVEN, ASKED or UNKNOWN of `conditioning`
+    roles.training    (texts, length) int8
+    metadata          one entry, `acgpt_evaluation_set`: JSON, the fields of `Origin` and the content's hash
+
+The hash is taken over the content (the tokenizer's hash, tokens, roles), not over the file: results are comparable if
+and only if their sets' hashes agree, wherever the sets came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, check_share, generator
+from acgpt.errors import InputError
+from acgpt.modes import Mode, distributions
+
+FORMAT = "acgpt_evaluation_set"
+FORMAT_VERSION = 1
+# Conditioning sets are drawn as in an epoch of training, in epochs that no training reaches: one a distribution.
+EPOCHS = {"training": 2**32 - 1, "infilling": 2**32 - 2}
+
+
+class Tokens(Protocol):
+    """The tokens of one split of a corpus, end to end; cut into chunks that do not overlap, the tail dropped."""
+
+    def chunks(self, length: int) -> int:
+        """How many whole chunks of this length there are."""
+        ...
+
+    def chunk(self, index: int, length: int) -> np.ndarray:
+        """(length,) token ids of one chunk."""
+        ...
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an evaluation set comes from: for people, and to tell whether a saved one is the one that is wanted.
+
+    Args:
+        r_max: The largest share of a text that is given.
+        seed: Of the conditioning sets.
+        conditioning: The training distribution, `Conditioning.as_dict`.
+        tokenizer_hash: `metadata.tokenizer_hash` of the tokenizer that made the tokens.
+        corpus_hash: Of the prepared corpus, if it came from one.
+        split: Of that corpus.
+    """
+
+    r_max: float
+    seed: int
+    conditioning: dict[str, Any]
+    tokenizer_hash: str
+    corpus_hash: str | None = None
+    split: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationSet:
+    """N texts of T tokens each, and the roles of their tokens under every conditioning distribution."""
+
+    tokens: np.ndarray  # (N, T) int32
+    drawn: Mapping[str, np.ndarray]  # by distribution, (N, T) int8
+    origin: Origin
+
+    @classmethod
+    def build(
+        cls,
+        tokens: Tokens | np.ndarray,
+        *,
+        tokenizer_hash: str,
+        length: int = 1023,
+        r_max: float = 0.6,
+        seed: int = 0,
+        limit: int | None = None,
+        training: Conditioning | None = None,
+        corpus_hash: str | None = None,
+        split: str | None = None,
+    ) -> EvaluationSet:
+        """Cut a split into texts and draw their conditioning sets.
+
+        Args:
+            tokens: The split: `Corpus.tokens(…)`, or an array of token ids.
+            tokenizer_hash: As in `Origin`.
+            length: T, tokens a text; with BOS a text takes T + 1 positions.
+            r_max: As in `modes.distributions`.
+            seed: From 0 to 2³² - 1.
+            limit: Take the first texts only; those get what they would get without a limit.
+            training: As in `modes.distributions`.
+            corpus_hash: As in `Origin`.
+            split: As in `Origin`.
+        """
+        check_share("r", 0.0, r_max)
+        if length < 1 or (limit is not None and limit < 1):
+            raise InputError("the length of a text and the limit on their number must be at least 1.")
+        texts = chunked(tokens, length, limit)
+        named = distributions(r_max, training)
+        drawn = {
+            name: np.stack([named[name].roles(length, generator(seed, epoch, i)) for i in range(len(texts))])
+            for name, epoch in EPOCHS.items()
+        }
+        origin = Origin(float(r_max), seed, named["training"].as_dict(), tokenizer_hash, corpus_hash, split)
+        return cls(texts, drawn, origin)
+
+    def __len__(self) -> int:
+        """N, the number of texts."""
+        return len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        """T, the number of tokens of each text."""
+        return int(self.tokens.shape[1])
+
+    def roles(self, mode: Mode) -> np.ndarray:
+        """(N, T) the roles that were drawn for this mode; what it asks is where they are `ASKED`."""
+        return self.drawn.get(mode.conditioning, np.full(self.tokens.shape, ASKED, dtype=np.int8))
+
+    @cached_property
+    def hash(self) -> str:
+        """A hash of what is asked given what: results are comparable if and only if it is the same."""
+        digest = hashlib.sha256()
+        digest.update(
+            json.dumps([FORMAT, self.origin.tokenizer_hash, *self.tokens.shape, *sorted(self.drawn)]).encode()
+        )
+        digest.update(self.tokens.astype("<i4").tobytes())
+        for name in sorted(self.drawn):
+            digest.update(self.drawn[name].astype("<i1").tobytes())
+        return digest.hexdigest()
+
+    def as_dict(self) -> dict[str, Any]:
+        """What describes the set, for results."""
+        return {"hash": self.hash, "texts": len(self), "length": self.length, **asdict(self.origin)}
+
+    def require_tokenizer(self, tokenizer_hash: str) -> None:
+        """Refuse a model whose tokens these are not."""
+        if tokenizer_hash != self.origin.tokenizer_hash:
+            raise InputError(
+                "the evaluation set was made with another tokenizer than the model's, so its tokens would be read as "
+                "others. Prepare the corpus with the tokenizer of this model."
+            )
+
+    # ---- as a file -----------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the set into a safetensors file, whole or not at all; its folder is made if need be."""
+        arrays = {"tokens": self.tokens, **{f"roles.{name}": roles for name, roles in self.drawn.items()}}
+        content = {"format_version": FORMAT_VERSION, **self.as_dict()}
+        write_whole(path, save(arrays, metadata={FORMAT: json.dumps(content, sort_keys=True)}))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> EvaluationSet:
+        """Read a set that `save` wrote, and check that it is whole."""
+        name = os.fspath(path)
+        try:
+            with safe_open(name, framework="np") as file:
+                metadata = file.metadata() or {}
+                if FORMAT not in metadata:
+                    raise InputError(f"{name} is a safetensors file, but not an evaluation set of acgpt.")
+                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
+            content = json.loads(metadata[FORMAT])
+            if (version := content["format_version"]) > FORMAT_VERSION:
+                raise InputError(
+                    f"{name} has format version {version}; this acgpt reads up to {FORMAT_VERSION}. Upgrade acgpt."
+                )
+            loaded = cls(
+                arrays["tokens"],
+                {key: arrays[f"roles.{key}"] for key in EPOCHS},
+                Origin(**{field.name: content[field.name] for field in fields(Origin)}),
+            )
+            loaded.check()
+            if loaded.hash != content["hash"]:
+                raise ValueError("its content is not what its hash says")
+        except FileNotFoundError as error:
+            raise InputError(f"there is no evaluation set {name}.") from error
+        except InputError:
+            raise
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{name} is damaged, or no evaluation set: {error}. Delete it, or name another."
+            ) from error
+        return loaded
+
+    def check(self) -> None:
+        """Refuse, with a ValueError, arrays that are not an evaluation set."""
+        arrays = {"tokens": self.tokens, **self.drawn}
+        for name, array in arrays.items():
+            if array.ndim != 2 or array.shape != self.tokens.shape or not array.size:
+                raise ValueError(f"{name} has the shape {array.shape}")
+            if array.dtype != (np.int32 if name == "tokens" else np.int8):
+                raise ValueError(f"{name} is of type {array.dtype}")
+        for name, roles in self.drawn.items():
+            if not np.isin(roles, (GIVEN, ASKED, UNKNOWN)).all() or not (roles == ASKED).any(axis=1).all():
+                raise ValueError(f"the roles of {name} are none")
+        if self.tokens.min() < 0:
+            raise ValueError("a token id is negative")
+
+
+def chunked(tokens: Tokens | np.ndarray, length: int, limit: int | None) -> np.ndarray:
+    """(texts, length) int32: the first chunks of a split, or all of them."""
+    count = len(tokens) // length if isinstance(tokens, np.ndarray) else tokens.chunks(length)
+    if count == 0:
+        raise InputError(f"there are fewer tokens than one text of {length} takes; use a smaller --length.")
+    count = count if limit is None else min(count, limit)
+    if isinstance(tokens, np.ndarray):
+        texts = tokens[: count * length].reshape(count, length)
+    else:
+        texts = np.stack([tokens.chunk(i, length) for i in range(count)])
+    if texts.min() < 0 or texts.max() >= 2**31:
+        raise InputError(f"the token ids go from {texts.min()} to {texts.max()}: no tokenizer has made them.")
+    return texts.astype(np.int32)
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file that is whole or not there at all; its folder is made if need be."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,28 @@
+"""Methods: how a model is asked, one file each; `base` says what a method is.
+
+Nothing outside this package asks which method a model has: it takes the one that `method_of` names, and asks *it*.
+"""
+
+from __future__ import annotations
+
+from acgpt.errors import ModelError
+from acgpt.metadata import Metadata
+from acgpt.methods.ac_gpt import AcGpt
+from acgpt.methods.base import Method
+from acgpt.methods.gpt import Gpt
+
+METHODS: dict[str, Method] = {method.name: method for method in (AcGpt(), Gpt())}
+
+__all__ = ["METHODS", "AcGpt", "Gpt", "Method", "method_of"]
+
+
+def method_of(model: Metadata | str | None) -> Method:
+    """The method by name, or the one that a model's metadata names; a model that says nothing is a plain causal one.
+
+    >>> method_of("ac-gpt").reads_future, method_of(None).name
+    (True, 'gpt')
+    """
+    name = Gpt.name if model is None else model.method if isinstance(model, Metadata) else model
+    if name not in METHODS:
+        raise ModelError(f"there is no method {name!r} in this version of acgpt; it has {', '.join(METHODS)}.")
+    return METHODS[name]
