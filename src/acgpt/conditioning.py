@@ -13,8 +13,8 @@ share of the asked tokens turned unknown. Which set a text gets is a function of
 What the paper leaves open is settled here:
 
 * Rounding: |x_c| is uniform over the whole numbers from ⌈r_min T⌉ to ⌊r_max T⌋, both included (where there is none,
-  |x_c| is ⌊r_max T⌋). The left end of an infilling set has round(f |x_c|) tokens. Of |x_e| tokens ⌊unknown |x_e|⌋ are
-  unknown, anywhere among them.
+  |x_c| is ⌊r_max T⌋). The left end of an infilling set has f |x_c| tokens, rounded to the nearest. Of |x_e| tokens
+  ⌊unknown |x_e|⌋ are unknown, anywhere among them.
 * Nothing to give: |x_c| = 0 has no blocks, and such a text is read left to right.
 * Nothing left to ask: |x_c| is at most T - 1, also where r_max is 1, so that every text teaches something; and an
   unknown share leaves at least one token asked.
@@ -28,9 +28,12 @@ less often than those in the middle: fewer places of a long block cover them.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
+from itertools import accumulate
+from operator import index
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -39,21 +42,40 @@ from acgpt.errors import InputError
 
 Count = int | Literal["size"]
 
-GIVEN, ASKED, UNKNOWN = 1, 0, 2  # the role of a token
+ASKED, GIVEN, UNKNOWN = 0, 1, 2  # the role of a token: a set as 0 and 1 is its roles already
 
 
 def generator(seed: int, epoch: int, item: int) -> np.random.Generator:
     """The randomness of one text in one epoch: a function of these three numbers, and of nothing else.
 
-    Philox maps each key to a stream of its own, so no seeding has to be paid for: a generator takes microseconds.
+    The three are the key of a Philox generator, which has an independent stream for each key.
+
+    Args:
+        seed: From 0 to 2**32 - 1.
+        epoch: From 0 to 2**32 - 1.
+        item: The number of the text, from 0 to 2**64 - 1.
     """
-    return np.random.Generator(np.random.Philox(key=[seed << 32 | epoch, item]))
+    for name, value, bits in (("seed", seed, 32), ("epoch", epoch, 32), ("item", item, 64)):
+        if not isinstance(value, int | np.integer) or not 0 <= value < 1 << bits:
+            raise InputError(f"{name} must be a whole number from 0 to 2**{bits} - 1, not {value!r}.")
+    # The type is needed: numpy makes floats of a list with both large and small numbers, and keys would collide.
+    key = np.array([index(seed) << 32 | index(epoch), item], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def is_number(value: Any) -> bool:
+    """An int or a float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def floor(x: float) -> int:
+    """⌊x⌋ of a share times a length: 0.29 × 100 is 29, whatever floating point makes of it."""
+    return math.floor(x + 1e-9)
 
 
 def check_share(name: str, low: float, high: float) -> None:
     """Two bounds of a share, in order between 0 and 1."""
-    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (low, high))
-    if not numbers or not 0 <= low <= high <= 1:
+    if not is_number(low) or not is_number(high) or not 0 <= low <= high <= 1:
         raise InputError(
             f"{name}_min and {name}_max must be numbers with 0 ≤ {name}_min ≤ {name}_max ≤ 1, not {low!r} and {high!r}."
         )
@@ -71,9 +93,8 @@ class Sized:
 
     def size(self, length: int, rng: np.random.Generator) -> int:
         """|x_c|, at most all tokens but one."""
-        slack = 1e-9 * length  # 0.6 × 5 is 3, whatever floating point makes of it
-        high = min(math.floor(self.r_max * length + slack), length - 1)
-        low = min(math.ceil(self.r_min * length - slack), high)
+        high = min(floor(self.r_max * length), length - 1)
+        low = min(-floor(-self.r_min * length), high)
         return int(rng.integers(low, high, endpoint=True))
 
     def mean_share(self) -> float:
@@ -102,28 +123,25 @@ class Blocks(Sized):
         for name, value in (("b_min", self.b_min), ("b_max", self.b_max)):
             if value != "size" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise InputError(f"{name} must be a whole number from 1, or 'size' for |x_c|, not {value!r}.")
-        if (self.b_min == "size") > (self.b_max == "size") or (
-            isinstance(self.b_min, int) and isinstance(self.b_max, int) and self.b_min > self.b_max
-        ):
+        least, most = (math.inf if bound == "size" else bound for bound in (self.b_min, self.b_max))
+        if least > most:
             raise InputError(f"b_min must be at most b_max, not {self.b_min!r} and {self.b_max!r}.")
 
     def place(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
         """(length,) which tokens are given, `size` of them (steps 2 to 4)."""
-        given = np.zeros(length, dtype=bool)
         if size == 0:
-            return given
+            return np.zeros(length, dtype=bool)
         least, most = (size if bound == "size" else min(bound, size) for bound in (self.b_min, self.b_max))
-        blocks = int(rng.integers(least, most, endpoint=True))
-        # A token for each block, and every other token into a block of its own choice.
-        sizes = 1 + np.bincount(rng.integers(blocks, size=size - blocks), minlength=blocks)
-        # B marks among B + |x_e| places: a mark is a block, every other place an asked token.
-        given_places = rng.choice(blocks + length - size, size=blocks, replace=False, shuffle=False)
-        widths = np.ones(blocks + length - size, dtype=np.int64)
-        is_block = np.zeros(blocks + length - size, dtype=bool)
-        is_block[given_places] = True
-        widths[is_block] = sizes
-        given[:] = np.repeat(is_block, widths)
-        return given
+        count = int(rng.integers(least, most, endpoint=True))
+        # A token for each block, and each of the rest into a block of its own choice.
+        sizes = 1 + np.bincount(rng.integers(count, size=size - count), minlength=count)
+        # B places out of B + |x_e| are blocks, every other one is an asked token: what lies between is the gaps.
+        # Any block may get any of the sizes: they are as likely in one order as in another.
+        places = count + length - size
+        blocks = rng.choice(places, size=count, replace=False, shuffle=False)
+        given, widths = np.zeros(places, dtype=bool), np.ones(places, dtype=np.intp)
+        given[blocks], widths[blocks] = True, sizes
+        return given.repeat(widths)
 
 
 @dataclass(frozen=True)
@@ -212,22 +230,22 @@ class Conditioning:
 
     def size(self, length: int, rng: np.random.Generator) -> tuple[Part, int]:
         """The part of the mixture that this text is drawn from, and |x_c|: the first draws of `roles`."""
+        if length < 1:
+            raise InputError("a text of no tokens has nothing to ask.")
         part = self.parts[0]
         if len(self.parts) > 1:
-            bounds = np.cumsum(self.weights)
-            part = self.parts[int(np.searchsorted(bounds, rng.random() * bounds[-1], side="right"))]
+            bounds = list(accumulate(self.weights))
+            part = self.parts[bisect_right(bounds, rng.random() * bounds[-1])]
         return part, part.size(length, rng)
 
     def roles(self, length: int, rng: np.random.Generator) -> np.ndarray:
         """(length,) int8 `GIVEN`, `ASKED` or `UNKNOWN` for each token of a text; at least one is asked."""
-        if length < 1:
-            raise InputError("a text of no tokens has nothing to ask.")
         part, size = self.size(length, rng)
         roles = part.place(length, size, rng).astype(np.int8)
         if self.unknown:
             asked = np.flatnonzero(roles == ASKED)
-            hidden = min(math.floor(self.unknown * len(asked) + 1e-9), len(asked) - 1)
-            roles[rng.choice(asked, size=hidden, replace=False)] = UNKNOWN
+            hidden = min(floor(self.unknown * len(asked)), len(asked) - 1)
+            roles[rng.choice(asked, size=hidden, replace=False, shuffle=False)] = UNKNOWN
         return roles
 
     def as_dict(self) -> dict[str, Any]:
@@ -259,7 +277,7 @@ class Conditioning:
             entries = content["parts"]
             if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
                 raise InputError(f"conditioning.parts must be a list of mappings, not {entries!r}.")
-            parts = tuple(part_from_dict(entry) for entry in entries)
+            parts = tuple(part_from_dict(entry, f"conditioning.parts[{i}]") for i, entry in enumerate(entries))
             return cls(parts, tuple(entry.get("weight", 1.0) for entry in entries), unknown)
         own = {kind: [field.name for field in fields(KINDS[kind])] for kind in KINDS}
         check_keys(content, (*own["blocks"], *own["infilling"], "infilling", "empty", "unknown"), "conditioning")
@@ -267,24 +285,23 @@ class Conditioning:
         if any(not is_number(share) or not 0 <= share <= 1 for share in weights.values()) or sum(weights.values()) > 1:
             raise InputError(f"infilling and empty are shares of the texts, at most 1 together, not {weights}.")
         weights = {"blocks": round(1 - sum(weights.values()), 12), **weights}
+        # All are made, so that a wrong value is found also where a share of 0 leaves its part out.
+        made = {kind: KINDS[kind](**{name: content[name] for name in own[kind] if name in content}) for kind in weights}
         used = [kind for kind in weights if weights[kind] > 0]
-        parts = tuple(KINDS[kind](**{name: content[name] for name in own[kind] if name in content}) for kind in used)
-        return cls(parts, tuple(float(weights[kind]) for kind in used), unknown)
+        return cls(tuple(made[kind] for kind in used), tuple(float(weights[kind]) for kind in used), unknown)
 
 
-def is_number(value: Any) -> bool:
-    """An int or a float, and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def part_from_dict(entry: Mapping[str, Any]) -> Part:
-    """One part of a mixture, `{kind: blocks, weight: 1, r_max: 0.6, …}`."""
+def part_from_dict(entry: Mapping[str, Any], where: str) -> Part:
+    """One part of a mixture, `{kind: blocks, weight: 1, r_max: 0.6, …}`; `where` is for errors."""
     kind = entry.get("kind", "blocks")
-    if kind not in KINDS:
-        raise InputError(f"a part's kind is one of {', '.join(KINDS)}, not {kind!r}.")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise InputError(f"{where}: kind is one of {', '.join(KINDS)}, not {kind!r}.")
     names = [field.name for field in fields(KINDS[kind])]
-    check_keys(entry, ("kind", "weight", *names), f"a part of kind {kind}")
-    return KINDS[kind](**{name: entry[name] for name in names if name in entry})
+    check_keys(entry, ("kind", "weight", *names), f"{where} of kind {kind}")
+    try:
+        return KINDS[kind](**{name: entry[name] for name in names if name in entry})
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def check_keys(content: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
