@@ -12,6 +12,7 @@ texts too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -113,12 +114,21 @@ class Evaluation:
         return gains
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """For programs, as JSON has it: what is infinite is `None`."""
+
+        def plain(result: ModeResult | Gain | None) -> dict[str, Any] | None:
+            if result is None:
+                return None
+            return {name: value if finite(value) else None for name, value in asdict(result).items()}
+
+        def finite(value: Any) -> bool:
+            return not isinstance(value, float) or math.isfinite(value)
+
         return {
             "method": self.method,
             "set": self.evaluation_set.as_dict(),
-            "modes": {mode: result and asdict(result) for mode, result in self.modes.items()},
-            "gains": {mode: gain and asdict(gain) for mode, gain in self.gains.items()},
+            "modes": {mode: plain(result) for mode, result in self.modes.items()},
+            "gains": {mode: plain(gain) for mode, gain in self.gains.items()},
             "bootstrap": {"resamples": RESAMPLES, "level": LEVEL, "seed": self.seed},
         }
 

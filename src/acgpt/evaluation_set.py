@@ -21,36 +21,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, check_share, generator
+from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 from acgpt.errors import InputError
 from acgpt.modes import Mode, distributions
+
+if TYPE_CHECKING:
+    from acgpt.corpus import Corpus, Tokens
 
 FORMAT = "acgpt_evaluation_set"
 FORMAT_VERSION = 1
 # Conditioning sets are drawn as in an epoch of training, in epochs that no training reaches: one a distribution.
 EPOCHS = {"training": 2**32 - 1, "infilling": 2**32 - 2}
-
-
-class Tokens(Protocol):
-    """The tokens of one split of a corpus, end to end; cut into chunks that do not overlap, the tail dropped."""
-
-    def chunks(self, length: int) -> int:
-        """How many whole chunks of this length there are."""
-        ...
-
-    def chunk(self, index: int, length: int) -> np.ndarray:
-        """(length,) token ids of one chunk."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -109,17 +101,17 @@ class EvaluationSet:
             corpus_hash: As in `Origin`.
             split: As in `Origin`.
         """
-        check_share("r", 0.0, r_max)
-        if length < 1 or (limit is not None and limit < 1):
-            raise InputError("the length of a text and the limit on their number must be at least 1.")
-        texts = chunked(tokens, length, limit)
+        count = chunks(tokens, length, limit)
+        texts = np.asarray(tokens[: count * length]).reshape(count, length)
+        if texts.min() < 0 or texts.max() >= 2**31:
+            raise InputError(f"the token ids go from {texts.min()} to {texts.max()}: no tokenizer has made them.")
         named = distributions(r_max, training)
         drawn = {
-            name: np.stack([named[name].roles(length, generator(seed, epoch, i)) for i in range(len(texts))])
+            name: np.stack([named[name].roles(length, generator(seed, epoch, i)) for i in range(count)])
             for name, epoch in EPOCHS.items()
         }
         origin = Origin(float(r_max), seed, named["training"].as_dict(), tokenizer_hash, corpus_hash, split)
-        return cls(texts, drawn, origin)
+        return cls(texts.astype(np.int32), drawn, origin)
 
     def __len__(self) -> int:
         """N, the number of texts."""
@@ -149,6 +141,11 @@ class EvaluationSet:
     def as_dict(self) -> dict[str, Any]:
         """What describes the set, for results."""
         return {"hash": self.hash, "texts": len(self), "length": self.length, **asdict(self.origin)}
+
+    def head(self, limit: int) -> EvaluationSet:
+        """The first texts alone: what `build` makes under this limit."""
+        drawn = {name: roles[:limit] for name, roles in self.drawn.items()}
+        return EvaluationSet(self.tokens[:limit], drawn, self.origin)
 
     def require_tokenizer(self, tokenizer_hash: str) -> None:
         """Refuse a model whose tokens these are not."""
@@ -214,19 +211,79 @@ class EvaluationSet:
             raise ValueError("a token id is negative")
 
 
-def chunked(tokens: Tokens | np.ndarray, length: int, limit: int | None) -> np.ndarray:
-    """(texts, length) int32: the first chunks of a split, or all of them."""
-    count = len(tokens) // length if isinstance(tokens, np.ndarray) else tokens.chunks(length)
-    if count == 0:
-        raise InputError(f"there are fewer tokens than one text of {length} takes; use a smaller --length.")
-    count = count if limit is None else min(count, limit)
-    if isinstance(tokens, np.ndarray):
-        texts = tokens[: count * length].reshape(count, length)
-    else:
-        texts = np.stack([tokens.chunk(i, length) for i in range(count)])
-    if texts.min() < 0 or texts.max() >= 2**31:
-        raise InputError(f"the token ids go from {texts.min()} to {texts.max()}: no tokenizer has made them.")
-    return texts.astype(np.int32)
+def set_of_corpus(
+    corpus: Corpus,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    split: str,
+    length: int = 1023,
+    r_max: float = 0.6,
+    seed: int = 0,
+    limit: int | None = None,
+    training: Conditioning | None = None,
+) -> tuple[EvaluationSet, Path]:
+    """The evaluation set of a corpus split, and its file: as it was saved; else made, and saved if that can be done.
+
+    Args:
+        corpus: The corpus.
+        path: Where the set is kept; by default in the corpus's folder, under a name that says what it is.
+        split: Of the corpus.
+        length: As in `EvaluationSet.build`; so are the other arguments.
+        r_max: As there.
+        seed: As there.
+        limit: As there.
+        training: As there.
+    """
+    tokens, tokenizer_hash = corpus.tokens(split), str(corpus.manifest["tokenizer_hash"])
+    conditioning = distributions(r_max, training)["training"].as_dict()
+    wanted = Origin(float(r_max), seed, conditioning, tokenizer_hash, corpus.hash, split)
+    named = path is not None
+    if path is None:
+        name = f"{split}-{length}-r{wanted.r_max}-seed{seed}"
+        if limit is not None:
+            name += f"-first{limit}"
+        if training is not None:
+            name += f"-{hashlib.sha256(json.dumps(conditioning, sort_keys=True).encode()).hexdigest()[:8]}"
+        path = corpus.folder / "evaluation" / f"{name}.safetensors"
+    path = Path(path)
+    if path.exists():
+        saved = EvaluationSet.load(path)
+        if saved.origin == wanted and saved.tokens.shape == (chunks(tokens, length, limit), length):
+            return saved, path
+        if named:
+            raise InputError(
+                f"{path} is an evaluation set of another corpus, or was made in another way: name another."
+            )
+        warnings.warn(f"{path} was made of another corpus, or in another way; it is made again.", stacklevel=2)
+    made = EvaluationSet.build(
+        tokens,
+        tokenizer_hash=tokenizer_hash,
+        length=length,
+        r_max=r_max,
+        seed=seed,
+        limit=limit,
+        training=training,
+        corpus_hash=corpus.hash,
+        split=split,
+    )
+    try:
+        made.save(path)
+    except OSError as error:
+        warnings.warn(
+            f"the evaluation set cannot be kept in {path} ({error.strerror or error}): it is made each time, always "
+            "the same. --sets names another place.",
+            stacklevel=2,
+        )
+    return made, path
+
+
+def chunks(tokens: Tokens | np.ndarray, length: int, limit: int | None) -> int:
+    """How many texts of this length are taken of a split."""
+    if length < 1 or (limit is not None and limit < 1):
+        raise InputError("the length of a text and the limit on their number must be at least 1.")
+    if len(tokens) < length:
+        raise InputError(f"there are {len(tokens)} tokens, and one text takes {length}: use a smaller --length.")
+    return len(tokens) // length if limit is None else min(len(tokens) // length, limit)
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:

@@ -1,0 +1,295 @@
+"""`acgpt evaluate`: perplexity in the five modes of the paper, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from acgpt import __version__
+from acgpt.commands.options import AdapterOption, DeviceOption, Dtype, DtypeOption, emit, hush, option
+from acgpt.errors import InputError
+
+if TYPE_CHECKING:
+    from acgpt.conditioning import Conditioning
+    from acgpt.evaluate import Evaluation
+    from acgpt.evaluation_set import EvaluationSet
+    from acgpt.language_model import LanguageModel
+    from acgpt.methods import Method
+
+NO_ANSWER = "--"
+
+HELP = {
+    "model": "A folder, a Hugging Face hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct.",
+    "corpus": "A folder that acgpt prepare made; may be left out with --sets.",
+    "sets": "The evaluation set: a file to read, or to make. Default: CORPUS/evaluation/….safetensors.",
+    "split": "Of the corpus. Default: test if there is one, else validation.",
+    "r_max": "The largest share of a text that is given. Default: 0.6.",
+    "length": "Tokens a text. Default: 1023.",
+    "limit": "The first N texts only.",
+    "seed": "Of the conditioning sets and of the intervals. Default: 0.",
+    "conditioning": "The training distribution, if it is not the paper's: '{b_max: 4}', as in a recipe.",
+    "modes": "Some modes only, with commas: unconditional,training. Default: all five.",
+    "method": "Ask the model as one of this method: ac-gpt or gpt. Default: what its acgpt.json says, else gpt.",
+    "batch_tokens": "At most so many tokens go through the model at a time. Default: what the device can take.",
+    "json": "For programs: one JSON object in a line, with the keys named above.",
+    "output": "Write the JSON object into a file as well.",
+    "records": "Write every asked token with its log-probability into a .safetensors file.",
+}
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=HELP["model"])],
+    corpus: Annotated[Path | None, typer.Argument(metavar="[CORPUS]", show_default=False, help=HELP["corpus"])] = None,
+    split: Annotated[str | None, option("--split", metavar="NAME", help=HELP["split"])] = None,
+    r_max: Annotated[float | None, option("--r-max", metavar="R", min=0, max=1, help=HELP["r_max"])] = None,
+    length: Annotated[int | None, option("--length", metavar="T", min=1, help=HELP["length"])] = None,
+    limit: Annotated[int | None, option("--limit", metavar="N", min=1, help=HELP["limit"])] = None,
+    seed: Annotated[int | None, option("--seed", "-s", metavar="N", min=0, help=HELP["seed"])] = None,
+    conditioning: Annotated[str | None, option("--conditioning", metavar="YAML", help=HELP["conditioning"])] = None,
+    sets: Annotated[Path | None, option("--sets", metavar="PATH", help=HELP["sets"])] = None,
+    modes: Annotated[str | None, option("--modes", metavar="NAMES", help=HELP["modes"])] = None,
+    method: Annotated[str | None, option("--method", metavar="NAME", help=HELP["method"])] = None,
+    adapter: AdapterOption = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = Dtype.auto,
+    batch_tokens: Annotated[int | None, option("--batch-tokens", metavar="N", min=1, help=HELP["batch_tokens"])] = None,
+    as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
+    output: Annotated[Path | None, option("--output", "-o", metavar="PATH", help=HELP["output"])] = None,
+    records: Annotated[Path | None, option("--records", metavar="PATH", help=HELP["records"])] = None,
+) -> None:
+    r"""Perplexity of a model in the five modes of the paper.
+
+    unconditional          nothing is given, everything is asked
+    infilling              both ends of a text are given, the middle is asked
+    training               blocks are given, as in training
+    infilling-no-future    what infilling asks, from the past alone
+    training-no-future     what training asks, from the past alone
+
+    acgpt evaluate runs/ac-gpt corpora/wikitext --r-max 0.6 -o results.json
+    acgpt evaluate default corpora/smollm2 --limit 20 --modes unconditional
+
+    What is asked given what is drawn once and kept beside the corpus, so that
+    every model answers the same; results are comparable if the set's hash is the
+    same. A mode that a method cannot answer is --, in JSON null.
+
+    Keys of --json:
+      model, adapter, corpus, method, metadata (the model's acgpt.json),
+      modes: for each, null or perplexity, interval (95 %, over texts), mean_nll
+             (nats), tokens (asked), texts
+      gains: for infilling and training, null or percent, interval: by how much
+             the future lowers the perplexity
+      set: hash, path, texts, length, r_max, seed, conditioning, tokenizer_hash,
+           corpus_hash, split
+      bootstrap (resamples, level, seed), bos_token_id, mask_token_id, device,
+      dtype, batch_tokens, seconds, versions (acgpt, torch, transformers)
+    """
+    if corpus is None and sets is None:
+        raise typer.BadParameter("name a CORPUS (see acgpt prepare), or an evaluation set with --sets PATH.")
+    if records is not None and records.suffix != ".safetensors":
+        raise InputError(f"{records}: records are written as safetensors; end the name in .safetensors.")
+    for path in (output, records):
+        check_writable(path)
+    hush()
+    from acgpt.evaluate import evaluate
+    from acgpt.loading import load
+    from acgpt.metadata import tokenizer_hash
+    from acgpt.methods import method_of
+    from acgpt.modes import modes_named
+
+    names = [] if modes is None else [name.strip() for name in modes.split(",")]
+    modes_named(names)
+    forced = None if method is None else method_of(method)
+    chosen = {"split": split, "r_max": r_max, "length": length, "seed": seed}
+    training = None if conditioning is None else training_distribution(conditioning, r_max)
+    evaluation_set, path = find_set(corpus, sets, chosen, limit, training)
+    lm = load(None if model == "default" and not Path(model).exists() else model, adapter, device, dtype.value)
+    evaluation_set.require_tokenizer(tokenizer_hash(lm.tokenizer))
+    start = time.perf_counter()
+    with bar() as progress:
+        evaluation = evaluate(
+            choose_method(forced, lm),
+            lm.model,
+            evaluation_set,
+            bos=lm.bos,
+            mask=lm.mask,
+            modes=names,
+            backend=lm.attention,
+            budget=batch_tokens or lm.budget,
+            seed=seed or 0,
+            progress=progress,
+        )
+    seconds = time.perf_counter() - start
+    result = {
+        "model": model,
+        "adapter": adapter,
+        "corpus": None if corpus is None else str(corpus),
+        **evaluation.as_dict(),
+        "metadata": None if lm.metadata is None else asdict(lm.metadata),
+        "bos_token_id": lm.bos,
+        "mask_token_id": lm.mask,
+        "device": str(lm.model.device),
+        "dtype": str(lm.model.dtype).removeprefix("torch."),
+        "batch_tokens": batch_tokens or lm.budget,
+        "seconds": round(seconds, 3),
+        "versions": versions(),
+    }
+    result["set"]["path"] = str(path)
+    write_results(evaluation, result, output, records)
+    if as_json:
+        emit(result)
+    else:
+        print_evaluation(evaluation, result)
+
+
+# ---- what is asked --------------------------------------------------------------------------------------------------
+
+
+def training_distribution(text: str, r_max: float | None) -> Conditioning:
+    """The training distribution as the user wrote it, in YAML or JSON; --r-max counts where it names no r_max."""
+    import yaml  # type: ignore[import-untyped]
+
+    from acgpt.conditioning import Conditioning
+
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"--conditioning is not YAML: {' '.join(str(error).split())}.") from error
+    if isinstance(content, dict) and "parts" not in content and r_max is not None:
+        content = {"r_max": r_max, **content}
+    return Conditioning.from_dict(content)
+
+
+def find_set(
+    corpus: Path | None, sets: Path | None, chosen: dict[str, Any], limit: int | None, training: Conditioning | None
+) -> tuple[EvaluationSet, Path]:
+    """The evaluation set that is meant, and its file.
+
+    Args:
+        corpus: Its folder.
+        sets: The file that was named for it, if one was.
+        chosen: `split`, `r_max`, `length` and `seed`, `None` where the user left them open.
+        limit: On the number of texts.
+        training: The training distribution, if the user named one.
+    """
+    from acgpt.evaluation_set import EvaluationSet, set_of_corpus
+
+    if sets is not None and (corpus is None or sets.exists()):
+        found = EvaluationSet.load(sets)
+        has = {**found.as_dict(), "conditioning": found.origin.conditioning}
+        wanted = {**chosen, "conditioning": None if training is None else training.as_dict()}
+        for name, value in wanted.items():
+            if value is not None and value != has[name]:
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(
+                    f"{sets} has {name} {has[name]}, not {value}: leave out {option}, or name another set."
+                )
+        return (found if limit is None else found.head(limit)), sets
+    from acgpt.corpus import Corpus
+
+    assert corpus is not None
+    opened = Corpus.open(corpus)
+    how = {name: value for name, value in chosen.items() if value is not None}
+    how.setdefault("split", "test" if "test" in opened.splits else "validation")
+    return set_of_corpus(opened, sets, limit=limit, training=training, **how)
+
+
+def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
+    """The model's own method, unless another was asked for; a warning if the model has not learned that one."""
+    from acgpt.methods import method_of
+
+    own = method_of(lm.metadata)
+    if forced is not None and forced.reads_future and not own.reads_future:
+        warnings.warn(
+            f"the model does not say that it was trained with {forced.name}: expect bad answers wherever the future is "
+            "read.",
+            stacklevel=2,
+        )
+    return forced or own
+
+
+# ---- what is said ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def bar() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error, if somebody is watching."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as shown:
+        task = shown.add_task("texts", total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def versions() -> dict[str, str]:
+    """What the numbers were computed with."""
+    import torch
+    import transformers
+
+    return {"acgpt": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
+
+
+def check_writable(path: Path | None) -> None:
+    """Find out before an evaluation, not after it, that its result cannot be written."""
+    if path is None:
+        return
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"cannot write {path}: name a file in a folder that can be written.")
+
+
+def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path | None, records: Path | None) -> None:
+    """The files that were asked for, each whole or not at all."""
+    from safetensors.numpy import save
+
+    from acgpt.evaluation_set import write_whole
+
+    if output is not None:
+        write_whole(output, (json.dumps(result, indent=2, allow_nan=False) + "\n").encode())
+    if records is not None:
+        about = {"acgpt_records": json.dumps({key: result[key] for key in ("model", "adapter", "method", "set")})}
+        write_whole(records, save(evaluation.records(), metadata=about))
+
+
+def print_evaluation(evaluation: Evaluation, result: dict[str, Any]) -> None:
+    """The table for people."""
+    from rich.table import Table
+
+    from acgpt.modes import MODES
+    from acgpt.show import Page, printable
+
+    def span(interval: tuple[float, float] | None, form: str) -> str:
+        return NO_ANSWER if interval is None else " to ".join(format(bound, form) for bound in interval)
+
+    page = Page()
+    texts, about = len(evaluation.evaluation_set), result["set"]
+    page.note(printable(f"{result['model']}{' + ' + result['adapter'] if result['adapter'] else ''}"), "bold")
+    page.note(
+        f"method {evaluation.method}; {texts} texts of {about['length']} tokens, r_max {about['r_max']}, "
+        f"set {about['hash'][:12]}; {result['dtype']} on {result['device']}, {result['seconds']:.1f} s\n"
+    )
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("mode", no_wrap=True)
+    for heading in ("perplexity", "95 % interval", "asked tokens", "gain from the future"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for mode, answer in evaluation.modes.items():
+        row = [NO_ANSWER] * 3
+        if answer is not None:
+            row = [f"{answer.perplexity:,.2f}", span(answer.interval, ",.2f"), f"{answer.tokens:,}"]
+        gain = evaluation.gains.get(mode)
+        gained = "" if gain is None else f"{gain.percent:+.1f} % ({span(gain.interval, '+.1f')})"
+        table.add_row(MODES[mode].title, *row, NO_ANSWER if mode in evaluation.gains and gain is None else gained)
+    page.print(table)
+    if evaluation.unanswered:
+        page.note(f"\n{NO_ANSWER} takes the future, which a model of method {evaluation.method} cannot read.")
