@@ -1,0 +1,204 @@
+"""A prepared corpus: a folder of token shards, with all that training and evaluation need.
+
+    corpus.json         what it holds and where it came from
+    tokenizer/          the tokenizer, as `save_pretrained` writes it
+    train-00000.bin     tokens, raw: little-endian uint16 (uint32 if the vocabulary needs it), no header
+    train-00001.bin …   a split is the concatenation of its shards
+
+    >>> corpus = Corpus.open("data/wiki")          # doctest: +SKIP
+    >>> tokens = corpus.tokens("train")            # doctest: +SKIP
+    >>> tokens.chunk(7, 1023)                      # doctest: +SKIP
+
+Shards are mapped into memory when they are first read. `acgpt prepare` (`acgpt.corpus_prepare`) writes such folders;
+this module only reads them, and needs nothing but numpy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from acgpt.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MANIFEST = "corpus.json"
+TOKENIZER = "tokenizer"
+FORMAT_VERSION = 1
+DTYPES = {"uint16": "<u2", "uint32": "<u4"}
+AGAIN = "Prepare the corpus again: acgpt prepare … --overwrite."
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of tokens."""
+
+    file: str
+    tokens: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """What one split holds: documents, tokens with their EOS, bytes of text in UTF-8, and the shards."""
+
+    documents: int
+    tokens: int
+    bytes: int
+    shards: tuple[Shard, ...]
+
+
+class Corpus:
+    """A folder that `acgpt prepare` has written. Open one with `Corpus.open`."""
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.dtype = np.dtype(DTYPES[manifest["dtype"]])
+        self.splits: dict[str, Split] = {
+            name: Split(**{**split, "shards": tuple(Shard(**shard) for shard in split["shards"])})
+            for name, split in manifest["splits"].items()
+        }
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Corpus:
+        """The corpus in `folder`; only its manifest is read."""
+        path = Path(folder) / MANIFEST
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            unfinished = (Path(folder) / "journal.json").exists()
+            why = "its preparation has not ended: repeat the command" if unfinished else "make one: acgpt prepare"
+            raise InputError(f"{folder} is not a prepared corpus (there is no {path}); {why}.") from error
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read {path}: {error}. {AGAIN}") from error
+        version = manifest.get("format_version") if isinstance(manifest, dict) else None
+        if not isinstance(version, int):
+            raise InputError(f"{path} is not the manifest of a corpus: it has no format_version. {AGAIN}")
+        if version > FORMAT_VERSION:
+            raise InputError(
+                f"{path} has format version {version}; this acgpt reads up to {FORMAT_VERSION}. Upgrade acgpt."
+            )
+        try:
+            return cls(Path(folder), manifest)
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{path} is damaged ({type(error).__name__}: {error}). {AGAIN}") from error
+
+    @property
+    def hash(self) -> str:
+        """A hash of what the corpus holds: its tokenizer, convention and shards; not of where or when it was made."""
+        shards = {name: [shard.sha256 for shard in split.shards] for name, split in sorted(self.splits.items())}
+        content = [self.manifest["tokenizer_hash"], self.manifest["dtype"], self.manifest["convention"], shards]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that the tokens were made with."""
+        from transformers import AutoTokenizer
+
+        folder = self.folder / TOKENIZER
+        try:
+            return AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot load the tokenizer in {folder}: {error}. {AGAIN}") from error
+
+    def tokens(self, split: str) -> Tokens:
+        """All tokens of a split, as one long sequence."""
+        if split not in self.splits:
+            raise InputError(f"{self.folder} has no split {split!r}; its splits: {', '.join(self.splits)}.")
+        shards = self.splits[split].shards
+        return Tokens([self.folder / shard.file for shard in shards], [shard.tokens for shard in shards], self.dtype)
+
+    def verify(self) -> None:
+        """Check every shard against its SHA-256: a second for each gigabyte or so.
+
+        Raises:
+            InputError: A shard is missing, or not what was written; the message names it.
+        """
+        for name, split in self.splits.items():
+            self.tokens(name)
+            for shard in split.shards:
+                with (self.folder / shard.file).open("rb") as file:
+                    if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
+                        raise InputError(f"{self.folder / shard.file} is not what was written (its SHA-256). {AGAIN}")
+
+    def summary(self) -> dict[str, Any]:
+        """The manifest without its lists of files, for programs."""
+        splits = {name: asdict(split) | {"shards": len(split.shards)} for name, split in self.splits.items()}
+        kept = {key: value for key, value in self.manifest.items() if key not in ("sources", "recipe")}
+        return {"folder": str(self.folder), "hash": self.hash, **kept, "splits": splits}
+
+    def __repr__(self) -> str:
+        splits = ", ".join(f"{name}: {split.tokens:,} tokens" for name, split in self.splits.items())
+        return f"Corpus({str(self.folder)!r}, {splits})"
+
+
+class Tokens:
+    """The tokens of a split as one sequence over its shards, mapped into memory as they are read.
+
+    It can be sent to other processes: each maps the files for itself.
+    """
+
+    def __init__(self, files: Sequence[Path], counts: Sequence[int], dtype: np.dtype[Any]) -> None:
+        self.files, self.dtype = list(files), dtype
+        self.ends = list(accumulate(counts))
+        self.maps: dict[int, NDArray[Any]] = {}
+        for file, count in zip(files, counts, strict=True):
+            try:
+                size = file.stat().st_size
+            except OSError as error:
+                raise InputError(f"the shard {file} cannot be read: {error.strerror}. {AGAIN}") from error
+            if size != count * dtype.itemsize:
+                raise InputError(f"the shard {file} has {size:,} bytes instead of {count * dtype.itemsize:,}. {AGAIN}")
+
+    def __len__(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def __getitem__(self, index: slice) -> NDArray[np.int64]:
+        """`tokens[start:stop]`, as int64 and in memory; ends that lie beyond are cut off, as for a list."""
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            raise InputError("tokens are read as tokens[start:stop], without a step.")
+        found = np.empty(max(0, stop - start), np.int64)
+        at = start
+        while at < stop:
+            shard = bisect_right(self.ends, at)
+            begins = self.ends[shard - 1] if shard else 0
+            end = min(stop, self.ends[shard])
+            found[at - start : end - start] = self.shard(shard)[at - begins : end - begins]
+            at = end
+        return found
+
+    def chunks(self, length: int) -> int:
+        """How many whole chunks of `length` tokens there are; what remains after the last is not used."""
+        if length < 1:
+            raise InputError(f"a chunk has at least one token, not {length}.")
+        return len(self) // length
+
+    def chunk(self, i: int, length: int) -> NDArray[np.int64]:
+        """Chunk `i`, counted from 0: tokens `i * length` up to `(i + 1) * length`."""
+        if not 0 <= i < self.chunks(length):
+            raise IndexError(f"chunk {i} of {self.chunks(length)} (of {length} tokens each)")
+        return self[i * length : (i + 1) * length]
+
+    def shard(self, i: int) -> NDArray[Any]:
+        """Shard `i`, mapped into memory."""
+        if i not in self.maps:
+            self.maps[i] = np.memmap(self.files[i], self.dtype, "r")
+        return self.maps[i]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"maps": {}}
+
+    def __repr__(self) -> str:
+        return f"Tokens({len(self):,} in {len(self.files)} shards)"
