@@ -49,7 +49,7 @@ HELP = {
 
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=HELP["model"])],
-    corpus: Annotated[Path | None, typer.Argument(metavar="[CORPUS]", show_default=False, help=HELP["corpus"])] = None,
+    corpus: Annotated[Path | None, typer.Argument(metavar="CORPUS", show_default=False, help=HELP["corpus"])] = None,
     split: Annotated[str | None, option("--split", metavar="NAME", help=HELP["split"])] = None,
     r_max: Annotated[float | None, option("--r-max", metavar="R", min=0, max=1, help=HELP["r_max"])] = None,
     length: Annotated[int | None, option("--length", metavar="T", min=1, help=HELP["length"])] = None,
