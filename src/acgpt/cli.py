@@ -25,6 +25,7 @@ import typer
 from typer.core import TyperGroup
 
 from acgpt import __version__
+from acgpt.commands import draw, evaluate
 from acgpt.commands.options import (
     AdapterOption,
     DeviceOption,
@@ -431,6 +432,10 @@ def show(
             page.note(
                 "This model has not been trained on copies: unless told --future it is run with --no-future.", "yellow"
             )
+
+
+app.add_typer(draw.app, name="draw")
+app.command()(evaluate.evaluate)
 
 
 def main() -> None:

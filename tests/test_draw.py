@@ -1,0 +1,165 @@
+"""`acgpt draw`: what is printed and drawn are the sets that training would draw."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import acgpt
+from acgpt.cli import app
+from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
+from acgpt.conditioning_picture import COLOURS, DRAWS, REGIMES, draw_conditioning, panel, read_conditioning, terminal
+
+MIXED = "{r_max: 0.7, infilling: 0.3, unknown: 0.2}"
+LETTERS = {GIVEN: "g", ASKED: "a", UNKNOWN: "u"}
+SOURCE = str(Path(acgpt.__file__).parents[1])
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(app, ["draw", *map(str, arguments)], env={"COLUMNS": "200"})
+    assert result.exit_code == code, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result
+
+
+def sets_of(conditioning, length, rows, seed):
+    """The sets of the first items, as texts of letters."""
+    drawn = (conditioning.roles(length, generator(seed, 0, item)) for item in range(rows))
+    return ["".join(LETTERS[int(role)] for role in roles) for roles in drawn]
+
+
+# ---- what is drawn --------------------------------------------------------------------------------------------------
+
+
+def test_the_regimes_are_those_of_the_paper_and_three_more():
+    answer = json.loads(run("conditioning", "--json", "--length", 24, "--rows", 3, "--seed", 5).stdout)
+    assert (answer["length"], answer["seed"], answer["draws"]) == (24, 5, DRAWS)
+    drawn = {each["title"]: each for each in answer["distributions"]}
+    assert list(drawn) == list(REGIMES)
+    for each in drawn.values():
+        conditioning = Conditioning.from_dict(each["conditioning"])
+        assert conditioning == read_conditioning(each["notation"])
+        assert each["sets"] == sets_of(conditioning, 24, 3, seed=5)
+    # What the figure is there to show, with five standard deviations for the estimate.
+    noise = 5 * 0.5 / DRAWS**0.5
+    arbitrary, between, structured, infilling, empty, unknown = (np.array(each["given"]) for each in drawn.values())
+    assert abs(arbitrary - arbitrary.mean()).max() < noise
+    for share in (between, structured, unknown):
+        assert share[[0, -1]].max() + noise < share[8:16].min()
+    assert infilling[[0, -1]].min() > 0.8 and infilling[11:13].max() < noise and not empty.any()
+    hidden = {title: np.mean(each["unknown"]) for title, each in drawn.items()}
+    assert [title for title, share in hidden.items() if share > 0] == ["With unknown tokens"]
+
+
+def test_a_distribution_of_ones_own_is_drawn_instead():
+    answer = json.loads(
+        run("conditioning", "-c", MIXED, "-c", "{empty: 1}", "--json", "--rows", 5, "--length", 9).stdout
+    )
+    mixed, empty = answer["distributions"]
+    assert (mixed["notation"], empty["notation"]) == (MIXED, "{empty: 1}")
+    conditioning = Conditioning.from_dict({"r_max": 0.7, "infilling": 0.3, "unknown": 0.2})
+    assert mixed["sets"] == sets_of(conditioning, 9, 5, seed=0)
+    sets = [list(text) for text in sets_of(conditioning, 9, DRAWS, seed=0)]
+    for role in ("given", "unknown"):
+        assert mixed[role] == pytest.approx((np.array(sets) == role[0]).mean(axis=0))
+
+
+def test_in_the_terminal_each_set_is_a_line_of_squares_and_its_size():
+    drawn = panel("Mine", MIXED, length=9, rows=4, seed=2, draws=50)
+    title, *lines, bars, _, legend = terminal([drawn]).splitlines()
+    assert title == f"Mine  {MIXED}"
+    sets = sets_of(drawn.conditioning, 9, 4, seed=2)
+    assert lines == [text.translate(str.maketrans("gau", "■□·")) + f" {text.count('g'):3}" for text in sets]
+    assert bars == "".join(" ▁▂▃▄▅▆▇█"[round(8 * share)] for share in drawn.share(GIVEN))
+    assert "■ given   □ asked   · unknown" in legend
+    shown = run("conditioning", "-c", MIXED, "--length", 9, "--rows", 4, "--seed", 2).stdout.splitlines()
+    assert shown[1:5] == lines
+
+
+def test_neither_torch_nor_matplotlib_is_imported_without_need():
+    program = (
+        "import sys; from acgpt.cli import app\n"
+        "def light(): assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)\n"
+        "light(); app(['draw', 'conditioning', '-c', '{empty: 1}', '--json'], standalone_mode=False); light()"
+    )
+    env = os.environ | {"PYTHONPATH": SOURCE}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["length"] == 48
+
+
+# ---- as a picture ---------------------------------------------------------------------------------------------------
+
+
+def test_the_squares_of_the_picture_are_the_sets(tmp_path):
+    panels = [panel(title, MIXED, length=11, rows=6, seed=seed, draws=20) for title, seed in (("One", 1), ("Two", 2))]
+    draw_conditioning(tmp_path / "sets.svg", panels)
+    picture = (tmp_path / "sets.svg").read_text()
+    names = {COLOURS[role]: letter for role, letter in LETTERS.items()}
+    for drawn, part in zip(panels, picture.split('<g id="QuadMesh')[1:], strict=True):
+        squares = re.findall(r'<path[^>]*?style="fill: (#\w+)', part.split("</g>")[0])
+        text = "".join(names[colour] for colour in squares)
+        assert [text[i : i + 11] for i in range(0, len(text), 11)] == drawn.as_dict()["sets"]
+    for word in ("One", "Two", MIXED, "given", "asked", "unknown"):
+        assert f"<!-- {word} -->" in picture
+
+
+@pytest.mark.parametrize(("ending", "starts"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_the_ending_says_the_format(tmp_path, ending, starts):
+    path = tmp_path / f"sets.{ending}"
+    result = run("conditioning", "-c", "{unknown: 0.1} # $", "--rows", 2, "--length", 3, "-o", path)
+    assert path.read_bytes().startswith(starts)
+    assert result.stdout == "" and f"wrote {path}" in result.stderr
+
+
+def test_the_picture_in_the_documentation_is_small():
+    picture = Path(__file__).resolve().parent.parent / "docs" / "conditioning.png"
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 300_000
+
+
+def test_the_modes_are_drawn_on_the_sentence_that_was_asked_for(tmp_path):
+    bodies = []
+    for seed in ("0", "1"):
+        path = tmp_path / f"{seed}.svg"
+        result = run("modes", "-o", path, "--text", "Ask for anything, given anything.", "--seed", seed)
+        assert f"wrote {path}" in result.stderr
+        bodies.append(re.sub(r"<metadata>.*?</metadata>", "", path.read_text(), flags=re.DOTALL))
+    assert all(f"<!-- {word} -->" in body for body in bodies for word in ("Ask", "anything", "Infilling"))
+    assert bodies[0] != bodies[1]
+
+
+# ---- mistakes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-c", "{r_mx: 0.5}"), "conditioning has no key 'r_mx': did you mean 'r_max'?"),
+        (("-c", "{r_max: 2}"), "r_min and r_max must be numbers"),
+        (("-c", "{r_max: "), "'{r_max: ' is no mapping such as {r_max: 0.6, empty: 0.1}"),
+        (("-c", "half"), "a mapping such as {r_max: 0.6}, not 'half'"),
+        (("-c", "{empty: 1}", "-o", "sets.txt"), "sets.txt: end the name in a format that can be drawn"),
+        (("-c", "{empty: 1}", "-o", "missing/sets.png"), "cannot write missing/sets.png: No such file or directory"),
+        (("--length", "0"), "--length"),
+        (("--rows", "0"), "--rows"),
+        (("--seed", "-1"), "--seed"),
+    ],
+)
+def test_a_mistake_is_one_message_and_code_2(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert message in run("conditioning", *arguments, code=2).output
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run("conditioning", "-c", "{empty: 1}", "-o", tmp_path / "sets.png", code=2)
+    assert result.stderr == "error: drawing a picture needs matplotlib: pip install 'acgpt[plot]'\n"
