@@ -535,17 +535,15 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
 
 def test_the_table_has_a_row_for_every_mode_and_dashes_where_there_is_no_answer(cli, corpus):
     reads, plain = (cli(corpus, model=model).stdout for model in ("reads", "plain"))
-    for title in (mode.title for mode in MODES.values()):
-        rows = [
-            next(line for line in text.splitlines() if line.startswith(f"{title}  "))[len(title) :].split()
-            for text in (reads, plain)
-        ]
-        needs_future = title in ("Infilling", "Training distribution")
-        assert "--" not in rows[0]
-        assert rows[0][-1].endswith(")") is needs_future  # the gain and its interval
-        assert rows[1] == (["--"] * 4 if needs_future else rows[0])  # the same weights, the same numbers
-    assert "method ac-gpt" in reads and "cannot read" not in reads
-    assert "method gpt" in plain and "cannot read" in plain
+    for name, mode in MODES.items():
+        ours, gpts = (
+            next(line for line in text.splitlines() if line.startswith(f"{name}  ")).split() for text in (reads, plain)
+        )
+        assert "--" not in ours
+        assert ours[-1].endswith(")") is mode.future  # the gain and its interval
+        assert gpts == ([name, *["--"] * 4] if mode.future else ours)  # the same weights, the same numbers
+    assert "method ac-gpt" in reads and "cannot be answered" not in reads
+    assert "method gpt" in plain and "--: cannot be answered by a model of method gpt" in plain
 
 
 def test_the_set_is_made_once_and_used_by_every_model(cli, corpus):

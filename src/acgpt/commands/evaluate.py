@@ -266,11 +266,7 @@ def print_evaluation(evaluation: Evaluation, result: dict[str, Any]) -> None:
     """The table for people."""
     from rich.table import Table
 
-    from acgpt.modes import MODES
     from acgpt.show import Page, printable
-
-    def span(interval: tuple[float, float] | None, form: str) -> str:
-        return NO_ANSWER if interval is None else " to ".join(format(bound, form) for bound in interval)
 
     page = Page()
     texts, about = len(evaluation.evaluation_set), result["set"]
@@ -279,17 +275,19 @@ def print_evaluation(evaluation: Evaluation, result: dict[str, Any]) -> None:
         f"method {evaluation.method}; {texts} texts of {about['length']} tokens, r_max {about['r_max']}, "
         f"set {about['hash'][:12]}; {result['dtype']} on {result['device']}, {result['seconds']:.1f} s\n"
     )
-    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("mode", no_wrap=True)
-    for heading in ("perplexity", "95 % interval", "asked tokens", "gain from the future"):
+    for heading in ("perplexity", "95 % interval", "asked", "gain from the future"):
         table.add_column(heading, justify="right", no_wrap=True)
     for mode, answer in evaluation.modes.items():
-        row = [NO_ANSWER] * 3
+        row, gained = [NO_ANSWER] * 3, NO_ANSWER if mode in evaluation.gains else ""
         if answer is not None:
-            row = [f"{answer.perplexity:,.2f}", span(answer.interval, ",.2f"), f"{answer.tokens:,}"]
-        gain = evaluation.gains.get(mode)
-        gained = "" if gain is None else f"{gain.percent:+.1f} % ({span(gain.interval, '+.1f')})"
-        table.add_row(MODES[mode].title, *row, NO_ANSWER if mode in evaluation.gains and gain is None else gained)
+            span = NO_ANSWER if answer.interval is None else "{:,.2f}–{:,.2f}".format(*answer.interval)
+            row = [f"{answer.perplexity:,.2f}", span, f"{answer.tokens:,}"]
+        if (gain := evaluation.gains.get(mode)) is not None:
+            gained = f"{gain.percent:.1f} %"
+            gained += "" if gain.interval is None else " ({:.1f} to {:.1f})".format(*gain.interval)
+        table.add_row(mode, *row, gained)
     page.print(table)
     if evaluation.unanswered:
-        page.note(f"\n{NO_ANSWER} takes the future, which a model of method {evaluation.method} cannot read.")
+        page.note(f"\n{NO_ANSWER}: cannot be answered by a model of method {evaluation.method}.")
