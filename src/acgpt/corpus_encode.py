@@ -1,0 +1,160 @@
+"""Documents become tokens: the conventions, the held-out documents, and the worker processes that tokenise.
+
+**Which documents are held out.** With `validation=0.01`, document number `d` of part number `p` (both from 0, in the
+order of the sources) goes from train to validation when BLAKE2b("seed/p/d") with a digest of 8 bytes, read as a
+big-endian fraction of 2**64, is less than 0.01. It depends on nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from acgpt.corpus_rows import Bad, Batch, Document
+from acgpt.corpus_shards import Share
+from acgpt.corpus_tokenizer import Vocabulary
+from acgpt.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+CONVENTIONS = ("lines", "documents")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Where EOS goes, and which documents are held out.
+
+    Args:
+        convention: "lines": EOS after every line that is not blank. "documents": EOS after every document.
+        validation: The share of train documents that is held out.
+        field: Of a JSON object or a table, what holds the text.
+        seed: Of the choice of held-out documents.
+    """
+
+    convention: str
+    validation: float
+    field: str
+    seed: int
+
+    def split_of(self, split: str, part: int, number: int) -> str:
+        """The split that a document of a part goes to."""
+        if split != "train" or not self.validation:
+            return split
+        digest = hashlib.blake2b(f"{self.seed}/{part}/{number}".encode(), digest_size=8).digest()
+        return "validation" if int.from_bytes(digest, "big") < self.validation * 2**64 else "train"
+
+    def texts(self, document: Document) -> list[str]:
+        r"""What is tokenised, each by itself.
+
+        Under "lines", the lines that are not blank, without their ends (`\n` or `\r\n`) and otherwise as they are:
+        WikiText's lines begin and end with a space, which counts. Under "documents", the text as it is, unless blank.
+        """
+        if self.convention == "lines":
+            return [line.removesuffix("\r") for line in document.text.split("\n") if line.strip()]
+        blank = document.begins and document.ends and not document.text.strip()
+        return [] if blank else [document.text]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A batch as tokens by split, the rows that could not be used, and the place after it."""
+
+    part: int
+    next: int
+    done: float
+    shares: dict[str, Share]
+    bad: list[Bad]
+
+
+@lru_cache(maxsize=1)
+def load_once(vocabulary: Vocabulary) -> PreTrainedTokenizerBase:
+    """The tokenizer, once a process."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(vocabulary.folder)
+
+
+def encode(recipe: Recipe, vocabulary: Vocabulary, item: tuple[int, str, Batch]) -> Encoded:
+    """Tokenise a batch of a part, given the part's number and split. A text that spells a special token is text."""
+    part, split, batch = item
+    bad: list[Bad] = []
+    texts: list[str] = []
+    places: list[tuple[Share, bool]] = []  # for each text: where its tokens go, and whether EOS follows
+    shares: dict[str, Share] = defaultdict(Share)
+    for document in batch.documents(recipe.field):
+        if isinstance(document, Bad):
+            bad.append(document)
+            continue
+        share = shares[recipe.split_of(split, part, document.number)]
+        found = recipe.texts(document)
+        texts += found
+        places += [(share, recipe.convention == "lines" or document.ends)] * len(found)
+        share.documents += document.ends and bool(document.text.strip() or not document.begins)
+        share.bytes += len(document.text.encode())
+    options: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    encoded = load_once(vocabulary)(texts, return_attention_mask=False, **options)["input_ids"] if texts else []
+    for ids, (share, ends) in zip(encoded, places, strict=True):
+        share.pieces.append(np.array([*ids, vocabulary.eos_token_id] if ends else ids, vocabulary.dtype))
+    return Encoded(part, batch.next, batch.done, dict(shares), bad)
+
+
+def in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int | None = None
+) -> Iterator[Result]:
+    """The results of `function`, in the order of `items`, computed by so many processes (one: this one).
+
+    No more than `ahead` items are taken before their results are used, by default a few for each worker: that is what
+    bounds the memory.
+    """
+    if workers == 1:
+        yield from map(function, items)
+        return
+    from multiprocessing import get_context
+
+    waiting: deque[Future[Result]] = deque()
+    executor = ProcessPoolExecutor(workers, get_context("spawn"), be_a_worker)
+    try:
+        for item in items:
+            waiting.append(executor.submit(function, item))
+            if len(waiting) >= (ahead or 2 * workers + 2):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise InputError(
+            "a worker process has died. If the memory was full, use fewer --workers; in a script of your own, call "
+            'prepare under `if __name__ == "__main__":`. What was done is kept: the same command goes on from there.'
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def be_a_worker() -> None:
+    """In a worker process: use one core, leave Ctrl-C to the parent, and end when the parent is gone."""
+    import multiprocessing
+    import signal
+    import threading
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
