@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
@@ -43,7 +44,7 @@ class Backend(Protocol):
 
     calls: int
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
         """(rows, heads, slots, D) queries, keys and values in; (rows, slots, heads, D) out."""
         ...
 
@@ -61,44 +62,86 @@ class Dense:
         self.packed, self.home = packed.to(device), home.to(device)  # (B, S) into the batch, (N,) into the rectangle
         self.mask = mask[:, None].to(device)  # (B, 1, S, S)
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
         groups = q.shape[1] // k.shape[1]  # grouped-query attention: this many query heads share a key head
         q, k, v = (x[0][:, self.packed].transpose(0, 1) for x in (q, k, v))  # (B, heads, S, D)
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-        out = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, attn_mask=self.mask, scale=scale)
+        q, k = q.to(v.dtype), k.to(v.dtype)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, dropout_p=dropout, scale=scale)
         return out.transpose(1, 2).flatten(0, 1)[self.home][None]  # (1, N, H, D)
+
+
+class Regroup(torch.autograd.Function):
+    """x[index] for a permutation of the slots, whose gradient is the inverse permutation and not a sum over indices."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return x[index]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (inverse,) = ctx.saved_tensors
+        return gradient[inverse], None, None
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Where each of B queries begins in a packed batch of C copies and L text slots: all that flash attention needs."""
+
+    copies: int  # C
+    longest: tuple[int, int, int]  # bounds of a query's copies, of its text, and of both together
+    copy_starts: Tensor  # (B + 1,) int32, into the copies
+    text_starts: Tensor  # (B + 1,) int32, into the text slots
+    key_starts: Tensor  # (B + 1,) int32, into `keys`
+    keys: Tensor  # (N,) the packed batch, query by query: copies, then text
+    homes: Tensor  # (N,) the inverse of `keys`
+
+    @classmethod
+    def of(cls, copies: Sequence[int], texts: Sequence[int], device: torch.device) -> Segments:
+        """The segments of a batch whose queries have so many copies and text slots."""
+        lengths = torch.tensor([copies, texts])
+
+        def starts(lengths: Tensor) -> Tensor:
+            return F.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)
+
+        owner = torch.arange(len(copies)).repeat(2).repeat_interleave(lengths.flatten())
+        keys = owner.argsort(stable=True)
+        longest = int(lengths[0].max()), int(lengths[1].max()), int(lengths.sum(0).max())
+        return cls(
+            int(lengths[0].sum()), longest, starts(lengths[0]), starts(lengths[1]), starts(lengths.sum(0)),
+            keys.to(device), keys.argsort().to(device),
+        )  # fmt: skip
 
 
 class Varlen:
     """Two flash calls over the packed batch: copies see copies; text sees `[copies, text]`, causal, bottom-right."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout | Segments) -> None:
         self.calls = 0
-        device = layout.ids.device
-        copies, texts = torch.tensor(layout.copies), torch.tensor(layout.texts)
-        self.copies = int(copies.sum())
+        if isinstance(layout, Segments):
+            self.segments = layout
+        else:
+            self.segments = Segments.of(layout.copies, layout.texts, layout.ids.device)
 
-        def starts(lengths: Tensor) -> Tensor:
-            return F.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)
-
-        self.copy_starts, self.text_starts, self.key_starts = starts(copies), starts(texts), starts(copies + texts)
-        self.longest = int(copies.max()), int(texts.max()), int((copies + texts).max())
-        owner = torch.cat([torch.arange(len(copies)).repeat_interleave(n) for n in (copies, texts)])
-        self.keys = owner.argsort(stable=True).to(device)  # (N,) the packed batch, query by query
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
+        if dropout:
+            raise ModelError("flash attention of variable length has no dropout: use the dense backend, or none.")
+        at = self.segments
         q, k, v = (x[0].transpose(0, 1).to(v.dtype) for x in (q, k, v))  # (N, heads, D); rotary may return fp32
-        longest_copies, longest_text, longest_keys = self.longest
-        out = flash(
-            q[self.copies :], k[self.keys], v[self.keys], self.text_starts, self.key_starts,
+        longest_copies, longest_text, longest_keys = at.longest
+        if not at.copies:
+            return flash(
+                q, k, v, at.text_starts, at.text_starts, longest_text, longest_text, scale=scale, window_size=(-1, 0)
+            )[None]
+        keys, values = (cast(Tensor, Regroup.apply(x, at.keys, at.homes)) for x in (k, v))
+        seen_by_text = flash(
+            q[at.copies :], keys, values, at.text_starts, at.key_starts,
             longest_text, longest_keys, scale=scale, window_size=(-1, 0),
         )  # fmt: skip
-        if self.copies:
-            q, k, v = q[: self.copies], k[: self.copies], v[: self.copies]
-            starts = self.copy_starts
-            seen_by_copies = flash(q, k, v, starts, starts, longest_copies, longest_copies, scale=scale)
-            out = torch.cat([seen_by_copies, out])
-        return out[None]  # (1, N, H, D)
+        q, k, v = q[: at.copies], k[: at.copies], v[: at.copies]
+        seen_by_copies = flash(q, k, v, at.copy_starts, at.copy_starts, longest_copies, longest_copies, scale=scale)
+        return torch.cat([seen_by_copies, seen_by_text])[None]  # (1, N, H, D)
 
 
 class Cached:
@@ -110,7 +153,7 @@ class Cached:
         # Additive and in the model's dtype, once a step: a boolean mask would be turned into this by every layer.
         self.mask = torch.zeros(hidden.shape, dtype=dtype, device=slots.device).masked_fill_(hidden, float("-inf"))
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
         rows, heads, width, dim = q.shape
         groups = heads // k.shape[1]
         # Query heads that share a key head become more queries of it: the cache is read once, and never repeated.
@@ -169,11 +212,11 @@ def attend(
     added = [name for name in OWN_MASKS if kwargs.get(name) is not None]
     if attention_mask is not None and attention_mask.shape != (1, 1, 1, 1):  # not the one that `run` passed
         added.append("a mask of its own")
-    if added or dropout:
-        what = ", ".join([*added, *(["dropout"] if dropout else [])])
+    if added:
+        what = ", ".join(added)
         raise ModelError(f"this model's attention uses {what}, which acgpt's layout does not: it is not supported.")
     backend.calls += 1
-    return backend(query, key, value, scaling), None
+    return backend(query, key, value, scaling, dropout), None
 
 
 AttentionInterface.register(NAME, attend)

@@ -1,0 +1,177 @@
+"""Training: the step time of AC-GPT over that of GPT on the same number of sequences, in one run.
+
+    python benchmarks/training.py --device cuda --size 82M --texts 64
+    python benchmarks/training.py --device cuda --size 124M --texts 48
+    python benchmarks/training.py --device cpu --size tiny --texts 4 --tokens 128 --steps 3
+
+Each step is a whole one: the loader's batch, forward, backward, clipping, Muon and AdamW. The two methods take turns, in
+rounds, so that a change in the machine's clocks meets both. "wait" is the share of the time in which the loop waits for
+its next batch; MFU is the share of the measured rate of a large matrix product; "floor" is the ratio of the
+floating-point operations that the two methods need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+import torch
+from common import machine, report
+from torch.utils.data import DataLoader
+
+from acgpt.batches import COUNTS, Batches
+from acgpt.conditioning import Conditioning
+from acgpt.learner import Learner, flops, matmul_rate, new_model
+from acgpt.optimizer import build_optimizer
+from acgpt.recipe import SHAPES
+
+SIZES = {"tiny": "tiny", "82M": "small", "124M": "base", "204M": "medium"}
+VOCABULARY = 50304
+
+
+class RandomTexts:
+    """Texts of random tokens: speed does not depend on them."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def chunks(self, length: int) -> int:
+        return self.count
+
+    def chunk(self, number: int, length: int) -> np.ndarray:
+        return np.random.default_rng(number).integers(0, VOCABULARY, length)
+
+
+class Runner:
+    """One method, ready to take steps."""
+
+    def __init__(self, conditioning: Conditioning, args: argparse.Namespace) -> None:
+        cuda = args.device == "cuda"
+        self.device, self.half = args.device, cuda
+        model = new_model(SHAPES[SIZES[args.size]], vocabulary=VOCABULARY, positions=args.tokens).to(args.device)
+        self.model = model.train()
+        self.learner = Learner(
+            model, backend="varlen" if cuda else "dense", length=args.tokens - 1, compiled=args.compile
+        )
+        self.optimizer = build_optimizer(
+            model, muon=True, lr=1e-3, muon_lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1
+        )
+        batches = Batches(
+            RandomTexts(args.texts * 64),
+            count=10**6,
+            size=args.texts,
+            length=args.tokens - 1,
+            conditioning=conditioning,
+            seed=0,
+            bos=0,
+            mask=None,
+            fixed=cuda,
+        )
+        self.budget = batches.budget
+        workers = {"num_workers": args.workers, "prefetch_factor": 4, "pin_memory": cuda} if args.workers else {}
+        self.loader = iter(DataLoader(batches, batch_size=None, shuffle=False, **workers))
+        self.waited, self.flops = 0.0, 0.0
+
+    def step(self) -> None:
+        start = time.perf_counter()
+        batch = next(self.loader)
+        self.waited += time.perf_counter() - start
+        self.flops += flops(self.model, **{name: batch[name] for name in COUNTS})
+        asked = batch["asked"]
+        batch = {k: v.to(self.device, non_blocking=True) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
+            loss = self.learner(**batch) / asked
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def round(self, steps: int) -> float:
+        """Seconds a step."""
+        synchronize(self.device)
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        synchronize(self.device)
+        return (time.perf_counter() - start) / steps
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--size", default="82M", choices=SIZES)
+    parser.add_argument("--texts", type=int, default=64, help="sequences in a step")
+    parser.add_argument("--tokens", type=int, default=1024, help="positions of a sequence, BOS included")
+    parser.add_argument("--r-max", type=float, default=0.6)
+    parser.add_argument("--steps", type=int, default=20, help="steps in a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=4, help="loader processes of each method")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
+    parser.add_argument("--profile", action="store_true", help="print the kernels of each method's step and end")
+    args = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    methods = {"GPT": {"empty": 1.0}, "AC-GPT": {"r_max": args.r_max}}
+    runners, memory, compiling = {}, {}, {}
+    for name, conditioning in methods.items():
+        if args.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated() if args.device == "cuda" else 0
+        runners[name] = Runner(Conditioning.from_dict(conditioning), args)
+        start = time.perf_counter()
+        runners[name].round(3)
+        compiling[name] = time.perf_counter() - start
+        memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30 if args.device == "cuda" else None
+    if args.profile:
+        for name, runner in runners.items():
+            profile(name, runner)
+        return
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for runner in runners.values():
+        runner.waited = runner.flops = 0.0
+    for _ in range(args.rounds):
+        for name, runner in runners.items():
+            times[name].append(runner.round(args.steps))
+    peak = matmul_rate(args.device)
+    rows, record = [], {}
+    total = args.rounds * args.steps
+    base = runners["GPT"].flops
+    for name, runner in runners.items():
+        step = statistics.median(times[name])
+        rate = args.texts * args.tokens / step
+        mfu = runner.flops / total / step / peak
+        wait = runner.waited / sum(times[name]) / args.steps
+        ratio, floor = step / statistics.median(times["GPT"]), runner.flops / base
+        record[name] = {
+            "step_ms": 1000 * step, "rounds_ms": [1000 * t for t in times[name]], "tokens_per_second": rate, "mfu": mfu,
+            "wait": wait, "memory_gib": memory[name], "ratio": ratio, "floor": floor, "first_steps_s": compiling[name],
+            "budget": vars(runner.budget) if runner.budget else None,
+        }  # fmt: skip
+        held = "–" if memory[name] is None else f"{memory[name]:.1f} GiB"
+        rows.append(
+            [name, f"{1000 * step:.1f} ms", f"{ratio:.3f} ×", f"{floor:.3f} ×", f"{rate / 1000:.0f} k", f"{mfu:.1%}", held, f"{wait:.1%}"]
+        )
+    title = f"Training {args.size}, {args.texts} × {args.tokens} tokens a step, r_max {args.r_max}"
+    columns = ["method", "step", "over GPT", "floor", "tokens/s", "MFU", "memory", "wait"]
+    settings = {k: getattr(args, k) for k in ("size", "texts", "tokens", "r_max", "steps", "rounds", "workers", "compile")}
+    report(title, columns, rows, {**machine(args.device), **settings, "matmul_tflops": peak / 1e12, "methods": record})
+
+
+def profile(name: str, runner: Runner) -> None:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as trace
+
+    with trace(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        runner.round(3)
+    print(f"==== {name}")
+    print(profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=28, max_name_column_width=70))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Training batches: texts of one length, their conditioning sets drawn, packed as the layout wants them.
+
+    corpus ──► chunks of T tokens ──► roles (seed, epoch, item) ──► packed arrays, ready for flash attention
+
+The layout is that of `layout.build`, built from arrays because a step of training has tens of thousands of tokens, and
+with two differences that torch.compile asks for. All texts run to their last slot. And every batch has the same shape:
+copies and predictions are filled up to a *budget* with dummy queries, one text slot each, which nothing else can see
+and which predict nothing; their keys are all read, so all gradients are defined.
+
+Filling up would waste some 5 % of a step, as the number of copies varies from text to text. So batches are *balanced*:
+an epoch's texts are sorted by the size of their sets and cut into as many strata as a batch has texts; a batch takes
+one text, at random, from each. Every text still comes once an epoch in a random batch, and a batch's total is now
+nearly constant: the budget lies within a percent of it.
+
+Everything is a function of the seed: batch number i of a run has the same texts and sets whatever the number of
+workers, processes or restarts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, first_draws, generator
+from acgpt.errors import InputError
+
+ALIGN = 128  # slots; matrix units like whole tiles
+SLACK = 1.002  # of the budget over the largest batch of the first epoch
+IGNORED = -100  # the target of a row that only fills up
+COUNTS = ("asked", "slots", "pairs")  # what a batch says of itself, for the record
+
+
+class Texts(Protocol):
+    """Tokens cut into texts of one length; `corpus.Tokens` is one."""
+
+    def chunks(self, length: int) -> int:
+        """How many whole texts there are."""
+        ...
+
+    def chunk(self, number: int, length: int) -> np.ndarray:
+        """(length,) the tokens of one of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The fixed shape of a batch: how many copies and predictions there is room for."""
+
+    copies: int
+    asked: int
+
+
+def pack(
+    tokens: np.ndarray, roles: np.ndarray, *, bos: int, mask: int | None, budget: Budget | None = None
+) -> dict[str, Any]:
+    """Lay out B texts of T tokens for one training step.
+
+    Args:
+        tokens: (B, T) token ids.
+        roles: (B, T) `GIVEN`, `ASKED` or `UNKNOWN`.
+        bos: The token at position 0.
+        mask: The token that stands for unknown ones.
+        budget: Fill up to this shape. A batch that outgrows it gets the next larger one.
+
+    Returns:
+        What `learner.Learner` takes, by name; and, for the record, how many tokens are `asked`, how many `slots` run
+        and how many `pairs` of slots of which one reads the other, dummies not counted.
+    """
+    count, length = tokens.shape
+    if mask is None and (roles == UNKNOWN).any():
+        raise InputError("unknown tokens are fed as the MASK token, and the tokenizer names none.")
+    given = roles == GIVEN
+    body = tokens if mask is None else np.where(roles == UNKNOWN, mask, tokens)
+    asked = roles == ASKED
+    n_copies, n_texts = given.sum(1), np.full(count, length)
+    copy_ids, copy_positions = tokens[given], np.nonzero(given)[1] + 1
+    text_ids = np.concatenate([np.full((count, 1), bos), body[:, :-1]], axis=1).ravel()
+    text_positions = np.tile(np.arange(length), count)
+    rows = np.flatnonzero(asked)
+    targets = asked_tokens = tokens[asked]
+
+    if budget is not None:
+        room = grow(budget.copies, len(copy_ids)), grow(budget.asked, len(rows))
+        spare = room[0] - len(copy_ids)
+        dummies = -(count * length) % ALIGN or ALIGN
+        dummies += math.ceil(max(0, spare - dummies * length) / (ALIGN * length)) * ALIGN
+        n_copies = np.concatenate([n_copies, spare // dummies + (np.arange(dummies) < spare % dummies)])
+        n_texts = np.concatenate([n_texts, np.ones(dummies, dtype=np.int64)])
+        copy_ids, copy_positions = (np.pad(x, (0, spare)) for x in (copy_ids, copy_positions))
+        text_ids = np.pad(text_ids, (0, dummies), constant_values=bos)
+        text_positions = np.pad(text_positions, (0, dummies))
+        fill = (0, room[1] - len(rows))
+        rows, targets = np.pad(rows, fill), np.pad(targets, fill, constant_values=IGNORED)
+
+    starts = [np.concatenate([[0], lengths.cumsum()]) for lengths in (n_copies, n_texts, n_copies + n_texts)]
+    copy_starts, text_starts, key_starts = starts
+    total = len(copy_ids) + len(text_ids)
+    homes = np.arange(total)  # where a slot stands once the batch is sorted query by query
+    homes[: len(copy_ids)] += np.repeat((key_starts - copy_starts)[:-1], n_copies)
+    homes[len(copy_ids) :] += np.repeat((key_starts - text_starts)[:-1] + n_copies - len(copy_ids), n_texts)
+    keys = np.empty(total, dtype=np.int64)
+    keys[homes] = np.arange(total)
+
+    def tensor(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
+
+    return {
+        "ids": tensor(np.concatenate([copy_ids, text_ids])),
+        "positions": tensor(np.concatenate([copy_positions, text_positions])),
+        "rows": tensor(rows + len(copy_ids)),
+        "targets": tensor(targets),
+        "copy_starts": tensor(copy_starts, torch.int32),
+        "text_starts": tensor(text_starts, torch.int32),
+        "key_starts": tensor(key_starts, torch.int32),
+        "keys": tensor(keys),
+        "homes": tensor(homes),
+        "copies": len(copy_ids),
+        "asked": len(asked_tokens),
+        "slots": int(given.sum()) + count * length,
+        "pairs": int((given.sum(1) * (given.sum(1) + length)).sum()) + count * (length * (length + 1) // 2),
+    }
+
+
+def grow(budget: int, needed: int) -> int:
+    """The budget; or, for the rare batch that outgrows it, the next multiple of 1,024."""
+    return budget if needed <= budget else -(-needed // 1024) * 1024
+
+
+class Batches(Dataset[dict[str, Any]]):
+    """The batches of a training run, by number.
+
+    Args:
+        texts: Where the texts come from.
+        count: How many batches the run takes; they go round the corpus as often as that needs.
+        size: Texts in a batch.
+        length: Tokens in a text, T.
+        conditioning: How the roles of a text's tokens are drawn.
+        seed: Of the order of the texts and of their conditioning sets.
+        bos: As in `pack`.
+        mask: As in `pack`.
+        fixed: Give all batches one shape, for torch.compile.
+    """
+
+    def __init__(
+        self,
+        texts: Texts,
+        *,
+        count: int,
+        size: int,
+        length: int,
+        conditioning: Conditioning,
+        seed: int,
+        bos: int,
+        mask: int | None,
+        fixed: bool,
+    ) -> None:
+        self.texts, self.count, self.size, self.length = texts, count, size, length
+        self.conditioning, self.seed, self.bos, self.mask = conditioning, seed, bos, mask
+        self.items = texts.chunks(length)
+        self.per_epoch = self.items // size
+        if not self.per_epoch:
+            raise InputError(
+                f"the corpus has {self.items} texts of {length} tokens, fewer than the {size} of one batch: prepare "
+                "more text, or lower batch, micro_batch or length."
+            )
+        self._order: tuple[int, np.ndarray] | None = None
+        self.budget = self.measure() if fixed else None
+
+    def __len__(self) -> int:
+        """The number of batches in the run."""
+        return self.count
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """Batch `number`, from 0."""
+        epoch, place = divmod(number, self.per_epoch)
+        items = self.order(epoch)[place]
+        tokens = np.stack([self.texts.chunk(int(item), self.length) for item in items])
+        roles = np.stack([self.roles(epoch, int(item)) for item in items])
+        return pack(tokens, roles, bos=self.bos, mask=self.mask, budget=self.budget)
+
+    def roles(self, epoch: int, item: int) -> np.ndarray:
+        """(T,) the roles of a text's tokens in an epoch."""
+        return self.conditioning.roles(self.length, generator(self.seed, epoch, item))
+
+    def sizes(self, epoch: int) -> np.ndarray:
+        """(items,) |x_c| of every text in an epoch."""
+        _, sizes = self.conditioning.sizes(self.length, first_draws(self.seed, epoch, self.items))
+        return sizes
+
+    def order(self, epoch: int) -> np.ndarray:
+        """(batches, size) the texts of every batch of an epoch."""
+        if self._order is None or self._order[0] != epoch:
+            rng = np.random.default_rng((self.seed, epoch))
+            items = rng.permutation(self.items)[: self.per_epoch * self.size]
+            strata = items[np.argsort(self.sizes(epoch)[items], kind="stable")].reshape(self.size, self.per_epoch)
+            self._order = epoch, rng.permuted(strata, axis=1).T
+        return self._order[1]
+
+    def measure(self) -> Budget:
+        """A shape with room for every batch of the first epoch, and a little more."""
+        sizes = self.sizes(0)[self.order(0)]  # (batches, size)
+        rest = self.length - sizes
+        asked = rest - np.minimum(np.floor(self.conditioning.unknown * rest + 1e-9), rest - 1)
+
+        def bound(totals: np.ndarray) -> int:
+            return math.ceil(totals.max() * SLACK / ALIGN) * ALIGN
+
+        return Budget(copies=bound(sizes.sum(1)), asked=bound(asked.sum(1)))

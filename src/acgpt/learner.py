@@ -1,0 +1,155 @@
+"""The training step: a network of a given shape, and the loss of one packed batch.
+
+`Learner` wraps a causal language model so that a batch of `batches.pack` goes in and one number comes out: the summed
+negative log-likelihood of its asked tokens. That keeps the step in one graph for torch.compile, and the logits, which
+are larger than all else together, inside it: the vocabulary projection runs on the asked tokens alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
+
+from acgpt.attention import NAME, Dense, Segments, Varlen
+from acgpt.batches import COUNTS, IGNORED
+from acgpt.layout import Layout
+from acgpt.recipe import Shape
+
+VOCABULARY_ALIGN = 64  # the vocabulary is padded to a multiple of this in training: matrix units like whole tiles
+
+
+def new_model(
+    shape: Shape,
+    *,
+    vocabulary: int,
+    positions: int,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    seed: int = 0,
+    bos: int | None = None,
+    eos: int | None = None,
+) -> GPTNeoXForCausalLM:
+    """A network with fresh weights: GPT-2 with rotary positions, as GPT-NeoX without its parallel residual.
+
+    Initialised as GPT-2 is: normal with deviation 0.02, and the projections that end on the residual stream smaller by
+    √(2 · layers), so that its variance at the top does not depend on depth.
+    """
+    config = GPTNeoXConfig(
+        vocab_size=vocabulary,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=4 * shape.width,
+        hidden_act="gelu_new",
+        max_position_embeddings=positions,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        use_parallel_residual=False,
+        hidden_dropout=dropout,
+        attention_dropout=attention_dropout,
+        initializer_range=0.02,
+        tie_word_embeddings=True,
+        attention_bias=True,
+        bos_token_id=bos,
+        eos_token_id=eos,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = GPTNeoXForCausalLM(config)
+    with torch.no_grad():
+        for layer in model.gpt_neox.layers:
+            for projection in (layer.attention.dense, layer.mlp.dense_4h_to_h):
+                projection.weight.mul_(1 / math.sqrt(2 * shape.layers))
+    model.set_attn_implementation(NAME)
+    return model
+
+
+class Learner(nn.Module):
+    """A causal language model and its loss on a packed batch.
+
+    Args:
+        model: A model that `attention.check_model` would accept.
+        backend: "varlen" (CUDA, half precision) or "dense".
+        length: T, the number of tokens in a text.
+        compiled: Put the step through torch.compile; batches must then have one shape.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, backend: str, length: int, compiled: bool) -> None:
+        super().__init__()
+        self.model, self.backend, self.length = model, backend, length
+        self.run = torch.compile(self.loss, dynamic=False) if compiled else self.loss
+
+    def forward(self, **batch: Any) -> Tensor:
+        """The summed negative log-likelihood of the batch's asked tokens, in nats."""
+        return self.run(**{name: value for name, value in batch.items() if name not in COUNTS})
+
+    def loss(
+        self,
+        *,
+        ids: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        targets: Tensor,
+        copy_starts: Tensor,
+        text_starts: Tensor,
+        key_starts: Tensor,
+        keys: Tensor,
+        homes: Tensor,
+        copies: int,
+    ) -> Tensor:
+        """As `forward`; the arguments are those of `batches.pack`."""
+        backend: Varlen | Dense
+        if self.backend == "varlen":
+            longest = self.length, self.length, 2 * self.length
+            backend = Varlen(Segments(copies, longest, copy_starts, text_starts, key_starts, keys, homes))
+        else:
+            lengths = [tuple(starts.diff().tolist()) for starts in (copy_starts, text_starts)]
+            backend = Dense(Layout(ids, positions, *lengths, rows, targets, ()))
+        embedded = self.model.get_input_embeddings()(ids[None])
+        if torch.is_autocast_enabled(ids.device.type):  # a half-precision residual stream: half the bytes to move
+            embedded = embedded.to(torch.get_autocast_dtype(ids.device.type))
+        logits = self.model(
+            inputs_embeds=embedded,
+            position_ids=positions[None],
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # see `attention.run`
+            use_cache=False,
+            logits_to_keep=rows,
+            **{NAME: backend},
+        ).logits[0]
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+
+
+def flops(model: PreTrainedModel, *, slots: int, pairs: int, asked: int) -> float:
+    """Floating-point operations that training on a batch needs, forward and backward; `pack` counts the arguments.
+
+    Six for each weight of a matrix and each slot that goes through it, the vocabulary projection on asked tokens alone;
+    and for attention, twelve for each channel and each pair of slots of which one reads the other.
+    """
+    config, head = model.config, model.get_output_embeddings().weight
+    tables = {id(head), id(model.get_input_embeddings().weight)}
+    matrices = sum(weight.numel() for weight in model.parameters() if weight.ndim == 2 and id(weight) not in tables)
+    attention = 12 * config.num_hidden_layers * config.hidden_size * pairs
+    return float(6 * matrices * slots + 6 * head.numel() * asked + attention)
+
+
+def matmul_rate(device: str | torch.device) -> float:
+    """Operations a second of a large matrix product on this device: bf16 on CUDA, else fp32."""
+    cuda = torch.device(device).type == "cuda"
+    size, dtype = (8192, torch.bfloat16) if cuda else (1024, torch.float32)
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    best = math.inf
+    for _ in range(8):
+        if cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        a @ b
+        if cuda:
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best

@@ -1,0 +1,115 @@
+"""The optimizer and the schedule of its learning rate.
+
+AdamW for everything; or Muon (`torch.optim.Muon`) for the weight matrices of the blocks and AdamW for the rest:
+embeddings, which are tables rather than maps, biases and norms. Only matrices decay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+class Joined(torch.optim.Optimizer):
+    """Several optimizers, each with parameters of its own, as one."""
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        self.optimizers = list(optimizers)
+        self.defaults: dict[str, Any] = {}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of all of them, the very objects, so that a schedule reaches each."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    @property
+    def state(self) -> dict[Tensor, Any]:  # type: ignore[override]
+        """What they remember of each parameter."""
+        return {parameter: held for optimizer in self.optimizers for parameter, held in optimizer.state.items()}
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Let each take its step."""
+        assert closure is None
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all, in order."""
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave."""
+        for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+
+
+def build_optimizer(
+    model: PreTrainedModel,
+    *,
+    muon: bool,
+    lr: float,
+    muon_lr: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+) -> torch.optim.Optimizer:
+    """The optimizer of a model's parameters.
+
+    Args:
+        model: A causal language model.
+        muon: Muon for the matrices of the blocks.
+        lr: AdamW's learning rate.
+        muon_lr: Muon's, on AdamW's scale: a matrix moves as far as AdamW would with this rate (`match_rms_adamw`).
+        betas: AdamW's.
+        weight_decay: Decoupled, of matrices.
+    """
+    tables = {id(parameter) for table in embeddings(model) for parameter in table.parameters()}
+    matrices: list[Tensor] = []
+    decayed: list[Tensor] = []
+    rest: list[Tensor] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            matrix = parameter.ndim == 2
+            (rest if not matrix else matrices if muon and id(parameter) not in tables else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": 0.0 if muon else weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    fused = model.device.type == "cuda"
+    adamw = torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=betas, fused=fused)
+    if not muon:
+        return adamw
+    adjust = {"adjust_lr_fn": "match_rms_adamw"}
+    return Joined([adamw, torch.optim.Muon(matrices, lr=muon_lr, weight_decay=weight_decay, **adjust)])
+
+
+def embeddings(model: PreTrainedModel) -> list[nn.Module]:
+    """The tables of a model: its token embeddings, and its vocabulary projection."""
+    return [table for table in (model.get_input_embeddings(), model.get_output_embeddings()) if table is not None]
+
+
+def rate(step: int, *, steps: int, warmup: int, shape: str, final: float, cooldown: float) -> float:
+    """The learning rate of a step (from 0) as a share of its peak.
+
+    Args:
+        step: Which step.
+        steps: How many there are.
+        warmup: Linear from nothing over so many steps.
+        shape: "cosine" falls along half a wave; "linear" stays, then falls in a straight line; "constant" stays.
+        final: The share at which it ends.
+        cooldown: The last share of the steps after warm-up, over which "linear" falls; 1 is all of them.
+    """
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    done = (step - warmup) / max(1, steps - warmup)
+    if shape == "cosine":
+        return final + (1 - final) * (1 + math.cos(math.pi * min(1.0, done))) / 2
+    if shape == "linear":
+        return final + (1 - final) * min(1.0, max(0.0, 1 - done) / cooldown)
+    return 1.0
