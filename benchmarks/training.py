@@ -53,7 +53,7 @@ class Runner:
         model = new_model(SHAPES[SIZES[args.size]], vocabulary=VOCABULARY, positions=args.tokens).to(args.device)
         self.model = model.train()
         self.learner = Learner(
-            model, backend="varlen" if cuda else "dense", length=args.tokens - 1, compiled=args.compile
+            model, backend=args.backend, length=args.tokens - 1, compiled=args.compile
         )
         self.optimizer = build_optimizer(
             model, muon=True, lr=1e-3, muon_lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1
@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=4, help="loader processes of each method")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
+    parser.add_argument("--backend", default="fused" if torch.cuda.is_available() else "dense")
     parser.add_argument("--profile", action="store_true", help="print the kernels of each method's step and end")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
@@ -159,7 +160,7 @@ def main() -> None:
         )
     title = f"Training {args.size}, {args.texts} × {args.tokens} tokens a step, r_max {args.r_max}"
     columns = ["method", "step", "over GPT", "floor", "tokens/s", "MFU", "memory", "wait"]
-    settings = {k: getattr(args, k) for k in ("size", "texts", "tokens", "r_max", "steps", "rounds", "workers", "compile")}
+    settings = {k: getattr(args, k) for k in ("size", "texts", "tokens", "r_max", "steps", "rounds", "workers", "compile", "backend")}
     report(title, columns, rows, {**machine(args.device), **settings, "matmul_tflops": peak / 1e12, "methods": record})
 
 

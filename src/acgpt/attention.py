@@ -32,6 +32,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from acgpt import kernels
 from acgpt.errors import ModelError
 from acgpt.layout import Layout, visible
 
@@ -144,6 +145,28 @@ class Varlen:
         return torch.cat([seen_by_copies, seen_by_text])[None]  # (1, N, H, D)
 
 
+class Fused:
+    """Kernels made for this mask (see `kernels`): one pass over copies and text where they lie."""
+
+    def __init__(self, layout: Layout | Segments) -> None:
+        self.calls = 0
+        if isinstance(layout, Segments):
+            self.segments = layout
+        else:
+            self.segments = Segments.of(layout.copies, layout.texts, layout.ids.device)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
+        if dropout:
+            raise ModelError("the fused kernels have no attention dropout: use the dense backend, or none.")
+        at = self.segments
+        q, k, v = (x[0].transpose(0, 1).to(v.dtype) for x in (q, k, v))  # (N, heads, D); rotary may return fp32
+        longest_copies, longest_text, _ = at.longest
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return kernels.attention(
+            q, k, v, at.copy_starts, at.text_starts, at.copies, longest_copies, longest_text, scale
+        )[None]  # fmt: skip
+
+
 class Cached:
     """A step of decoding: the query at slot s of a row sees slots 0 … s of that row's cache."""
 
@@ -163,7 +186,7 @@ class Cached:
         return out.reshape(rows, heads, width, -1).transpose(1, 2)
 
 
-BACKENDS: dict[str, type[Dense] | type[Varlen]] = {"dense": Dense, "varlen": Varlen}
+BACKENDS: dict[str, type[Dense | Varlen | Fused]] = {"dense": Dense, "varlen": Varlen, "fused": Fused}
 
 
 def flash(*args: Any, **kwargs: Any) -> Tensor:

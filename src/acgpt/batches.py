@@ -4,8 +4,8 @@
 
 The layout is that of `layout.build`, built from arrays because a step of training has tens of thousands of tokens, and
 with two differences that torch.compile asks for. All texts run to their last slot. And every batch has the same shape:
-copies and predictions are filled up to a *budget* with dummy queries, one text slot each, which nothing else can see
-and which predict nothing; their keys are all read, so all gradients are defined.
+copies and predictions are filled up to a *budget* with a few dummy queries, which nothing else can see and which
+predict nothing; their keys are all read, so all gradients are defined.
 
 Filling up would waste some 5 % of a step, as the number of copies varies from text to text. So batches are *balanced*:
 an epoch's texts are sorted by the size of their sets and cut into as many strata as a batch has texts; a batch takes
@@ -88,13 +88,15 @@ def pack(
     if budget is not None:
         room = grow(budget.copies, len(copy_ids)), grow(budget.asked, len(rows))
         spare = room[0] - len(copy_ids)
-        dummies = -(count * length) % ALIGN or ALIGN
-        dummies += math.ceil(max(0, spare - dummies * length) / (ALIGN * length)) * ALIGN
-        n_copies = np.concatenate([n_copies, spare // dummies + (np.arange(dummies) < spare % dummies)])
-        n_texts = np.concatenate([n_texts, np.ones(dummies, dtype=np.int64)])
+        filling = -(count * length) % ALIGN or ALIGN  # text slots of the dummies
+        dummies = max(2, math.ceil(spare / length), math.ceil(filling / length))
+        n_copies, n_texts = (
+            np.concatenate([lengths, fill // dummies + (np.arange(dummies) < fill % dummies)])
+            for lengths, fill in ((n_copies, spare), (n_texts, filling))
+        )
         copy_ids, copy_positions = (np.pad(x, (0, spare)) for x in (copy_ids, copy_positions))
-        text_ids = np.pad(text_ids, (0, dummies), constant_values=bos)
-        text_positions = np.pad(text_positions, (0, dummies))
+        text_ids = np.pad(text_ids, (0, filling), constant_values=bos)
+        text_positions = np.pad(text_positions, (0, filling))
         fill = (0, room[1] - len(rows))
         rows, targets = np.pad(rows, fill), np.pad(targets, fill, constant_values=IGNORED)
 

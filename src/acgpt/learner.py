@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
-from acgpt.attention import NAME, Dense, Segments, Varlen
+from acgpt.attention import NAME, Dense, Fused, Segments, Varlen
 from acgpt.batches import COUNTS, IGNORED
 from acgpt.layout import Layout
+from acgpt.loss_kernel import linear_cross_entropy
 from acgpt.recipe import Shape
 
 VOCABULARY_ALIGN = 64  # the vocabulary is padded to a multiple of this in training: matrix units like whole tiles
@@ -103,24 +104,29 @@ class Learner(nn.Module):
         copies: int,
     ) -> Tensor:
         """As `forward`; the arguments are those of `batches.pack`."""
-        backend: Varlen | Dense
-        if self.backend == "varlen":
+        backend: Varlen | Fused | Dense
+        if self.backend != "dense":
             longest = self.length, self.length, 2 * self.length
-            backend = Varlen(Segments(copies, longest, copy_starts, text_starts, key_starts, keys, homes))
+            segments = Segments(copies, longest, copy_starts, text_starts, key_starts, keys, homes)
+            backend = Fused(segments) if self.backend == "fused" else Varlen(segments)
         else:
             lengths = [tuple(starts.diff().tolist()) for starts in (copy_starts, text_starts)]
             backend = Dense(Layout(ids, positions, *lengths, rows, targets, ()))
         embedded = self.model.get_input_embeddings()(ids[None])
         if torch.is_autocast_enabled(ids.device.type):  # a half-precision residual stream: half the bytes to move
             embedded = embedded.to(torch.get_autocast_dtype(ids.device.type))
-        logits = self.model(
-            inputs_embeds=embedded,
-            position_ids=positions[None],
-            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # see `attention.run`
-            use_cache=False,
-            logits_to_keep=rows,
-            **{NAME: backend},
-        ).logits[0]
+        inputs: dict[str, Any] = {
+            "inputs_embeds": embedded,
+            "position_ids": positions[None],
+            "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # see `attention.run`
+            "use_cache": False,
+            NAME: backend,
+        }
+        if self.backend == "fused" and isinstance(self.model, GPTNeoXForCausalLM):  # its head is a matrix and no more
+            hidden = self.model.base_model(**inputs).last_hidden_state[0, rows].to(embedded.dtype)
+            weight = self.model.get_output_embeddings().weight.to(embedded.dtype)
+            return linear_cross_entropy(hidden, weight, targets)
+        logits = self.model(**inputs, logits_to_keep=rows).logits[0]
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
