@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4, help="loader processes of each method")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
     parser.add_argument("--backend", default="fused" if torch.cuda.is_available() else "dense")
-    parser.add_argument("--profile", action="store_true", help="print the kernels of each method's step and end")
+    parser.add_argument("--profile", action="store_true", help="first print the kernels of a step")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     methods = {"GPT": {"empty": 1.0}, "AC-GPT": {"r_max": args.r_max}}
@@ -129,10 +129,6 @@ def main() -> None:
         runners[name].round(3)
         compiling[name] = time.perf_counter() - start
         memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30 if args.device == "cuda" else None
-    if args.profile:
-        for name, runner in runners.items():
-            profile(name, runner)
-        return
     times: dict[str, list[float]] = {name: [] for name in runners}
     for runner in runners.values():
         runner.waited = runner.flops = 0.0
@@ -158,6 +154,9 @@ def main() -> None:
         rows.append(
             [name, f"{1000 * step:.1f} ms", f"{ratio:.3f} ×", f"{floor:.3f} ×", f"{rate / 1000:.0f} k", f"{mfu:.1%}", held, f"{wait:.1%}"]
         )
+    if args.profile:
+        for name, runner in runners.items():
+            profile(name, runner)
     title = f"Training {args.size}, {args.texts} × {args.tokens} tokens a step, r_max {args.r_max}"
     columns = ["method", "step", "over GPT", "floor", "tokens/s", "MFU", "memory", "wait"]
     settings = {k: getattr(args, k) for k in ("size", "texts", "tokens", "r_max", "steps", "rounds", "workers", "compile", "backend")}

@@ -53,6 +53,44 @@ class Joined(torch.optim.Optimizer):
             optimizer.load_state_dict(state)
 
 
+class Muon(torch.optim.Muon):
+    """torch's Muon, all matrices of one shape at a time: the same update, to rounding, in an eighth of the launches."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Momentum, orthogonalisation, weight decay, step."""
+        assert closure is None
+        for group in self.param_groups:
+            shapes: dict[torch.Size, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    shapes.setdefault(parameter.shape, []).append(parameter)
+            for shape, parameters in shapes.items():
+                gradients = [parameter.grad for parameter in parameters]
+                for parameter in parameters:
+                    if "momentum_buffer" not in self.state[parameter]:
+                        self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.grad)
+                held = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+                torch._foreach_lerp_(held, gradients, 1 - group["momentum"])
+                updates = torch._foreach_lerp(gradients, held, group["momentum"]) if group["nesterov"] else held
+                turned = orthogonalise(torch.stack(updates), group["ns_coefficients"], group["ns_steps"], group["eps"])
+                scale = 0.2 * math.sqrt(max(shape))  # adjust_lr_fn="match_rms_adamw"
+                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_add_(parameters, list(turned.to(parameters[0].dtype)), alpha=-group["lr"] * scale)
+
+
+def orthogonalise(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """(n, rows, columns) the nearest orthogonal matrices, roughly: Newton–Schulz in bf16, as torch's Muon does it."""
+    a, b, c = coefficients
+    wide = matrices.shape[1] <= matrices.shape[2]
+    x = (matrices if wide else matrices.mT).bfloat16()
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x if wide else x.mT
+
+
 def build_optimizer(
     model: PreTrainedModel,
     *,
@@ -85,8 +123,7 @@ def build_optimizer(
     adamw = torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=betas, fused=fused)
     if not muon:
         return adamw
-    adjust = {"adjust_lr_fn": "match_rms_adamw"}
-    return Joined([adamw, torch.optim.Muon(matrices, lr=muon_lr, weight_decay=weight_decay, **adjust)])
+    return Joined([adamw, Muon(matrices, lr=muon_lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")])
 
 
 def embeddings(model: PreTrainedModel) -> list[nn.Module]:
