@@ -19,7 +19,18 @@ import pytest
 import yaml
 from scipy import stats
 
-from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Blocks, Conditioning, Empty, Infilling, check_keys, generator
+from acgpt.conditioning import (
+    ASKED,
+    GIVEN,
+    UNKNOWN,
+    Blocks,
+    Conditioning,
+    Empty,
+    Infilling,
+    check_keys,
+    first_draws,
+    generator,
+)
 from acgpt.errors import InputError
 
 DRAWS = 6_000
@@ -184,8 +195,7 @@ def test_with_few_blocks_the_ends_are_given_less_often_by_enumeration():
 )
 def test_the_size_is_uniform_over_the_whole_numbers_of_its_range(kind, r_min, r_max, length, sizes):
     conditioning = Conditioning((kind(r_min=r_min, r_max=r_max),))
-    rng = generator(3, 0, 0)
-    agree(Counter(conditioning.size(length, rng)[1] for _ in range(3000)), uniform(sizes))
+    agree(Counter(conditioning.sizes(length, first_draws(3, 0, 3000))[1].tolist()), uniform(sizes))
     given = {int((conditioning.roles(length, generator(0, 0, item)) == GIVEN).sum()) for item in range(40)}
     assert given <= set(sizes)
 
@@ -264,16 +274,25 @@ def test_parts_are_drawn_by_their_weights():
 
 def test_the_shares_of_a_recipe_are_the_shares_of_the_texts():
     conditioning = Conditioning.from_dict({"r_min": 0.5, "r_max": 0.5, "b_max": 1, "infilling": 0.2, "empty": 0.3})
-    rng = generator(5, 0, 0)
-    kinds = Counter(conditioning.size(4, rng)[0].kind for _ in range(DRAWS))
-    agree(kinds, {"blocks": 0.5, "infilling": 0.2, "empty": 0.3})
+    parts, _ = conditioning.sizes(4, first_draws(5, 0, DRAWS))
+    agree(Counter(conditioning.parts[part].kind for part in parts), {"blocks": 0.5, "infilling": 0.2, "empty": 0.3})
 
 
-def test_size_is_the_first_draw_of_roles():
-    conditioning = Conditioning.from_dict({"infilling": 0.3, "empty": 0.3})
-    for item in range(100):
-        _, size = conditioning.size(20, generator(2, 1, item))
-        assert (conditioning.roles(20, generator(2, 1, item)) == GIVEN).sum() == size
+@pytest.mark.parametrize("recipe", [{}, {"infilling": 0.3, "empty": 0.3, "unknown": 0.2}], ids=str)
+def test_the_sizes_of_an_epoch_can_be_known_before_its_sets(recipe):
+    conditioning = Conditioning.from_dict(recipe)
+    parts, sizes = conditioning.sizes(20, first_draws(2, 1, 200))
+    for item, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+        roles = conditioning.roles(20, generator(2, 1, item))
+        assert (roles == GIVEN).sum() == size
+        assert conditioning.parts[part].kind != "infilling" or 1 not in roles[size : 20 - size]
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (7, 3), (2**31, 1), (2**32 - 1, 2**32 - 1)])
+def test_first_draws_are_those_of_the_generators(seed, epoch):
+    expected = [generator(seed, epoch, item).random(2) for item in range(300)]
+    assert (first_draws(seed, epoch, 300) == np.array(expected)).all()
+    assert first_draws(seed, epoch, 0).shape == (0, 2)
 
 
 def test_the_mean_share_is_that_of_long_texts():
@@ -419,12 +438,12 @@ def test_check_keys_lets_known_keys_pass():
 
 MIXTURE = {"r_max": 0.8, "infilling": 0.3, "empty": 0.1, "unknown": 0.2}
 GOLDEN = {
-    (0, 0, 0): "aaauagggggaaaaauggggaggg",
-    (0, 0, 1): "gggaaaaaaaaauaauaaauaagg",
-    (0, 1, 0): "ggauagggaggauggaggagagga",
-    (1, 0, 0): "auaaauagaauaagaaaaagaaau",
-    (42, 17, 123_456): "uaauguggaagggaaaagaaaaag",
-    (2**32 - 1, 2**32 - 1, 2**64 - 1): "aauaaaauuaggaaaaagauagaa",
+    (0, 0, 0): "aaaaauaauaagggaaauauaaag",
+    (0, 0, 1): "gggggggggaaaaaaaaugggggg",
+    (0, 1, 0): "aagggguggggggggggaaaagga",
+    (1, 0, 0): "ggggagaaggaggagagggggggu",
+    (42, 17, 123_456): "ggguggggaggggagaggaggggg",
+    (2**32 - 1, 2**32 - 1, 2**64 - 1): "ggaguaggaaggagggaaagaaua",
 }
 
 
