@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from acgpt.corpus import DTYPES
 from acgpt.corpus_rows import Bad, Batch, Document
 from acgpt.corpus_shards import Share
 from acgpt.corpus_tokenizer import Vocabulary
@@ -90,24 +91,27 @@ def load_once(vocabulary: Vocabulary) -> PreTrainedTokenizerBase:
 def encode(recipe: Recipe, vocabulary: Vocabulary, item: tuple[int, str, Batch]) -> Encoded:
     """Tokenise a batch of a part, given the part's number and split. A text that spells a special token is text."""
     part, split, batch = item
+    shares: dict[str, Share] = defaultdict(Share)
     bad: list[Bad] = []
     texts: list[str] = []
-    places: list[tuple[Share, bool]] = []  # for each text: where its tokens go, and whether EOS follows
-    shares: dict[str, Share] = defaultdict(Share)
+    places: list[tuple[str, bool]] = []  # for each text: its split, and whether EOS follows
     for document in batch.documents(recipe.field):
         if isinstance(document, Bad):
             bad.append(document)
             continue
-        share = shares[recipe.split_of(split, part, document.number)]
+        name = recipe.split_of(split, part, document.number)
         found = recipe.texts(document)
         texts += found
-        places += [(share, recipe.convention == "lines" or document.ends)] * len(found)
-        share.documents += document.ends and bool(document.text.strip() or not document.begins)
-        share.bytes += len(document.text.encode())
+        places += [(name, recipe.convention == "lines" or document.ends)] * len(found)
+        shares[name].documents += document.ends and bool(document.text.strip() or not document.begins)
+        shares[name].bytes += len(document.text.encode())
     options: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     encoded = load_once(vocabulary)(texts, return_attention_mask=False, **options)["input_ids"] if texts else []
-    for ids, (share, ends) in zip(encoded, places, strict=True):
-        share.pieces.append(np.array([*ids, vocabulary.eos_token_id] if ends else ids, vocabulary.dtype))
+    tokens: dict[str, list[int]] = defaultdict(list)
+    for ids, (name, ends) in zip(encoded, places, strict=True):
+        tokens[name] += [*ids, vocabulary.eos_token_id] if ends else ids
+    for name in tokens:
+        shares[name].tokens = np.array(tokens[name], DTYPES[vocabulary.dtype])
     return Encoded(part, batch.next, batch.done, dict(shares), bad)
 
 

@@ -23,7 +23,8 @@ from typing import Any
 from acgpt.errors import InputError
 
 COMPRESSED = (".gz", ".xz", ".zst")
-READ = 1 << 16  # bytes read at a time; what a compressed file makes of them is held in memory
+READ = 1 << 16  # bytes read at a time from a plain file
+READ_COMPRESSED = 1 << 10  # and from a compressed one: they may stand for thousands of times as many
 BATCH = 1 << 20  # bytes of text in a batch, about
 CUT = 1 << 14  # bytes before the end of a batch in which to look for a good place to cut a long text
 LONGEST = 1 << 26  # bytes in a row: a file without line ends must not fill the memory
@@ -154,9 +155,10 @@ class Reader:
     def __iter__(self) -> Iterator[bytes]:
         suffix = self.path.suffix.lower()
         make = decompressor(suffix) if suffix in COMPRESSED else None
+        size = READ if make is None else READ_COMPRESSED
         stream: Any = None
         with self.path.open("rb") as file:
-            while raw := file.read(READ):
+            while raw := file.read(size):
                 self.read += len(raw)
                 if make is None:
                     yield raw
@@ -228,33 +230,45 @@ def line_blocks(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
     """Whole lines, about a batch of them at a time; `None` for one that is too long to hold."""
     held: list[bytes] = []
     size = 0
-    for line in lines(blocks):
-        if line is not None:
-            held.append(line + b"\n")
-            size += len(held[-1])
-        if held and (line is None or size >= BATCH):
-            yield b"".join(held)
-            held, size = [], 0
-        if line is None:
-            yield None
+    damage = None
+    try:
+        for line in lines(blocks):
+            if line is not None:
+                held.append(line + b"\n")
+                size += len(held[-1])
+            if held and (line is None or size >= BATCH):
+                yield b"".join(held)
+                held, size = [], 0
+            if line is None:
+                yield None
+    except Damaged as error:
+        damage = error
     if held:
         yield b"".join(held)
+    if damage:
+        raise damage
 
 
 def running_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Running text, about a batch at a time, cut where byte-level tokenizers split anyway."""
-    text = b""
-    for block in blocks:
-        text += block
-        while len(text) >= 2 * BATCH:
-            cut = cut_before(text, BATCH)
-            yield text[:cut]
-            text = text[cut:]
+    text = bytearray()
+    damage = None
+    try:
+        for block in blocks:
+            text += block
+            while len(text) >= 2 * BATCH:
+                cut = cut_before(text, BATCH)
+                yield bytes(text[:cut])
+                del text[:cut]
+    except Damaged as error:
+        damage = error
     if text:
-        yield text
+        yield bytes(text)
+    if damage:
+        raise damage
 
 
-def cut_before(text: bytes, limit: int) -> int:
+def cut_before(text: bytearray, limit: int) -> int:
     """Where to cut a text into pieces so that their tokens are those of the whole.
 
     Before white space that follows a letter, which is where the byte-level tokenizers (GPT-2's, Llama 3's, Qwen's)

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from acgpt.corpus import DTYPES, JOURNAL, MANIFEST, Shard, check_shard
+from acgpt.corpus import JOURNAL, MANIFEST, Shard, check_shard
 from acgpt.errors import InputError
 
 # All that a preparation ever writes into its folder.
@@ -35,9 +35,9 @@ OURS = re.compile(r"[a-z][a-z0-9_]*-\d{5,}\.bin(\.part)?|(corpus|journal)\.json(
 
 @dataclass
 class Share:
-    """What a batch adds to a split: the tokens of its texts, how many documents end there, and bytes of text."""
+    """What a batch adds to a split: tokens, how many documents end there, and bytes of text."""
 
-    pieces: list[NDArray[Any]] = field(default_factory=list)
+    tokens: NDArray[Any] = field(default_factory=lambda: np.empty(0, np.uint16))
     documents: int = 0
     bytes: int = 0
 
@@ -78,7 +78,7 @@ class Writer:
         """Append what a batch adds."""
         self.documents += share.documents
         self.bytes += share.bytes
-        tokens = np.concatenate([np.empty(0, DTYPES[self.dtype]), *share.pieces], dtype=DTYPES[self.dtype])
+        tokens = share.tokens
         while len(tokens):
             taken, tokens = np.split(tokens, [self.capacity - self.partial])
             raw = taken.tobytes()

