@@ -1,0 +1,487 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+"""Attention under the layout's mask as Triton kernels, forward and backward: no mask, no gather and no padding.
+
+A query of the packed batch (see `layout`) owns a run of copies and a run of text slots, and every row of it reads
+
+    a copy row      all copies
+    a text row      all copies, then the text up to and including itself
+
+    keys      copies              text
+            ┌────┬────┬──┐┌────┬────┬────┬─┐
+    copies  │full│full│t ││                │       full   blocks that every row reads whole: no mask
+            │full│full│t ││                │       t      what is left over at the end of the copies: masked
+    text    │full│full│t ││d   │           │       d      blocks on the diagonal: masked
+            │full│full│t ││full│d   │      │
+            └────┴────┴──┘└────┴────┴──────┘
+
+so a block of rows meets a list of full key blocks and a list of masked ones, whatever its kind: one loop each. The
+gradient of keys and values has the same two lists over the rows that read a block of keys. Where the keys of the two
+lists begin is two numbers a query, `copy_starts` and `text_starts`; nothing is moved in memory.
+
+Softmax is in base 2, sums are in float32, and nothing is added with atomics: results repeat bit by bit.
+
+    attention              the operator: one node for torch.compile, with its gradient
+    forward_kernel         out and lse; a program is a block of rows of one query and head
+    backward_query_kernel  dq, and delta = Σ out · dout, which the next one needs; programs as in the forward
+    backward_key_kernel    dk and dv; a program is a block of keys of one query and key head
+
+Shape legend: N slots in the batch, H query heads, K key heads, G = H / K, D channels, B queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acgpt.errors import ModelError
+
+try:
+    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    HAS_TRITON = True
+except ImportError:  # builds of torch for CPUs come without
+    HAS_TRITON = False
+
+HEAD_DIMS = (32, 64, 128)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # the last for tests: exact, and slow
+
+# How each kernel is cut up, by head dimension; BLOCK_M rows by BLOCK_N keys. For other choices write into this table.
+TUNING: dict[str, dict[int, dict[str, int]]] = {
+    "forward": {
+        32: {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+        64: {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+        128: {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2},
+    },
+    "backward_query": {
+        32: {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2},
+        64: {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2},
+        128: {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2},
+    },
+    "backward_key": {
+        32: {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2},
+        64: {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2},
+        128: {"BLOCK_M": 32, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2},
+    },
+}
+
+
+def available() -> bool:
+    """Can the kernels run here? They need Triton and a CUDA device of capability 8.0 or more."""
+    return HAS_TRITON and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+
+
+def jit(*unspecialized: str) -> Callable[[Any], Any]:
+    """triton.jit, where there is a Triton; the arguments named here never cause another compilation."""
+
+    def decorate(function: Any) -> Any:
+        return triton.jit(do_not_specialize=unspecialized)(function) if HAS_TRITON else function
+
+    return decorate
+
+
+# What changes from batch to batch: a new value must not mean a new kernel.
+VARYING = ("copies", "slots", "text_blocks", "all_blocks")
+
+
+@jit()
+def place(all_blocks, HEADS: tl.constexpr):
+    """What this program is for: block, head, query. Those of one query and head run together and share its keys."""
+    program = tl.program_id(0)
+    return program % all_blocks, program // all_blocks % HEADS, program // all_blocks // HEADS
+
+
+@jit()
+def segments_of(copy_starts, text_starts, copies, query):
+    """Where a query's copies and text begin in the packed batch, and how many there are."""
+    copy_start = tl.load(copy_starts + query)
+    text_start = tl.load(text_starts + query)
+    n_copies = tl.load(copy_starts + query + 1) - copy_start
+    n_text = tl.load(text_starts + query + 1) - text_start
+    return copy_start.to(tl.int64), (copies + text_start).to(tl.int64), n_copies, n_text
+
+
+@jit()
+def key_blocks(is_text, first, n_copies, n_text, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """How many key blocks the rows first … first + BLOCK_M - 1 meet.
+
+    Returns:
+        Full blocks of copies, full blocks of text, masked blocks of copies (0 or 1), masked blocks of text.
+    """
+    copies_full = n_copies // BLOCK_N
+    copies_masked = tl.cdiv(n_copies, BLOCK_N) - copies_full
+    text_full = tl.where(is_text, first // BLOCK_N, 0)
+    text_read = tl.where(is_text, tl.minimum(first + BLOCK_M, n_text), 0)
+    return copies_full, text_full, copies_masked, tl.cdiv(text_read, BLOCK_N) - text_full
+
+
+@jit()
+def read_block(acc, m, total, q, k, v, limit, keys, scale2, MASKED: tl.constexpr):
+    """Online softmax over one more block of keys: k (D, BLOCK_N), v (BLOCK_N, D)."""
+    logits = tl.dot(q, k, input_precision="ieee")
+    if MASKED:
+        logits = tl.where(keys[None, :] < limit[:, None], logits, float("-inf"))
+    new_m = tl.maximum(m, tl.max(logits, 1) * scale2)
+    p = tl.math.exp2(logits * scale2 - new_m[:, None])
+    shrink = tl.math.exp2(m - new_m)
+    total = total * shrink + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return acc, new_m, total
+
+
+@jit(*VARYING)
+def forward_kernel(
+    q, k, v, out, lse, copy_starts, text_starts, copies, slots, text_blocks, all_blocks,
+    q_slot, q_head, k_slot, k_head, v_slot, v_head, scale2,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One block of rows of one query and head: out, and the logarithm (base 2) of the softmax's denominator."""
+    block, head, query = place(all_blocks, H)
+    copy_start, text_start, n_copies, n_text = segments_of(copy_starts, text_starts, copies, query)
+    is_text = block < text_blocks  # the end of the text, which takes longest, comes first
+    first = tl.where(is_text, text_blocks - 1 - block, block - text_blocks) * BLOCK_M
+    n_rows = tl.where(is_text, n_text, n_copies)
+    if first >= n_rows:
+        return
+    copies_full, text_full, copies_masked, text_masked = key_blocks(is_text, first, n_copies, n_text, BLOCK_M, BLOCK_N)
+    start = tl.where(is_text, text_start, copy_start) + first
+    m_range, n_range, d_range = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, D)
+    real = first + m_range < n_rows
+    head64 = head.to(tl.int64)
+
+    q_block = q + head64 * q_head + start * q_slot + m_range[:, None] * q_slot + d_range[None, :]
+    k_block = k + head64 // G * k_head + n_range[None, :] * k_slot + d_range[:, None]  # (D, BLOCK_N)
+    v_block = v + head64 // G * v_head + n_range[:, None] * v_slot + d_range[None, :]  # (BLOCK_N, D)
+    q_rows = tl.load(q_block, mask=real[:, None], other=0.0)
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D], tl.float32)
+
+    for j in range(0, copies_full + text_full):
+        at = tl.where(j < copies_full, copy_start + j * BLOCK_N, text_start + (j - copies_full) * BLOCK_N)
+        k_keys = tl.load(k_block + at * k_slot)
+        v_keys = tl.load(v_block + at * v_slot)
+        acc, m, total = read_block(acc, m, total, q_rows, k_keys, v_keys, m, n_range, scale2, False)
+    for j in range(0, copies_masked + text_masked):
+        in_copies = j < copies_masked
+        key = tl.where(in_copies, copies_full, text_full + j - copies_masked) * BLOCK_N
+        at = tl.where(in_copies, copy_start, text_start) + key
+        keys = key + n_range
+        exist = keys < tl.where(in_copies, n_copies, n_text)
+        limit = tl.where(in_copies, n_copies, first + m_range + 1)
+        k_keys = tl.load(k_block + at * k_slot, mask=exist[None, :], other=0.0)
+        v_keys = tl.load(v_block + at * v_slot, mask=exist[:, None], other=0.0)
+        acc, m, total = read_block(acc, m, total, q_rows, k_keys, v_keys, limit, keys, scale2, True)
+
+    out_block = out + (start * H + head) * D + m_range[:, None] * (H * D) + d_range[None, :]
+    tl.store(out_block, (acc / total[:, None]).to(out.dtype.element_ty), mask=real[:, None])
+    tl.store(lse + head64 * slots + start + m_range, m + tl.math.log2(total), mask=real)
+
+
+@jit()
+def query_gradient(dq, q, dout, k, v, lse, delta, limit, keys, scale2, MASKED: tl.constexpr):
+    """What one block of keys adds to dq / scale: k and v (D, BLOCK_N)."""
+    logits = tl.dot(q, k, input_precision="ieee")
+    p = tl.math.exp2(logits * scale2 - lse[:, None])
+    if MASKED:
+        p = tl.where(keys[None, :] < limit[:, None], p, 0.0)
+    dp = tl.dot(dout, v, input_precision="ieee")
+    ds = p * (dp - delta[:, None])
+    return tl.dot(ds.to(k.dtype), tl.trans(k), dq, input_precision="ieee")
+
+
+@jit(*VARYING)
+def backward_query_kernel(
+    q, k, v, out, dout, lse, delta, dq, copy_starts, text_starts, copies, slots, text_blocks, all_blocks,
+    q_slot, q_head, k_slot, k_head, v_slot, v_head, dout_slot, dout_head, scale, scale2,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One block of rows of one query and head: dq, and delta for the gradient of keys and values."""
+    block, head, query = place(all_blocks, H)
+    copy_start, text_start, n_copies, n_text = segments_of(copy_starts, text_starts, copies, query)
+    is_text = block < text_blocks
+    first = tl.where(is_text, text_blocks - 1 - block, block - text_blocks) * BLOCK_M
+    n_rows = tl.where(is_text, n_text, n_copies)
+    if first >= n_rows:
+        return
+    copies_full, text_full, copies_masked, text_masked = key_blocks(is_text, first, n_copies, n_text, BLOCK_M, BLOCK_N)
+    start = tl.where(is_text, text_start, copy_start) + first
+    m_range, n_range, d_range = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, D)
+    real = first + m_range < n_rows
+    head64 = head.to(tl.int64)
+
+    q_block = q + head64 * q_head + start * q_slot + m_range[:, None] * q_slot + d_range[None, :]
+    dout_block = dout + head64 * dout_head + start * dout_slot + m_range[:, None] * dout_slot + d_range[None, :]
+    packed = (start * H + head) * D + m_range[:, None] * (H * D) + d_range[None, :]  # in out and dq
+    k_block = k + head64 // G * k_head + n_range[None, :] * k_slot + d_range[:, None]  # (D, BLOCK_N)
+    v_block = v + head64 // G * v_head + n_range[None, :] * v_slot + d_range[:, None]  # (D, BLOCK_N)
+    q_rows = tl.load(q_block, mask=real[:, None], other=0.0)
+    dout_rows = tl.load(dout_block, mask=real[:, None], other=0.0)
+    out_rows = tl.load(out + packed, mask=real[:, None], other=0.0)
+    lse_rows = tl.load(lse + head64 * slots + start + m_range, mask=real, other=0.0)
+    delta_rows = tl.sum(out_rows.to(tl.float32) * dout_rows.to(tl.float32), 1)
+    tl.store(delta + head64 * slots + start + m_range, delta_rows, mask=real)
+    dq_rows = tl.zeros([BLOCK_M, D], tl.float32)
+
+    for j in range(0, copies_full + text_full):
+        at = tl.where(j < copies_full, copy_start + j * BLOCK_N, text_start + (j - copies_full) * BLOCK_N)
+        k_keys = tl.load(k_block + at * k_slot)
+        v_keys = tl.load(v_block + at * v_slot)
+        dq_rows = query_gradient(
+            dq_rows, q_rows, dout_rows, k_keys, v_keys, lse_rows, delta_rows, m_range, n_range, scale2, False
+        )
+    for j in range(0, copies_masked + text_masked):
+        in_copies = j < copies_masked
+        key = tl.where(in_copies, copies_full, text_full + j - copies_masked) * BLOCK_N
+        at = tl.where(in_copies, copy_start, text_start) + key
+        keys = key + n_range
+        exist = keys < tl.where(in_copies, n_copies, n_text)
+        limit = tl.where(in_copies, n_copies, first + m_range + 1)
+        k_keys = tl.load(k_block + at * k_slot, mask=exist[None, :], other=0.0)
+        v_keys = tl.load(v_block + at * v_slot, mask=exist[None, :], other=0.0)
+        dq_rows = query_gradient(
+            dq_rows, q_rows, dout_rows, k_keys, v_keys, lse_rows, delta_rows, limit, keys, scale2, True
+        )
+
+    tl.store(dq + packed, (dq_rows * scale).to(dq.dtype.element_ty), mask=real[:, None])
+
+
+@jit()
+def key_gradient(dk, dv, k, v, q, dout, lse, delta, rows, readers, scale2, MASKED: tl.constexpr):
+    """What one block of rows adds to dk / scale and dv: k and v (BLOCK_N, D), q (D, BLOCK_M), dout (BLOCK_M, D)."""
+    logits = tl.dot(k, q, input_precision="ieee")  # (BLOCK_N, BLOCK_M): transposed, as are p and ds
+    p = tl.math.exp2(logits * scale2 - lse[None, :])
+    if MASKED:
+        p = tl.where(rows[None, :] >= readers[:, None], p, 0.0)
+    dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision="ieee")
+    dp = tl.dot(v, tl.trans(dout), input_precision="ieee")
+    ds = p * (dp - delta[None, :])
+    dk = tl.dot(ds.to(q.dtype), tl.trans(q), dk, input_precision="ieee")
+    return dk, dv
+
+
+@jit(*VARYING)
+def backward_key_kernel(
+    q, k, v, dout, lse, delta, dk, dv, copy_starts, text_starts, copies, slots, text_blocks, all_blocks,
+    q_slot, q_head, k_slot, k_head, v_slot, v_head, dout_slot, dout_head, scale, scale2,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One block of keys of one query and key head: dk and dv, over all rows of all heads that read them."""
+    K: tl.constexpr = H // G
+    block, key_head, query = place(all_blocks, K)
+    copy_start, text_start, n_copies, n_text = segments_of(copy_starts, text_starts, copies, query)
+    copy_blocks = all_blocks - text_blocks
+    is_text = block >= copy_blocks  # copies first, then the beginning of the text: what most rows read
+    first = tl.where(is_text, block - copy_blocks, block) * BLOCK_N
+    n_keys = tl.where(is_text, n_text, n_copies)
+    if first >= n_keys:
+        return
+
+    # Row blocks of text: masked from `diagonal` to `below` and from `ragged` to `end`; full from `below` to `ragged`.
+    # Copies are read by all rows, so they have no diagonal.
+    end = tl.cdiv(n_text, BLOCK_M)
+    diagonal = tl.where(is_text, first // BLOCK_M, 0)
+    below = tl.where(is_text, tl.minimum(tl.cdiv(first + BLOCK_N, BLOCK_M), end), 0)
+    ragged = tl.maximum(n_text // BLOCK_M, below)
+    copies_full = tl.where(is_text, 0, n_copies // BLOCK_M)
+    copies_masked = tl.where(is_text, 0, tl.cdiv(n_copies, BLOCK_M)) - copies_full
+    full, masked = copies_full + ragged - below, copies_masked + below - diagonal + end - ragged
+
+    start = tl.where(is_text, text_start, copy_start) + first
+    m_range, n_range, d_range = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, D)
+    real = first + n_range < n_keys
+    readers = tl.where(is_text, first + n_range, -1)  # the first text row that reads the key
+    key_head64 = key_head.to(tl.int64)
+    k_block = k + key_head64 * k_head + start * k_slot + n_range[:, None] * k_slot + d_range[None, :]
+    v_block = v + key_head64 * v_head + start * v_slot + n_range[:, None] * v_slot + d_range[None, :]
+    k_keys = tl.load(k_block, mask=real[:, None], other=0.0)
+    v_keys = tl.load(v_block, mask=real[:, None], other=0.0)
+    dk_keys = tl.zeros([BLOCK_N, D], tl.float32)
+    dv_keys = tl.zeros([BLOCK_N, D], tl.float32)
+
+    for g in range(0, G):
+        head64 = key_head64 * G + g
+        q_block = q + head64 * q_head + m_range[None, :] * q_slot + d_range[:, None]  # (D, BLOCK_M)
+        dout_block = dout + head64 * dout_head + m_range[:, None] * dout_slot + d_range[None, :]  # (BLOCK_M, D)
+        lse_head, delta_head = lse + head64 * slots, delta + head64 * slots
+        for j in range(0, full):
+            at = tl.where(j < copies_full, copy_start + j * BLOCK_M, text_start + (below + j - copies_full) * BLOCK_M)
+            q_rows = tl.load(q_block + at * q_slot)
+            lse_rows = tl.load(lse_head + at + m_range)
+            dout_rows = tl.load(dout_block + at * dout_slot)
+            delta_rows = tl.load(delta_head + at + m_range)
+            dk_keys, dv_keys = key_gradient(
+                dk_keys, dv_keys, k_keys, v_keys, q_rows, dout_rows, lse_rows, delta_rows, m_range, readers, scale2,
+                False,
+            )  # fmt: skip
+        for j in range(0, masked):
+            in_copies = j < copies_masked
+            row = diagonal + j - copies_masked
+            row = tl.where(row < below, row, row - below + ragged)
+            row = tl.where(in_copies, copies_full, row) * BLOCK_M
+            at = tl.where(in_copies, copy_start, text_start) + row
+            rows = row + m_range
+            exist = rows < tl.where(in_copies, n_copies, n_text)
+            q_rows = tl.load(q_block + at * q_slot, mask=exist[None, :], other=0.0)
+            # Where there is no row, lse is ∞ and p 0.
+            lse_rows = tl.load(lse_head + at + m_range, mask=exist, other=float("inf"))
+            dout_rows = tl.load(dout_block + at * dout_slot, mask=exist[:, None], other=0.0)
+            delta_rows = tl.load(delta_head + at + m_range, mask=exist, other=0.0)
+            dk_keys, dv_keys = key_gradient(
+                dk_keys, dv_keys, k_keys, v_keys, q_rows, dout_rows, lse_rows, delta_rows, rows, readers, scale2, True
+            )
+
+    packed = (start * K + key_head) * D + n_range[:, None] * (K * D) + d_range[None, :]
+    tl.store(dk + packed, (dk_keys * scale).to(dk.dtype.element_ty), mask=real[:, None])
+    tl.store(dv + packed, dv_keys.to(dv.dtype.element_ty), mask=real[:, None])
+
+
+def launch(
+    name: str, kernel: Any, tensors: list[Tensor], strided: list[Tensor], copy_starts: Tensor, text_starts: Tensor,
+    copies: int, longest: tuple[int, int], scales: tuple[float, ...], shape: tuple[int, int, int],
+) -> None:  # fmt: skip
+    """Run one of the kernels, cut up as `TUNING` says; `shape` is (H, K, D)."""
+    heads, key_heads, dim = shape
+    tuning = TUNING[name][dim]
+    over_keys = name == "backward_key"
+    size = tuning["BLOCK_N" if over_keys else "BLOCK_M"]
+    copy_blocks, text_blocks = (-(-length // size) for length in longest)
+    all_blocks = copy_blocks + text_blocks
+    grid = all_blocks * (key_heads if over_keys else heads) * (len(text_starts) - 1)
+    if not grid or not tensors[0].numel():
+        return
+    strides = [stride for tensor in strided for stride in tensor.stride()[:2]]
+    kernel[(grid,)](
+        *tensors, copy_starts, text_starts, copies, len(tensors[0]), text_blocks, all_blocks, *strides, *scales,
+        H=heads, G=heads // key_heads, D=dim, **tuning,
+    )  # fmt: skip
+
+
+def rowwise(x: Tensor) -> Tensor:
+    """The tensor, with the channels of a head next to each other in memory; a copy only if they are not."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, copy_starts: Tensor, text_starts: Tensor, scale: float) -> None:
+    """Refuse what the kernels would get wrong."""
+    if not HAS_TRITON:
+        raise ModelError("the attention kernels need Triton, which this build of torch came without.")
+    if q.shape[2] not in HEAD_DIMS or q.dtype not in DTYPES:
+        raise ModelError(
+            f"the attention kernels are for heads of {HEAD_DIMS} channels in bf16 or fp16; these have {q.shape[2]} in "
+            f"{q.dtype}. Use the backend varlen or dense."
+        )
+    shaped = len(q) == len(k) and k.shape == v.shape and k.shape[2] == q.shape[2] and q.shape[1] % k.shape[1] == 0
+    if not shaped or not q.dtype == k.dtype == v.dtype:
+        found = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in (q, k, v))
+        raise ModelError(f"q (N, H, D), k and v (N, K, D) with H a multiple of K, in one dtype; these are {found}.")
+    if copy_starts.dtype != torch.int32 or text_starts.dtype != torch.int32 or copy_starts.shape != text_starts.shape:
+        raise ModelError("copy_starts and text_starts must be int32 of one length.")
+    if not scale > 0:
+        raise ModelError(f"the scale of attention must be positive; this is {scale}.")
+
+
+@torch.library.custom_op("acgpt::attention", mutates_args=())
+def attention_forward(
+    q: Tensor, k: Tensor, v: Tensor, copy_starts: Tensor, text_starts: Tensor,
+    copies: int, longest_copies: int, longest_text: int, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As `attention`; also (H, N) the logarithm, in base 2, of each softmax's denominator."""
+    check(q, k, v, copy_starts, text_starts, scale)
+    q, k, v = rowwise(q), rowwise(k), rowwise(v)
+    slots, heads, dim = q.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(heads, slots, dtype=torch.float32, device=q.device)
+    launch(
+        "forward", forward_kernel, [q, k, v, out, lse], [q, k, v], copy_starts, text_starts,
+        copies, (longest_copies, longest_text), (scale * math.log2(math.e),), (heads, k.shape[1], dim),
+    )  # fmt: skip
+    return out, lse
+
+
+@torch.library.custom_op("acgpt::attention_backward", mutates_args=())
+def attention_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, copy_starts: Tensor, text_starts: Tensor,
+    copies: int, longest_copies: int, longest_text: int, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of `attention` by q, k and v."""
+    dout, q, k, v = (rowwise(x) for x in (dout.to(q.dtype), q, k, v))
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    delta = torch.empty_like(lse)
+    strided, longest, shape = [q, k, v, dout], (longest_copies, longest_text), (q.shape[1], k.shape[1], q.shape[2])
+    scales = scale, scale * math.log2(math.e)
+    launch(
+        "backward_query", backward_query_kernel, [q, k, v, out, dout, lse, delta, dq], strided,
+        copy_starts, text_starts, copies, longest, scales, shape,
+    )  # fmt: skip
+    launch(
+        "backward_key", backward_key_kernel, [q, k, v, dout, lse, delta, dk, dv], strided,
+        copy_starts, text_starts, copies, longest, scales, shape,
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+@attention_forward.register_fake
+def _(q, k, v, *_):
+    lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device), lse
+
+
+@attention_backward.register_fake
+def _(dout, q, k, v, *_):
+    return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+
+
+def keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Save what the gradient needs."""
+    *tensors, ctx.copies, ctx.longest_copies, ctx.longest_text, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.set_materialize_grads(False)  # nobody differentiates lse: no zeros for it
+
+
+def backward(ctx: Any, dout: Tensor, _: None) -> tuple[Any, ...]:
+    """The gradient of the operator, by each of its arguments."""
+    q, k, v, copy_starts, text_starts, out, lse = ctx.saved_tensors
+    gradients = attention_backward(
+        dout, q, k, v, out, lse, copy_starts, text_starts, ctx.copies, ctx.longest_copies, ctx.longest_text, ctx.scale
+    )
+    return *gradients, None, None, None, None, None, None
+
+
+attention_forward.register_autograd(backward, setup_context=keep_for_backward)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    copy_starts: Tensor,
+    text_starts: Tensor,
+    copies: int,
+    longest_copies: int,
+    longest_text: int,
+    scale: float,
+) -> Tensor:
+    """Attention over a packed batch under the layout's mask; differentiable, and one node under torch.compile.
+
+    Args:
+        q: (N, H, D) queries in bf16 or fp16, D 32, 64 or 128, with any strides.
+        k: (N, K, D) keys; H is a multiple of K.
+        v: (N, K, D) values.
+        copy_starts: (B + 1,) int32, where each query's copies begin, and their end: the number of copies.
+        text_starts: (B + 1,) int32, where each query's text begins among the text slots, and their end.
+        copies: The number of copies in the batch; slot `copies` is the first of the text.
+        longest_copies: No query has more copies than this.
+        longest_text: No query has more text slots than this.
+        scale: Of the logits, above 0.
+
+    Returns:
+        (N, H, D) the rows' sums of values, contiguous.
+    """
+    out: Tensor
+    out, _ = attention_forward(q, k, v, copy_starts, text_starts, copies, longest_copies, longest_text, scale)
+    return out

@@ -1,0 +1,225 @@
+"""The attention kernels against a dense mask: under Triton's interpreter on a CPU, and on a GPU (`-m gpu`).
+
+The interpreter must be chosen before Triton is imported, so those cases run in a process of their own: this file, as a
+program. It prints the errors that the tests below judge.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from acgpt.layout import visible
+
+pytest.importorskip("triton", reason="builds of torch for CPUs come without Triton")
+
+# Queries as (copies, text slots). Blocks are of 16 and 32 here: lengths below, at and above their multiples.
+RAGGED = [(33, 40), (0, 5), (16, 1), (1, 33), (3, 1)]
+CASES = {
+    "many copies, few, none; dummies": (RAGGED, {}),
+    "rows in larger blocks than keys": (RAGGED, {"blocks": (32, 16)}),
+    "keys in larger blocks than rows": (RAGGED, {"blocks": (16, 32)}),
+    "no copies at all": ([(0, 33), (0, 1)], {}),
+    "one query in whole blocks": ([(16, 32)], {}),
+    "four heads share two key heads": (RAGGED[1:4], {"heads": 4, "key_heads": 2}),
+    "strided as a network has them": (RAGGED[1:4], {"strided": True}),
+    "channels apart in memory": ([(3, 5)], {"apart": True}),
+    "64 channels": ([(17, 18)], {"dim": 64}),
+    "half precision": (RAGGED[1:4], {"dtype": "float16"}),
+}
+
+
+def starts(lengths, device):
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
+
+
+def inputs(queries, *, heads, key_heads, dim, dtype, device="cpu", strided=False, apart=False, seed=0):
+    """q, k, v and the gradient of the output; the first three ready to be differentiated."""
+    rng = torch.Generator().manual_seed(seed)
+    slots = sum(map(sum, queries))
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=rng).to(device, dtype)
+
+    q, k, v, dout = (draw(slots, n, dim) for n in (heads, key_heads, key_heads, heads))
+    if strided:  # rotary leaves heads before slots; v is a part of a fused projection; dout comes transposed
+        q, k, dout = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, dout))
+        v = torch.cat([draw(slots, key_heads, 2 * dim), v], dim=2)[..., 2 * dim :]
+    if apart:
+        q, k, v, dout = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, dout))
+    return q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_(), dout
+
+
+def dense(q, k, v, dout, queries, scale):
+    """The output and its gradients, query by query under `layout.visible`, in the precision of float64 or float32."""
+    wide = torch.float64 if q.device.type == "cpu" else torch.float32
+    leaves = [x.detach().to(wide).requires_grad_() for x in (q, k, v)]
+    q, k, v = leaves
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    out, copy, text = torch.zeros_like(q), 0, sum(copies for copies, _ in queries)
+    for n_copies, n_text in queries:
+        slots = [*range(copy, copy + n_copies), *range(text, text + n_text)]
+        copy, text = copy + n_copies, text + n_text
+        mask = visible(torch.tensor([n_copies], device=q.device), len(slots))
+        with sdpa_kernel(SDPBackend.MATH):
+            rows = (x[slots].transpose(0, 1) for x in (q, k, v))
+            attended = torch.nn.functional.scaled_dot_product_attention(*rows, attn_mask=mask, scale=scale)
+        index = torch.tensor(slots, device=q.device)
+        out = out.index_put((index,), attended.transpose(0, 1))
+    return [out.detach(), *torch.autograd.grad(out, leaves, dout.to(wide))]
+
+
+@contextmanager
+def poisoned():
+    """Memory that nobody has written is NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def run_kernels(q, k, v, dout, queries, scale, attention=None):
+    from acgpt import kernels
+
+    copies, texts = zip(*queries, strict=True)
+    where = starts(copies, q.device), starts(texts, q.device), sum(copies), max(copies), max(texts)
+    with poisoned():
+        out = (attention or kernels.attention)(q, k, v, *where, scale)
+        gradients = torch.autograd.grad(out, (q, k, v), dout)
+    for x, like in zip((out, *gradients), (q, q, k, v), strict=True):
+        assert x.shape == like.shape and x.dtype == like.dtype
+    assert out.is_contiguous()
+    return [out.detach(), *gradients]
+
+
+def relative_errors(got, want):
+    names = ("out", "dq", "dk", "dv")
+    errors = (((a.to(b.dtype) - b).norm() / b.norm()).item() for a, b in zip(got, want, strict=True))
+    return dict(zip(names, errors, strict=True))
+
+
+def exact(errors, limit):
+    return all(error < limit for error in errors.values())  # false for NaN, which max() may pass over
+
+
+def interpret(queries, *, blocks=(16, 16), dtype="float32", dim=32, heads=1, key_heads=1, **kind):
+    """Errors of the interpreted kernels."""
+    from acgpt import kernels
+
+    for table in kernels.TUNING.values():
+        table[dim] = {"BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "num_warps": 4, "num_stages": 2}
+    dtype = getattr(torch, dtype)
+    data = inputs(queries, heads=heads, key_heads=key_heads, dim=dim, dtype=dtype, **kind)
+    return relative_errors(run_kernels(*data, queries, 0.3), dense(*data, queries, 0.3))
+
+
+def interpret_with_a_query_of_nans(queries, poisoned_query):
+    """Errors of all other queries where one consists of NaN."""
+    from acgpt import kernels
+
+    for table in kernels.TUNING.values():
+        table[32] = {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
+    q, k, v, dout = inputs(queries, heads=1, key_heads=1, dim=32, dtype=torch.float32)
+    want = dense(q, k, v, dout, queries, 0.3)
+    owner = torch.arange(len(queries)).repeat(2)
+    owner = owner.repeat_interleave(torch.tensor(queries).T.flatten())  # (N,)
+    others = owner != poisoned_query
+    with torch.no_grad():
+        for x in (q, k, v, dout):
+            x[~others] = math.nan
+    got = run_kernels(q, k, v, dout, queries, 0.3)
+    assert all(x[~others].isnan().all() for x in got)
+    return relative_errors([x[others] for x in got], [x[others] for x in want])
+
+
+def interpret_compiled(queries):
+    """Errors within torch.compile: a graph without a break, traced through the operator and its gradient."""
+    from acgpt import kernels
+
+    compiled = torch.compile(
+        lambda *args: kernels.attention(*args) * 1, fullgraph=True, dynamic=False, backend="aot_eager"
+    )
+    data = inputs(queries, heads=2, key_heads=1, dim=32, dtype=torch.float32, strided=True)
+    return relative_errors(run_kernels(*data, queries, 0.3, compiled), dense(*data, queries, 0.3))
+
+
+def interpret_all():
+    results = {name: interpret(queries, **kind) for name, (queries, kind) in CASES.items()}
+    for i in range(3):
+        results[f"query {i} is NaN"] = interpret_with_a_query_of_nans([(17, 20), (5, 33), (1, 1)], i)
+    results["compiled"] = interpret_compiled([(5, 9), (0, 3)])
+    return results
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    """Errors by case, from a process with Triton's interpreter."""
+    done = subprocess.run(
+        [sys.executable, __file__], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("the interpreter of this version of Triton does not work with this version of numpy")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_agree_with_the_dense_mask(interpreted, case):
+    limit = 1e-3 if case == "half precision" else 1e-6
+    assert exact(interpreted[case], limit), interpreted[case]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("query", range(3))
+def test_a_query_never_reads_another(interpreted, query):
+    assert exact(interpreted[f"query {query} is NaN"], 1e-6)
+
+
+@pytest.mark.slow
+def test_the_operator_is_one_node_under_compile(interpreted):
+    assert exact(interpreted["compiled"], 1e-6)
+
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+
+
+class TestOnCuda:
+    pytestmark = gpu
+    queries = ((600, 1023), (0, 1023), (613, 1023), (128, 256), (1, 300), (77, 1), (3, 1), (0, 1))
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize(("heads", "key_heads", "dim"), [(4, 4, 64), (6, 2, 64), (4, 1, 32), (4, 2, 128)])
+    def test_kernels_agree_with_the_dense_mask(self, heads, key_heads, dim, dtype):
+        shape = {"heads": heads, "key_heads": key_heads, "dim": dim}
+        data = inputs(self.queries, **shape, dtype=dtype, device="cuda", strided=True)
+        errors = relative_errors(run_kernels(*data, self.queries, dim**-0.5), dense(*data, self.queries, dim**-0.5))
+        print(dtype, heads, key_heads, dim, errors)
+        assert exact(errors, 1e-2 if dtype == torch.bfloat16 else 2e-3), errors
+
+    def test_results_repeat_bit_by_bit(self):
+        data = inputs(self.queries, heads=4, key_heads=2, dim=64, dtype=torch.bfloat16, device="cuda")
+        first, second = (run_kernels(*data, self.queries, 0.125) for _ in range(2))
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+    def test_compiled_agrees_with_eager(self):
+        from acgpt import kernels
+
+        compiled = torch.compile(lambda *args: kernels.attention(*args) * 1, fullgraph=True, dynamic=False)
+        data = inputs(self.queries, heads=4, key_heads=4, dim=64, dtype=torch.bfloat16, device="cuda", strided=True)
+        eager, graph = (run_kernels(*data, self.queries, 0.125, f) for f in (None, compiled))
+        assert all(torch.equal(a, b) for a, b in zip(eager, graph, strict=True))
+
+
+if __name__ == "__main__":
+    print(json.dumps(interpret_all()))
