@@ -40,7 +40,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from acgpt.attention import Dense, attend, check_model, choose_backend, run
+from acgpt.attention import Cached, Dense, Fused, Varlen, attend, check_model, choose_backend, run
 from acgpt.decode import Sampler, Sampling
 from acgpt.errors import ModelError
 from acgpt.layout import build
@@ -433,7 +433,7 @@ def test_models_that_only_could_have_a_window_are_accepted():
         check_model(AutoModelForCausalLM.from_config(config).eval())
 
 
-@pytest.mark.parametrize("own", [{"softcap": 50.0}, {"sliding_window": 8}, {"s_aux": torch.zeros(4)}, {"dropout": 0.1}])
+@pytest.mark.parametrize("own", [{"softcap": 50.0}, {"sliding_window": 8}, {"s_aux": torch.zeros(4)}])
 def test_attention_that_a_layer_would_add_is_refused_when_it_is_called(own):
     q = torch.randn(1, 4, 2, 8)
     backend = Dense(build([Query([5, 6], [False, False])], bos=0, mask=None, future=True))
@@ -441,9 +441,26 @@ def test_attention_that_a_layer_would_add_is_refused_when_it_is_called(own):
         attend(torch.nn.Module(), q, q, q, None, acgpt=backend, **own)
 
 
+def test_attention_dropout_is_applied_under_the_dense_mask_and_refused_elsewhere():
+    layout = build([Query([5, 6, 7], [True, False, False])], bos=0, mask=None, future=True)
+    q = torch.randn(1, 4, len(layout.ids), 8)
+    torch.manual_seed(0)
+    dropped, _ = attend(torch.nn.Module(), q, q, q, None, acgpt=Dense(layout), dropout=0.5)
+    kept, _ = attend(torch.nn.Module(), q, q, q, None, acgpt=Dense(layout))
+    assert (dropped != kept).any()
+    torch.manual_seed(1)
+    several = torch.stack([Dense(layout)(q, q, q, None, 0.5) for _ in range(4000)]).mean(0)
+    torch.testing.assert_close(several, kept, rtol=0, atol=0.15)  # scaled so that the mean stays
+    for backend in (Varlen(layout), Fused(layout), Cached(torch.zeros(1, 4, dtype=torch.long), 4, q.dtype)):
+        with pytest.raises(ModelError, match="dropout"):
+            attend(torch.nn.Module(), q, q, q, None, acgpt=backend, dropout=0.1)
+
+
 def test_a_model_that_computes_something_else_under_our_attention_is_refused(monkeypatch):
     model = tiny_model()
-    monkeypatch.setattr(Dense, "__call__", lambda self, q, k, v, scale: v.repeat_interleave(2, 1).transpose(1, 2))
+    monkeypatch.setattr(
+        Dense, "__call__", lambda self, q, k, v, scale, dropout: v.repeat_interleave(2, 1).transpose(1, 2)
+    )
     with pytest.raises(ModelError, match="nothing given it answers otherwise"):
         check_model(model)
     assert model.config._attn_implementation == "sdpa"

@@ -5,6 +5,7 @@ The layout reaches it untouched as the keyword `acgpt` of the model's forward. W
 
     Dense    any device and dtype; a boolean mask over a padded rectangle. The reference, and the CPU path.
     Varlen   CUDA, bf16 and fp16; two flash calls over the packed batch, no mask and no padding.
+    Fused    CUDA, bf16 and fp16; kernels of our own for this mask, compiled on first use. For training.
     Cached   one step of decoding: rows of different lengths against their key-value caches (see `decode`).
 
 Outside acgpt's own calls, where no backend is passed, the registered function behaves as transformers' `sdpa`, so a
@@ -72,6 +73,12 @@ class Dense:
         return out.transpose(1, 2).flatten(0, 1)[self.home][None]  # (1, N, H, D)
 
 
+def refuse_dropout(dropout: float) -> None:
+    """Only the dense mask has dropout of attention weights; elsewhere it would silently be left out."""
+    if dropout:
+        raise ModelError("this backend has no dropout of attention weights: use the dense one, or no dropout there.")
+
+
 class Regroup(torch.autograd.Function):
     """x[index] for a permutation of the slots, whose gradient is the inverse permutation and not a sum over indices."""
 
@@ -81,7 +88,7 @@ class Regroup(torch.autograd.Function):
         return x[index]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (inverse,) = ctx.saved_tensors
         return gradient[inverse], None, None
 
@@ -126,8 +133,7 @@ class Varlen:
             self.segments = Segments.of(layout.copies, layout.texts, layout.ids.device)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
-        if dropout:
-            raise ModelError("flash attention of variable length has no dropout: use the dense backend, or none.")
+        refuse_dropout(dropout)
         at = self.segments
         q, k, v = (x[0].transpose(0, 1).to(v.dtype) for x in (q, k, v))  # (N, heads, D); rotary may return fp32
         longest_copies, longest_text, longest_keys = at.longest
@@ -135,7 +141,7 @@ class Varlen:
             return flash(
                 q, k, v, at.text_starts, at.text_starts, longest_text, longest_text, scale=scale, window_size=(-1, 0)
             )[None]
-        keys, values = (cast(Tensor, Regroup.apply(x, at.keys, at.homes)) for x in (k, v))
+        keys, values = (cast(Tensor, Regroup.apply(x, at.keys, at.homes)) for x in (k, v))  # type: ignore[no-untyped-call]
         seen_by_text = flash(
             q[at.copies :], keys, values, at.text_starts, at.key_starts,
             longest_text, longest_keys, scale=scale, window_size=(-1, 0),
@@ -156,8 +162,7 @@ class Fused:
             self.segments = Segments.of(layout.copies, layout.texts, layout.ids.device)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
-        if dropout:
-            raise ModelError("the fused kernels have no attention dropout: use the dense backend, or none.")
+        refuse_dropout(dropout)
         at = self.segments
         q, k, v = (x[0].transpose(0, 1).to(v.dtype) for x in (q, k, v))  # (N, heads, D); rotary may return fp32
         longest_copies, longest_text, _ = at.longest
@@ -177,6 +182,7 @@ class Cached:
         self.mask = torch.zeros(hidden.shape, dtype=dtype, device=slots.device).masked_fill_(hidden, float("-inf"))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
+        refuse_dropout(dropout)
         rows, heads, width, dim = q.shape
         groups = heads // k.shape[1]
         # Query heads that share a key head become more queries of it: the cache is read once, and never repeated.
@@ -206,13 +212,23 @@ def flash_wants_gqa() -> bool:
     return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
-def choose_backend(model: PreTrainedModel) -> str:
-    """The fastest backend that is exact for this model: "varlen" for half precision on CUDA, else "dense"."""
+def possible_backends(model: PreTrainedModel) -> list[str]:
+    """The backends that are exact for this model where it is, the first choice first.
+
+    The fused kernels are the fastest, but are compiled on first use: that is for training, and for those who ask.
+    """
     config = model.config.get_text_config()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     half = model.dtype in (torch.bfloat16, torch.float16)
     plain = head_dim % 8 == 0 and head_dim <= 256 and getattr(config, "v_head_dim", head_dim) == head_dim
-    return "varlen" if model.device.type == "cuda" and half and plain else "dense"
+    if model.device.type != "cuda" or not half or not plain:
+        return ["dense"]
+    return ["varlen", "dense", *(["fused"] if kernels.available() and head_dim in kernels.HEAD_DIMS else [])]
+
+
+def choose_backend(model: PreTrainedModel) -> str:
+    """The backend for questions: "varlen" for half precision on CUDA, else "dense"."""
+    return possible_backends(model)[0]
 
 
 def attend(

@@ -272,7 +272,7 @@ class Conditioning:
     def roles(self, length: int, rng: np.random.Generator) -> np.ndarray:
         """(length,) int8 `GIVEN`, `ASKED` or `UNKNOWN` for each token of a text; at least one is asked."""
         (part,), (size,) = self.sizes(length, rng.random((1, 2)))
-        roles = self.parts[part].place(length, int(size), rng).astype(np.int8)
+        roles: np.ndarray = self.parts[part].place(length, int(size), rng).astype(np.int8)
         if self.unknown:
             asked = np.flatnonzero(roles == ASKED)
             hidden = min(floor(self.unknown * len(asked)), len(asked) - 1)

@@ -50,7 +50,8 @@ except ImportError:  # builds of torch for CPUs come without
 HEAD_DIMS = (32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # the last for tests: exact, and slow
 
-# How each kernel is cut up, by head dimension; BLOCK_M rows by BLOCK_N keys. For other choices write into this table.
+# How each kernel is cut up, by head dimension; BLOCK_M rows by BLOCK_N keys. Those for 64 are the best of a sweep on an
+# H200 (benchmarks/attention_kernel.py). For other choices write into this table.
 TUNING: dict[str, dict[int, dict[str, int]]] = {
     "forward": {
         32: {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
@@ -59,12 +60,12 @@ TUNING: dict[str, dict[int, dict[str, int]]] = {
     },
     "backward_query": {
         32: {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2},
-        64: {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2},
+        64: {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3},
         128: {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2},
     },
     "backward_key": {
         32: {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2},
-        64: {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2},
+        64: {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
         128: {"BLOCK_M": 32, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2},
     },
 }

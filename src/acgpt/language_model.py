@@ -14,7 +14,7 @@ from typing import Any, overload
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from acgpt.attention import BACKENDS, check_model, choose_backend, evaluating
+from acgpt.attention import BACKENDS, check_model, choose_backend, evaluating, possible_backends
 from acgpt.decode import Sampler, Sampling
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError
 from acgpt.metadata import Metadata, choose_bos, token_id, tokenizer_hash
@@ -109,7 +109,7 @@ class LanguageModel:
         bos: The token at position 0, as an id or as a string. By default the metadata's, else the tokenizer's BOS,
             else its EOS.
         mask: The token that stands for unknown ones, as an id or as a string. By default the metadata's.
-        attention: "dense", "varlen" (CUDA, half precision), or "auto", which chooses.
+        attention: "dense", "varlen" or "fused" (CUDA, half precision), or "auto", which chooses.
     """
 
     def __init__(
@@ -131,8 +131,11 @@ class LanguageModel:
         check_model(self.model)
         if attention != "auto" and attention not in BACKENDS:
             raise InputError(f"attention must be 'auto' or one of {', '.join(map(repr, BACKENDS))}, not {attention!r}.")
-        if attention == "varlen" and choose_backend(self.model) != "varlen":
-            raise InputError("attention='varlen' needs a model in bfloat16 or float16 on CUDA; use 'auto' or 'dense'.")
+        if attention != "auto" and attention not in (possible := possible_backends(self.model)):
+            raise InputError(
+                f"attention={attention!r} needs a model in bfloat16 or float16 on CUDA; use 'auto', or here one of "
+                f"{', '.join(map(repr, possible))}."
+            )
         self.attention = choose_backend(self.model) if attention == "auto" else attention
         config = self.model.config.get_text_config()
         self.vocabulary: int = config.vocab_size

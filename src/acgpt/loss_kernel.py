@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 """The loss of a vocabulary projection, with its gradient in one sweep over the logits, as a Triton kernel.
 
 The logits of a training step take more memory than all else together, and moving them is all that cross-entropy costs.
@@ -19,7 +19,6 @@ from torch import Tensor
 from acgpt.kernels import HAS_TRITON, jit
 
 if HAS_TRITON:
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 BLOCK, WARPS = 8192, 16
@@ -37,15 +36,14 @@ def rows_kernel(logits, targets, losses, V: tl.constexpr, BLOCK: tl.constexpr):
             tl.store(logits + start + lanes, tl.zeros((BLOCK,), logits.dtype.element_ty), mask=start + lanes < V)
         tl.store(losses + row, 0.0)
         return
-    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    best = tl.full((), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, V, BLOCK):  # every lane has a sum of its own
+    for start in range(0, V, BLOCK):
         x = tl.load(logits + start + lanes, mask=start + lanes < V, other=float("-inf")).to(tl.float32)
-        larger = tl.maximum(best, x)
+        larger = tl.maximum(best, tl.max(x, 0))
         total = total * tl.exp(best - larger) + tl.exp(x - larger)
         best = larger
-    most = tl.max(best, 0)
-    lse = most + tl.log(tl.sum(total * tl.exp(best - most), 0))
+    lse = best + tl.log(tl.sum(total, 0))
     tl.store(losses + row, lse - tl.load(logits + target).to(tl.float32))
     for start in range(0, V, BLOCK):
         inside = start + lanes < V
@@ -91,5 +89,6 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
         weight: (V, d) of the same dtype.
         targets: (A,) int64; a negative one is left out.
     """
+    loss: Tensor
     loss, _ = linear_cross_entropy_op(hidden, weight, targets)
     return loss
