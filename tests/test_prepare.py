@@ -202,7 +202,7 @@ def test_a_long_text_cut_in_pieces_has_the_tokens_of_the_whole(small, gpt2, word
 
 
 def test_a_text_without_any_place_to_cut_is_cut_between_characters(small):
-    text = "日本語。" * 300
+    text = "é日本語。" * 300
     pieces = list(corpus_rows.running_blocks([text.encode()]))
     assert len(pieces) > 1
     assert "".join(piece.decode() for piece in pieces) == text
@@ -664,7 +664,7 @@ def kill_before(number):
 @pytest.fixture
 def interrupted(tmp_path, small, monkeypatch, named):
     """A preparation that has something of everything, what it should give, and how to run it into another folder."""
-    monkeypatch.setattr(corpus_prepare, "CHECKPOINT", 700)
+    monkeypatch.setattr(corpus_prepare, "CHECKPOINT", 2500)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     (tmp_path / "c.txt").write_bytes("\n".join(MANY).encode())
     names = [jsonl(tmp_path / "a.jsonl", MANY[:40]), parquet(tmp_path / "b.parquet", MANY), f"test={tmp_path}/c.txt"]
@@ -684,7 +684,7 @@ def test_a_preparation_killed_at_any_moment_goes_on_to_the_same_bytes(interrupte
     assert sum(name.endswith(".bin") for name in whole) > 4
     number, ended = 0, 1
     while ended != 0:
-        number += 5
+        number += 4
         folder = f"killed-{number}"
 
         def work(number=number, folder=folder):
@@ -698,7 +698,7 @@ def test_a_preparation_killed_at_any_moment_goes_on_to_the_same_bytes(interrupte
         run(folder)
         assert everything(tmp_path / folder) == whole, number
         shutil.rmtree(tmp_path / folder)
-    assert number > 60
+    assert number > 60, number
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -738,7 +738,7 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(run, named, tmp_path, 
 
 
 def test_a_command_killed_with_its_workers_goes_on_with_one_to_the_same_bytes(run, named, tmp_path):
-    texts = [f"{number} " + TEXTS[0] * 80 for number in range(500)]
+    texts = [f"{number} " + TEXTS[0] * 80 for number in range(300)]
     file = jsonl(tmp_path / "a.jsonl", texts)  # some batches of the usual size
     command = [sys.executable, "-m", "acgpt", "prepare", str(file), "-o", str(tmp_path / "killed"), "-t", named]
     options = ["--validation", "0.1", "--workers", "2", "--shard-size", "0.0625"]
@@ -775,6 +775,27 @@ def test_a_finished_corpus_is_checked_and_left_as_it_is(run, tmp_path):
         run(moved, shard_bytes=1024)
     run(moved, shard_bytes=1024, overwrite=True)
     assert shard.read_bytes() == raw
+
+
+def test_a_corpus_whose_tokenizer_was_changed_is_refused(run, named, tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", TEXTS)
+    run(file)
+    other = run(file, tmp_path / "other", mask_token=True)
+    shutil.rmtree(tmp_path / "corpus" / "tokenizer")
+    with pytest.raises(InputError, match="cannot load the tokenizer in"):
+        run(file)
+    shutil.copytree(other.folder / "tokenizer", tmp_path / "corpus" / "tokenizer")
+    with pytest.raises(InputError, match=r"corpus/tokenizer is not the one .*--overwrite"):
+        run(file)
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "journal.json"])
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"recipe": {}}'])
+def test_a_damaged_record_of_an_earlier_run_is_named(run, tmp_path, name, content):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / name).write_text(content)
+    with pytest.raises(InputError, match=f"corpus/{name} is damaged"):
+        run(jsonl(tmp_path / "a.jsonl", TEXTS))
 
 
 def test_what_was_made_otherwise_is_refused_by_what_differs(run, tmp_path, monkeypatch):
@@ -870,7 +891,7 @@ def test_reading_holds_a_few_batches_whatever_the_size(tmp_path, monkeypatch, na
     for module in (corpus_rows, sources):
         monkeypatch.setattr(module, "BATCH", 1 << 17)
     monkeypatch.setattr(corpus_rows, "READ_COMPRESSED", 128)
-    rows = (json.dumps({"text": f"{number} and {number * 7919} and {number**3}"}) + "\n" for number in range(60_000))
+    rows = (json.dumps({"text": f"{number} and {number * 7919} and {number**3}"}) + "\n" for number in range(100_000))
     raw = "".join(rows).encode()
     file = tmp_path / name
     file.write_bytes(gzip.compress(raw, 1) if name.endswith(".gz") else lzma.compress(raw, preset=0))
@@ -880,7 +901,7 @@ def test_reading_holds_a_few_batches_whatever_the_size(tmp_path, monkeypatch, na
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert read == len(raw)
-    assert peak < 1 << 20 < len(raw) / 2  # a few batches
+    assert peak < 3 << 19 < len(raw) / 2  # a few batches
 
 
 # ---- tokenizers -----------------------------------------------------------------------------------------------------

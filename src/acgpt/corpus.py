@@ -79,6 +79,16 @@ class Split:
     shards: tuple[Shard, ...]
 
 
+def tokenizer_in(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of the corpus in a folder."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder / TOKENIZER)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot load the tokenizer in {folder / TOKENIZER}: {error}. {AGAIN}") from error
+
+
 class Corpus:
     """A folder that `acgpt prepare` has written. Open one with `Corpus.open`."""
 
@@ -123,13 +133,7 @@ class Corpus:
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer that the tokens were made with."""
-        from transformers import AutoTokenizer
-
-        folder = self.folder / TOKENIZER
-        try:
-            return AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot load the tokenizer in {folder}: {error}. {AGAIN}") from error
+        return tokenizer_in(self.folder)
 
     def tokens(self, split: str) -> Tokens:
         """All tokens of a split, as one long sequence."""

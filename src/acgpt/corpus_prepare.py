@@ -108,7 +108,7 @@ def prepare(
     recipe = Recipe(*choose(parts, convention, validation, seed), field, seed)
     loaded = None if train_tokenizer else corpus_tokenizer.load(tokenizer or "gpt2", mask_token)
     watch(Progress("sources"))
-    identity = {
+    identity: dict[str, Any] = {
         "tokenizer": f"trained, {train_tokenizer} tokens" if loaded is None else corpus_tokenizer.hash_of(loaded),
         "mask_token": mask_token,
         **asdict(recipe),
@@ -130,7 +130,8 @@ def prepare(
                 texts = training_texts(parts, recipe, skip_bad)
                 loaded = corpus_tokenizer.train(texts, train_tokenizer or 0, mask_token)
             corpus_tokenizer.save(loaded, folder)
-        work = Preparation(folder, parts, recipe, identity, corpus_tokenizer.vocabulary_in(folder), skip_bad, watch)
+        vocabulary = corpus_tokenizer.vocabulary_in(folder, None if train_tokenizer else identity["tokenizer"])
+        work = Preparation(folder, parts, recipe, identity, vocabulary, skip_bad, watch)
         work.restore(previous)
         work.run(workers or default_workers(parts))
         corpus = work.finish()
@@ -229,6 +230,7 @@ def reuse(folder: Path, skip_bad: bool) -> Corpus:
     """The finished corpus, checked."""
     corpus = Corpus.open(folder)
     corpus.verify()
+    corpus_tokenizer.vocabulary_in(folder, corpus.manifest["tokenizer_hash"])
     if corpus.manifest["skipped"] and not skip_bad:
         raise InputError(
             f"{folder} was made without {corpus.manifest['skipped']} rows that cannot be used; --skip-bad accepts that."

@@ -186,15 +186,16 @@ def write_json(path: Path, content: object) -> None:
 
 def read_previous(folder: Path) -> dict[str, Any] | None:
     """What an earlier run left: the manifest if it ended, else its journal; `None` in a new or empty folder."""
-    for path in (folder / MANIFEST, folder / JOURNAL):
+    needed = {MANIFEST: {"recipe", "skipped", "splits"}, JOURNAL: {"recipe", "skipped", "splits", "position"}}
+    for name, keys in needed.items():
+        path = folder / name
         if path.exists():
             try:
                 content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-                content["recipe"]["sources"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise InputError(
-                    f"{path} is damaged ({type(error).__name__}: {error}). Name another folder, or delete this one."
-                ) from error
+                if missing := sorted(keys - {*content}):
+                    raise ValueError(f"it does not have {', '.join(missing)}")
+            except ValueError as error:
+                raise InputError(f"{path} is damaged: {error}. Name another folder, or delete this one.") from error
             return content
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is not a folder: name one that is new or empty.")

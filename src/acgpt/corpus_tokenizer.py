@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acgpt.corpus import TOKENIZER
+from acgpt.corpus import AGAIN, TOKENIZER, tokenizer_in
 from acgpt.corpus_shards import sync
 from acgpt.errors import InputError
 
@@ -129,14 +129,12 @@ def save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     sync(folder)
 
 
-def vocabulary_in(folder: Path) -> Vocabulary:
-    """What there is to know of the tokenizer in a corpus."""
-    from transformers import AutoTokenizer
-
+def vocabulary_in(folder: Path, expected: str | None) -> Vocabulary:
+    """What there is to know of the tokenizer in a corpus, whose hash should be this, if one is given."""
     from acgpt.metadata import choose_bos
 
-    tokenizer = AutoTokenizer.from_pretrained(folder / TOKENIZER)
-    return Vocabulary(
+    tokenizer = tokenizer_in(folder)
+    vocabulary = Vocabulary(
         folder=str(folder / TOKENIZER),
         tokenizer_hash=hash_of(tokenizer),
         vocabulary_size=1 + max(tokenizer.get_vocab().values()),
@@ -144,3 +142,6 @@ def vocabulary_in(folder: Path) -> Vocabulary:
         eos_token_id=tokenizer.eos_token_id,
         mask_token_id=tokenizer.mask_token_id,
     )
+    if expected not in (None, vocabulary.tokenizer_hash):
+        raise InputError(f"{folder / TOKENIZER} is not the one that the corpus is made with. {AGAIN}")
+    return vocabulary
