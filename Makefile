@@ -41,7 +41,7 @@ types: $(STAMP) ## mypy, strict
 gpu-test: ## the tests that need CUDA, in the environment of PYTHON
 	@$(PYTHON) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 		|| { echo "error: $(PYTHON) has no torch that sees a GPU; name one that has: make PYTHON=... gpu-test" >&2; exit 1; }
-	@PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/test_gpu.py
+	@PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/test_gpu.py tests/test_gpu_training.py tests/test_kernels.py
 
 bench-help: ## list the benchmarks and what each one measures
 	@for file in $$(grep -l argparse benchmarks/*.py); do \

@@ -1,0 +1,101 @@
+"""Training on CUDA: the fused loss and attention against fp32 and a dense mask, and a run under torch.compile."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from acgpt.batches import Batches
+from acgpt.conditioning import Conditioning
+from acgpt.learner import Learner, new_model
+from acgpt.loss_kernel import linear_cross_entropy
+from acgpt.recipe import Shape
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+
+
+class Texts:
+    """Texts that can be learnt: each counts upwards from a number of its own."""
+
+    def __init__(self, count: int, vocabulary: int) -> None:
+        self.count, self.vocabulary = count, vocabulary
+
+    def chunks(self, length: int) -> int:
+        return self.count
+
+    def chunk(self, number: int, length: int) -> np.ndarray:
+        return (number * 37 + np.arange(length)) % self.vocabulary
+
+
+def batches(fixed: bool, length: int = 255, conditioning: dict | None = None) -> Batches:
+    how = Conditioning.from_dict(conditioning or {"r_max": 0.6})
+    texts = Texts(64, 500)
+    return Batches(
+        texts, count=100, size=8, length=length, conditioning=how, seed=1, bos=0, mask=None, fixed=fixed
+    )  # fmt: skip
+
+
+def on_gpu(batch: dict) -> dict:
+    return {name: value.cuda() if torch.is_tensor(value) else value for name, value in batch.items()}
+
+
+def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((got.double() - wanted.double()).norm() / wanted.double().norm()).item()
+
+
+@pytest.mark.parametrize("vocabulary", [97, 50304, 50257])
+def test_the_fused_loss_and_its_gradients_are_those_of_plain_cross_entropy_in_fp32(vocabulary):
+    torch.manual_seed(0)
+    hidden = torch.randn(300, 64, device="cuda").bfloat16().requires_grad_()
+    weight = (torch.randn(vocabulary, 64, device="cuda") * 0.3).bfloat16().requires_grad_()
+    targets = torch.randint(0, vocabulary, (300,), device="cuda")
+    targets[::7] = -100
+    loss = linear_cross_entropy(hidden, weight, targets) / 300
+    loss.backward()
+    plain = [x.detach().float().requires_grad_() for x in (hidden, weight)]
+    wanted = F.cross_entropy(plain[0] @ plain[1].T, targets, reduction="sum") / 300
+    wanted.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=2e-3)
+    for got, reference in zip((hidden, weight), plain, strict=True):
+        assert relative(got.grad, reference.grad) < 1e-2
+
+
+@pytest.mark.parametrize("backend", ["varlen", "fused"])
+@pytest.mark.parametrize("conditioning", [{"r_max": 0.6}, {"empty": 1.0}, {"r_min": 0.9, "r_max": 1.0}])
+def test_loss_and_gradients_of_a_packed_step_are_those_of_the_dense_mask_in_fp32(backend, conditioning):
+    model = new_model(Shape(2, 128, 2), vocabulary=512, positions=256).cuda()
+    plain, padded = (batches(fixed, conditioning=conditioning) for fixed in (False, True))
+    for number in range(3):
+        reference = Learner(model, backend="dense", length=255, compiled=False)(**on_gpu(plain[number]))
+        wanted = torch.autograd.grad(reference, list(model.parameters()))
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = Learner(model, backend=backend, length=255, compiled=False)(**on_gpu(padded[number]))
+        got = torch.autograd.grad(loss, list(model.parameters()))
+        assert loss.item() == pytest.approx(reference.item(), rel=2e-3)
+        for one, other in zip(got, wanted, strict=True):
+            assert torch.isfinite(one).all()
+            assert relative(one, other) < 3e-2
+
+
+def test_a_compiled_step_learns_and_every_batch_has_the_one_shape():
+    model = new_model(Shape(2, 128, 2), vocabulary=512, positions=256).cuda()
+    learner = Learner(model, backend="fused", length=255, compiled=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for number in range(60):
+        batch = on_gpu(batches(True)[number])
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = learner(**batch) / batch["asked"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert np.mean(losses[-5:]) < 0.7 * losses[0]
+    from torch._dynamo.utils import counters
+
+    assert counters["stats"]["unique_graphs"] == 1, dict(counters["recompiles"])
