@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from dataclasses import replace
 from hashlib import blake2b, sha256
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from acgpt.cli import app
 from acgpt.corpus import Corpus
 from acgpt.corpus_encode import in_order
 from acgpt.corpus_prepare import Progress, prepare
+from acgpt.corpus_shards import write_json
 from acgpt.errors import InputError
 from acgpt.metadata import tokenizer_hash
 
@@ -134,7 +136,7 @@ def compress(path):
     found = []
     for suffix, way in ways.items():
         found.append(path.with_name(path.name + suffix))
-        found[-1].write_bytes(way(raw[:half]) + way(raw[half:]))  # two streams, as cat makes them
+        found[-1].write_bytes(way(raw[:half]) + b"\0" * 40 + way(raw[half:]) + b"\0" * 4)  # two streams, padded
     return [path, *found]
 
 
@@ -417,6 +419,16 @@ def test_a_line_of_text_that_is_not_utf8_is_named_or_skipped(run, small, tokeniz
     assert skipped(corpus) == (1, [1])
 
 
+def test_what_stands_before_a_bad_row_is_kept(run, small, tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", NUMBERS)
+    file.write_bytes(file.read_bytes() + b"{\n")
+    with pytest.raises(InputError, match="line 301"):
+        run(file)
+    seen = []
+    run(file, skip_bad=True, watch=lambda progress: seen.append(progress.documents))
+    assert next(documents for documents in seen if documents) > 290
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("harm", ["truncated", "corrupt"])
 def test_a_damaged_compressed_file_is_named_or_read_up_to_there(run, small, tokenizer, tmp_path, suffix, harm):
@@ -586,7 +598,7 @@ def test_one_split_of_a_named_data_set_can_be_taken(run, hub, tokenizer, tmp_pat
 def test_fineweb_is_streamed_up_to_its_limit_with_a_share_held_out(run, small, hub, tokenizer, monkeypatch):
     calls, _ = hub
     assert (sources.NAMED["fineweb"].rows, sources.NAMED["fineweb"].validation) == (1_500_000, 0.01)
-    limited = sources.Hub("HuggingFaceFW/fineweb", "sample-10BT", ("train",), "documents", True, 30, 0.2, 10)
+    limited = replace(sources.NAMED["fineweb"], rows=30, validation=0.2)
     monkeypatch.setitem(sources.NAMED, "fineweb", limited)
 
     class Stop(Exception):
@@ -617,8 +629,19 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(run, hub, monkeypatch, bro
     monkeypatch.setattr(*((huggingface_hub, "dataset_info") if broken == "info" else (datasets, "load_dataset")), fail)
     with pytest.raises(InputError, match="no route to host") as caught:
         run("wikitext-103")
-    assert "hf download --repo-type dataset Salesforce/wikitext" in str(caught.value).replace("\n", " ")
+    assert "hf download --repo-type dataset Salesforce/wikitext" in str(caught.value)
     assert "test='DIR/wikitext-103-raw-v1/test-*.parquet'" in str(caught.value)
+    assert "HF_HUB_OFFLINE=1" in str(caught.value)
+
+
+def test_without_a_connection_the_cache_is_used_if_asked_for(run, hub, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub, "dataset_info", lambda path: pytest.fail("the hub was asked"))
+    calls, _ = hub
+    run("test=wikitext-103")
+    assert calls == [("Salesforce/wikitext", "wikitext-103-raw-v1", "test", False, "main")]
 
 
 # ---- interruptions --------------------------------------------------------------------------------------------------
@@ -661,6 +684,25 @@ def kill_before(number):
     os.fsync = before_sync
 
 
+def complete_or_absent(folder):
+    """A manifest stands for what is there, at any moment; a shard that has its name has all its tokens."""
+    if (folder / "corpus.json").exists():
+        Corpus.open(folder).verify()
+    if (folder / "journal.json").exists():
+        for split in json.loads((folder / "journal.json").read_text())["splits"].values():
+            for shard in split["shards"]:
+                assert sha256((folder / shard["file"]).read_bytes()).hexdigest() == shard["sha256"]
+
+
+def test_a_record_is_replaced_as_a_whole(tmp_path):
+    write_json(tmp_path / "record.json", {"number": 1})
+    with (tmp_path / "record.json").open() as old:
+        write_json(tmp_path / "record.json", {"number": 2})
+        assert json.load(old) == {"number": 1}  # whoever has the old one can read it to its end
+    assert json.loads((tmp_path / "record.json").read_text()) == {"number": 2}
+    assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
+
+
 @pytest.fixture
 def interrupted(tmp_path, small, monkeypatch, named):
     """A preparation that has something of everything, what it should give, and how to run it into another folder."""
@@ -693,6 +735,7 @@ def test_a_preparation_killed_at_any_moment_goes_on_to_the_same_bytes(interrupte
 
         ended = in_a_fork(work)
         assert ended in (0, -signal.SIGKILL), number
+        complete_or_absent(tmp_path / folder)
         if ended and number % 2:  # killed twice
             assert in_a_fork(work) in (0, -signal.SIGKILL)
         run(folder)
@@ -704,7 +747,7 @@ def test_a_preparation_killed_at_any_moment_goes_on_to_the_same_bytes(interrupte
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_replacing_a_corpus_can_be_killed_at_any_moment(interrupted, tmp_path):
     run, whole = interrupted
-    for number in range(1, 25, 3):
+    for number in range(1, 40, 3):
         run("replaced", validation=0.0, seed=3, overwrite=True)
 
         def work(number=number):
@@ -712,11 +755,13 @@ def test_replacing_a_corpus_can_be_killed_at_any_moment(interrupted, tmp_path):
             run("replaced", overwrite=True)
 
         assert in_a_fork(work) == -signal.SIGKILL
-        run("replaced", overwrite=True)
+        complete_or_absent(tmp_path / "replaced")
+        begun = not (tmp_path / "replaced" / "corpus.json").exists()
+        run("replaced", overwrite=not begun)
         assert everything(tmp_path / "replaced") == whole, number
+    assert begun
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("room", ["none for the tokenizer", "none for a shard"])
 def test_a_full_disk_is_said_and_the_same_command_goes_on(run, named, tmp_path, monkeypatch, capfd, room):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
@@ -902,6 +947,19 @@ def test_reading_holds_a_few_batches_whatever_the_size(tmp_path, monkeypatch, na
     tracemalloc.stop()
     assert read == len(raw)
     assert peak < 3 << 19 < len(raw) / 2  # a few batches
+
+
+@pytest.mark.parametrize("name, convention", [("a.jsonl", "documents"), ("a.txt", "lines")])
+def test_a_file_without_line_ends_does_not_fill_the_memory(tmp_path, monkeypatch, name, convention):
+    monkeypatch.setattr(corpus_rows, "LONGEST", 1 << 17)
+    (tmp_path / name).write_bytes(b"no end " * 500_000)
+    (part,) = sources.resolve([str(tmp_path / name)], {})
+    tracemalloc.start()
+    ((bad,),) = [batch.rows for batch in part.batches(0, "text", convention)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert bad.where == "line 1"
+    assert peak < 1 << 20
 
 
 # ---- tokenizers -----------------------------------------------------------------------------------------------------

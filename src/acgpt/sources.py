@@ -203,6 +203,7 @@ class Hub:
     path: str
     config: str
     splits: tuple[str, ...]
+    files: str  # where a split's files are on the hub
     convention: str
     streaming: bool
     rows: int | None = None  # the first so many
@@ -212,13 +213,19 @@ class Hub:
 
 NAMED = {
     "wikitext-103": Hub(
-        "Salesforce/wikitext", "wikitext-103-raw-v1", ("train", "validation", "test"), "lines", streaming=False
+        "Salesforce/wikitext",
+        "wikitext-103-raw-v1",
+        splits=("train", "validation", "test"),
+        files="wikitext-103-raw-v1/{split}-*.parquet",
+        convention="lines",
+        streaming=False,
     ),
     "fineweb": Hub(
         "HuggingFaceFW/fineweb",
         "sample-10BT",
-        ("train",),
-        "documents",
+        splits=("train",),
+        files="sample/10BT/*.parquet",
+        convention="documents",
         streaming=True,
         rows=1_500_000,
         validation=0.01,
@@ -276,12 +283,15 @@ class HubSplit:
 
 def unreachable(title: str, hub: Hub, error: Exception) -> InputError:
     """What to do where the hub does not answer."""
-    files = " ".join(f"{split}='DIR/{hub.config}/{split}-*.parquet'" for split in hub.splits)
+    files = {split: hub.files.format(split=split) for split in hub.splits}
+    wanted = " ".join(f"--include '{pattern}'" for pattern in files.values())
+    named = " ".join(f"{split}='DIR/{pattern}'" for split, pattern in files.items())
     return InputError(
-        f"cannot read {hub.path} from the Hugging Face hub: {type(error).__name__}: {error}\nCheck the connection; the "
-        "same command goes on where it stopped. Where there is no connection, fetch the files elsewhere with hf "
-        f"download --repo-type dataset {hub.path} --include '{hub.config}/*' --local-dir DIR, and name them instead "
-        f"of {title}: {files} --convention {hub.convention}"
+        f"cannot read {hub.path} from the Hugging Face hub: {type(error).__name__}: {error}\n"
+        "Check the connection; the same command goes on where it stopped. With HF_HUB_OFFLINE=1 in the environment, "
+        "what is in the cache of this machine is used. Or fetch the files elsewhere:\n"
+        f"  hf download --repo-type dataset {hub.path} {wanted} --local-dir DIR\n"
+        f"and name them: acgpt prepare {named} --convention {hub.convention} … (instead of {title})"
     )
 
 
@@ -319,12 +329,14 @@ def resolve(sources: Sequence[str], revisions: Mapping[str, str]) -> list[Part]:
 
 
 def latest(title: str, hub: Hub) -> str:
-    """The newest revision of a data set."""
+    """The newest revision of a data set; "main", whatever that is in the cache, if the user wants no connection."""
     optional("datasets", "data sets from the hub")  # before a network that may be slow
-    from huggingface_hub import dataset_info
+    import huggingface_hub
 
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return "main"
     try:
-        return str(dataset_info(hub.path).sha)
+        return str(huggingface_hub.dataset_info(hub.path).sha)
     except Exception as error:  # the network's, the hub's
         raise unreachable(title, hub, error) from error
 
@@ -333,40 +345,33 @@ def files(name: str) -> list[Path]:
     """The files that a path or a glob stands for, sorted; of a folder, all those in it that can be read."""
     path = Path(name)
     if path.is_file():
-        format_of(path)
         return [path]
-    if path.is_dir():
-        found = [file for file in sorted(path.rglob("*")) if file.is_file() and suffix_of(file)]
-        found = [file for file in found if not any(step.startswith(".") for step in file.relative_to(path).parts)]
-        formats = Counter(format_of(file) for file in found)
-        if len(formats) > 1:
-            counts = ", ".join(f"{count} {each}" for each, count in formats.items())
-            raise InputError(
-                f"the folder {name} holds files of several kinds ({counts}): name those you mean, or a glob."
-            )
-    else:
+    if not path.is_dir():
         found = sorted(Path(each) for each in glob.glob(name, recursive=True) if Path(each).is_file())
-    if not found:
-        if path.is_dir():
-            raise InputError(f"the folder {name} holds none of the files that can be read: {READABLE}.")
-        also = "" if path.exists() else f" Data sets with a name: {', '.join(NAMED)}."
-        raise InputError(f"there is no file, folder or glob {name}.{also}")
+        if not found:
+            raise InputError(f"there is no file, folder or glob {name}. Data sets with a name: {', '.join(NAMED)}.")
+        return found
+    visible = [file for file in path.rglob("[!.]*") if not any(step[0] == "." for step in file.relative_to(path).parts)]
+    found = sorted(file for file in visible if file.is_file() and known_format(file))
+    formats = Counter(format_of(file) for file in found)
+    if not formats:
+        raise InputError(f"the folder {name} holds none of the files that can be read: {READABLE}.")
+    if len(formats) > 1:
+        counts = ", ".join(f"{count} {each}" for each, count in formats.items())
+        raise InputError(f"the folder {name} holds files of several kinds ({counts}): name those you mean, or a glob.")
     return found
 
 
-def suffix_of(path: Path) -> str | None:
-    """The ending that says what a file holds: ".txt", ".jsonl"…; `None` if there is no such."""
+def known_format(path: Path) -> str | None:
+    """txt, jsonl or parquet, by the name; `None` if it is none of them."""
     name = path.name.lower()
-    for ending in COMPRESSED:
-        if name.endswith(ending):
-            found = Path(name.removesuffix(ending)).suffix
-            return found if FORMATS.get(found) in ("txt", "jsonl") else None
-    found = Path(name).suffix
-    return found if found in FORMATS else None
+    ending = next((ending for ending in COMPRESSED if name.endswith(ending)), "")
+    found = FORMATS.get(Path(name.removesuffix(ending)).suffix)
+    return None if ending and found == "parquet" else found
 
 
 def format_of(path: Path) -> str:
     """txt, jsonl or parquet, by the name."""
-    if (suffix := suffix_of(path)) is None:
+    if (found := known_format(path)) is None:
         raise InputError(f"{path}: files of this kind cannot be read; those that can: {READABLE}.")
-    return FORMATS[suffix]
+    return found

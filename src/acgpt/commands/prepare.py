@@ -122,10 +122,8 @@ def bar() -> Iterator[Callable[[Progress], None]]:
 
     words = {"sources": "checking the sources", "tokenizer": "training a tokenizer", "tokens": "tokenising"}
     texts = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[counts]}"))
-    terminal = Console(stderr=True)
-    with Bar(
-        *texts, TimeElapsedColumn(), TimeRemainingColumn(), console=terminal, disable=not sys.stderr.isatty()
-    ) as bar:
+    columns = (*texts, TimeElapsedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("starting", total=None, counts="")
         first: tuple[float, int] | None = None  # when this run first reported, and how much text there was by then
 
@@ -160,6 +158,4 @@ def print_corpus(corpus: Corpus, reused: bool, seconds: float) -> None:
         if source["skipped"]:
             page.note(f"{source['name']}: {source['skipped']:,} rows skipped that cannot be used", "yellow")
     done = "already prepared, and checked" if reused else "prepared"
-    page.note(
-        f"{corpus.folder}: {done} in {seconds:,.0f} s; {corpus.manifest['vocabulary_size']:,} tokens to choose from"
-    )
+    page.note(f"{corpus.folder}: {done} in {seconds:,.0f} s, vocabulary {corpus.manifest['vocabulary_size']:,}")
