@@ -296,7 +296,7 @@ def test_first_draws_are_those_of_the_generators(seed, epoch):
 
 
 def test_the_mean_share_is_that_of_long_texts():
-    conditioning = Conditioning.from_dict({"r_min": 0.2, "r_max": 0.6, "infilling": 0.25, "empty": 0.5})
+    conditioning = Conditioning((Blocks(0.2, 0.6), Infilling(0.2, 0.6), Empty()), (1, 1, 2))
     assert conditioning.mean_share() == pytest.approx(0.5 * 0.4)
     draws, length = 1500, 500
     given = [(conditioning.roles(length, generator(0, 0, item)) == GIVEN).mean() for item in range(draws)]

@@ -58,7 +58,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 def read_conditioning(notation: str) -> Conditioning:
     """A distribution as recipes write it, on one line: `{r_max: 0.6, empty: 0.1}`."""
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     try:
         content = yaml.safe_load(notation)
@@ -110,9 +110,7 @@ class Panel:
         }
 
 
-def panel(
-    title: str, notation: str, remark: str = "", *, length: int, rows: int, seed: int = 0, draws: int = DRAWS
-) -> Panel:
+def panel(title: str, notation: str, remark: str = "", *, length: int, rows: int, seed: int, draws: int) -> Panel:
     """Draw sets: those of items 0, 1, … of epoch 0.
 
     Args:

@@ -53,7 +53,7 @@ def conditioning(
 
     wanted = [("Your own", notation, "") for notation in own or ()]
     wanted = wanted or [(title, notation, remark) for title, (notation, remark) in REGIMES.items()]
-    panels = [panel(*words, length=length, rows=rows, seed=seed) for words in wanted]
+    panels = [panel(*words, length=length, rows=rows, seed=seed, draws=DRAWS) for words in wanted]
     if output is not None:
         draw_conditioning(output, panels)
         print(f"wrote {output}", file=sys.stderr)
