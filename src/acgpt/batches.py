@@ -7,13 +7,14 @@ with two differences that torch.compile asks for. All texts run to their last sl
 copies and predictions are filled up to a *budget* with a few dummy queries, which nothing else can see and which
 predict nothing; their keys are all read, so all gradients are defined.
 
-Filling up would waste some 5 % of a step, as the number of copies varies from text to text. So batches are *balanced*:
-an epoch's texts are sorted by the size of their sets and cut into as many strata as a batch has texts; a batch takes
-one text, at random, from each. Every text still comes once an epoch in a random batch, and a batch's total is now
-nearly constant: the budget lies within a percent of it.
+Filling up would waste some 5 % of a step, as the number of copies varies from text to text. So steps are *balanced*:
+an epoch's texts are sorted by the size of their sets and cut into as many strata as a step has texts; a step takes
+one text, at random, from each. Every text still comes once an epoch in a random step, and a step's total is now nearly
+constant. A step that is run in several batches, on several processes or one after the other, is dealt out like cards,
+to and fro, so that they are balanced too: the budget lies within a percent or two of each.
 
-Everything is a function of the seed: batch number i of a run has the same texts and sets whatever the number of
-workers, processes or restarts.
+Everything is a function of the seed: step number i of a run has the same texts and sets whatever the number of
+batches it is run in, of workers, processes or restarts.
 """
 
 from __future__ import annotations
@@ -135,12 +136,13 @@ def grow(budget: int, needed: int) -> int:
 
 
 class Batches(Dataset[dict[str, Any]]):
-    """The batches of a training run, by number.
+    """The batches of a training run, by number: those of step 0, those of step 1, and so on.
 
     Args:
         texts: Where the texts come from.
         count: How many batches the run takes; they go round the corpus as often as that needs.
         size: Texts in a batch.
+        parts: How many batches make a step. What is left of an epoch when it no longer fills a step is not read in it.
         length: Tokens in a text, T.
         conditioning: How the roles of a text's tokens are drawn.
         seed: Of the order of the texts and of their conditioning sets.
@@ -155,6 +157,7 @@ class Batches(Dataset[dict[str, Any]]):
         *,
         count: int,
         size: int,
+        parts: int = 1,
         length: int,
         conditioning: Conditioning,
         seed: int,
@@ -162,15 +165,19 @@ class Batches(Dataset[dict[str, Any]]):
         mask: int | None,
         fixed: bool,
     ) -> None:
-        self.texts, self.count, self.size, self.length = texts, count, size, length
+        self.texts, self.count, self.size, self.parts, self.length = texts, count, size, parts, length
         self.conditioning, self.seed, self.bos, self.mask = conditioning, seed, bos, mask
         self.items = texts.chunks(length)
-        self.per_epoch = self.items // size
+        self.step = size * parts  # texts
+        self.per_epoch = self.items // self.step  # steps
         if not self.per_epoch:
             raise InputError(
-                f"the corpus has {self.items} texts of {length} tokens, fewer than the {size} of one batch: prepare "
-                "more text, or lower batch, micro_batch or length."
+                f"the corpus has {self.items} texts of {length} tokens, fewer than the {self.step} of one step: "
+                "prepare more text, or lower batch or length."
             )
+        cards = np.arange(self.step).reshape(size, parts)
+        cards[1::2] = cards[1::2, ::-1]
+        self.deal = cards.T  # (parts, size) which strata of a step each of its batches gets
         self._order: tuple[int, np.ndarray] | None = None
         self.budget = self.measure() if fixed else None
 
@@ -180,11 +187,16 @@ class Batches(Dataset[dict[str, Any]]):
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """Batch `number`, from 0."""
-        epoch, place = divmod(number, self.per_epoch)
-        items = self.order(epoch)[place]
+        epoch, items = self.items_of(number)
         tokens = np.stack([self.texts.chunk(int(item), self.length) for item in items])
         roles = np.stack([self.roles(epoch, int(item)) for item in items])
         return pack(tokens, roles, bos=self.bos, mask=self.mask, budget=self.budget)
+
+    def items_of(self, number: int) -> tuple[int, np.ndarray]:
+        """The epoch of batch `number`, and the numbers of its texts."""
+        step, part = divmod(number, self.parts)
+        epoch, place = divmod(step, self.per_epoch)
+        return epoch, self.order(epoch)[place, self.deal[part]]
 
     def roles(self, epoch: int, item: int) -> np.ndarray:
         """(T,) the roles of a text's tokens in an epoch."""
@@ -196,21 +208,21 @@ class Batches(Dataset[dict[str, Any]]):
         return sizes
 
     def order(self, epoch: int) -> np.ndarray:
-        """(batches, size) the texts of every batch of an epoch."""
+        """(steps, texts of one) the texts of every step of an epoch, one from each stratum."""
         if self._order is None or self._order[0] != epoch:
             rng = np.random.default_rng((self.seed, epoch))
-            items = rng.permutation(self.items)[: self.per_epoch * self.size]
-            strata = items[np.argsort(self.sizes(epoch)[items], kind="stable")].reshape(self.size, self.per_epoch)
+            items = rng.permutation(self.items)[: self.per_epoch * self.step]
+            strata = items[np.argsort(self.sizes(epoch)[items], kind="stable")].reshape(self.step, self.per_epoch)
             self._order = epoch, rng.permuted(strata, axis=1).T
         return self._order[1]
 
     def measure(self) -> Budget:
         """A shape with room for every batch of the first epoch, and a little more."""
-        sizes = self.sizes(0)[self.order(0)]  # (batches, size)
+        sizes = self.sizes(0)[self.order(0)][:, self.deal]  # (steps, parts, size)
         rest = self.length - sizes
         asked = rest - np.minimum(np.floor(self.conditioning.unknown * rest + 1e-9), rest - 1)
 
         def bound(totals: np.ndarray) -> int:
-            return math.ceil(totals.max() * SLACK / ALIGN) * ALIGN
+            return math.ceil(float(totals.max()) * SLACK / ALIGN) * ALIGN
 
-        return Budget(copies=bound(sizes.sum(1)), asked=bound(asked.sum(1)))
+        return Budget(copies=bound(sizes.sum(-1)), asked=bound(asked.sum(-1)))

@@ -25,7 +25,7 @@ import typer
 from typer.core import TyperGroup
 
 from acgpt import __version__
-from acgpt.commands import draw, evaluate, prepare
+from acgpt.commands import draw, evaluate, prepare, train
 from acgpt.commands.options import (
     AdapterOption,
     DeviceOption,
@@ -437,6 +437,7 @@ def show(
 app.add_typer(draw.app, name="draw")
 app.command()(evaluate.evaluate)
 app.command()(prepare.prepare)
+app.command()(train.train)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
+from acgpt import kernels
 from acgpt.attention import NAME, Dense, Fused, Segments, Varlen
 from acgpt.batches import COUNTS, IGNORED
 from acgpt.layout import Layout
@@ -70,12 +71,19 @@ def new_model(
     return model
 
 
+def choose_attention(device: str, *, half: bool, dropout: float, head_dim: int) -> str:
+    """The fastest backend of `Learner` that does what is wanted; only the dense one can drop attention weights."""
+    if device != "cuda" or not half or dropout:
+        return "dense"
+    return "fused" if kernels.available() and head_dim in kernels.HEAD_DIMS else "varlen"
+
+
 class Learner(nn.Module):
     """A causal language model and its loss on a packed batch.
 
     Args:
         model: A model that `attention.check_model` would accept.
-        backend: "varlen" (CUDA, half precision) or "dense".
+        backend: "varlen" or "fused" (CUDA, half precision), or "dense".
         length: T, the number of tokens in a text.
         compiled: Put the step through torch.compile; batches must then have one shape.
     """
@@ -110,8 +118,8 @@ class Learner(nn.Module):
             segments = Segments(copies, longest, copy_starts, text_starts, key_starts, keys, homes)
             backend = Fused(segments) if self.backend == "fused" else Varlen(segments)
         else:
-            lengths = [tuple(starts.diff().tolist()) for starts in (copy_starts, text_starts)]
-            backend = Dense(Layout(ids, positions, *lengths, rows, targets, ()))
+            n_copies, n_texts = (tuple(starts.diff().tolist()) for starts in (copy_starts, text_starts))
+            backend = Dense(Layout(ids, positions, n_copies, n_texts, rows, targets, ()))
         embedded = self.model.get_input_embeddings()(ids[None])
         if torch.is_autocast_enabled(ids.device.type):  # a half-precision residual stream: half the bytes to move
             embedded = embedded.to(torch.get_autocast_dtype(ids.device.type))
@@ -148,7 +156,8 @@ def matmul_rate(device: str | torch.device) -> float:
     """Operations a second of a large matrix product on this device: bf16 on CUDA, else fp32."""
     cuda = torch.device(device).type == "cuda"
     size, dtype = (8192, torch.bfloat16) if cuda else (1024, torch.float32)
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    generator = torch.Generator(device).manual_seed(0)
+    a, b = (torch.randn(size, size, device=device, dtype=dtype, generator=generator) for _ in range(2))
     best = math.inf
     for _ in range(8):
         if cuda:

@@ -66,10 +66,10 @@ class Muon(torch.optim.Muon):
                 if parameter.grad is not None:
                     shapes.setdefault(parameter.shape, []).append(parameter)
             for shape, parameters in shapes.items():
-                gradients = [parameter.grad for parameter in parameters]
+                gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
                 for parameter in parameters:
                     if "momentum_buffer" not in self.state[parameter]:
-                        self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.grad)
+                        self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
                 held = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
                 torch._foreach_lerp_(held, gradients, 1 - group["momentum"])
                 updates = torch._foreach_lerp(gradients, held, group["momentum"]) if group["nesterov"] else held
@@ -108,7 +108,7 @@ def build_optimizer(
         lr: AdamW's learning rate.
         muon_lr: Muon's, on AdamW's scale: a matrix moves as far as AdamW would with this rate (`match_rms_adamw`).
         betas: AdamW's.
-        weight_decay: Decoupled, of matrices.
+        weight_decay: Decoupled; of matrices, and with Muon of those of the blocks only.
     """
     tables = {id(parameter) for table in embeddings(model) for parameter in table.parameters()}
     matrices: list[Tensor] = []
@@ -139,7 +139,7 @@ def rate(step: int, *, steps: int, warmup: int, shape: str, final: float, cooldo
         steps: How many there are.
         warmup: Linear from nothing over so many steps.
         shape: "cosine" falls along half a wave; "linear" stays, then falls in a straight line; "constant" stays.
-        final: The share at which it ends.
+        final: The share towards which it falls.
         cooldown: The last share of the steps after warm-up, over which "linear" falls; 1 is all of them.
     """
     if step < warmup:

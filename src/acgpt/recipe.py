@@ -6,8 +6,8 @@ of the wrong kind and two keys that contradict each other are errors, before any
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -38,8 +38,8 @@ class Shape:
     def __post_init__(self) -> None:
         if min(self.layers, self.width, self.heads) < 1 or self.width % self.heads or self.width // self.heads % 2:
             raise InputError(
-                f"a model of {self.layers} layers, width {self.width} and {self.heads} heads cannot be: all are at least "
-                "1, and width / heads is an even whole number."
+                f"a model of {self.layers} layers, width {self.width} and {self.heads} heads cannot be: all are at "
+                "least 1, and width / heads is an even whole number."
             )
 
 
@@ -68,30 +68,31 @@ class Recipe:
         steps: Optimizer steps. Either this or `epochs`.
         epochs: Rounds over the corpus instead of steps.
         batch: Texts in a step, over all processes.
-        micro_batch: Texts in a forward pass on one process; the rest of a step is accumulated. Default: as many as
-            `batch` over the processes.
+        micro_batch: At most so many texts in a forward pass of a process; a step takes as many passes as it needs, and
+            the result is the same but for rounding. Default: one pass.
         optimizer: "adamw", or "muon" for the matrices of the blocks and AdamW for all else.
         lr: AdamW's learning rate at its peak.
-        muon_lr: Muon's, on AdamW's scale.
+        muon_lr: Muon's, on AdamW's scale. Only with Muon; default 0.002.
         betas: AdamW's.
-        weight_decay: Decoupled, of matrices.
+        weight_decay: Decoupled; of matrices (with Muon, not of embeddings).
         clip: The largest norm of a gradient; 0 is no limit.
         warmup: Steps over which the learning rate rises.
         schedule: "cosine", "linear" (stays, then falls over the `cooldown`) or "constant".
-        final_lr: The share of the peak at which the learning rate ends.
-        cooldown: The share of the steps over which "linear" falls.
+        final_lr: The share of the peak at which the learning rate ends. Not with "constant"; default 0.1.
+        cooldown: The share of the steps after warm-up over which "linear" falls. Only with it; default 1.
         precision: "bf16" (mixed: weights and sums stay fp32), "fp32", or "auto": bf16 on CUDA.
         compile: torch.compile; "auto" is yes on CUDA, except under FSDP.
         device: "auto", "cpu", "cuda" or "mps".
-        parallel: Several processes (torchrun) hold whole models ("ddp") or a share of one each ("fsdp").
+        parallel: Several processes (torchrun) hold whole models ("ddp") or a share of one each ("fsdp"). A launch by
+            accelerate with an FSDP configuration counts as "fsdp".
         workers: Processes that prepare batches.
-        log_every: Steps between two lines of the log.
-        save_every: Steps between two checkpoints.
+        log_every: Steps between two lines of the log; there is also one at each checkpoint and each evaluation.
+        save_every: Steps between two checkpoints; there is always one at the end.
         keep: How many checkpoints are kept.
         eval_every: Steps between two evaluations; 0 is none but the last.
-        eval_split: The split of the corpus that is evaluated on; none if the corpus has it not.
+        eval_split: The split of the corpus that is evaluated on; if the corpus has none of that name, nothing is.
         eval_texts: How many of its texts, during training.
-        final_texts: How many in the end, in all five modes; `null` is all.
+        final_texts: How many in the end, in all five modes. Default: all.
         seed: Of the weights, the order of texts, their conditioning sets and dropout.
     """
 
@@ -109,14 +110,14 @@ class Recipe:
     micro_batch: int | None = None
     optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = 5e-4
-    muon_lr: float = 2e-3
+    muon_lr: float | None = None
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.1
     clip: float = 1.0
     warmup: int = 100
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    final_lr: float = 0.1
-    cooldown: float = 1.0
+    final_lr: float | None = None
+    cooldown: float | None = None
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     compile: bool | Literal["auto"] = "auto"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -137,27 +138,21 @@ class Recipe:
             object.__setattr__(self, each.name, checked(each.name, getattr(self, each.name), hints[each.name]))
         if (self.steps is None) == (self.epochs is None):
             raise InputError("a recipe says how long to train: give steps or epochs, one of the two.")
-        for name, least in LEAST.items():
+        for name, (owner, values, default) in BELONGS.items():
+            applies = getattr(self, owner) in values
+            if applies and getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+            elif not applies and getattr(self, name) is not None:
+                raise InputError(
+                    f"{name} goes with {owner}={' or '.join(values)}, not with {owner}={getattr(self, owner)}: leave "
+                    f"it out ({name}=null)."
+                )
+        for name, (holds, words) in RANGES.items():
             value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise InputError(f"{name} must be at least {least}, not {value}.")
-        for name in ("dropout", "attention_dropout", "final_lr", "cooldown"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is a share, from 0 to 1, not {getattr(self, name)}.")
-        for name in ("epochs", "lr", "muon_lr", "cooldown"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise InputError(f"{name} must be above 0, not {getattr(self, name)}.")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise InputError(f"betas must lie from 0 to below 1, not {list(self.betas)}.")
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed must lie from 0 to 2³² - 1, not {self.seed}.")
-        if self.micro_batch is not None and self.batch % self.micro_batch:
-            raise InputError(f"batch ({self.batch}) must be a multiple of micro_batch ({self.micro_batch}).")
+            if value is not None and not all(map(holds, value if isinstance(value, tuple) else (value,))):
+                raise InputError(f"{name} must be {words}, not {list(value) if isinstance(value, tuple) else value}.")
         if self.parallel == "fsdp" and self.optimizer == "muon":
-            raise InputError(
-                "Muon needs whole matrices, and FSDP gives each process a part of them: use optimizer=adamw, or "
-                "parallel=ddp."
-            )
+            raise InputError(MUON_AND_FSDP)
         if self.parallel == "fsdp" and self.compile is True:
             raise InputError("compile=true does not go with parallel=fsdp yet: leave compile out, or use parallel=ddp.")
         if self.precision == "bf16" and self.device == "mps":
@@ -189,10 +184,29 @@ class Recipe:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
-LEAST = {
-    "length": 2, "steps": 1, "batch": 1, "micro_batch": 1, "weight_decay": 0, "clip": 0, "warmup": 0, "workers": 0,
-    "log_every": 1, "save_every": 1, "keep": 1, "eval_every": 0, "eval_texts": 1, "final_texts": 1,
-}  # fmt: skip
+# Keys that mean something only beside a certain value of another, and what they are then if nothing is said.
+BELONGS: dict[str, tuple[str, tuple[str, ...], float]] = {
+    "muon_lr": ("optimizer", ("muon",), 2e-3),
+    "final_lr": ("schedule", ("cosine", "linear"), 0.1),
+    "cooldown": ("schedule", ("linear",), 1.0),
+}
+RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    **dict.fromkeys(("weight_decay", "clip", "warmup", "workers", "eval_every"), (lambda x: x >= 0, "at least 0")),
+    **dict.fromkeys(
+        ("steps", "batch", "micro_batch", "log_every", "save_every", "keep", "eval_texts", "final_texts"),
+        (lambda x: x >= 1, "at least 1"),
+    ),
+    "length": (lambda x: x >= 2, "at least 2"),
+    **dict.fromkeys(("epochs", "lr", "muon_lr"), (lambda x: 0 < x < math.inf, "above 0")),
+    **dict.fromkeys(("dropout", "attention_dropout", "betas"), (lambda x: 0 <= x < 1, "from 0 to below 1")),
+    "final_lr": (lambda x: 0 <= x <= 1, "a share, from 0 to 1"),
+    "cooldown": (lambda x: 0 < x <= 1, "a share, above 0 and at most 1"),
+    "seed": (lambda x: 0 <= x < 2**32, "from 0 to 2³² - 1"),
+}
+MUON_AND_FSDP = (
+    "Muon needs whole matrices, and FSDP gives each process a part of them: use optimizer=adamw (and muon_lr=null), or "
+    "parallel=ddp."
+)
 
 
 def checked(name: str, value: Any, wanted: Any) -> Any:
@@ -245,9 +259,10 @@ def in_words(wanted: Any) -> str:
     return words.get(wanted, "a mapping")
 
 
-def built_in() -> list[str]:
-    """The names of the recipes that come with acgpt."""
-    return sorted(path.stem for path in BUILT_IN.glob("*.yaml"))
+def built_in() -> dict[str, str]:
+    """The recipes that come with acgpt, by name, and the line with which each begins."""
+    files = sorted(BUILT_IN.glob("*.yaml"))
+    return {path.stem: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for path in files}
 
 
 def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
@@ -255,63 +270,96 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
 
     Args:
         name: A YAML file, or the name of a recipe that comes with acgpt.
-        changes: `key=value` each, the value as YAML writes it; `conditioning.r_max=0.4` reaches into a mapping.
+        changes: `key=value` each, the value as YAML writes it; `conditioning.r_max=0.4` reaches into a mapping. A
+            change takes along what it makes meaningless in the file: `steps` its `epochs`, `optimizer=adamw` its
+            `muon_lr`.
     """
     path = Path(name)
-    if not path.exists() and path.name in (*built_in(), *(f"{recipe}.yaml" for recipe in built_in())):
+    if not path.is_file() and path.name.removesuffix(".yaml") in built_in():
         path = BUILT_IN / f"{path.name.removesuffix('.yaml')}.yaml"
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"cannot read the recipe {name} ({error}). Name a YAML file, or one of acgpt's own: {', '.join(built_in())}."
+            f"cannot read the recipe {name} ({error}). Name a YAML file, or one of acgpt's own: "
+            f"{', '.join(built_in())}."
         ) from error
     except yaml.YAMLError as error:
-        raise InputError(f"{name} is not YAML: {error}") from error
+        raise InputError(f"{name} is not a recipe in YAML: {error}") from error
     if not isinstance(content, dict):
         raise InputError(f"{name} must be a mapping of keys to values, not {type(content).__name__}.")
-    for change in changes:
-        apply(content, change)
+    changed = [apply(content, change) for change in changes]
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):
+        if one in changed and other not in changed:
+            content.pop(other, None)
+    for key, (owner, values, _) in BELONGS.items():
+        if owner in changed and key not in changed and content[owner] not in values:
+            content.pop(key, None)
     return make(content, str(name))
+
+
+class Loader(yaml.SafeLoader):
+    """Plain YAML, in which a key may not stand twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """A mapping, its keys all different."""
+        names = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if names.count(key.value) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands there twice", key.start_mark)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 def make(content: Mapping[str, Any], source: str) -> Recipe:
     """A recipe from its keys and values; `source` names it in errors."""
-    check_keys(content, tuple(f.name for f in fields(Recipe)), source)
+    for key in content:
+        if key in ELSEWHERE:
+            raise InputError(f"{source} has no key {key!r}: here it is {ELSEWHERE[key]!r}.")
+    check_keys(content, tuple(each.name for each in fields(Recipe)), source)
     try:
         return Recipe(**content)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
 
 
-def apply(content: dict[str, Any], change: str) -> None:
-    """Put one `key=value` into a recipe."""
+# What other programs call it.
+ELSEWHERE = {
+    "learning_rate": "lr", "batch_size": "batch", "per_device_train_batch_size": "micro_batch", "max_steps": "steps",
+    "num_train_epochs": "epochs", "warmup_steps": "warmup", "max_grad_norm": "clip", "lr_scheduler_type": "schedule",
+    "output_dir": "output", "context": "length", "num_workers": "workers", "save_total_limit": "keep", "r_max":
+    "conditioning.r_max",
+}  # fmt: skip
+
+
+def apply(content: dict[str, Any], change: str) -> str:
+    """Put one `key=value` into a recipe; the key."""
     key, equals, text = change.partition("=")
-    if not equals or not key.strip():
+    key = key.strip()
+    if not equals or not key:
         raise InputError(f"{change!r} is no change: write key=value, as in steps=1000 or conditioning.r_max=0.4.")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise InputError(f"{change!r}: the value is not YAML: {error}") from error
-    *path, last = key.strip().split(".")
+    *path, last = key.split(".")
     place = content
     for name in path:
-        inner = place.get(name)
-        if inner is None and name in ("conditioning", "model"):
-            inner = {}
+        inner = place.get(name, {} if name in ("conditioning", "model") else None)
         if not isinstance(inner, dict):
-            raise InputError(f"{change!r}: {name} is {inner!r} and has no keys of its own; {REACH}.")
-        place[name] = place = dict(inner)
+            raise InputError(f"{change!r}: {name} is {inner!r} and has no keys; conditioning and model can have them.")
+        place[name] = dict(inner)
+        place = place[name]
     place[last] = value
-    if not path and last in ("steps", "epochs"):  # one replaces the other
-        content["epochs" if last == "steps" else "steps"] = None
-
-
-REACH = "conditioning and model are mappings"
+    return key
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The keys whose values differ, of those that change what is learnt."""
-    free = {"output", "workers", "log_every", "save_every", "keep"}
-    names = [f.name for f in dataclasses.fields(Recipe) if f.name not in free]
-    return [name for name in names if one.get(name) != other.get(name)]
+    """The keys whose values differ, of those that change what is learnt (but for rounding) or measured.
+
+    The corpus is known by its hash, not by its place.
+    """
+    free = {"corpus", "output", "micro_batch", "workers", "log_every", "save_every", "keep"}
+    return [
+        each.name for each in fields(Recipe) if each.name not in free and one.get(each.name) != other.get(each.name)
+    ]

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from acgpt.evaluation_set import EvaluationSet
     from acgpt.language_model import LanguageModel
     from acgpt.methods import Method
+    from acgpt.show import Page
 
 NO_ANSWER = "--"
 
@@ -156,7 +157,7 @@ def evaluate(
 
 def training_distribution(text: str, r_max: float | None) -> Conditioning:
     """The training distribution as the user wrote it, in YAML or JSON; --r-max counts where it names no r_max."""
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     from acgpt.conditioning import Conditioning
 
@@ -264,8 +265,6 @@ def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path |
 
 def print_evaluation(evaluation: Evaluation, result: dict[str, Any]) -> None:
     """The table for people."""
-    from rich.table import Table
-
     from acgpt.show import Page, printable
 
     page = Page()
@@ -275,19 +274,28 @@ def print_evaluation(evaluation: Evaluation, result: dict[str, Any]) -> None:
         f"method {evaluation.method}; {texts} texts of {about['length']} tokens, r_max {about['r_max']}, "
         f"set {about['hash'][:12]}; {result['dtype']} on {result['device']}, {result['seconds']:.1f} s\n"
     )
+    print_perplexities(page, result)
+
+
+def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
+    """The perplexities of `Evaluation.as_dict`, mode by mode."""
+    from rich.table import Table
+
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("mode", no_wrap=True)
     for heading in ("perplexity", "95 % interval", "asked", "gain from the future"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for mode, answer in evaluation.modes.items():
-        row, gained = [NO_ANSWER] * 3, NO_ANSWER if mode in evaluation.gains else ""
+    for mode, answer in result["modes"].items():
+        row, gained = [NO_ANSWER] * 3, NO_ANSWER if mode in result["gains"] else ""
         if answer is not None:
-            span = NO_ANSWER if answer.interval is None else "{:,.2f}–{:,.2f}".format(*answer.interval)
-            row = [f"{answer.perplexity:,.2f}", span, f"{answer.tokens:,}"]
-        if (gain := evaluation.gains.get(mode)) is not None:
-            gained = f"{gain.percent:.1f} %"
-            gained += "" if gain.interval is None else " ({:.1f} to {:.1f})".format(*gain.interval)
+            span = NO_ANSWER if answer["interval"] is None else "{:,.2f}–{:,.2f}".format(*answer["interval"])
+            perplexity = "∞" if answer["perplexity"] is None else f"{answer['perplexity']:,.2f}"
+            row = [perplexity, span, f"{answer['tokens']:,}"]
+        gain = result["gains"].get(mode)
+        if gain is not None and gain["percent"] is not None:
+            gained = f"{gain['percent']:.1f} %"
+            gained += "" if gain["interval"] is None else " ({:.1f} to {:.1f})".format(*gain["interval"])
         table.add_row(mode, *row, gained)
     page.print(table)
-    if evaluation.unanswered:
-        page.note(f"\n{NO_ANSWER}: cannot be answered by a model of method {evaluation.method}.")
+    if None in result["modes"].values():
+        page.note(f"\n{NO_ANSWER}: cannot be answered by a model of method {result['method']}.")

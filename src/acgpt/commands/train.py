@@ -1,0 +1,133 @@
+"""`acgpt train`: from a recipe and a corpus to a trained and measured model."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from acgpt.commands.evaluate import print_perplexities
+from acgpt.commands.options import emit, hush, option
+from acgpt.errors import InputError
+
+HELP = {
+    "recipe": "A YAML file, or the name of a recipe that comes with acgpt (see --list).",
+    "changes": "key=value: what is to be otherwise than in the recipe.",
+    "resume": "Go on from the last checkpoint of the run in the output folder, if there is one.",
+    "list": "List the recipes that come with acgpt.",
+    "quiet": "Show no progress.",
+    "json": "For programs: one JSON object in a line, with the keys named above.",
+}
+
+
+def train(
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", show_default=False, help=HELP["recipe"])] = None,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False, help=HELP["changes"])
+    ] = None,
+    resume: Annotated[bool, option("--resume", help=HELP["resume"])] = False,
+    list_recipes: Annotated[bool, option("--list", help=HELP["list"])] = False,
+    quiet: Annotated[bool, option("--quiet", "-q", help=HELP["quiet"])] = False,
+    as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
+) -> None:
+    r"""Train a model from scratch, as a recipe says.
+
+    acgpt train --list
+    acgpt train wikitext103-small corpus=data/wikitext-103 output=runs/small
+    acgpt train mine.yaml steps=2000 conditioning.r_max=0.4 model=base
+    acgpt train mine.yaml --resume
+    torchrun --nproc-per-node 8 -m acgpt train mine.yaml
+
+    The run's folder gets a log, checkpoints, and in the end the trained model
+    (folder model) with its perplexities. A run that was stopped, however it was
+    stopped, goes on when the same command is given with --resume.
+    docs/training.md explains every key of a recipe.
+
+    Keys of --json:
+      folder, steps, texts, tokens, parameters, loss (the last), seconds,
+      tokens_per_second, wait (share of time without data), memory_gib,
+      evaluation (null, or as in acgpt evaluate: modes, gains, set, …), recipe,
+      conditioning, corpus_hash, tokenizer_hash, evaluation_sets, processes,
+      fsdp, device, precision, attention, compiled, hardware, versions, command
+    """
+    from acgpt.recipe import built_in, load_recipe
+
+    if list_recipes:
+        print_recipes(built_in(), as_json)
+        return
+    if recipe is None:
+        raise typer.BadParameter("name a RECIPE: a YAML file, or one of those that --list shows.")
+    loaded = load_recipe(recipe, changes or ())
+    main = int(os.environ.get("RANK", 0)) == 0  # one of several processes speaks
+    try:
+        results = run(loaded, resume=resume, quiet=quiet or not main)
+    except KeyboardInterrupt as error:
+        if main:
+            print(f"\ninterrupted. {way_on(Path(loaded.output))}", file=sys.stderr)
+        raise typer.Exit(130) from error
+    except InputError as error:
+        if main:
+            raise
+        raise typer.Exit(2) from error  # the first process says it
+    if not main:
+        return
+    if as_json:
+        emit(results)
+    else:
+        print_results(results)
+
+
+def run(recipe: Any, *, resume: bool, quiet: bool) -> dict[str, Any]:
+    """Train, with no noise from the libraries underneath; and leave the other processes, where there are some."""
+    hush()
+    from torch import distributed
+    from transformers.utils.logging import disable_progress_bar
+
+    from acgpt.train import train
+
+    disable_progress_bar()
+    if not quiet:
+        print(recipe.output, file=sys.stderr)
+    results = train(recipe, resume=resume, quiet=quiet)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    return results
+
+
+def way_on(folder: Path) -> str:
+    """How an interrupted run is taken up again."""
+    from acgpt.run_folder import last_checkpoint, step_of
+
+    last = last_checkpoint(folder)
+    if last is None:
+        return "There was no checkpoint yet: the same command with --resume begins anew."
+    return f"The same command with --resume goes on after step {step_of(last)}."
+
+
+def print_recipes(recipes: dict[str, str], as_json: bool) -> None:
+    """A line a recipe."""
+    if as_json:
+        emit(recipes)
+        return
+    width = max(map(len, recipes))
+    for name, words in recipes.items():
+        print(f"{name:{width}}  {words}")
+
+
+def print_results(results: dict[str, Any]) -> None:
+    """The folder, what it took, and the perplexities."""
+    from acgpt.show import Page, printable
+
+    page = Page()
+    page.note(printable(str(Path(results["folder"]) / "model")), "bold")
+    page.note(
+        f"method {results['recipe']['method']}; {results['steps']:,} steps of {results['recipe']['batch']} texts, "
+        f"{results['tokens']:,} tokens in {results['seconds']:,.0f} s, loss {results['loss']:.3f}\n"
+    )
+    if results["evaluation"] is None:
+        page.note(f"nothing was evaluated: the corpus has no split {results['recipe']['eval_split']!r}.")
+    else:
+        print_perplexities(page, results["evaluation"])

@@ -1,0 +1,168 @@
+"""The folder of a training run: what lies in it, and how it is written so that a crash leaves nothing half done.
+
+    RUN/
+      config.json      the whole recipe, the corpus, the machine, versions; written first
+      log.csv          loss, learning rate, speed and perplexities, step by step
+      loss.png         the same as a picture, where matplotlib is installed
+      tensorboard/     the same for TensorBoard, where that is installed
+      checkpoints/     checkpoint-500, …: what a run is resumed from, each a plain Hugging Face folder as well
+      model/           the trained model, a plain Hugging Face folder; written last but one
+      results.json     the outcome; written last: a run that has it is finished
+
+A file or folder gets its name when all of it is on the disk. What begins with a dot is work in progress, or what an
+interruption left of it, and may be deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import numpy as np
+import torch
+import transformers
+from safetensors import SafetensorError
+
+from acgpt import __version__
+from acgpt.errors import InputError
+from acgpt.recipe import Recipe, differences
+
+CONFIG, LOG, CURVE, BOARD, RESULTS, MODEL = "config.json", "log.csv", "loss.png", "tensorboard", "results.json", "model"
+CHECKPOINTS, PARTIAL = "checkpoints", "checkpoints/.partial"
+CHECKPOINT = "checkpoint-"  # and the step: the Trainer's name for them
+
+
+class OutputError(OSError):
+    """The run's folder cannot be written; what had been written stays."""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Errors of a disk, whoever meets them, become an `OutputError` that names the file or folder and the way on."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "write" not in str(error):  # torch's words for a full disk
+            raise
+        last = last_checkpoint(path.parents[1] if path.parent.name == CHECKPOINTS else path.parent)
+        way_on = f" The run can be resumed from {last} with --resume." if last else ""
+        words = getattr(error, "strerror", None) or str(error)
+        raise OutputError(f"cannot write {path}: {words}. Make room there, or see who may write.{way_on}") from error
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file, whole or not at all."""
+    write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path):
+        try:
+            with temporary.open("w", encoding="utf-8", newline="") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def commit(partial: Path, final: Path) -> None:
+    """Give a folder its name, once its contents are on the disk."""
+    for path in sorted(partial.rglob("*"), reverse=True):
+        sync(path)
+    sync(partial)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    discard(final)
+    partial.rename(final)
+    sync(final.parent)
+
+
+def sync(path: Path) -> None:
+    """Have the disk hold what was written: a file, or the entries of a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder, if there is one. It loses its name first: what bears a name is complete."""
+    hidden = folder.with_name(f".{folder.name.lstrip('.')}.deleted")
+    shutil.rmtree(hidden, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def open_folder(folder: Path, recipe: Recipe, resume: bool, about: Mapping[str, Any]) -> None:
+    """Make the run's folder and its config; or, to resume, see that it is a run of this recipe on this corpus."""
+    config = folder / CONFIG
+    if resume and config.exists():
+        if check_same(folder, recipe) != about["corpus_hash"]:
+            raise InputError(f"the corpus {recipe.corpus} is not the one that the run in {folder} was begun on.")
+        return
+    with writing(folder):
+        if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
+            hint = "resume that run with --resume, or " if config.exists() else ""
+            raise InputError(f"{folder} is there already: {hint}name another folder with output=….")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(config, about)
+
+
+def check_same(folder: Path, recipe: Recipe) -> str:
+    """See that a folder's run is one of this recipe; the hash of the corpus that it was begun on."""
+    config = folder / CONFIG
+    try:
+        before = json.loads(config.read_text(encoding="utf-8"))
+        changed, corpus_hash = differences(before["recipe"], recipe.as_dict()), str(before["corpus_hash"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{config} cannot be read ({error}): this run cannot be resumed.") from error
+    if changed:
+        raise InputError(
+            f"{folder} is a run of another recipe: {', '.join(changed)} differ. Resume with the same command, or name "
+            "another folder with output=…."
+        )
+    return corpus_hash
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, the oldest first; all that bear the name are complete."""
+    found = (folder / CHECKPOINTS).glob(f"{CHECKPOINT}*")
+    return sorted((path for path in found if step_of(path) is not None), key=lambda path: step_of(path) or 0)
+
+
+def step_of(checkpoint: Path) -> int | None:
+    """The step after which a checkpoint was written; `None` if its name is not one of a checkpoint."""
+    number = checkpoint.name.removeprefix(CHECKPOINT)
+    return int(number) if number.isdigit() else None
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint of a run."""
+    return next(reversed(checkpoints(folder)), None)
+
+
+def versions() -> dict[str, str]:
+    """What a result may depend on."""
+    return {
+        "acgpt": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "accelerate": accelerate.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,324 @@
+"""Hugging Face's Trainer, with our batches, loss, optimizer and checkpoints.
+
+The Trainer brings the loop, accumulation, clipping, DDP and FSDP. A step's loss is the mean over all asked tokens of
+the whole step, over every process and every accumulated batch, whatever share of them a batch has.
+
+A checkpoint is written aside and gets its name when all of it is on the disk. It is a Hugging Face folder (weights in
+fp32, tokenizer, acgpt.json) with the state of optimizer, schedule and random numbers beside it; these three are torch
+files, which are read back with `weights_only=True`: no code in them is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.data import DataLoader, SequentialSampler
+from transformers import GPTNeoXForCausalLM, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+
+from acgpt.batches import COUNTS, Batches
+from acgpt.errors import InputError
+from acgpt.language_model import LanguageModel
+from acgpt.learner import Learner, flops
+from acgpt.metadata import Metadata
+from acgpt.optimizer import build_optimizer, rate
+from acgpt.recipe import Recipe
+from acgpt.run_folder import CHECKPOINT, CHECKPOINTS, PARTIAL, checkpoints, commit, discard, writing
+
+WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.pt", "scheduler.pt"
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+PREFETCH = 4  # batches that a worker prepares ahead
+
+
+@dataclass
+class Watch:
+    """What this process has done since the last row of the log."""
+
+    steps: int = 0
+    waited: float = 0.0  # seconds, for data
+    flops: float = 0.0
+    since: float = field(default_factory=time.perf_counter)
+
+
+class AcTrainer(Trainer):
+    """The Trainer of a run.
+
+    Args:
+        learner: The network and its loss.
+        recipe: How it is trained.
+        args: What the Trainer is told.
+        batches: What it is trained on.
+        tokenizer: Goes with the model wherever that is written.
+        metadata: So does its acgpt.json.
+        fsdp: Whether each process holds a share of the network.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        recipe: Recipe,
+        args: TrainingArguments,
+        batches: Batches,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        metadata: Metadata,
+        fsdp: bool,
+    ) -> None:
+        self.recipe, self.tokenizer, self.metadata, self.fsdp = recipe, tokenizer, metadata, fsdp
+        self.is_fsdp_enabled: bool  # the Trainer's own
+        self.optimizer: Any
+        self.watch = Watch()
+        super().__init__(model=learner, args=args, train_dataset=batches)
+        self.model_accepts_loss_kwargs = True  # the loss is normalised by the step's tokens, not by its batches
+        self.loss_is_scaled_for_ga = True
+        self.remove_callback(PrinterCallback)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make the accelerator; with FSDP on CPUs too, which Accelerate leaves out and torch has."""
+        super().create_accelerator_and_postprocess()
+        if self.fsdp and not self.is_fsdp_enabled:
+            state = self.accelerator.state
+            state.fsdp_plugin = FullyShardedDataParallelPlugin(**(self.args.fsdp_plugin_args or {}))
+            if state.mixed_precision != "no":
+                state.fsdp_plugin.set_mixed_precision(state.mixed_precision)
+            state.distributed_type = DistributedType.FSDP
+            self.is_fsdp_enabled = True
+        if self.is_fsdp_enabled:
+            # Whole weights and states in a checkpoint, whatever the number of processes; files of shares would be
+            # read with pickle, besides.
+            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+
+    @property
+    def network(self) -> GPTNeoXForCausalLM:
+        """The language model inside."""
+        return self.accelerator.unwrap_model(self.model).model
+
+    # ---- a step -----------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The batches in their order; process p of n gets every n-th, from the p-th."""
+        workers = min(self.recipe.workers, cores())
+        loader = DataLoader(
+            self.train_dataset,
+            sampler=SequentialSampler(self.train_dataset),
+            collate_fn=only,
+            num_workers=workers,
+            worker_init_fn=ignore_interrupts,
+            prefetch_factor=PREFETCH if workers else None,
+            persistent_workers=workers > 0,
+            pin_memory=self.args.device.type == "cuda",
+        )
+        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
+        return prepared
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[dict[str, Any]], Tensor]:
+        """The batches of one step, and how many tokens it asks in all."""
+        start = time.perf_counter()
+        batches = [next(epoch_iterator) for _ in range(num_batches)]
+        self.watch.waited += time.perf_counter() - start
+        counts = {name: sum(batch[name] for batch in batches) for name in COUNTS}
+        self.watch.flops += flops(self.network, **counts)
+        self.watch.steps += 1
+        asked = torch.tensor(counts["asked"], device=device, dtype=torch.float32)
+        return batches, self.accelerator.reduce(asked, "sum") if self.args.world_size > 1 else asked
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """This batch's part of the step's loss, times the processes, over which gradients are averaged."""
+        loss: Tensor = model(**inputs) * (self.args.world_size / num_items_in_batch)
+        return loss
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """AdamW, or Muon and AdamW."""
+        r = self.recipe
+        self.optimizer = build_optimizer(
+            self.network,
+            muon=r.optimizer == "muon",
+            lr=r.lr,
+            muon_lr=r.muon_lr or 0.0,
+            betas=r.betas,
+            weight_decay=r.weight_decay,
+        )
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The learning rate by step."""
+        r = self.recipe
+
+        def share(step: int) -> float:
+            final, cooldown = r.final_lr or 0.0, r.cooldown or 1.0
+            return rate(
+                step, steps=num_training_steps, warmup=r.warmup, shape=r.schedule, final=final, cooldown=cooldown
+            )
+
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, share)
+        self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(Path(self.args.output_dir) / PARTIAL)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        folder, name = Path(self.args.output_dir), f"{CHECKPOINT}{self.state.global_step}"
+        partial, final = folder / PARTIAL, folder / CHECKPOINTS / name
+        with writing(final):
+            try:
+                if self.args.should_save:
+                    discard(partial)
+                    (partial / name).mkdir(parents=True)
+                self.accelerator.wait_for_everyone()
+                super()._save_checkpoint(model, trial)
+                self.accelerator.wait_for_everyone()
+                if self.args.should_save:
+                    commit(partial / name, final)
+                    for old in checkpoints(folder)[: -self.recipe.keep]:
+                        discard(old)
+            finally:
+                if self.args.should_save:
+                    discard(partial)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the network as it is now, with the tokenizer and acgpt.json; every process must call it."""
+        weights, config = self.weights(), self.network.config
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir)
+            safetensors.torch.save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+            config.architectures = [GPTNeoXForCausalLM.__name__]
+            config.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+            self.metadata.write(folder)
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights of the network, those that are tied once; every process must call it."""
+        held: Any = get_model_state_dict(self.model, options=WHOLE) if self.fsdp else self.model.state_dict()
+        network = {name.removeprefix("model."): weight for name, weight in held.items()}
+        return {name: weight for name, weight in network.items() if name not in tied(self.network)}
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.fsdp:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        state = get_optimizer_state_dict(self.model, self.optimizer.optimizer, options=WHOLE)
+        if self.args.should_save:
+            torch.save(state, Path(output_dir) / OPTIMIZER)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
+
+    def resume(self, checkpoint: Path | None) -> None:
+        """Train; from a checkpoint, if there is one."""
+        try:
+            self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except (pickle.UnpicklingError, SafetensorError) as error:
+            words = str(error).partition("\n")[0]
+            raise InputError(
+                f"{checkpoint} is damaged, or not a checkpoint of this program: {words} Delete it, and resume from the "
+                "one before it."
+            ) from error
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        weights = safetensors.torch.load_file(Path(resume_from_checkpoint) / WEIGHTS)
+        if self.fsdp:
+            outer: dict[str, Any] = {f"model.{name}": weight for name, weight in weights.items()}
+            set_model_state_dict(self.model, outer, options=replace(WHOLE, strict=False))
+        else:
+            load(self.network, weights)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.fsdp or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        state, schedule = (
+            torch.load(Path(checkpoint) / name, map_location="cpu", weights_only=True)
+            for name in (OPTIMIZER, SCHEDULER)
+        )
+        set_optimizer_state_dict(self.model, self.optimizer.optimizer, state, options=WHOLE)
+        self.lr_scheduler.load_state_dict(schedule)
+
+    # ---- the network as a whole -------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Within, the network can be called by itself also where FSDP has shared it out; all processes must do it."""
+        shared = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+        for module in shared:
+            module.unshard()
+        try:
+            yield
+        finally:
+            for module in shared:
+                module.reshard()
+
+    def export(self, folder: Path) -> int | None:
+        """Write the trained model as a plain Hugging Face folder, with the vocabulary that its tokenizer has.
+
+        Returns:
+            How many parameters it has; `None` on processes that do not write.
+        """
+        weights = self.weights()
+        if not self.args.should_save:
+            return None
+        model = GPTNeoXForCausalLM(self.network.config)
+        load(model, weights)
+        model.resize_token_embeddings(len(self.tokenizer), mean_resizing=False)
+        partial = folder.with_name(f".{folder.name}")
+        with writing(folder):
+            try:
+                LanguageModel(model.eval(), self.tokenizer, metadata=self.metadata).save_pretrained(partial)
+                commit(partial, folder)
+            finally:
+                discard(partial)
+        return sum(int(parameter.numel()) for parameter in model.parameters())
+
+
+def load(network: GPTNeoXForCausalLM, weights: Mapping[str, Tensor]) -> None:
+    """Give a network its weights; all of them, but for one of two that are tied."""
+    keys = network.load_state_dict(weights, strict=False)
+    if keys.unexpected_keys or set(keys.missing_keys) - tied(network):
+        raise SafetensorError("its weights are not those of this network.")
+    network.tie_weights()
+
+
+def tied(network: GPTNeoXForCausalLM) -> set[str]:
+    """The names of weights that are others under a second name, and are not written."""
+    return set(network._tied_weights_keys or ())
+
+
+def only(items: list[dict[str, Any]]) -> dict[str, Any]:
+    """The collator: the dataset's items are batches already."""
+    (batch,) = items
+    return batch
+
+
+def cores() -> int:
+    """How many this process may use: more workers than that would only be in each other's way."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; it is for the main one to end its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,185 @@
+"""What a run says while it goes: `log.csv`, a bar on the terminal, TensorBoard, and in the end a curve."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from acgpt.modes import MODES
+from acgpt.run_folder import write_whole, writing
+
+COLUMNS = (
+    "step", "loss", "learning_rate", "grad_norm", "texts", "tokens", "seconds", "tokens_per_second", "mfu", "wait",
+    *MODES,
+)  # fmt: skip
+
+Row = dict[str, Any]
+
+
+class Log:
+    """The rows of `log.csv`, a step each and no step twice.
+
+    step, loss (the mean since the row before, in nats a token), learning_rate, grad_norm (before clipping), texts and
+    tokens (read since the beginning), seconds (of training, evaluations left out), tokens_per_second, mfu (operations
+    that the model needs, as a share of those that a large matrix product reaches on this machine), wait (the share of
+    the time spent waiting for data), and the perplexities of an evaluation after that step.
+
+    Args:
+        path: The file.
+        write: Whether this process writes it; the others only keep the rows.
+    """
+
+    def __init__(self, path: Path, write: bool = True) -> None:
+        self.path, self.write, self.rows = path, write, list[Row]()
+
+    def start(self, step: int) -> None:
+        """Take up the log of a run that goes on after `step`; what lies behind it will come again."""
+        self.rows = [row for row in read_log(self.path) if row["step"] <= step] if step else []
+        self.rewrite()
+
+    def append(self, row: Row) -> None:
+        """A row for a new step."""
+        self.rows.append(row)
+        if self.write:
+            with writing(self.path), self.path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
+
+    def amend(self, values: Mapping[str, Any]) -> None:
+        """Add values to the last row."""
+        self.rows[-1] |= values
+        self.rewrite()
+
+    def rewrite(self) -> None:
+        """Write all rows, whole or not at all."""
+        if self.write:
+            text = io.StringIO(newline="")
+            writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows)
+            write_whole(self.path, text.getvalue())
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has trained."""
+        return float(self.rows[-1]["seconds"]) if self.rows else 0.0
+
+    @property
+    def wait(self) -> float | None:
+        """The share of that time in which data was waited for."""
+        ends = [0.0, *(row["seconds"] for row in self.rows)]
+        waited = sum(row["wait"] * (end - start) for row, start, end in zip(self.rows, ends, ends[1:], strict=False))
+        return waited / self.seconds if self.seconds else None
+
+
+def read_log(path: Path) -> list[Row]:
+    """The rows of a log, numbers as numbers. A last line without its end is what a crash left, and no row."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return []
+    whole = text[: text.rfind("\n") + 1]
+    rows = csv.DictReader(io.StringIO(whole, newline=""))
+    return [{name: number(value) for name, value in row.items() if value} for row in rows]
+
+
+def number(text: str) -> int | float:
+    """A whole number if it is written as one."""
+    return int(text) if text.isdigit() else float(text)
+
+
+def board(folder: Path, step: int) -> Any:
+    """TensorBoard's writer from `step` on, where TensorBoard is installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=step + 1)
+
+
+class ProgressLine:
+    """A bar on a terminal, a line now and then elsewhere; on standard error."""
+
+    EVERY = 15.0  # seconds between two lines
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet, self.total, self.began = quiet, 0, 0
+        self.since, self.said = time.perf_counter(), -math.inf
+        self.bar: Any = None  # rich's, while there is one
+
+    def start(self, step: int, total: int) -> None:
+        """Begin at a step."""
+        self.began, self.total, self.since = step, total, time.perf_counter()
+        if self.quiet or not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=Console(stderr=True))
+        self.bar.start()
+        self.task = self.bar.add_task("", total=total, completed=step)
+
+    def advance(self, step: int) -> None:
+        """Steps done so far."""
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step)
+
+    def show(self, row: Mapping[str, Any]) -> None:
+        """A row of the log; its perplexities in a line of their own."""
+        text = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s, MFU {row['mfu']:.1%}"
+        if self.bar is not None:
+            self.bar.update(self.task, description=text)
+        elif time.perf_counter() - self.said > self.EVERY or row["step"] == self.total:
+            self.said = time.perf_counter()
+            left = (self.said - self.since) / max(1, row["step"] - self.began) * (self.total - row["step"])
+            self.note(f"step {row['step']}/{self.total}: {text}, {timedelta(seconds=round(left))} left")
+        if perplexities := ", ".join(f"{mode} {row[mode]:.2f}" for mode in MODES if mode in row):
+            self.note(f"step {row['step']}: perplexity {perplexities}")
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        if self.bar is not None:
+            self.bar.console.print(text, highlight=False)
+        elif not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        """Put the bar away."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+def draw_curve(rows: Sequence[Row], path: Path) -> bool:
+    """The loss and the perplexities against tokens, as a picture; false where matplotlib is missing."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    tokens = [row["tokens"] / 1e6 for row in rows]
+    axes.plot(tokens, [row["loss"] for row in rows], color="0.6", linewidth=1, label="training loss")
+    for mode in MODES:
+        points = [(read, math.log(row[mode])) for read, row in zip(tokens, rows, strict=True) if mode in row]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=f"{mode}, held out")
+    axes.set_xlabel("million tokens read")
+    axes.set_ylabel("nats a token")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    hidden = path.with_name(f".{path.name}")
+    with writing(path):
+        figure.savefig(hidden, dpi=120)
+        hidden.replace(path)
+    plt.close(figure)
+    return True

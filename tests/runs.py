@@ -1,0 +1,196 @@
+"""A corpus and a recipe small enough to train on in a test, and training in processes that can be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from models import tiny_tokenizer
+
+from acgpt.metadata import tokenizer_hash
+
+SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "mask_token": "<mask>"}
+
+# Two layers of width 32, texts of 31 tokens, a dozen steps: a second or two.
+SMALL: dict[str, Any] = {
+    "model": {"layers": 2, "width": 32, "heads": 4},
+    "length": 31,
+    "steps": 12,
+    "batch": 8,
+    "warmup": 2,
+    "lr": 3e-3,
+    "device": "cpu",
+    "workers": 0,
+    "log_every": 2,
+    "save_every": 4,
+    "eval_every": 6,
+    "eval_texts": 4,
+    "final_texts": 6,
+}
+
+
+def write_corpus(folder: Path, *, mask: bool = True, splits: tuple[str, ...] = ("train", "validation")) -> Path:
+    """A prepared corpus of plain sentences, as documented; nothing of acgpt's own code but the tokenizer's hash."""
+    special = SPECIAL if mask else {name: token for name, token in SPECIAL.items() if name != "mask_token"}
+    tokenizer, rng = tiny_tokenizer(**special), random.Random(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    described = {}
+    for split in splits:
+        lines = [sentence(rng) for _ in range(400 if split == "train" else 40)]
+        ids = [token for line in lines for token in [*tokenizer(line)["input_ids"], tokenizer.eos_token_id]]
+        raw = np.array(ids, dtype="<u2").tobytes()
+        (folder / f"{split}-00000.bin").write_bytes(raw)
+        shard = {"file": f"{split}-00000.bin", "tokens": len(ids), "sha256": sha256(raw).hexdigest()}
+        described[split] = {"documents": len(lines), "tokens": len(ids), "bytes": 1, "shards": [shard]}
+    manifest = {"format_version": 1, "tokenizer_hash": tokenizer_hash(tokenizer), "dtype": "uint16"}
+    (folder / "corpus.json").write_text(json.dumps(manifest | {"convention": "lines", "splits": described}))
+    return folder
+
+
+def sentence(rng: random.Random) -> str:
+    nouns = ["cat", "dog", "bird", "mat", "log", "capital", "France", "Italy"]
+    verbs = ["sat on", "saw", "and"]
+    return " ".join(f"The {rng.choice(nouns)} {rng.choice(verbs)} the {rng.choice(nouns)}." for _ in range(3))
+
+
+def read_rows(run: Path) -> list[dict[str, str]]:
+    """The log, without the columns that say how long it took."""
+    header, *lines = (run / "log.csv").read_text().splitlines()
+    rows = [dict(zip(header.split(","), line.split(","), strict=True)) for line in lines]
+    return [
+        {name: value for name, value in row.items() if name not in ("seconds", "tokens_per_second", "mfu", "wait")}
+        for row in rows
+    ]
+
+
+def loss_of(run: Path) -> dict[int, float]:
+    """The losses of the log by step."""
+    return {int(row["step"]): float(row["loss"]) for row in read_rows(run)}
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+# Importing torch and transformers takes most of a short run, so one process has done it and is forked for each run.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["acgpt.cli", "acgpt.train", "matplotlib.pyplot"])
+
+
+class Command:
+    """`acgpt ARGUMENTS` in a process of its own.
+
+    Args:
+        arguments: Of the command.
+        output: The file that gets what it prints.
+        before: Called in that process before the command, with `detail`.
+        env: Added to the environment.
+    """
+
+    def __init__(
+        self,
+        *arguments: str | Path,
+        output: Path,
+        before: Callable[[Any], None] | None = None,
+        detail: Any = None,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.output = output
+        words = [str(argument) for argument in arguments]
+        self.process = SERVER.Process(target=enter, args=(words, str(output), before, detail, env or {}))
+        self.process.start()
+
+    def wait(self, timeout: float = 120) -> int:
+        """The exit code; minus the number of the signal if it was killed."""
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, f"still running after {timeout} s:\n{self.said()}"
+        return self.process.exitcode
+
+    def said(self) -> str:
+        return self.output.read_text()
+
+
+def enter(
+    words: list[str], output: str, before: Callable[[Any], None] | None, detail: Any, env: dict[str, str]
+) -> None:
+    """What runs in the process of a `Command`."""
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.environ.update(env)
+    import torch
+
+    torch.set_num_threads(1)
+    if before is not None:
+        before(detail)
+    sys.argv = ["acgpt", *words]
+    from acgpt.cli import main
+
+    main()
+
+
+def ranks(count: int, *arguments: str | Path, output: Path, **how: Any) -> list[Command]:
+    """The same command in several processes that know of each other, as torchrun starts them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
+    shared |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    return [
+        Command(
+            *arguments,
+            output=output.with_suffix(f".{rank}"),
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            **how,
+        )
+        for rank in range(count)
+    ]
+
+
+def kill_self(*_: Any, **__: Any) -> None:
+    """As `kill -9` from outside: nothing is tidied up."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def replace(target: str, make: Callable[[Any], Any]) -> None:
+    """Put `make(old)` in the place of `module:name` or `module:Class.name`."""
+    import importlib
+
+    module, _, path = target.partition(":")
+    *owners, name = path.split(".")
+    place = importlib.import_module(module)
+    for owner in owners:
+        place = getattr(place, owner)
+    setattr(place, name, make(getattr(place, name)))
+
+
+def until(happens: Callable[[], bool], timeout: float = 60) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + timeout
+    while not happens():
+        assert time.monotonic() < end, f"not within {timeout} s"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def ended(*commands: Command):
+    """No process outlives the test that started it."""
+    try:
+        yield
+    finally:
+        for command in commands:
+            if command.process.is_alive():
+                command.process.kill()
+                command.process.join()
