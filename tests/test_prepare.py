@@ -1029,8 +1029,7 @@ def test_a_trained_tokenizer_is_the_same_each_time_and_reads_every_text(run, sma
 
 def test_a_tokenizer_learns_from_the_train_split_alone(run, tmp_path):
     texts = ["abcabcabc" if not held_out(0, 0, number, 0.5) else "xyzxyzxyz" for number in range(40)]
-    test = tmp_path / "test.txt"
-    test.write_text("xyz" * 50)
+    test = jsonl(tmp_path / "test.jsonl", ["xyz" * 50] * 20)
     file = jsonl(tmp_path / "a.jsonl", texts)
     with pytest.warns(UserWarning, match="too small for 300 tokens"):
         corpus = run([file, f"test={test}"], train_tokenizer=300, validation=0.5)
