@@ -221,7 +221,10 @@ def lines(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
             yield b"".join([*held, line]) if size <= LONGEST else None
             held, size = [], 0
         size += len(rest)
-        held = [*held, rest] if size <= LONGEST else []
+        if size <= LONGEST:
+            held.append(rest)
+        else:
+            held.clear()
     if size:
         yield b"".join(held) if size <= LONGEST else None
 
