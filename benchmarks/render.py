@@ -1,4 +1,4 @@
-"""Write the tables of docs/benchmarks.md from the result files in benchmarks/results.
+"""Write the tables of docs/benchmarks.md and docs/results.md from the result files in benchmarks/results.
 
 python benchmarks/render.py            rewrite what stands between <!-- table NAME --> and <!-- end -->
 python benchmarks/render.py --check    only say whether the page is up to date (exit code 1 if not)
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGES = [ROOT / "docs" / name for name in ("benchmarks.md", "results.md")]
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
@@ -69,7 +69,70 @@ def attention(record: dict[str, Any]) -> str:
     return markdown(["", *columns], rows)
 
 
-TABLES = {"attention": attention, "decoding": decoding, "scoring": scoring, "bos": bos, "copies": copies}
+def training(record: dict[str, Any]) -> str:
+    """A step of each method."""
+    rows = []
+    for name, method in record["methods"].items():
+        memory = "–" if method["memory_gib"] is None else f"{method['memory_gib']:.1f} GiB"
+        rows.append(
+            [
+                name, f"{method['step_ms']:.1f} ms", f"{method['ratio']:.3f} ×", f"{method['floor']:.3f} ×",
+                f"{method['tokens_per_second'] / 1000:,.0f} k", f"{method['mfu']:.1%}", memory, f"{method['wait']:.2%}",
+            ]
+        )  # fmt: skip
+    peak = (
+        f"MFU is of the {record['matmul_tflops']:.0f} TFLOP/s that a large bf16 matrix product reached in the same run."
+    )
+    columns = ["", "step", "over GPT", "floor", "tokens/s", "MFU", "memory", "waiting for data"]
+    return markdown(columns, rows) + "\n\n" + peak
+
+
+def attention_kernel(record: dict[str, Any]) -> str:
+    """Time and rate of the kernels, forward and backward."""
+    rows = [
+        [
+            f"{case}, {path}", f"{t['forward_ms']:.2f} ms", f"{t['forward_tflops']:.0f}", f"{t['backward_ms']:.2f} ms",
+            f"{t['backward_tflops']:.0f}",
+        ]
+        for case, paths in record["timing"].items()
+        for path, t in paths.items()
+    ]  # fmt: skip
+    return markdown(["", "forward", "TFLOP/s", "backward", "TFLOP/s"], rows)
+
+
+def from_scratch(record: dict[str, Any]) -> str:
+    """Perplexities in the five modes on each split, and what the runs took."""
+    parts = []
+    for split in next(iter(record["runs"].values()))["splits"]:
+        rows = []
+        for name, run in record["runs"].items():
+            modes = run["splits"][split]["modes"]
+            cells = ["--" if m is None else f"{m['perplexity']:.2f}" for m in modes.values()]
+            rows.append([name, *cells])
+        columns = [f"{split} split", *(mode.replace("-", " ") for mode in modes)]
+        parts.append(markdown(columns, rows))
+    rows = [
+        [
+            name, f"{run['steps']:,}", f"{run['texts']:,}", f"{run['tokens'] / 1e6:.0f} M", f"{run['seconds']:.0f} s",
+            f"{run['tokens_per_second'] / 1000:,.0f} k", f"{run['wait']:.2%}",
+        ]
+        for name, run in record["runs"].items()
+    ]  # fmt: skip
+    columns = ["", "steps", "sequences", "tokens", "training time", "tokens/s", "waiting for data"]
+    parts.append(markdown(columns, rows))
+    return "\n\n".join([*parts, f"Trained on: {record['text']}."])
+
+
+TABLES = {
+    "attention": attention,
+    "attention_kernel": attention_kernel,
+    "bos": bos,
+    "copies": copies,
+    "decoding": decoding,
+    "from_scratch": from_scratch,
+    "scoring": scoring,
+    "training": training,
+}
 
 
 def rendered(page: str) -> str:
@@ -85,11 +148,13 @@ def rendered(page: str) -> str:
 
 
 def main() -> None:
-    before = PAGE.read_text(encoding="utf-8")
-    after = rendered(before)
-    if "--check" in sys.argv[1:]:
-        sys.exit(before != after and f"{PAGE.name} is not what the result files say: run python benchmarks/render.py")
-    PAGE.write_text(after, encoding="utf-8")
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = rendered(before)
+        if "--check" not in sys.argv[1:]:
+            page.write_text(after, encoding="utf-8")
+        elif before != after:
+            sys.exit(f"{page.name} is not what the result files say: run python benchmarks/render.py")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
     python benchmarks/training.py --device cuda --size 124M --texts 48
     python benchmarks/training.py --device cpu --size tiny --texts 4 --tokens 128 --steps 3
 
-Each step is a whole one: the loader's batch, forward, backward, clipping, Muon and AdamW. The two methods take turns, in
-rounds, so that a change in the machine's clocks meets both. "wait" is the share of the time in which the loop waits for
-its next batch; MFU is the share of the measured rate of a large matrix product; "floor" is the ratio of the
+Each step is a whole one: the loader's batch, forward, backward, clipping, Muon and AdamW. The two methods take turns,
+in rounds, so that a change in the machine's clocks meets both. "wait" is the share of the time in which the loop waits
+for its next batch; MFU is the share of the measured rate of a large matrix product; "floor" is the ratio of the
 floating-point operations that the two methods need.
 """
 
@@ -52,15 +52,11 @@ class Runner:
         self.device, self.half = args.device, cuda
         model = new_model(SHAPES[SIZES[args.size]], vocabulary=VOCABULARY, positions=args.tokens).to(args.device)
         self.model = model.train()
-        self.learner = Learner(
-            model, backend=args.backend, length=args.tokens - 1, compiled=args.compile
-        )
-        self.optimizer = build_optimizer(
-            model, muon=True, lr=1e-3, muon_lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1
-        )
+        self.learner = Learner(model, backend=args.backend, length=args.tokens - 1, compiled=args.compile)
+        self.optimizer = build_optimizer(model, muon=True, lr=1e-3, muon_lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
         batches = Batches(
-            RandomTexts(args.texts * 64),
-            count=10**6,
+            RandomTexts(args.texts * 256),
+            count=args.steps * args.rounds + 10,
             size=args.texts,
             length=args.tokens - 1,
             conditioning=conditioning,
@@ -80,7 +76,9 @@ class Runner:
         self.waited += time.perf_counter() - start
         self.flops += flops(self.model, **{name: batch[name] for name in COUNTS})
         asked = batch["asked"]
-        batch = {k: v.to(self.device, non_blocking=True) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+        batch = {
+            k: v.to(self.device, non_blocking=True) if isinstance(v, torch.Tensor) else v for k, v in batch.items()
+        }
         with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
             loss = self.learner(**batch) / asked
         loss.backward()
@@ -152,15 +150,32 @@ def main() -> None:
         }  # fmt: skip
         held = "–" if memory[name] is None else f"{memory[name]:.1f} GiB"
         rows.append(
-            [name, f"{1000 * step:.1f} ms", f"{ratio:.3f} ×", f"{floor:.3f} ×", f"{rate / 1000:.0f} k", f"{mfu:.1%}", held, f"{wait:.1%}"]
+            [
+                name,
+                f"{1000 * step:.1f} ms",
+                f"{ratio:.3f} ×",
+                f"{floor:.3f} ×",
+                f"{rate / 1000:.0f} k",
+                f"{mfu:.1%}",
+                held,
+                f"{wait:.1%}",
+            ]
         )
     if args.profile:
         for name, runner in runners.items():
             profile(name, runner)
     title = f"Training {args.size}, {args.texts} × {args.tokens} tokens a step, r_max {args.r_max}"
     columns = ["method", "step", "over GPT", "floor", "tokens/s", "MFU", "memory", "wait"]
-    settings = {k: getattr(args, k) for k in ("size", "texts", "tokens", "r_max", "steps", "rounds", "workers", "compile", "backend")}
-    report(title, columns, rows, {**machine(args.device), **settings, "matmul_tflops": peak / 1e12, "methods": record})
+    settings = {
+        k: getattr(args, k)
+        for k in ("size", "texts", "tokens", "r_max", "steps", "rounds", "workers", "compile", "backend")
+    }
+    report(
+        title,
+        columns,
+        rows,
+        {"benchmark": "training", **machine(args.device), **settings, "matmul_tflops": peak / 1e12, "methods": record},
+    )
 
 
 def profile(name: str, runner: Runner) -> None:

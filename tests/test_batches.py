@@ -133,6 +133,18 @@ def test_a_fixed_shape_is_the_same_for_every_batch_that_fits():
     assert len(shapes) == 1
 
 
+def test_every_batch_of_a_run_has_one_shape_over_all_its_epochs():
+    texts = Texts(40, 12)
+    batches = Batches(
+        texts, count=60, size=4, length=12, conditioning=Conditioning.from_dict({"r_max": 0.9, "unknown": 0.2}),
+        seed=3, bos=BOS, mask=MASK, fixed=True,
+    )  # fmt: skip
+    assert batches.budget is not None and batches.per_epoch == 10
+    for number in range(60):
+        batch = batches[number]
+        assert (batch["copies"], len(batch["rows"])) == (batches.budget.copies, batches.budget.asked)
+
+
 def test_a_batch_that_outgrows_the_budget_gets_more_room_and_loses_nothing():
     tokens, roles = random_batch(0, texts=4, length=9)
     small = pack(tokens, roles, bos=BOS, mask=MASK, budget=Budget(1, 1))

@@ -32,7 +32,8 @@ from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, first_draws,
 from acgpt.errors import InputError
 
 ALIGN = 128  # slots; matrix units like whole tiles
-SLACK = 1.002  # of the budget over the largest batch of the first epoch
+FORESEEN = 2**24  # texts whose sizes are looked at before a run: some ten seconds
+SLACK = 1.01  # of the budget over the largest batch of those, if there are more
 IGNORED = -100  # the target of a row that only fills up
 COUNTS = ("asked", "slots", "pairs")  # what a batch says of itself, for the record
 
@@ -217,12 +218,17 @@ class Batches(Dataset[dict[str, Any]]):
         return self._order[1]
 
     def measure(self) -> Budget:
-        """A shape with room for every batch of the first epoch, and a little more."""
-        sizes = self.sizes(0)[self.order(0)][:, self.deal]  # (steps, parts, size)
-        rest = self.length - sizes
-        asked = rest - np.minimum(np.floor(self.conditioning.unknown * rest + 1e-9), rest - 1)
+        """A shape with room for every batch of the run: all their sizes are known beforehand.
 
-        def bound(totals: np.ndarray) -> int:
-            return math.ceil(float(totals.max()) * SLACK / ALIGN) * ALIGN
-
-        return Budget(copies=bound(sizes.sum(-1)), asked=bound(asked.sum(-1)))
+        A run of more than `FORESEEN` texts is measured by its first ones, with some room to spare.
+        """
+        copies = asked = 0
+        epochs = math.ceil(self.count / (self.per_epoch * self.parts))
+        foreseen = max(1, min(epochs, FORESEEN // self.items))
+        for epoch in range(foreseen):
+            sizes = self.sizes(epoch)[self.order(epoch)][:, self.deal]  # (steps, parts, size)
+            rest = self.length - sizes
+            left = rest - np.minimum(np.floor(self.conditioning.unknown * rest + 1e-9), rest - 1)
+            copies, asked = max(copies, int(sizes.sum(-1).max())), max(asked, int(left.sum(-1).max()))
+        slack = 1.0 if foreseen == epochs else SLACK
+        return Budget(*(math.ceil(most * slack / ALIGN) * ALIGN for most in (copies, asked)))

@@ -1,0 +1,119 @@
+"""Models trained from scratch: collect runs and their evaluations into one result file, a curve and its picture.
+
+    acgpt train wikitext103-small-fast corpus=DATA output=runs/ac-gpt
+    acgpt train wikitext103-small-fast corpus=DATA output=runs/gpt method=gpt
+    acgpt evaluate runs/ac-gpt/model DATA --split test -o runs/ac-gpt/test.json
+    acgpt evaluate runs/gpt/model    DATA --split test -o runs/gpt/test.json
+    python benchmarks/from_scratch.py runs/ac-gpt runs/gpt --text "what it was trained on" -o NAME
+
+Writes benchmarks/results/NAME.json, NAME.csv (the learning curves) and docs/NAME.png. Every SPLIT.json in a run's
+folder is taken as the evaluation of that split; besides, the run's own results hold the one on its validation split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = {"ac-gpt": "AC-GPT", "gpt": "GPT"}
+
+
+def collect(run: Path) -> dict[str, Any]:
+    """What is kept of one run."""
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    splits = {results["recipe"]["eval_split"]: results["evaluation"]}
+    for path in sorted(run.glob("*.json")):
+        if path.stem not in ("results", "config"):
+            splits[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+    kept = ("steps", "texts", "tokens", "parameters", "loss", "seconds", "tokens_per_second", "wait", "memory_gib")
+    return {
+        **{key: results[key] for key in kept},
+        "recipe": results["recipe"],
+        "versions": results["versions"],
+        "hardware": results["hardware"],
+        "splits": {
+            name: {
+                "set": found["set"]["hash"],
+                "texts": found["set"].get("texts"),
+                "modes": found["modes"],
+                "gains": found["gains"],
+            }
+            for name, found in splits.items()
+            if found is not None
+        },
+    }
+
+
+def draw(rows: list[dict[str, str]], path: Path) -> None:
+    """Loss and held-out perplexity of the methods against tokens read."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    colours = {"AC-GPT": "#1b7f5c", "GPT": "#b5651d"}
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method]
+        points = [(float(row["tokens"]) / 1e6, float(row["loss"])) for row in own if row["loss"] and row["tokens"]]
+        left.plot(*zip(*points, strict=True), color=colours.get(method), linewidth=1, label=method)
+        for mode, style in (("unconditional", "-"), ("training", "--")):
+            points = [(float(row["tokens"]) / 1e6, float(row[mode])) for row in own if row[mode] and row["tokens"]]
+            if points:
+                right.plot(
+                    *zip(*points, strict=True), style, color=colours.get(method), marker="o", markersize=3,
+                    label=f"{method}, {mode}",
+                )  # fmt: skip
+    left.set(xlabel="million tokens read", ylabel="nats per asked token", title="Training loss", ylim=(2.5, 6))
+    right.set(
+        xlabel="million tokens read", ylabel="perplexity", title="Held-out part of the training text", yscale="log"
+    )
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--text", required=True, help="what the models were trained on, in a few words")
+    parser.add_argument("--date", required=True)
+    parser.add_argument("-o", "--output", required=True, help="the name of the result")
+    args = parser.parse_args()
+    runs = {NAMES[json.loads((run / "config.json").read_text())["recipe"]["method"]]: run for run in args.runs}
+    records = {name: collect(run) for name, run in runs.items()}
+    first = next(iter(records.values()))
+    rows: list[dict[str, str]] = []
+    for name, run in runs.items():
+        with (run / "log.csv").open(newline="", encoding="utf-8") as file:
+            rows += [{"method": name, **row} for row in csv.DictReader(file)]
+    keep = [row for i, row in enumerate(rows) if i % 5 == 0 or row["unconditional"]]
+    results = ROOT / "benchmarks" / "results"
+    with (results / f"{args.output}.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, keep[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(keep)
+    draw(rows, ROOT / "docs" / f"{args.output}.png")
+    changes = {name: " method=gpt" if name == "GPT" else "" for name in runs}
+    record = {
+        "benchmark": "from_scratch",
+        "command": "; ".join(
+            f"acgpt train wikitext103-small-fast corpus=DATA output={runs[name].name}{changes[name]}" for name in runs
+        ),
+        "text": args.text,
+        "hardware": first["hardware"],
+        "torch": first["versions"]["torch"],
+        "transformers": first["versions"]["transformers"],
+        "date": args.date,
+        "runs": records,
+    }
+    (results / f"{args.output}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
