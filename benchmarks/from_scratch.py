@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,13 @@ def collect(run: Path) -> dict[str, Any]:
         if path.stem not in ("results", "config"):
             splits[path.stem] = json.loads(path.read_text(encoding="utf-8"))
     kept = ("steps", "texts", "tokens", "parameters", "loss", "seconds", "tokens_per_second", "wait", "memory_gib")
+    places = {results["recipe"]["corpus"]: "DATA", results["recipe"]["output"]: run.name}
+    words = [
+        "=".join(places.get(part, part) for part in word.split("=")) if "=" in word else word
+        for word in results["command"][1:]
+    ]
     return {
+        "command": shlex.join(["acgpt", *words]),
         **{key: results[key] for key in kept},
         "recipe": results["recipe"],
         "versions": results["versions"],
@@ -99,12 +106,9 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(keep)
     draw(rows, ROOT / "docs" / f"{args.output}.png")
-    changes = {name: " method=gpt" if name == "GPT" else "" for name in runs}
     record = {
         "benchmark": "from_scratch",
-        "command": "; ".join(
-            f"acgpt train wikitext103-small-fast corpus=DATA output={runs[name].name}{changes[name]}" for name in runs
-        ),
+        "command": "; ".join(record.pop("command") for record in records.values()),
         "text": args.text,
         "hardware": first["hardware"],
         "torch": first["versions"]["torch"],
