@@ -1,4 +1,4 @@
-"""The command line: `acgpt score`, `acgpt infill`, `acgpt rank` and `acgpt show`.
+"""The command line: `acgpt score`, `infill`, `rank` and `show` here; those that work on whole corpora in `commands`.
 
 Each command is a call of the Python API and a way to print its result: for people by default, as JSON lines with
 `--json`. Templates come as an argument, or one a line from a file or a pipe; each is answered before the next is waited
@@ -222,6 +222,9 @@ def about(
         What could stand here? {{_3}} is a blank of three tokens.
     acgpt show   'The capital of {{Italy}} is Rome.' -o layout.png
         What is the model told? Its input and its attention mask, drawn.
+
+    A model of your own: acgpt prepare (text to tokens), acgpt train,
+    acgpt evaluate; acgpt draw pictures what they give and ask.
 
     For braces that are text write \{{. Inside a slot, a backslash makes text
     of { } | and _ likewise. acgpt COMMAND --help explains the rest.
