@@ -41,10 +41,12 @@ SMALL: dict[str, Any] = {
 }
 
 
-def write_corpus(folder: Path, *, mask: bool = True, splits: tuple[str, ...] = ("train", "validation")) -> Path:
+def write_corpus(
+    folder: Path, *, mask: bool = True, splits: tuple[str, ...] = ("train", "validation"), seed: int = 0
+) -> Path:
     """A prepared corpus of plain sentences, as documented; nothing of acgpt's own code but the tokenizer's hash."""
     special = SPECIAL if mask else {name: token for name, token in SPECIAL.items() if name != "mask_token"}
-    tokenizer, rng = tiny_tokenizer(**special), random.Random(0)
+    tokenizer, rng = tiny_tokenizer(**special), random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder / "tokenizer")
     described = {}
@@ -117,6 +119,10 @@ class Command:
         assert self.process.exitcode is not None, f"still running after {timeout} s:\n{self.said()}"
         return self.process.exitcode
 
+    def interrupt(self, number: int) -> None:
+        """Send a signal to the process and to those that it has started, as a terminal does."""
+        os.killpg(self.process.pid, number)
+
     def said(self) -> str:
         return self.output.read_text()
 
@@ -124,7 +130,10 @@ class Command:
 def enter(
     words: list[str], output: str, before: Callable[[Any], None] | None, detail: Any, env: dict[str, str]
 ) -> None:
-    """What runs in the process of a `Command`."""
+    """What runs in the process of a `Command`; it leads a group of its own."""
+    os.setpgid(0, 0)
+    multiprocessing.set_start_method("fork", force=True)  # of its workers: as in a process that nobody has prepared
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -140,12 +149,14 @@ def enter(
     main()
 
 
-def ranks(count: int, *arguments: str | Path, output: Path, **how: Any) -> list[Command]:
+def ranks(
+    count: int, *arguments: str | Path, output: Path, env: dict[str, str] | None = None, **how: Any
+) -> list[Command]:
     """The same command in several processes that know of each other, as torchrun starts them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
+    shared = (env or {}) | {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
     shared |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     return [
         Command(
@@ -159,8 +170,8 @@ def ranks(count: int, *arguments: str | Path, output: Path, **how: Any) -> list[
 
 
 def kill_self(*_: Any, **__: Any) -> None:
-    """As `kill -9` from outside: nothing is tidied up."""
-    os.kill(os.getpid(), signal.SIGKILL)
+    """As `kill -9` from outside, of the process and its workers: nothing is tidied up."""
+    os.killpg(0, signal.SIGKILL)
     time.sleep(60)
 
 

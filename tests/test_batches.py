@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -60,7 +62,7 @@ def loss_and_gradients(learner, batch):
 
 
 def batches_of(texts, size, *, conditioning=None, **how):
-    how = {"count": 10**6, "length": texts.tokens.shape[1], "seed": 0, "bos": BOS, "mask": MASK, "fixed": False} | how
+    how = {"count": 100, "length": texts.tokens.shape[1], "seed": 0, "bos": BOS, "mask": MASK, "fixed": False} | how
     return Batches(texts, size=size, conditioning=conditioning or Conditioning((Blocks(),)), **how)
 
 
@@ -237,12 +239,11 @@ def test_sets_differ_from_epoch_to_epoch_and_from_seed_to_seed():
 )
 @pytest.mark.parametrize(("size", "parts"), [(16, 1), (8, 2), (4, 4)])
 def test_batches_are_balanced_and_lie_within_a_budget_that_wastes_little(conditioning, size, parts):
-    length = 200
-    batches = batches_of(Texts(640, length), size, parts=parts, conditioning=conditioning, fixed=True)
+    length, count = 200, 2 * 40 * parts  # two epochs
+    batches = batches_of(Texts(640, length), size, parts=parts, conditioning=conditioning, fixed=True, count=count)
     drawn = np.random.default_rng(0)
     totals, unbalanced = [], []
-    for number in range(batches.per_epoch * parts):
-        batch = batches[number]
+    for batch in map(batches.__getitem__, range(count)):
         assert batch["copies"] == batches.budget.copies
         assert len(batch["rows"]) == batches.budget.asked
         totals.append(batch["slots"] - size * length)
@@ -250,6 +251,21 @@ def test_batches_are_balanced_and_lie_within_a_budget_that_wastes_little(conditi
     assert np.std(totals) < np.std(unbalanced) / 4
     waste = batches.budget.copies - np.mean(totals)
     assert waste < max(ALIGN, 0.1 * np.mean(totals)) + ALIGN
+
+
+def test_the_budget_holds_every_batch_of_the_run_or_has_room_to_spare(monkeypatch):
+    how = {"conditioning": Conditioning((Blocks(),)), "fixed": True}
+    short, long = (batches_of(Texts(64, 500), 16, count=count, **how) for count in (4, 400))
+    largest = [
+        max(batches.sizes(e)[batches.order(e)].sum(1).max() for e in range(n))
+        for batches, n in ((short, 1), (long, 100))
+    ]
+    assert [short.budget.copies, long.budget.copies] == [math.ceil(most / ALIGN) * ALIGN for most in largest]
+    assert largest[0] < largest[1]
+    monkeypatch.setattr("acgpt.batches.FORESEEN", 64)  # one epoch is looked at
+    monkeypatch.setattr("acgpt.batches.SLACK", 1.5)
+    unforeseen = batches_of(Texts(64, 500), 16, count=400, **how)
+    assert unforeseen.budget.copies == math.ceil(1.5 * largest[0] / ALIGN) * ALIGN
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4, 8])

@@ -51,11 +51,13 @@ def writing(path: Path) -> Iterator[None]:
     except OutputError:
         raise
     except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "write" not in str(error):  # torch's words for a full disk
-            raise
+        words = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        if isinstance(error, RuntimeError):
+            if "inline_container" not in words and "PytorchStreamWriter" not in words:
+                raise
+            words = f"the disk is full, or the file may not grow ({words})"  # torch has no better ones
         last = last_checkpoint(path.parents[1] if path.parent.name == CHECKPOINTS else path.parent)
         way_on = f" The run can be resumed from {last} with --resume." if last else ""
-        words = getattr(error, "strerror", None) or str(error)
         raise OutputError(f"cannot write {path}: {words}. Make room there, or see who may write.{way_on}") from error
 
 
@@ -114,6 +116,8 @@ def open_folder(folder: Path, recipe: Recipe, resume: bool, about: Mapping[str, 
     if resume and config.exists():
         if check_same(folder, recipe) != about["corpus_hash"]:
             raise InputError(f"the corpus {recipe.corpus} is not the one that the run in {folder} was begun on.")
+        for left in (*folder.glob(".*"), *(folder / CHECKPOINTS).glob(".*")):
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
         return
     with writing(folder):
         if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):

@@ -234,6 +234,7 @@ def arguments(recipe: Recipe, plan: Plan) -> TrainingArguments:
         accelerator_config={"non_blocking": plan.device == "cuda"},
         **fsdp,
     )
+    args.mixed_precision = "bf16" if plan.half else "no"  # whatever accelerate was launched with
     args._n_gpu = min(1, args.n_gpu)  # one process, one device: several GPUs are for torchrun
     return args
 
@@ -348,8 +349,8 @@ class Reporter(TrainerCallback):
     def measure(self, evaluation_set: EvaluationSet, modes: tuple[str, ...] = ()) -> Evaluation:
         """The network as it is now, on every process alike."""
         bos, mask = self.trainer.metadata.bos_token_id or 0, self.trainer.metadata.mask_token_id
-        with self.trainer.whole():
-            return evaluate(self.method, self.trainer.network, evaluation_set, bos=bos, mask=mask, modes=modes)
+        with self.trainer.whole() as network:
+            return evaluate(self.method, network, evaluation_set, bos=bos, mask=mask, modes=modes)
 
     def close(self) -> None:
         """Put everything away."""

@@ -262,14 +262,21 @@ class AcTrainer(Trainer):
     # ---- the network as a whole -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
-        """Within, the network can be called by itself also where FSDP has shared it out; all processes must do it."""
+    def whole(self) -> Iterator[GPTNeoXForCausalLM]:
+        """The network, to be called by itself; within, it is as `export` would write it.
+
+        It is whole also where FSDP has shared it out, so all processes must call it alike. And it predicts tokens of
+        the tokenizer only: in training the vocabulary is padded.
+        """
         shared = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
         for module in shared:
             module.unshard()
+        network, size = self.network, len(self.tokenizer)
+        hook = network.get_output_embeddings().register_forward_hook(lambda module, inputs, logits: logits[..., :size])
         try:
-            yield
+            yield network
         finally:
+            hook.remove()
             for module in shared:
                 module.reshard()
 

@@ -60,14 +60,10 @@ def train(
         return
     if recipe is None:
         raise typer.BadParameter("name a RECIPE: a YAML file, or one of those that --list shows.")
-    loaded = load_recipe(recipe, changes or ())
     main = int(os.environ.get("RANK", 0)) == 0  # one of several processes speaks
     try:
+        loaded = load_recipe(recipe, changes or ())
         results = run(loaded, resume=resume, quiet=quiet or not main)
-    except KeyboardInterrupt as error:
-        if main:
-            print(f"\ninterrupted. {way_on(Path(loaded.output))}", file=sys.stderr)
-        raise typer.Exit(130) from error
     except InputError as error:
         if main:
             raise
@@ -81,7 +77,7 @@ def train(
 
 
 def run(recipe: Any, *, resume: bool, quiet: bool) -> dict[str, Any]:
-    """Train, with no noise from the libraries underneath; and leave the other processes, where there are some."""
+    """Train, with no noise from the libraries underneath, and say how to go on if somebody stops it."""
     hush()
     from torch import distributed
     from transformers.utils.logging import disable_progress_bar
@@ -91,7 +87,12 @@ def run(recipe: Any, *, resume: bool, quiet: bool) -> dict[str, Any]:
     disable_progress_bar()
     if not quiet:
         print(recipe.output, file=sys.stderr)
-    results = train(recipe, resume=resume, quiet=quiet)
+    try:
+        results = train(recipe, resume=resume, quiet=quiet)
+    except KeyboardInterrupt as error:
+        if int(os.environ.get("RANK", 0)) == 0:
+            print(f"\ninterrupted. {way_on(Path(recipe.output))}", file=sys.stderr)
+        raise typer.Exit(130) from error
     if distributed.is_initialized():
         distributed.destroy_process_group()
     return results

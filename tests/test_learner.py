@@ -1,0 +1,202 @@
+"""The training step: the network that is made, and the loss of a batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from acgpt.attention import check_model
+from acgpt.batches import COUNTS, Budget, pack
+from acgpt.conditioning import Blocks, Conditioning, Empty, generator
+from acgpt.errors import ModelError
+from acgpt.evaluate import queries_of
+from acgpt.learner import Learner, choose_attention, flops, matmul_rate, new_model
+from acgpt.recipe import SHAPES, Shape
+from acgpt.score import log_probs
+
+BOS, MASK, VOCABULARY, LENGTH = 0, 1, 64, 11
+
+
+def small_model(**how):
+    model = new_model(Shape(2, 32, 4), vocabulary=VOCABULARY, positions=LENGTH + 1, **how).train()
+    for weight in model.parameters():  # far from initialisation, where every prediction is the same
+        if weight.ndim == 2:
+            weight.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(weight.numel()))
+    check_model(model)
+    return model
+
+
+def batch_of(conditioning, texts=5, budget=None, seed=0):
+    tokens = np.random.default_rng(seed).integers(2, VOCABULARY, size=(texts, LENGTH))
+    roles = np.stack([conditioning.roles(LENGTH, generator(seed, 0, item)) for item in range(texts)])
+    return tokens, roles, pack(tokens, roles, bos=BOS, mask=MASK, budget=budget)
+
+
+def learner_of(model, backend="dense"):
+    return Learner(model, backend=backend, length=LENGTH, compiled=False)
+
+
+MIXED = Conditioning((Blocks(r_max=0.8), Empty()), (0.7, 0.3), 0.2)
+
+
+@pytest.mark.parametrize("budget", [None, Budget(64, 64)])
+@pytest.mark.parametrize("conditioning", [Conditioning(), Conditioning((Empty(),)), MIXED], ids=["ac", "gpt", "mixed"])
+def test_the_loss_is_the_sum_that_scoring_gives(conditioning, budget):
+    model = small_model().double()
+    tokens, roles, batch = batch_of(conditioning, budget=budget)
+    queries = queries_of(tokens, roles)
+    with torch.no_grad():
+        scores = log_probs(model, queries, bos=BOS, mask=MASK, future=True, backend="dense", budget=10**6)
+    assert learner_of(model)(**batch).item() == pytest.approx(-sum(map(sum, scores)), rel=1e-9)
+    assert batch["asked"] == sum(map(len, scores))
+
+
+def test_gradients_are_those_of_a_difference_quotient():
+    model = small_model().double()
+    learner, (_, _, batch) = learner_of(model), batch_of(MIXED, budget=Budget(64, 64))
+    learner(**batch).backward()
+    rng = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        direction = torch.randn(weight.shape, generator=rng, dtype=torch.float64)
+        around = []
+        for sign in (1, -1):
+            weight.data += sign * 1e-5 * direction
+            around.append(learner(**batch).item())
+            weight.data -= sign * 1e-5 * direction
+        slope = (around[0] - around[1]) / 2e-5
+        assert (weight.grad * direction).sum().item() == pytest.approx(slope, rel=1e-4, abs=1e-4), name
+
+
+def test_bf16_on_a_cpu_is_near_fp32_and_learns():
+    model = small_model()
+    learner, (_, _, batch) = learner_of(model), batch_of(MIXED)
+    exact = learner(**batch).item()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = learner(**batch)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(exact, rel=2e-2)
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+
+
+# ---- dropout --------------------------------------------------------------------------------------------------------
+
+
+def losses(model, seeds=(0, 1, 0)):
+    learner, (_, _, batch) = learner_of(model), batch_of(MIXED)
+    found = []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        found.append(learner(**batch).item())
+    return found
+
+
+@pytest.mark.parametrize("which", ["dropout", "attention_dropout"])
+def test_dropout_changes_the_loss_of_a_training_step_by_its_seed_and_no_other(which):
+    model = small_model(**{which: 0.3})
+    one, other, again = losses(model)
+    assert one == again != other
+    assert len(set(losses(model.eval()))) == 1
+    assert losses(small_model())[0] == pytest.approx(losses(model.eval())[0])
+
+
+def test_attention_dropout_leaves_a_share_of_the_attention_weights_out():
+    """With all of them dropped, nothing but its own residual reaches a prediction: the copies no longer matter."""
+    model = small_model(attention_dropout=0.999999)
+    tokens, roles, batch = batch_of(Conditioning())
+    other = tokens.copy()
+    other[roles == 1] = (other[roles == 1] + 7) % (VOCABULARY - 2) + 2
+    copies = batch["copies"]
+    changed = dict(
+        batch, ids=torch.cat([pack(other, roles, bos=BOS, mask=MASK)["ids"][:copies], batch["ids"][copies:]])
+    )
+    learner = learner_of(model)
+    torch.manual_seed(0)
+    dropped = learner(**batch).item(), learner(**changed).item()
+    kept = learner_of(model.eval())(**batch).item(), learner_of(model.eval())(**changed).item()
+    assert dropped[0] == pytest.approx(dropped[1], rel=1e-6)
+    assert kept[0] != pytest.approx(kept[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["varlen", "fused"])
+def test_a_backend_without_attention_dropout_refuses_it(backend):
+    model = small_model(attention_dropout=0.1)
+    _, _, batch = batch_of(Conditioning())
+    with pytest.raises(ModelError, match=r"no (attention )?dropout"):
+        learner_of(model, backend)(**batch)
+
+
+def test_attention_dropout_and_full_precision_go_through_the_dense_mask():
+    assert choose_attention("cuda", half=True, dropout=0.0, head_dim=64) != "dense"
+    assert choose_attention("cuda", half=True, dropout=0.1, head_dim=64) == "dense"
+    assert choose_attention("cuda", half=False, dropout=0.0, head_dim=64) == "dense"
+    assert choose_attention("cpu", half=True, dropout=0.0, head_dim=64) == "dense"
+
+
+# ---- the network ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "millions"), [("small", 81.2), ("base", 123.7), ("medium", 202.6)])
+def test_networks_have_the_sizes_of_the_paper(name, millions):
+    with torch.device("meta"):
+        model = new_model(SHAPES[name], vocabulary=50257, positions=1024)
+    assert sum(weight.numel() for weight in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+def test_a_seed_fixes_the_weights_and_leaves_the_worlds_randomness_alone():
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    one, again, other = (small_new(seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(one.get_input_embeddings().weight, other.get_input_embeddings().weight)
+
+
+def small_new(seed=0):
+    return new_model(Shape(8, 64, 4), vocabulary=100, positions=16, seed=seed)
+
+
+def test_weights_begin_as_gpt2s_do():
+    model = small_new()
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            ends_on_residual = name.endswith(("attention.dense.weight", "dense_4h_to_h.weight"))
+            expected = 0.02 / 4 if ends_on_residual else 0.02  # √(2 · 8 layers) = 4
+            assert weight.std().item() == pytest.approx(expected, rel=0.1), name
+        elif name.endswith("bias"):
+            assert not weight.any()
+
+
+def test_the_network_is_gpt2_with_rotary_positions_and_tied_embeddings():
+    model = small_new()
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    config = model.config
+    assert not config.use_parallel_residual and config.hidden_act == "gelu_new"
+    assert config.rope_parameters["partial_rotary_factor"] == 1.0
+    plain = AutoModelForCausalLM.from_config(config)  # a config that transformers knows, with no code of ours
+    assert type(plain) is type(model)
+
+
+# ---- its cost -------------------------------------------------------------------------------------------------------
+
+
+def test_the_count_of_operations_is_that_of_the_matrix_products():
+    model = small_model()
+    _, _, batch = batch_of(MIXED)
+    learner = learner_of(model)
+    with FlopCounterMode(display=False) as counter:
+        learner(**batch).backward()
+    done = counter.get_flop_counts()["Global"]
+    products = sum(count for op, count in done.items() if str(op) in ("aten.mm", "aten.addmm"))
+    counts = {name: batch[name] for name in COUNTS}
+    assert flops(model, **(counts | {"pairs": 0})) == products
+    assert flops(model, slots=0, asked=0, pairs=10) == 12 * 2 * 32 * 10  # q·k and a·v, forward and twice backward
+
+
+def test_the_rate_of_this_machine_is_measured_without_touching_the_worlds_randomness():
+    state = torch.get_rng_state()
+    assert 1e8 < matmul_rate("cpu") < 1e15
+    assert torch.equal(torch.get_rng_state(), state)

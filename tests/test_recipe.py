@@ -1,0 +1,296 @@
+"""Recipes: those that come with acgpt work, and a mistake in one's own is found before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from runs import write_corpus
+
+from acgpt.conditioning import Blocks, Conditioning, Empty
+from acgpt.errors import InputError
+from acgpt.learner import new_model
+from acgpt.recipe import BELONGS, BUILT_IN, RANGES, SHAPES, Recipe, Shape, built_in, differences, load_recipe, make
+from acgpt.train import train
+
+NAMES = sorted(path.stem for path in BUILT_IN.glob("*.yaml"))
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def made(**keys):
+    return make({"steps": 1000} | keys, "mine.yaml")
+
+
+def file_of(tmp_path, text):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return path
+
+
+# ---- those that come with acgpt -------------------------------------------------------------------------------------
+
+
+def test_the_recipes_are_there():
+    expected = {"wikitext103-small", "wikitext103-base", "wikitext103-medium", "wikitext103-small-fast"}
+    assert set(built_in()) == {*expected, "fineweb-base", "tiny-cpu"}
+    assert all(20 < len(words) <= 115 for words in built_in().values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_says_how_its_corpus_is_made_and_where_it_lies(name):
+    text, recipe = (BUILT_IN / f"{name}.yaml").read_text(), load_recipe(name)
+    (command,) = (line for line in text.splitlines() if line.startswith("#     acgpt prepare "))
+    assert command.split("-o ")[1] == recipe.corpus
+    assert f"#     acgpt train {name}\n" in text
+    assert recipe.output == f"runs/{name}"
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("wikitext103-small", 82),
+        ("wikitext103-small-fast", 82),
+        ("wikitext103-base", 124),
+        ("wikitext103-medium", 204),
+        ("fineweb-base", 124),
+    ],
+)
+def test_a_recipe_builds_a_model_of_the_size_that_it_states(name, millions):
+    recipe = load_recipe(name)
+    with torch.device("meta"):
+        model = new_model(recipe.shape, vocabulary=50257, positions=recipe.length + 1)
+    assert sum(weight.numel() for weight in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.015)
+    assert f"{millions}M parameters" in built_in()[name]
+
+
+@pytest.mark.parametrize("name", ["wikitext103-small", "wikitext103-base", "wikitext103-medium", "fineweb-base"])
+def test_the_reference_recipes_have_the_hyperparameters_of_the_reference(name):
+    recipe = load_recipe(name)
+    assert (recipe.optimizer, recipe.lr, recipe.betas, recipe.weight_decay, recipe.clip) == (
+        "adamw", 5e-4, (0.9, 0.999), 0.1, 1.0
+    )  # fmt: skip
+    assert (recipe.warmup, recipe.schedule, recipe.lr * recipe.final_lr) == (2000, "cosine", pytest.approx(5e-5))
+    assert (recipe.batch, recipe.length, recipe.steps, recipe.dropout) == (128, 1023, 18200, 0.1)
+    assert recipe.distribution == Conditioning((Blocks(r_max=0.4 if name == "fineweb-base" else 0.6),))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shrunken_copy_of_a_recipe_runs(name, corpus, tmp_path):
+    small = {
+        "corpus": corpus, "output": tmp_path / "run", "model": "{layers: 1, width: 32, heads: 4}", "length": 31,
+        "steps": 2, "batch": 4, "micro_batch": 2, "warmup": 1, "device": "cpu", "workers": 0, "eval_texts": 2,
+        "final_texts": 2,
+    }  # fmt: skip
+    results = train(load_recipe(name, [f"{key}={value}" for key, value in small.items()]), quiet=True)
+    assert results["steps"] == 2
+    assert math.isfinite(results["loss"])
+    assert results["recipe"]["conditioning"] == dict(load_recipe(name).conditioning)
+
+
+# ---- files and changes ----------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_is_found_by_its_name_or_as_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("tiny-cpu") == load_recipe("tiny-cpu.yaml") == load_recipe(BUILT_IN / "tiny-cpu.yaml")
+    (tmp_path / "tiny-cpu").mkdir()  # a folder of that name, of a run say, is no recipe
+    assert load_recipe("tiny-cpu").model == "tiny"
+    assert load_recipe(file_of(tmp_path, "steps: 7\nwarmup: 1\nmodel: base")).steps == 7
+
+
+def test_a_recipe_round_trips_through_yaml_and_json():
+    for name in NAMES:
+        recipe = load_recipe(name)
+        assert make(yaml.safe_load(yaml.safe_dump(recipe.as_dict())), "again") == recipe
+
+
+def test_changes_replace_values_and_reach_into_mappings(tmp_path):
+    path = file_of(tmp_path, "steps: 700\nconditioning: {r_max: 0.6, empty: 0.1}\nlr: 1e-3")
+    changes = ["conditioning.r_max=0.4", "lr=5e-4", "model.layers=2", "model.width=64", "betas=[0.8, 0.9]"]
+    recipe = load_recipe(path, [*changes, "model.heads=4", "seed=3", "compile=false", "output=a=b"])
+    assert recipe.distribution == Conditioning((Blocks(r_max=0.4), Empty()), (0.9, 0.1))
+    assert (recipe.lr, recipe.shape, recipe.betas, recipe.seed) == (5e-4, Shape(2, 64, 4), (0.8, 0.9), 3)
+    assert (recipe.compile, recipe.output, recipe.steps) == (False, "a=b", 700)
+
+
+def test_a_change_takes_along_what_it_makes_meaningless(tmp_path):
+    path = file_of(tmp_path, "epochs: 3\noptimizer: muon\nmuon_lr: 0.01\nschedule: linear\ncooldown: 0.5\nfinal_lr: 0")
+    assert load_recipe(path).muon_lr == 0.01
+    recipe = load_recipe(path, ["steps=900", "optimizer=adamw", "schedule=cosine"])
+    assert (recipe.steps, recipe.epochs, recipe.muon_lr, recipe.cooldown, recipe.final_lr) == (900, None, None, None, 0)
+    assert load_recipe(path, ["schedule=constant"]).final_lr is None
+    assert load_recipe(path, ["optimizer=muon"]).muon_lr == 0.01
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["steps"], "write key=value"),
+        (["=3"], "write key=value"),
+        (["steps=[1"], "not YAML"),
+        (["lr.peak=1"], "lr is .* and has no keys"),
+        (["model.layers=2"], "model is 'small' and has no keys"),
+        (["steps=5", "epochs=1"], "steps or epochs, one of the two"),
+        (["schedule=cosine", "cooldown=0.5"], "cooldown goes with schedule=linear"),
+        (["conditioning.rmax=0.5"], "did you mean 'r_max'"),
+        (["conditioning.parts=[]"], "conditioning with parts"),
+    ],
+)
+def test_a_change_that_makes_no_sense_is_refused(changes, words, tmp_path):
+    path = file_of(tmp_path, "steps: 700\nmodel: small\nlr: 0.001\nconditioning: {r_max: 0.6}")
+    with pytest.raises(InputError, match=words):
+        load_recipe(path, changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("steps: 5\nsteps: 6", "steps stands there twice"),
+        ("conditioning: {r_max: 1, r_max: 0}", "r_max stands there twice"),
+        ("- steps", "must be a mapping"),
+        ("", "must be a mapping"),
+        ("steps: [", "not a recipe in YAML"),
+        ("steps: !!python/object/apply:os.getcwd []", "not a recipe in YAML"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(text, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        load_recipe(file_of(tmp_path, text))
+
+
+def test_a_recipe_that_is_not_there_is_answered_with_those_that_are():
+    with pytest.raises(InputError, match=r"no-such .*wikitext103-small"):
+        load_recipe("no-such")
+
+
+# ---- what a recipe may say ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("stpes", "did you mean 'steps'"),
+        ("weightdecay", "did you mean 'weight_decay'"),
+        ("learning_rate", "here it is 'lr'"),
+        ("batch_size", "here it is 'batch'"),
+        ("r_max", "here it is 'conditioning.r_max'"),
+        ("zzz", "known are attention_dropout, batch"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_right_one(key, words):
+    with pytest.raises(InputError, match=f"mine.yaml has no key '{key}': {words}"):
+        made(**{key: 1})
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"steps": None}, "give steps or epochs"),
+        ({"epochs": 2}, "give steps or epochs"),
+        ({"muon_lr": 0.1}, r"muon_lr goes with optimizer=muon, not with optimizer=adamw: .*muon_lr=null"),
+        ({"cooldown": 0.5}, "cooldown goes with schedule=linear, not with schedule=cosine"),
+        ({"schedule": "constant", "final_lr": 0.1}, "final_lr goes with schedule=cosine or linear"),
+        ({"optimizer": "muon", "parallel": "fsdp"}, "Muon needs whole matrices"),
+        ({"compile": True, "parallel": "fsdp"}, "compile=true does not go with parallel=fsdp"),
+        ({"precision": "bf16", "device": "mps"}, "bf16 is for CUDA and CPUs"),
+        ({"steps": 50, "warmup": 50}, "warmup .50. must be shorter than the run .50 steps"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(keys, words):
+    with pytest.raises(InputError, match=words):
+        made(**keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"steps": 1.5}, "steps must be a whole number or null, not 1.5"),
+        ({"steps": True}, "steps must be a whole number"),
+        ({"steps": "many"}, "steps must be a whole number"),
+        ({"lr": "fast"}, "lr must be a number, not 'fast'"),
+        ({"lr": True}, "lr must be a number"),
+        ({"compile": 1}, "compile must be true or false or 'auto', not 1"),
+        ({"optimizer": "sgd"}, "optimizer must be one of adamw, muon, not 'sgd'"),
+        ({"method": "bert"}, "method must be one of ac-gpt, gpt"),
+        ({"betas": [0.9]}, "betas must be a list of 2 numbers"),
+        ({"betas": 0.9}, "betas must be a list of 2 numbers"),
+        ({"conditioning": 0.6}, "conditioning must be a mapping"),
+        ({"conditioning": {"r_max": 2}}, "r_min and r_max must be"),
+        ({"conditioning": {"r_maks": 1}}, "did you mean 'r_max'"),
+        ({"corpus": 3}, "corpus must be text"),
+        ({"model": "huge"}, "model is one of tiny, small, base, medium"),
+        ({"model": {"layer": 3}}, "did you mean 'layers'"),
+        ({"model": {"layers": 2.5}}, "model.layers must be a whole number"),
+        ({"model": {"width": 30, "heads": 4}}, "cannot be"),
+        ({"model": {"width": 12, "heads": 4}}, "even whole number"),
+        ({"model": {"layers": 0}}, "at least 1"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused(keys, words):
+    with pytest.raises(InputError, match=words):
+        made(**keys)
+
+
+OUTSIDE = {
+    "weight_decay": -1, "clip": -0.1, "warmup": -1, "workers": -1, "eval_every": -1, "steps": 0, "batch": 0,
+    "micro_batch": 0, "log_every": 0, "save_every": 0, "keep": 0, "eval_texts": 0, "final_texts": 0, "length": 1,
+    "epochs": 0, "lr": 0, "muon_lr": math.nan, "dropout": 1.0, "attention_dropout": -0.1, "betas": [0.9, 1.0],
+    "final_lr": 1.1, "cooldown": 0, "seed": 2**32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", RANGES)
+def test_a_value_out_of_its_range_is_refused(key):
+    beside = {"epochs": {"steps": None}, "muon_lr": {"optimizer": "muon"}, "cooldown": {"schedule": "linear"}}
+    with pytest.raises(InputError, match=f"mine.yaml: {key} must be "):
+        made(**({"warmup": 0} | beside.get(key, {}) | {key: OUTSIDE[key]}))
+
+
+def test_every_number_has_a_range():
+    numbers = {each.name for each in fields(Recipe) if "int" in str(each.type) or "float" in str(each.type)}
+    assert numbers == set(RANGES) == set(OUTSIDE)
+
+
+def test_what_is_left_out_has_its_default_where_it_applies_and_none_where_not():
+    plain = made()
+    assert (plain.muon_lr, plain.cooldown, plain.final_lr) == (None, None, 0.1)
+    assert (made(optimizer="muon").muon_lr, made(schedule="linear").cooldown) == (2e-3, 1.0)
+    assert made(schedule="constant").final_lr is None
+    assert set(BELONGS) == {"muon_lr", "cooldown", "final_lr"}
+
+
+def test_numbers_that_yaml_takes_for_text_are_numbers(tmp_path):
+    recipe = load_recipe(file_of(tmp_path, "steps: 1000\nlr: 5e-4\nbetas: [9e-1, 0.95]\nweight_decay: 1"))
+    assert (recipe.lr, recipe.betas, recipe.weight_decay) == (5e-4, (0.9, 0.95), 1.0)
+
+
+def test_shapes_have_names_and_can_be_written_out():
+    assert made(model="base").shape == SHAPES["base"] == Shape(12, 768, 12)
+    assert made(model={"layers": 3, "width": 48, "heads": 4}).shape == Shape(3, 48, 4)
+    assert made(model={"layers": 3}).shape == Shape(3, 768, 12)
+
+
+def test_a_resumed_run_may_differ_in_what_changes_neither_weights_nor_results():
+    one = made(corpus="a", output="b", micro_batch=2, workers=1, log_every=3, save_every=4, keep=5)
+    assert differences(one.as_dict(), made().as_dict()) == []
+    assert differences(made(seed=1, lr=1e-3).as_dict(), made().as_dict()) == ["lr", "seed"]
+    free = {"corpus", "output", "micro_batch", "workers", "log_every", "save_every", "keep"}
+    for each in fields(Recipe):
+        changed = made().as_dict() | {each.name: "otherwise"}
+        assert differences(changed, made().as_dict()) == ([] if each.name in free else [each.name])
+
+
+def test_every_key_is_explained_where_the_recipe_is_defined():
+    assert Recipe.__doc__ is not None
+    explained = [line.strip().partition(":")[0] for line in Recipe.__doc__.splitlines() if line.startswith("        ")]
+    assert [name for name in explained if name.isidentifier()] == [each.name for each in fields(Recipe)]

@@ -1,0 +1,472 @@
+"""Training as a whole, on a CPU: what it learns from, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import signal
+import sys
+import types
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from runs import SMALL, Command, ended, loss_of, read_rows, until, write_corpus
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+import acgpt
+from acgpt.cli import app
+from acgpt.conditioning import Conditioning
+from acgpt.corpus import Corpus
+from acgpt.errors import InputError
+from acgpt.evaluate import evaluate
+from acgpt.evaluation_set import EvaluationSet
+from acgpt.metadata import Metadata
+from acgpt.methods import method_of
+from acgpt.modes import MODES
+from acgpt.optimizer import rate
+from acgpt.recipe import make
+from acgpt.run_folder import OutputError
+from acgpt.train import settle, train
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def recipe_of(corpus, output, **keys):
+    return make(SMALL | {"corpus": str(corpus), "output": str(output)} | keys, "small")
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    """A run with all that there is: Muon, dropout, a mixture with unknown tokens, two batches a step."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    keys = {"optimizer": "muon", "dropout": 0.1, "micro_batch": 4, "workers": 1, "schedule": "linear", "cooldown": 0.5}
+    conditioning = {"r_max": 0.6, "empty": 0.2, "unknown": 0.1}
+    train(recipe_of(corpus, folder, conditioning=conditioning, **keys), quiet=True)
+    return folder
+
+
+def results_of(run):
+    return json.loads((run / "results.json").read_text())
+
+
+def gradients_of(run, step=1):
+    """AdamW's first moments after the first step are a tenth of the gradient."""
+    state = torch.load(run / "checkpoints" / f"checkpoint-{step}" / "optimizer.pt", weights_only=True)["state"]
+    return [held["exp_avg"] * 10 for held in state.values()]
+
+
+# ---- what it writes -------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_holds_what_is_documented_and_nothing_half_done(run):
+    names = {path.name for path in run.iterdir()}
+    assert names - {"tensorboard"} == {
+        "config.json", "log.csv", "loss.png", "checkpoints", "model", "results.json"
+    }  # fmt: skip
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"checkpoint-8", "checkpoint-12"}  # keep: 2
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_model_is_a_plain_hugging_face_folder_without_pickles(run, corpus):
+    names = {path.name for path in (run / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "acgpt.json"} <= names
+    for path in (run / "model").iterdir():
+        assert path.suffix in (".json", ".safetensors", ".txt", ".jinja"), path
+        assert path.suffix == ".safetensors" or path.read_text()
+    lm, tokenizer = acgpt.load(str(run / "model")), AutoTokenizer.from_pretrained(run / "model")
+    plain = AutoModelForCausalLM.from_pretrained(run / "model", trust_remote_code=False)
+    assert plain.config.vocab_size == len(tokenizer) == len(lm.tokenizer) < 384
+    assert plain.config.architectures == ["GPTNeoXForCausalLM"]
+    ids = torch.tensor([tokenizer("The cat sat on the mat.")["input_ids"]])
+    with torch.no_grad():
+        ours, theirs = (model(input_ids=ids).logits for model in (lm.model.float(), plain.float()))
+    assert ours.shape[-1] == len(tokenizer)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert lm.reads_future
+
+
+def test_the_model_says_how_it_was_trained(run):
+    metadata, recipe = Metadata.read(run / "model"), results_of(run)["recipe"]
+    assert metadata.method == "ac-gpt"
+    assert Conditioning.from_dict(metadata.conditioning) == Conditioning.from_dict(recipe["conditioning"])
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    assert (metadata.bos_token_id, metadata.mask_token_id) == (tokenizer.bos_token_id, tokenizer.mask_token_id)
+
+
+def test_a_checkpoint_is_a_plain_hugging_face_folder_too(run):
+    last = run / "checkpoints" / "checkpoint-12"
+    assert AutoModelForCausalLM.from_pretrained(last).config.vocab_size % 64 == 0
+    one, other = acgpt.load(str(last)), acgpt.load(str(run / "model"))
+    question = "The {{cat}} sat on the mat."
+    assert one.metadata.method == "ac-gpt"
+    assert one.log_prob(question).log_prob == pytest.approx(other.log_prob(question).log_prob, abs=0.2)  # less padding
+    trained, exported = (load_file(path / "model.safetensors") for path in (last, run / "model"))
+    for name, weight in exported.items():
+        assert torch.equal(trained[name][: len(weight)], weight), name
+
+
+def test_the_results_are_those_of_the_exported_model_on_the_set_that_evaluate_makes(run, corpus):
+    results, held = results_of(run), Corpus.open(corpus)
+    evaluation_set = EvaluationSet.build(
+        held.tokens("validation"), tokenizer_hash=held.manifest["tokenizer_hash"], length=31, limit=6, r_max=0.6
+    )
+    assert results["evaluation"]["set"]["hash"] == evaluation_set.hash
+    lm = acgpt.load(str(run / "model"))
+    evaluation = evaluate(method_of("ac-gpt"), lm.model, evaluation_set, bos=lm.bos, mask=lm.mask)
+    for mode, answer in evaluation.modes.items():
+        assert results["evaluation"]["modes"][mode]["perplexity"] == pytest.approx(answer.perplexity, rel=1e-5)
+
+
+def test_results_and_config_say_all_that_it_takes_to_repeat_the_run(run, corpus):
+    results, config = results_of(run), json.loads((run / "config.json").read_text())
+    assert make(config["recipe"], "again").as_dict() == config["recipe"] == results["recipe"]
+    assert set(config["versions"]) == {"acgpt", "torch", "transformers", "accelerate", "numpy", "python"}
+    assert config["corpus_hash"] == Corpus.open(corpus).hash
+    assert config["evaluation_sets"]["final"]["hash"] == results["evaluation"]["set"]["hash"]
+    weights = load_file(run / "model" / "model.safetensors")
+    assert results["parameters"] == sum(weight.numel() for weight in weights.values())
+    assert (results["steps"], results["texts"], results["tokens"]) == (12, 96, 96 * 31)
+    assert results["loss"] == list(loss_of(run).values())[-1]
+
+
+def test_the_log_has_a_row_a_step_with_its_rate_and_its_perplexities(run):
+    rows = read_rows(run)
+    assert [int(row["step"]) for row in rows] == [1, 2, 4, 6, 8, 10, 12]
+    for row in rows:
+        step = int(row["step"])
+        share = rate(step - 1, steps=12, warmup=2, shape="linear", final=0.1, cooldown=0.5)
+        assert float(row["learning_rate"]) == pytest.approx(SMALL["lr"] * share)
+        assert (int(row["texts"]), int(row["tokens"])) == (8 * step, 8 * step * 31)
+        assert 0 < float(row["grad_norm"]) < 100
+    evaluated = {int(row["step"]): [name for name in MODES if row[name]] for row in rows}
+    assert evaluated.pop(6) == ["unconditional", "training"]
+    assert evaluated.pop(12) == list(MODES)
+    assert not any(evaluated.values())
+    final = results_of(run)["evaluation"]["modes"]["training"]["perplexity"]
+    assert float(rows[-1]["training"]) == pytest.approx(final, abs=1e-3)
+
+
+def test_both_optimizers_follow_the_schedule(run):
+    state = torch.load(run / "checkpoints" / "checkpoint-8" / "optimizer.pt", weights_only=True)
+    share = rate(8, steps=12, warmup=2, shape="linear", final=0.1, cooldown=0.5)
+    adamw, muon = state["optimizers"]
+    assert [group["lr"] for group in adamw["param_groups"]] == pytest.approx([3e-3 * share] * 2)
+    assert [group["lr"] for group in muon["param_groups"]] == pytest.approx([2e-3 * share])
+
+
+def test_tensorboard_gets_the_log_where_it_is_installed(corpus, tmp_path, monkeypatch):
+    written = []
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            written.append((folder, purge_step))
+
+        def add_scalar(self, name, value, step):
+            written.append((name, value, step))
+
+        def close(self):
+            written.append("closed")
+
+    stub = types.ModuleType("torch.utils.tensorboard")
+    stub.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stub)
+    train(recipe_of(corpus, tmp_path / "run", steps=3, warmup=0), quiet=True)
+    assert written[0] == (str(tmp_path / "run" / "tensorboard"), 1)
+    assert written[-1] == "closed"
+    losses = {step: value for name, value, step in written[1:-1] if name == "loss"}
+    assert losses == loss_of(tmp_path / "run")
+
+
+def test_without_tensorboard_and_matplotlib_there_is_the_log(corpus, tmp_path, monkeypatch):
+    for name in ("torch.utils.tensorboard", "matplotlib"):
+        monkeypatch.setitem(sys.modules, name, None)
+    train(recipe_of(corpus, tmp_path / "run", steps=2, warmup=0), quiet=True)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert "log.csv" in names and not names & {"loss.png", "tensorboard"}
+
+
+# ---- what it learns -------------------------------------------------------------------------------------------------
+
+
+def test_it_learns(corpus, tmp_path):
+    train(recipe_of(corpus, tmp_path / "run", steps=60, lr=1e-2, save_every=100, eval_every=0), quiet=True)
+    losses = list(loss_of(tmp_path / "run").values())
+    assert losses[0] > 5.5  # near the logarithm of 384 tokens
+    assert losses[-1] < 3
+
+
+@pytest.fixture(scope="module")
+def whole_step(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train(recipe_of(corpus, folder, steps=3, save_every=1, keep=9, warmup=0, clip=0, eval_every=0), quiet=True)
+    return folder
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+def test_a_step_is_the_same_however_many_batches_it_is_run_in(micro_batch, whole_step, corpus, tmp_path):
+    """Although they ask different numbers of tokens: the loss is the mean over the step's tokens, not over batches."""
+    keys = {"steps": 3, "save_every": 1, "keep": 9, "warmup": 0, "clip": 0, "eval_every": 0}
+    train(recipe_of(corpus, tmp_path / "run", micro_batch=micro_batch, **keys), quiet=True)
+    for one, other in zip(gradients_of(whole_step), gradients_of(tmp_path / "run"), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+    assert loss_of(tmp_path / "run") == pytest.approx(loss_of(whole_step), rel=1e-5)
+
+
+def test_the_norm_of_a_gradient_is_limited_and_logged_as_it_was(whole_step, corpus, tmp_path):
+    keys = {"steps": 1, "save_every": 1, "warmup": 0, "eval_every": 0}
+    train(recipe_of(corpus, tmp_path / "run", clip=0.01, **keys), quiet=True)
+    free, limited = (torch.cat([g.flatten() for g in gradients_of(run)]) for run in (whole_step, tmp_path / "run"))
+    assert free.norm() > 1
+    assert limited.norm() == pytest.approx(0.01, rel=1e-3)
+    torch.testing.assert_close(limited / limited.norm(), free / free.norm(), rtol=1e-4, atol=1e-6)
+    for run in (whole_step, tmp_path / "run"):
+        assert float(read_rows(run)[0]["grad_norm"]) == pytest.approx(free.norm().item(), rel=1e-4)
+
+
+def test_evaluating_leaves_no_trace_in_the_weights(corpus, tmp_path):
+    weights = []
+    for every in (0, 2):
+        keys = {"steps": 5, "dropout": 0.2, "eval_every": every, "save_every": 99}
+        train(recipe_of(corpus, tmp_path / f"run{every}", **keys), quiet=True)
+        weights.append((tmp_path / f"run{every}" / "model" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+def test_a_causal_twin_reads_the_same_texts_with_nothing_given_and_is_asked_the_same(corpus, tmp_path, whole_step):
+    results = train(recipe_of(corpus, tmp_path / "run", method="gpt", steps=3, warmup=0, eval_every=0), quiet=True)
+    other = results_of(whole_step)
+    assert results["evaluation"]["set"]["hash"] == other["evaluation"]["set"]["hash"]
+    modes = results["evaluation"]["modes"]
+    assert [name for name, answer in modes.items() if answer is None] == ["infilling", "training"]
+    assert Metadata.read(tmp_path / "run" / "model").method == "gpt"
+    assert not acgpt.load(str(tmp_path / "run" / "model")).reads_future
+    assert results["conditioning"]["parts"] == [{"kind": "empty", "weight": 1.0}]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"precision": "bf16"}, {"attention_dropout": 0.3}, {"dropout": 0.3}, {"optimizer": "muon"}, {"seed": 1}],
+    ids=str,
+)
+def test_what_is_asked_for_takes_effect(keys, whole_step, corpus, tmp_path):
+    """Nothing in a recipe is ignored: each of these changes the losses, a little or more."""
+    same = {"steps": 3, "save_every": 1, "keep": 9, "warmup": 0, "clip": 0, "eval_every": 0}
+    train(recipe_of(corpus, tmp_path / "run", **same, **keys), quiet=True)
+    one, other = loss_of(whole_step), loss_of(tmp_path / "run")
+    assert one != other
+    assert other == pytest.approx(one, rel=0.2)
+
+
+def test_epochs_are_counted_in_steps(corpus, tmp_path):
+    texts = Corpus.open(corpus).tokens("train").chunks(31)
+    plan = settle(make({"epochs": 2.5, "batch": 8, "device": "cpu", "warmup": 1}, "x"), texts)
+    assert plan.steps == round(2.5 * texts / 8)
+
+
+def test_a_corpus_without_the_split_is_trained_on_and_not_evaluated(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus", splits=("train",))
+    results = train(recipe_of(corpus, tmp_path / "run", steps=2, warmup=0), quiet=True)
+    assert results["evaluation"] is None
+    assert (tmp_path / "run" / "model").is_dir()
+
+
+# ---- what a recipe leaves to the machine ----------------------------------------------------------------------------
+
+
+def plan_of(world=1, texts=1000, **keys):
+    environment = {"WORLD_SIZE": str(world)} | keys.pop("environment", {})
+    return settle(make({"steps": 1000, "device": "cpu"} | keys, "x"), texts, environment)
+
+
+@pytest.mark.parametrize(
+    ("world", "batch", "micro_batch", "expected"),
+    [(1, 8, None, (8, 1)), (2, 8, None, (4, 1)), (1, 8, 3, (2, 4)), (2, 8, 100, (4, 1)), (8, 128, 32, (16, 1))],
+)
+def test_a_step_is_divided_among_processes_and_batches(world, batch, micro_batch, expected):
+    plan = plan_of(world, batch=batch, micro_batch=micro_batch)
+    assert (plan.micro_batch, plan.accumulation) == expected
+    assert plan.parts * plan.micro_batch == batch
+
+
+@pytest.mark.parametrize(
+    ("world", "keys", "words"),
+    [
+        (3, {"batch": 8}, "batch .8. must be a multiple of the number of processes .3."),
+        (1, {"parallel": "fsdp"}, "FSDP is for several processes"),
+        (2, {"parallel": "fsdp", "optimizer": "muon"}, "Muon needs whole matrices"),
+        (2, {"optimizer": "muon", "environment": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}}, "Muon needs"),
+        (2, {"environment": {"ACCELERATE_USE_FSDP": "true"}}, "FSDP of version 2"),
+        (1, {"compile": True}, "compile=true needs CUDA"),
+        (1, {"steps": None, "epochs": 0.1, "warmup": 100}, "warmup .100. must be shorter than the run"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_refused(world, keys, words):
+    with pytest.raises(InputError, match=words):
+        plan_of(world, **keys)
+
+
+def test_a_device_that_is_not_there_is_refused():
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="device=cuda, and there is none here"):
+            plan_of(device="cuda")
+
+
+def test_accelerates_fsdp_counts_as_fsdp():
+    environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    assert plan_of(2, environment=environment).fsdp and plan_of(2, parallel="fsdp").fsdp
+    assert not plan_of(2).fsdp
+
+
+# ---- what it refuses ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_diverges_says_so_and_saves_nothing_broken(corpus, tmp_path):
+    with pytest.raises(InputError, match="training has diverged"):
+        train(recipe_of(corpus, tmp_path / "run", lr=1e30, clip=0, warmup=0, save_every=1, keep=99), quiet=True)
+    for checkpoint in (tmp_path / "run" / "checkpoints").glob("checkpoint-*"):
+        assert all(weight.isfinite().all() for weight in load_file(checkpoint / "model.safetensors").values())
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"output": ""}, "the recipe names no output: add output=FOLDER"),
+        ({"corpus": ""}, "the recipe names no corpus"),
+        ({"corpus": "/nowhere"}, "not a prepared corpus"),
+        ({"batch": 4096}, "texts of 31 tokens, fewer than the 4096 of one step"),
+    ],
+)
+def test_what_is_missing_is_named(keys, words, corpus, tmp_path):
+    with pytest.raises(InputError, match=words):
+        train(recipe_of(**({"corpus": corpus, "output": tmp_path / "run"} | keys)), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_tokens_need_a_corpus_with_a_mask_token(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus", mask=False)
+    with pytest.raises(InputError, match="--mask-token"):
+        train(recipe_of(corpus, tmp_path / "run", conditioning={"unknown": 0.1}), quiet=True)
+
+
+def test_a_folder_that_is_there_is_never_written_over(run, corpus, tmp_path):
+    before = (run / "results.json").read_bytes()
+    with pytest.raises(InputError, match="is there already: resume that run with --resume, or name another"):
+        train(recipe_of(corpus, run), quiet=True)
+    assert (run / "results.json").read_bytes() == before
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(InputError, match="is there already: name another folder"):
+        train(recipe_of(corpus, tmp_path), quiet=True)
+
+
+@pytest.mark.parametrize("place", ["/proc/no-such/run", "FILE/run"])
+def test_a_folder_that_cannot_be_written_is_named(place, corpus, tmp_path):
+    (tmp_path / "file").write_text("")
+    place = place.replace("FILE", str(tmp_path / "file"))
+    with pytest.raises(OutputError, match=f"cannot write {place}"):
+        train(recipe_of(corpus, place), quiet=True)
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def command(*words):
+    return CliRunner().invoke(app, ["train", *map(str, words)])
+
+
+@pytest.fixture
+def recipe_file(corpus, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "\n".join(f"{key}: {json.dumps(value)}" for key, value in (SMALL | {"corpus": str(corpus)}).items())
+    )
+    return path
+
+
+def test_the_command_lists_recipes():
+    listed = command("--list")
+    assert listed.exit_code == 0
+    assert "wikitext103-small-fast  WikiText-103, 6 layers" in listed.stdout
+    assert json.loads(command("--list", "--json").stdout)["tiny-cpu"]
+
+
+def test_the_command_trains_and_prints_perplexities_and_again_when_it_is_finished(recipe_file, tmp_path):
+    words = (
+        recipe_file,
+        f"output={tmp_path / 'run'}",
+        "steps=3",
+        "warmup=0",
+        "conditioning.r_max=0.4",
+        "model.layers=1",
+    )
+    first = command(*words)
+    assert first.exit_code == 0, first.stderr
+    assert str(tmp_path / "run") in first.stderr.splitlines()[0]
+    assert f"{tmp_path / 'run' / 'model'}\n" in first.stdout.replace("\n/", "/")
+    assert "training-no-future" in first.stdout and "gain from the future" in first.stdout
+    results = results_of(tmp_path / "run")
+    assert (results["steps"], results["recipe"]["conditioning"], results["recipe"]["model"]["layers"]) == (
+        3, {"r_max": 0.4}, 1
+    )  # fmt: skip
+    assert command(*words, "--resume").stdout == first.stdout
+    assert json.loads(command(*words, "--resume", "--json").stdout)["evaluation"] == results["evaluation"]
+    changed = command(*words, "lr=0.5", "--resume")
+    assert changed.exit_code == 2 and "another recipe: lr differ" in changed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["no-such.yaml"], "cannot read the recipe"),
+        (["tiny-cpu", "stpes=3"], "did you mean 'steps'"),
+        (["tiny-cpu", "corpus=/nowhere", "output=/tmp/x"], "not a prepared corpus"),
+        ([], "name a RECIPE"),
+    ],
+)
+def test_bad_input_ends_with_code_2_and_one_message(words, message):
+    done = command(*words)
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_makes_no_noise_but_its_own(recipe_file, tmp_path):
+    done = Command("train", recipe_file, f"output={tmp_path / 'run'}", "workers=2", output=tmp_path / "said")
+    with ended(done):
+        assert done.wait() == 0, done.said()
+    ours = ("step ", "evaluating on 6 texts", "mode ", "unconditional", "infilling", "training", "method ")
+    for line in done.said().splitlines():
+        assert not line or line.startswith((*ours, str(tmp_path / "run"))), done.said()
+
+
+def test_ctrl_c_says_how_to_go_on(recipe_file, tmp_path):
+    words = ("train", recipe_file, f"output={tmp_path / 'run'}", "steps=100000", "workers=1", "eval_every=0")
+    running = Command(*words, output=tmp_path / "said")
+    with ended(running):
+        until(lambda: (tmp_path / "run" / "checkpoints" / "checkpoint-4").is_dir())
+        running.interrupt(signal.SIGINT)
+        assert running.wait() == 130
+    *_, last = running.said().splitlines()
+    assert last.startswith("interrupted. The same command with --resume goes on after step ")
+    assert "Traceback" not in running.said()
+
+
+def test_quiet_is_quiet(recipe_file, tmp_path):
+    done = command(recipe_file, f"output={tmp_path / 'run'}", "steps=2", "warmup=0", "--quiet")
+    assert done.exit_code == 0 and done.stderr == ""
+
+
+def test_the_log_can_be_read_by_other_programs(run):
+    with (run / "log.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert all(math.isfinite(float(row["loss"])) and 0 <= float(row["wait"]) <= 1 for row in rows)
+    assert all(float(one["seconds"]) < float(two["seconds"]) for one, two in pairwise(rows))
+    assert Path(run / "log.csv").read_bytes().count(b"\r") == 0
