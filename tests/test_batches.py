@@ -124,6 +124,7 @@ def test_segments_say_where_each_query_lies(seed, texts, length, room):
     assert batch["homes"][batch["keys"]].tolist() == list(range(total))
     for name in ("copy", "text"):  # no query is longer than what flash attention is told
         assert max(np.diff(starts[name])) <= length
+    assert min(np.diff(starts["text"])) >= 1  # copies that no text reads would get no gradient from it
 
 
 def test_a_fixed_shape_is_the_same_for_every_batch_that_fits():
@@ -135,16 +136,18 @@ def test_a_fixed_shape_is_the_same_for_every_batch_that_fits():
     assert len(shapes) == 1
 
 
-def test_every_batch_of_a_run_has_one_shape_over_all_its_epochs():
-    texts = Texts(40, 12)
-    batches = Batches(
-        texts, count=60, size=4, length=12, conditioning=Conditioning.from_dict({"r_max": 0.9, "unknown": 0.2}),
-        seed=3, bos=BOS, mask=MASK, fixed=True,
-    )  # fmt: skip
-    assert batches.budget is not None and batches.per_epoch == 10
+@pytest.mark.parametrize(("texts", "length", "size"), [(40, 12, 4), (64, 200, 64), (10, 127, 1)])
+def test_every_batch_of_a_run_has_one_shape_over_all_its_epochs(texts, length, size):
+    """Also where a round over the corpus is one step, so that nothing balances its rounds."""
+    conditioning = Conditioning.from_dict({"r_max": 0.9, "unknown": 0.2})
+    batches = batches_of(Texts(texts, length), size, conditioning=conditioning, count=60, seed=3, fixed=True)
+    assert batches.budget is not None
+    shapes = set()
     for number in range(60):
         batch = batches[number]
         assert (batch["copies"], len(batch["rows"])) == (batches.budget.copies, batches.budget.asked)
+        shapes.add(tuple((name, tuple(value.shape)) for name, value in batch.items() if torch.is_tensor(value)))
+    assert len(shapes) == 1
 
 
 def test_a_batch_that_outgrows_the_budget_gets_more_room_and_loses_nothing():

@@ -52,10 +52,11 @@ class Texts(Protocol):
 
 @dataclass(frozen=True)
 class Budget:
-    """The fixed shape of a batch: how many copies and predictions there is room for."""
+    """The fixed shape of a batch: for how many copies and predictions there is room, and how many dummies fill it up."""
 
     copies: int
     asked: int
+    dummies: int = 2  # at least
 
 
 def pack(
@@ -90,8 +91,10 @@ def pack(
     if budget is not None:
         room = grow(budget.copies, len(copy_ids)), grow(budget.asked, len(rows))
         spare = room[0] - len(copy_ids)
-        filling = -(count * length) % ALIGN or ALIGN  # text slots of the dummies
-        dummies = max(2, math.ceil(spare / length), math.ceil(filling / length))
+        dummies = max(budget.dummies, math.ceil(spare / length))
+        # Their text slots, one each at least: keys that no text reads would have no gradient under flash attention.
+        filling = dummies + -(count * length + dummies) % ALIGN
+        dummies = max(dummies, math.ceil(filling / length))
         n_copies, n_texts = (
             np.concatenate([lengths, fill // dummies + (np.arange(dummies) < fill % dummies)])
             for lengths, fill in ((n_copies, spare), (n_texts, filling))
@@ -223,12 +226,16 @@ class Batches(Dataset[dict[str, Any]]):
         A run of more than `FORESEEN` texts is measured by its first ones, with some room to spare.
         """
         copies = asked = 0
+        least = math.inf
         epochs = math.ceil(self.count / (self.per_epoch * self.parts))
         foreseen = max(1, min(epochs, FORESEEN // self.items))
         for epoch in range(foreseen):
             sizes = self.sizes(epoch)[self.order(epoch)][:, self.deal]  # (steps, parts, size)
             rest = self.length - sizes
             left = rest - np.minimum(np.floor(self.conditioning.unknown * rest + 1e-9), rest - 1)
-            copies, asked = max(copies, int(sizes.sum(-1).max())), max(asked, int(left.sum(-1).max()))
+            totals = sizes.sum(-1)
+            copies, least = max(copies, int(totals.max())), min(least, int(totals.min()))
+            asked = max(asked, int(left.sum(-1).max()))
         slack = 1.0 if foreseen == epochs else SLACK
-        return Budget(*(math.ceil(most * slack / ALIGN) * ALIGN for most in (copies, asked)))
+        copies, asked = (math.ceil(most * slack / ALIGN) * ALIGN for most in (copies, asked))
+        return Budget(copies, asked, max(2, math.ceil((copies - least) / self.length)))
