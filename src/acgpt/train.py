@@ -15,9 +15,12 @@ import json
 import math
 import os
 import platform
+import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +57,9 @@ from acgpt.training_log import Log, ProgressLine, Row, board, draw_curve
 DURING = ("unconditional", "training")  # the modes that are evaluated while training
 
 
-def train(recipe: Recipe, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+def train(
+    recipe: Recipe, *, resume: bool = False, quiet: bool = False, minutes: float | None = None
+) -> dict[str, Any] | None:
     """Train a model as a recipe says.
 
     Args:
@@ -62,9 +67,11 @@ def train(recipe: Recipe, *, resume: bool = False, quiet: bool = False) -> dict[
         resume: Go on from the last checkpoint of the run in `output`; if it has none, or there is no such run, begin.
             A finished run is left as it is.
         quiet: Show no progress.
+        minutes: Stop with a checkpoint when training has taken so long, to be resumed later. So does SIGTERM, which
+            schedulers send before they end a job.
 
     Returns:
-        The contents of the run's `results.json`.
+        The contents of the run's `results.json`; `None` if the run was stopped before its end.
 
     Raises:
         InputError: Something that the user can mend.
@@ -121,11 +128,28 @@ def train(recipe: Recipe, *, resume: bool = False, quiet: bool = False) -> dict[
     torch.manual_seed(recipe.seed + args.process_index)  # of dropout: processes see other texts, and need other noise
     reporter = Reporter(trainer, folder, method, plan, sets.get("during"), quiet)
     trainer.add_callback(reporter)
+    with asked_to_stop(minutes) as reporter.asked_to_stop:
+        try:
+            trainer.resume(last_checkpoint(folder) if resume else None)
+            return finish(trainer, reporter, sets.get("final"), about) if not reporter.stopped else None
+        finally:
+            reporter.close()
+
+
+@contextmanager
+def asked_to_stop(minutes: float | None) -> Iterator[Callable[[], bool]]:
+    """Within, a function that says whether it is time to stop: so many minutes have passed, or SIGTERM has come."""
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"the minutes that training may take must be above 0, not {minutes}.")
+    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    terminated = threading.Event()
+    main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
+    before = signal.signal(signal.SIGTERM, lambda *_: terminated.set()) if main else None
     try:
-        trainer.resume(last_checkpoint(folder) if resume else None)
-        return finish(trainer, reporter, sets.get("final"), about)
+        yield lambda: terminated.is_set() or time.monotonic() > end
     finally:
-        reporter.close()
+        if main:
+            signal.signal(signal.SIGTERM, before)
 
 
 # ---- what a recipe leaves to the machine ----------------------------------------------------------------------------
@@ -290,6 +314,8 @@ class Reporter(TrainerCallback):
         self.peak = matmul_rate(plan.device)
         self.log, self.bar = Log(folder / LOG, write=self.main), ProgressLine(quiet or not self.main)
         self.board: Any = None  # TensorBoard's writer, where there is one
+        self.asked_to_stop: Callable[[], bool] = lambda: False
+        self.stopped = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Take up the log of the run so far."""
@@ -303,8 +329,19 @@ class Reporter(TrainerCallback):
         """Move the bar. A step that is evaluated or saved has a row in the log, so that a resumed log has no gap."""
         self.bar.advance(state.global_step)
         last = state.global_step == state.max_steps
-        if last or self.evaluates(state) or state.global_step % self.recipe.save_every == 0:
+        if not last and self.stops(state.global_step):
+            self.stopped = control.should_save = control.should_training_stop = True
+        if last or self.stopped or self.evaluates(state) or state.global_step % self.recipe.save_every == 0:
             control.should_log = True
+
+    def stops(self, step: int) -> bool:
+        """Is it time to stop? Several processes must agree, which takes time: they ask each other now and then only."""
+        if self.trainer.args.world_size == 1:
+            return self.asked_to_stop()
+        if step % self.recipe.log_every:
+            return False
+        votes = torch.tensor(float(self.asked_to_stop()), device=self.trainer.args.device)
+        return bool(self.trainer.accelerator.reduce(votes, "sum") > 0)
 
     def evaluates(self, state: Any) -> bool:
         """Is the model evaluated after this step? After the last one it is, but by `finish`."""

@@ -19,6 +19,7 @@ HELP = {
     "resume": "Go on from the last checkpoint of the run in the output folder, if there is one.",
     "list": "List the recipes that come with acgpt.",
     "quiet": "Show no progress.",
+    "minutes": "Stop with a checkpoint after so many minutes (exit code 3); --resume goes on.",
     "json": "For programs: one JSON object in a line, with the keys named above.",
 }
 
@@ -30,6 +31,7 @@ def train(
     ] = None,
     resume: Annotated[bool, option("--resume", help=HELP["resume"])] = False,
     list_recipes: Annotated[bool, option("--list", help=HELP["list"])] = False,
+    minutes: Annotated[float | None, option("--minutes", metavar="N", help=HELP["minutes"])] = None,
     quiet: Annotated[bool, option("--quiet", "-q", help=HELP["quiet"])] = False,
     as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
 ) -> None:
@@ -39,6 +41,7 @@ def train(
     acgpt train wikitext103-small corpus=data/wikitext-103 output=runs/small
     acgpt train mine.yaml steps=2000 conditioning.r_max=0.4 model=base
     acgpt train mine.yaml --resume
+    until acgpt train mine.yaml --resume --minutes 55; [ $? != 3 ]; do :; done
     torchrun --nproc-per-node 8 -m acgpt train mine.yaml
 
     The run's folder gets a log, checkpoints, and in the end the trained model
@@ -63,11 +66,15 @@ def train(
     main = int(os.environ.get("RANK", 0)) == 0  # one of several processes speaks
     try:
         loaded = load_recipe(recipe, changes or ())
-        results = run(loaded, resume=resume, quiet=quiet or not main)
+        results = run(loaded, resume=resume, quiet=quiet or not main, minutes=minutes)
     except InputError as error:
         if main:
             raise
         raise typer.Exit(2) from error  # the first process says it
+    if results is None:
+        if main:
+            print(f"stopped. {way_on(Path(loaded.output))}", file=sys.stderr)
+        raise typer.Exit(3)
     if not main:
         return
     if as_json:
@@ -76,7 +83,7 @@ def train(
         print_results(results)
 
 
-def run(recipe: Any, *, resume: bool, quiet: bool) -> dict[str, Any]:
+def run(recipe: Any, *, resume: bool, quiet: bool, minutes: float | None) -> dict[str, Any] | None:
     """Train, with no noise from the libraries underneath, and say how to go on if somebody stops it."""
     hush()
     from torch import distributed
@@ -88,7 +95,7 @@ def run(recipe: Any, *, resume: bool, quiet: bool) -> dict[str, Any]:
     if not quiet:
         print(recipe.output, file=sys.stderr)
     try:
-        results = train(recipe, resume=resume, quiet=quiet)
+        results = train(recipe, resume=resume, quiet=quiet, minutes=minutes)
     except KeyboardInterrupt as error:
         if int(os.environ.get("RANK", 0)) == 0:
             print(f"\ninterrupted. {way_on(Path(recipe.output))}", file=sys.stderr)

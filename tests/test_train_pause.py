@@ -1,0 +1,86 @@
+"""A run that is told to stop saves itself, and goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from runs import SMALL, Command, ended, ranks, read_rows, until, write_corpus
+
+from acgpt import train as training
+from acgpt.errors import InputError
+from acgpt.recipe import make
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def recipe_of(corpus, output, **keys):
+    return make(SMALL | {"corpus": str(corpus), "output": str(output), "dropout": 0.1} | keys, "small")
+
+
+def weights_of(run):
+    return safetensors.torch.load_file(Path(run) / "model" / "model.safetensors")
+
+
+def test_a_run_in_many_short_sittings_ends_as_one_in_a_single_sitting(corpus, tmp_path, monkeypatch):
+    whole = training.train(recipe_of(corpus, tmp_path / "whole"), quiet=True)
+    run, sittings = recipe_of(corpus, tmp_path / "run"), 0
+    clock = itertools.count(step=30)
+    monkeypatch.setattr(training.time, "monotonic", lambda: next(clock))
+    while training.train(run, resume=True, quiet=True, minutes=1) is None:  # the clock moves half a minute a look
+        sittings += 1
+        assert not (tmp_path / "run" / "results.json").exists()
+        last = training.last_checkpoint(tmp_path / "run")
+        assert last is not None and last.name == f"checkpoint-{read_rows(tmp_path / 'run')[-1]['step']}"
+    assert sittings > 2
+    assert whole is not None
+    assert [row["step"] for row in read_rows(tmp_path / "run")] == sorted(
+        {row["step"] for row in read_rows(tmp_path / "run")}, key=int
+    )
+    one, other = weights_of(tmp_path / "whole"), weights_of(tmp_path / "run")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_sigterm_saves_a_checkpoint_and_ends_with_code_3(corpus, tmp_path):
+    words = ("train", "tiny-cpu", *(f"{key}={value}" for key, value in SMALL.items() if key != "model"))
+    words += (f"corpus={corpus}", f"output={tmp_path / 'run'}", "model={layers: 2, width: 32, heads: 4}")
+    words += ("steps=100000", "save_every=100000", "eval_every=0", "warmup=1")
+    running = Command(*words, output=tmp_path / "said")
+    with ended(running):
+        until(lambda: (tmp_path / "run" / "log.csv").exists() and len(read_rows(tmp_path / "run")) > 1)
+        os.kill(running.process.pid, signal.SIGTERM)
+        assert running.wait() == 3, running.said()
+    step = read_rows(tmp_path / "run")[-1]["step"]
+    assert f"stopped. The same command with --resume goes on after step {step}." in running.said()
+    assert (tmp_path / "run" / "checkpoints" / f"checkpoint-{step}" / "optimizer.pt").exists()
+
+
+def test_two_processes_stop_at_the_same_step(corpus, tmp_path):
+    words = ("train", "tiny-cpu", *(f"{key}={value}" for key, value in SMALL.items() if key != "model"))
+    words += (f"corpus={corpus}", f"output={tmp_path / 'run'}", "model={layers: 2, width: 32, heads: 4}")
+    words += ("steps=100000", "save_every=100000", "eval_every=0", "warmup=1", "--minutes", "0.1")
+    both = ranks(2, *words, output=tmp_path / "said")
+    with ended(*both):
+        assert [each.wait() for each in both] == [3, 3], both[0].said()
+    assert "stopped." in both[0].said() and "stopped." not in both[1].said()
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
+
+
+@pytest.mark.parametrize("minutes", [0, -1.0, float("nan")])
+def test_a_time_that_is_none_is_refused(minutes, corpus, tmp_path):
+    with pytest.raises(InputError, match="minutes"):
+        training.train(recipe_of(corpus, tmp_path / "run"), quiet=True, minutes=minutes)
+
+
+def test_the_handler_of_sigterm_is_put_back(corpus, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    training.train(recipe_of(corpus, tmp_path / "run", steps=3), quiet=True)
+    assert signal.getsignal(signal.SIGTERM) is before
