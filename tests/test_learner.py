@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from models import tiny_model
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig
 
 from acgpt.attention import check_model
 from acgpt.batches import COUNTS, Budget, pack
 from acgpt.conditioning import Blocks, Conditioning, Empty, generator
 from acgpt.errors import ModelError
 from acgpt.evaluate import queries_of
-from acgpt.learner import Learner, choose_attention, flops, matmul_rate, new_model
+from acgpt.learner import Learner, choose_attention, flops, has_plain_head, matmul_rate, new_model
 from acgpt.recipe import SHAPES, Shape
 from acgpt.score import log_probs
 
@@ -200,3 +201,25 @@ def test_the_rate_of_this_machine_is_measured_without_touching_the_worlds_random
     state = torch.get_rng_state()
     assert 1e8 < matmul_rate("cpu") < 1e15
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox", "llama", "qwen3", "mistral"])
+def test_a_head_that_is_a_matrix_is_known_as_one(architecture):
+    model = tiny_model(architecture).train()
+    assert has_plain_head(model) and model.training
+
+
+@pytest.mark.parametrize("config", [GraniteConfig, CohereConfig])
+def test_a_head_that_scales_its_logits_is_no_plain_one(config):
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    scale = {"logits_scaling": 8.0} if config is GraniteConfig else {"logit_scale": 0.06}
+    special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    model = AutoModelForCausalLM.from_config(config(vocab_size=50, **shape, **scale, **special))
+    model.get_output_embeddings().weight.data.normal_(0, 1)
+    assert not has_plain_head(model)
+
+
+def test_a_head_with_a_bias_is_no_plain_one():
+    model = tiny_model()
+    model.lm_head = torch.nn.Linear(32, 50)
+    assert not has_plain_head(model)

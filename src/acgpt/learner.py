@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
 from acgpt import kernels
-from acgpt.attention import NAME, Dense, Fused, Segments, Varlen
+from acgpt.attention import NAME, Dense, Fused, Segments, Varlen, evaluating
 from acgpt.batches import COUNTS, IGNORED
 from acgpt.layout import Layout
 from acgpt.loss_kernel import linear_cross_entropy
@@ -91,6 +91,7 @@ class Learner(nn.Module):
     def __init__(self, model: PreTrainedModel, *, backend: str, length: int, compiled: bool) -> None:
         super().__init__()
         self.model, self.backend, self.length = model, backend, length
+        self.fused_loss = backend == "fused" and has_plain_head(model)
         self.run = torch.compile(self.loss, dynamic=False) if compiled else self.loss
 
     def forward(self, **batch: Any) -> Tensor:
@@ -130,13 +131,24 @@ class Learner(nn.Module):
             "use_cache": False,
             NAME: backend,
         }
-        if self.backend == "fused" and isinstance(self.model, GPTNeoXForCausalLM):  # its head is a matrix and no more
+        if self.fused_loss:
             hidden = self.model.base_model(**inputs).last_hidden_state[0, rows].to(embedded.dtype)
             weight = self.model.get_output_embeddings().weight.to(embedded.dtype)
             return linear_cross_entropy(hidden, weight, targets)
         logits = self.model(**inputs, logits_to_keep=rows).logits[0]
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+
+
+@torch.no_grad()
+def has_plain_head(model: PreTrainedModel) -> bool:
+    """Are the logits the last hidden states times a matrix, and no more? (Some architectures scale or cap them.)"""
+    head = model.get_output_embeddings()
+    ids = torch.arange(4, device=model.device)[None]
+    with evaluating(model):
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        logits = model(input_ids=ids, use_cache=False).logits
+    return getattr(head, "bias", None) is None and torch.allclose(logits, hidden @ head.weight.T, rtol=1e-2, atol=1e-3)
 
 
 def flops(model: PreTrainedModel, *, slots: int, pairs: int, asked: int) -> float:

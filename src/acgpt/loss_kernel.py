@@ -72,10 +72,11 @@ def keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, 
     ctx.save_for_backward(hidden, weight, output[1])
 
 
-def gradients(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor, Tensor, None]:
+def gradients(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor, Tensor | None, None]:
     """Of the hidden states and of the weight."""
     hidden, weight, gradient = ctx.saved_tensors
-    return (gradient @ weight) * upstream, (gradient.T @ hidden) * upstream, None
+    by_weight = (gradient.T @ hidden) * upstream if ctx.needs_input_grad[1] else None  # not if the head is frozen
+    return (gradient @ weight) * upstream, by_weight, None
 
 
 linear_cross_entropy_op.register_autograd(gradients, setup_context=keep)
