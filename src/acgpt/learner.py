@@ -142,7 +142,7 @@ class Learner(nn.Module):
 
 @torch.no_grad()
 def has_plain_head(model: PreTrainedModel) -> bool:
-    """Are the logits the last hidden states times a matrix, and no more? (Some architectures scale or cap them.)"""
+    """Are the logits the last hidden states times a matrix, and no more? Some architectures scale or cap them."""
     head = model.get_output_embeddings()
     ids = torch.arange(4, device=model.device)[None]
     with evaluating(model):
