@@ -290,7 +290,44 @@ def test_a_resumed_run_may_differ_in_what_changes_neither_weights_nor_results():
         assert differences(changed, made().as_dict()) == ([] if each.name in free else [each.name])
 
 
-def test_every_key_is_explained_where_the_recipe_is_defined():
+def explanations():
+    """What the dataclass says of each key."""
     assert Recipe.__doc__ is not None
-    explained = [line.strip().partition(":")[0] for line in Recipe.__doc__.splitlines() if line.startswith("        ")]
-    assert [name for name in explained if name.isidentifier()] == [each.name for each in fields(Recipe)]
+    found: dict[str, str] = {}
+    for line in Recipe.__doc__.partition("Args:")[2].splitlines():
+        if line.startswith(" " * 12):
+            found[list(found)[-1]] += " " + line.strip()
+        elif line.strip():
+            name, _, words = line.strip().partition(": ")
+            found[name] = words
+    return found
+
+
+def key_table():
+    """The table of docs/training.md."""
+    rows = ["| key | default | |", "|---|---|---|"]
+    for each in fields(Recipe):
+        default = each.default_factory() if callable(each.default_factory) else each.default
+        default = list(default) if isinstance(default, tuple) else default
+        written = yaml.safe_dump(default, default_flow_style=True).splitlines()[0]
+        shown = "" if default in ("", None) else f"`{written}`"
+        rows.append(f"| `{each.name}` | {shown} | {explanations()[each.name]} |")
+    return "\n".join(rows) + "\n"
+
+
+def test_every_key_is_explained_where_the_recipe_is_defined():
+    assert list(explanations()) == [each.name for each in fields(Recipe)]
+    assert all(words.endswith(".") for words in explanations().values())
+
+
+def test_every_key_is_in_the_documentation_with_its_default_and_its_meaning():
+    text = (ROOT / "docs" / "training.md").read_text()
+    assert text.partition("<!-- keys -->\n")[2].partition("<!-- end -->")[0] == key_table(), key_table()
+
+
+def test_the_documentation_names_every_recipe_and_every_configuration():
+    text = (ROOT / "docs" / "training.md").read_text()
+    for name in NAMES:
+        assert f"`{name}`" in text or f"`-{name.split('-')[1]}`" in text
+    for path in (ROOT / "configs").iterdir():
+        assert f"configs/{path.name}" in text

@@ -29,9 +29,10 @@ from acgpt.metadata import Metadata
 from acgpt.methods import method_of
 from acgpt.modes import MODES
 from acgpt.optimizer import rate
+from acgpt.plan import arguments, settle
 from acgpt.recipe import make
 from acgpt.run_folder import OutputError
-from acgpt.train import settle, train
+from acgpt.train import train
 
 
 @pytest.fixture(scope="module")
@@ -323,6 +324,13 @@ def test_accelerates_fsdp_counts_as_fsdp():
     environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
     assert plan_of(2, environment=environment).fsdp and plan_of(2, parallel="fsdp").fsdp
     assert not plan_of(2).fsdp
+
+
+@pytest.mark.parametrize(("precision", "launched"), [("fp32", "bf16"), ("bf16", "no")])
+def test_the_recipe_decides_the_precision_and_not_the_launcher(precision, launched, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    recipe = make({"steps": 1000, "device": "cpu", "precision": precision, "output": str(tmp_path)}, "x")
+    assert arguments(recipe, settle(recipe, 1000)).mixed_precision == {"fp32": "no", "bf16": "bf16"}[precision]
 
 
 # ---- what it refuses ------------------------------------------------------------------------------------------------

@@ -59,7 +59,8 @@ class Recipe:
         corpus: A folder that `acgpt prepare` has written.
         output: The run's folder; it must not exist yet, unless the run is resumed.
         method: "ac-gpt", or "gpt" for its causal twin: the same texts in the same order, nothing given, all asked.
-        conditioning: The distribution of conditioning sets, as `Conditioning.from_dict` reads it.
+        conditioning: The distribution of conditioning sets: r_min, r_max, b_min, b_max, the shares infilling, empty and
+            unknown, or a mixture of parts (docs/conditioning.md).
         model: "tiny", "small", "base", "medium", or a mapping of `layers`, `width` and `heads`.
         length: Tokens in a text; with BOS the model has one position more.
         dropout: Of embeddings and of what each block adds.

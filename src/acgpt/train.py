@@ -2,9 +2,8 @@
 
     recipe ──► settle ──► Batches, Learner ──► AcTrainer ──► checkpoints, log ──► evaluation, model, results
 
-`settle` decides what a recipe leaves to the machine: device, precision, compilation, how a step is divided among
-processes. Everything else is in rooms of its own: `batches`, `learner`, `optimizer`, `trainer`, `run_folder`,
-`training_log`.
+Each of them is in a room of its own: `recipe`, `plan`, `batches`, `learner`, `optimizer`, `trainer`, `run_folder`,
+`training_log`. Here they are put together.
 
 A resumed run gives the same weights, bit for bit on a CPU, as one that never stopped.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import signal
 import sys
@@ -21,12 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback
 
 from acgpt.attention import check_model
 from acgpt.batches import Batches
@@ -35,10 +32,11 @@ from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluate import Evaluation, evaluate
 from acgpt.evaluation_set import EvaluationSet
-from acgpt.learner import VOCABULARY_ALIGN, Learner, choose_attention, matmul_rate, new_model
+from acgpt.learner import VOCABULARY_ALIGN, Learner, matmul_rate, new_model
 from acgpt.metadata import Metadata, choose_bos
 from acgpt.methods import Method, method_of
-from acgpt.recipe import MUON_AND_FSDP, Recipe
+from acgpt.plan import Plan, arguments, settle
+from acgpt.recipe import Recipe
 from acgpt.run_folder import (
     BOARD,
     CURVE,
@@ -150,117 +148,6 @@ def asked_to_stop(minutes: float | None) -> Iterator[Callable[[], bool]]:
     finally:
         if main:
             signal.signal(signal.SIGTERM, before)
-
-
-# ---- what a recipe leaves to the machine ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a recipe comes to on this machine.
-
-    Args:
-        device: "cuda", "mps" or "cpu".
-        half: Mixed precision with bf16.
-        attention: The backend of a training step, see `learner.choose_attention`.
-        compiled: Is the step put through torch.compile?
-        processes: How many train together.
-        fsdp: Has each a share of the network, rather than all of it?
-        steps: Optimizer steps.
-        micro_batch: Texts in a forward pass.
-        accumulation: Forward passes of a process in a step.
-    """
-
-    device: str
-    half: bool
-    attention: str
-    compiled: bool
-    processes: int
-    fsdp: bool
-    steps: int
-    micro_batch: int
-    accumulation: int
-
-    @property
-    def parts(self) -> int:
-        """Forward passes in a step, of all processes."""
-        return self.accumulation * self.processes
-
-
-def settle(recipe: Recipe, texts: int, environment: Mapping[str, str] = os.environ) -> Plan:
-    """Decide what a recipe leaves open.
-
-    Args:
-        recipe: The recipe.
-        texts: How many texts the corpus has.
-        environment: Where torchrun and accelerate say what they have started.
-    """
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    device = next(name for name in there if there[name]) if recipe.device == "auto" else recipe.device
-    if not there[device]:
-        raise InputError(f"device={recipe.device}, and there is none here: use device=auto or device=cpu.")
-    half = recipe.precision == "bf16" or (recipe.precision == "auto" and device == "cuda")
-    if half and device == "mps":
-        raise InputError("precision=bf16 is for CUDA and CPUs: use precision=fp32 on mps.")
-    attention = choose_attention(
-        device, half=half, dropout=recipe.attention_dropout, head_dim=recipe.shape.width // recipe.shape.heads
-    )
-    processes = int(environment.get("WORLD_SIZE", 1))
-    launched = environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    fsdp = launched or recipe.parallel == "fsdp"
-    if fsdp and processes == 1:
-        raise InputError("FSDP is for several processes: start them with torchrun --nproc-per-node N -m acgpt train ….")
-    if launched and environment.get("FSDP_VERSION", "1") != "2":
-        raise InputError("FSDP of version 2 is needed: say fsdp_version: 2 in accelerate's configuration.")
-    if fsdp and recipe.optimizer == "muon":
-        raise InputError(MUON_AND_FSDP)
-    if recipe.compile is True and (attention == "dense" or fsdp):
-        raise InputError("compile=true needs CUDA, bf16, attention_dropout=0 and no FSDP: leave compile out.")
-    compiled = recipe.compile is not False and attention != "dense" and not fsdp
-    if recipe.batch % processes:
-        raise InputError(f"batch ({recipe.batch}) must be a multiple of the number of processes ({processes}).")
-    share = recipe.batch // processes
-    largest = min(share, recipe.micro_batch or share)
-    micro_batch = next(size for size in range(largest, 0, -1) if share % size == 0)
-    steps = recipe.steps or max(1, round((recipe.epochs or 0) * texts / recipe.batch))
-    if recipe.warmup >= steps:
-        raise InputError(f"warmup ({recipe.warmup}) must be shorter than the run ({steps} steps).")
-    return Plan(device, half, attention, compiled, processes, fsdp, steps, micro_batch, share // micro_batch)
-
-
-def arguments(recipe: Recipe, plan: Plan) -> TrainingArguments:
-    """What the Trainer is told."""
-    fsdp: dict[str, Any] = {}
-    if plan.fsdp and recipe.parallel == "fsdp":  # else accelerate has been told
-        fsdp = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["GPTNeoXLayer"]}}
-    args = TrainingArguments(
-        output_dir=recipe.output,
-        max_steps=plan.steps,
-        per_device_train_batch_size=1,  # the dataset's items are whole batches
-        gradient_accumulation_steps=plan.accumulation,
-        learning_rate=recipe.lr,
-        max_grad_norm=recipe.clip,
-        bf16=plan.half,
-        use_cpu=plan.device == "cpu",
-        seed=recipe.seed,
-        logging_steps=recipe.log_every,
-        logging_first_step=True,
-        logging_nan_inf_filter=False,
-        log_level="error",
-        log_level_replica="error",
-        save_strategy="steps",
-        save_steps=recipe.save_every,
-        report_to="none",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        ddp_find_unused_parameters=False,
-        dataloader_pin_memory=plan.device == "cuda",
-        accelerator_config={"non_blocking": plan.device == "cuda"},
-        **fsdp,
-    )
-    args.mixed_precision = "bf16" if plan.half else "no"  # whatever accelerate was launched with
-    args._n_gpu = min(1, args.n_gpu)  # one process, one device: several GPUs are for torchrun
-    return args
 
 
 def evaluation_sets(recipe: Recipe, corpus: Corpus) -> dict[str, EvaluationSet]:

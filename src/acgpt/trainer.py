@@ -221,10 +221,8 @@ class AcTrainer(Trainer):
         return {name: weight for name, weight in network.items() if name not in tied(self.network)}
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.fsdp:
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
-        state = get_optimizer_state_dict(self.model, self.optimizer.optimizer, options=WHOLE)
+        optimizer = self.optimizer.optimizer  # accelerate has wrapped it
+        state = get_optimizer_state_dict(self.model, optimizer, options=WHOLE) if self.fsdp else optimizer.state_dict()
         if self.args.should_save:
             torch.save(state, Path(output_dir) / OPTIMIZER)
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
@@ -249,14 +247,16 @@ class AcTrainer(Trainer):
             load(self.network, weights)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if not self.fsdp or checkpoint is None:
-            super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
             return
         state, schedule = (
             torch.load(Path(checkpoint) / name, map_location="cpu", weights_only=True)
             for name in (OPTIMIZER, SCHEDULER)
         )
-        set_optimizer_state_dict(self.model, self.optimizer.optimizer, state, options=WHOLE)
+        if self.fsdp:
+            set_optimizer_state_dict(self.model, self.optimizer.optimizer, state, options=WHOLE)
+        else:
+            self.optimizer.optimizer.load_state_dict(state)
         self.lr_scheduler.load_state_dict(schedule)
 
     # ---- the network as a whole -------------------------------------------------------------------------------------
