@@ -14,6 +14,7 @@ import contextlib
 import os
 import pickle
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -124,7 +125,7 @@ class AcTrainer(Trainer):
             sampler=SequentialSampler(self.train_dataset),
             collate_fn=only,
             num_workers=workers,
-            worker_init_fn=ignore_interrupts,
+            worker_init_fn=follow,
             prefetch_factor=PREFETCH if workers else None,
             persistent_workers=workers > 0,
             pin_memory=self.args.device.type == "cuda",
@@ -326,6 +327,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def ignore_interrupts(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; it is for the main one to end its workers."""
+def follow(worker: int) -> None:
+    """Make a worker end with the main process, and silently: Ctrl-C, which reaches both, is for that one to handle."""
+
+    def excepthook(kind: type[BaseException], error: BaseException, where: Any) -> None:
+        if not issubclass(kind, ConnectionError | EOFError):  # it has gone while a batch was on its way
+            sys.__excepthook__(kind, error, where)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = excepthook
