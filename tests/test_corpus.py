@@ -182,6 +182,16 @@ def test_a_manifest_that_cannot_be_used_says_why(folder, content, problem):
     assert str(folder / "corpus.json") in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["../secret.bin", "/etc/hostname", "", "a/b.bin", ".."])
+def test_a_manifest_cannot_name_a_file_outside_its_folder(folder, name):
+    (folder.parent / "secret.bin").write_bytes(b"12")
+    manifest = json.loads((folder / "corpus.json").read_text())
+    manifest["splits"]["test"]["shards"][0] |= {"file": name, "tokens": 1}
+    (folder / "corpus.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=r"is damaged.*not a file of its own folder"):
+        Corpus.open(folder)
+
+
 def test_a_missing_tokenizer_is_named(folder):
     with pytest.raises(InputError, match=r"cannot load the tokenizer in .*corpus/tokenizer"):
         Corpus.open(folder).tokenizer()

@@ -593,6 +593,14 @@ def test_a_named_set_needs_no_corpus_and_is_not_overwritten(cli, corpus, tmp_pat
     assert path.read_bytes() == before
 
 
+def test_a_named_set_of_another_corpus_is_refused(cli, corpus, tmp_path):
+    path, other = tmp_path / "mine.safetensors", tmp_path / "other"
+    cli(corpus, "--sets", path)
+    write_corpus(other, tiny_tokenizer(), test=TEXT[4:] * 12)
+    assert "is not an evaluation set of" in cli(other, "--sets", path, code=2).stderr
+    assert object_of(cli(corpus, "--sets", path, "--json"))["corpus"] == str(corpus)
+
+
 def test_a_corpus_that_cannot_be_written_to_is_evaluated_all_the_same(cli, corpus):
     want = object_of(cli(corpus, "--json"))["modes"]
     for file in (corpus / "evaluation").iterdir():

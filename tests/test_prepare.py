@@ -210,6 +210,14 @@ def test_a_text_without_any_place_to_cut_is_cut_between_characters(small):
     assert "".join(piece.decode() for piece in pieces) == text
 
 
+def test_bytes_that_are_no_characters_at_all_are_cut_somewhere(run, small, tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"fine\n" + b"\x80" * 10 * corpus_rows.BATCH)
+    assert b"".join(corpus_rows.running_blocks([file.read_bytes()])) == file.read_bytes()
+    with pytest.raises(InputError, match="line 2: byte 1 of it is not UTF-8"):
+        run(file, convention="documents")
+
+
 def test_byte_order_marks_are_no_text(run, tokenizer, tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo", encoding="utf-8-sig")
     (tmp_path / "b.jsonl").write_text('{"text": "three"}\n', encoding="utf-8-sig")

@@ -52,7 +52,7 @@ class Texts(Protocol):
 
 @dataclass(frozen=True)
 class Budget:
-    """The fixed shape of a batch: for how many copies and predictions there is room, and how many dummies fill it up."""
+    """The fixed shape of a batch: for how many copies and predictions there is room, and how many dummies fill it."""
 
     copies: int
     asked: int

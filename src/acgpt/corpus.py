@@ -49,6 +49,10 @@ class Shard:
     tokens: int
     sha256: str
 
+    def __post_init__(self) -> None:
+        if self.file in ("", "..") or Path(self.file).name != self.file:
+            raise ValueError(f"the shard {self.file!r} is not a file of its own folder")
+
 
 def check_size(path: Path, tokens: int, dtype: str) -> None:
     """A shard is there, and as long as it should be."""
@@ -121,7 +125,7 @@ class Corpus:
             )
         try:
             return cls(Path(folder), manifest)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is damaged ({type(error).__name__}: {error}). {AGAIN}") from error
 
     @property

@@ -281,6 +281,7 @@ def cut_before(text: bytearray, limit: int) -> int:
         return limit - CUT + found.end()
     if (line := text.rfind(b"\n", limit - CUT, limit)) > 0:
         return line
-    while 0x80 <= text[limit] < 0xC0:  # inside a character
-        limit -= 1
-    return limit
+    for back in range(4):  # the longest character has four bytes
+        if not 0x80 <= text[limit - back] < 0xC0:
+            return limit - back
+    return limit  # no characters at all: `Batch.text` will say so

@@ -182,10 +182,13 @@ def find_set(
         limit: On the number of texts.
         training: The training distribution, if the user named one.
     """
+    from acgpt.corpus import Corpus
     from acgpt.evaluation_set import EvaluationSet, set_of_corpus
 
     if sets is not None and (corpus is None or sets.exists()):
         found = EvaluationSet.load(sets)
+        if corpus is not None and Corpus.open(corpus).hash != found.origin.corpus_hash:
+            raise InputError(f"{sets} is not an evaluation set of {corpus}: leave out the corpus, or name another set.")
         has = {**found.as_dict(), "conditioning": found.origin.conditioning}
         wanted = {**chosen, "conditioning": None if training is None else training.as_dict()}
         for name, value in wanted.items():
@@ -195,8 +198,6 @@ def find_set(
                     f"{sets} has {name} {has[name]}, not {value}: leave out {option}, or name another set."
                 )
         return (found if limit is None else found.head(limit)), sets
-    from acgpt.corpus import Corpus
-
     assert corpus is not None
     opened = Corpus.open(corpus)
     how = {name: value for name, value in chosen.items() if value is not None}
