@@ -39,7 +39,7 @@ def collect(run: Path) -> dict[str, Any]:
     return {
         "command": shlex.join(["acgpt", *words]),
         **{key: results[key] for key in kept},
-        "recipe": results["recipe"],
+        "recipe": results["recipe"] | {"corpus": "DATA", "output": run.name},
         "versions": results["versions"],
         "hardware": results["hardware"],
         "splits": {

@@ -1,4 +1,4 @@
-"""The attention kernels against a dense mask: under Triton's interpreter on a CPU, and on a GPU (`-m gpu`).
+"""The kernels against a dense mask and plain cross-entropy: under Triton's interpreter on a CPU, and on a GPU.
 
 The interpreter must be chosen before Triton is imported, so those cases run in a process of their own: this file, as a
 program. It prints the errors that the tests below judge.
@@ -36,6 +36,9 @@ CASES = {
     "64 channels": ([(17, 18)], {"dim": 64}),
     "half precision": (RAGGED[1:4], {"dtype": "float16"}),
 }
+
+
+VOCABULARIES = (37, 8192, 8193, 20000)  # less than a block of the loss's kernel, one, a little more, several
 
 
 def starts(lengths, device):
@@ -153,8 +156,24 @@ def interpret_compiled(queries):
     return relative_errors(run_kernels(*data, queries, 0.3, compiled), dense(*data, queries, 0.3))
 
 
+def interpret_loss(rows, vocabulary, dim=5):
+    """Errors of the loss of a vocabulary projection and of its gradients; some rows have no target, some the last."""
+    from acgpt.loss_kernel import linear_cross_entropy
+
+    rng = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, dim, generator=rng).requires_grad_() for n in (rows, vocabulary))
+    targets = torch.randint(0, vocabulary, (rows,), generator=rng)
+    targets[::3], targets[1] = -100, vocabulary - 1
+    want = torch.nn.functional.cross_entropy((hidden @ weight.T).double(), targets, reduction="sum") / 7
+    found = linear_cross_entropy(hidden, weight, targets) / 7
+    pairs = [(found, want), *zip(*(torch.autograd.grad(x, (hidden, weight)) for x in (found, want)), strict=True)]
+    errors = (((a - b).norm() / b.norm()).item() for a, b in pairs)
+    return dict(zip(("loss", "hidden", "weight"), errors, strict=True))
+
+
 def interpret_all():
-    results = {name: interpret(queries, **kind) for name, (queries, kind) in CASES.items()}
+    results = {f"loss over {size} tokens": interpret_loss(7, size) for size in VOCABULARIES}
+    results |= {name: interpret(queries, **kind) for name, (queries, kind) in CASES.items()}
     for i in range(3):
         results[f"query {i} is NaN"] = interpret_with_a_query_of_nans([(17, 20), (5, 33), (1, 1)], i)
     results["compiled"] = interpret_compiled([(5, 9), (0, 3)])
@@ -184,6 +203,12 @@ def test_kernels_agree_with_the_dense_mask(interpreted, case):
 @pytest.mark.parametrize("query", range(3))
 def test_a_query_never_reads_another(interpreted, query):
     assert exact(interpreted[f"query {query} is NaN"], 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", VOCABULARIES)
+def test_the_loss_and_its_gradients_agree_with_plain_cross_entropy(interpreted, size):
+    assert exact(interpreted[f"loss over {size} tokens"], 1e-5), interpreted[f"loss over {size} tokens"]
 
 
 @pytest.mark.slow

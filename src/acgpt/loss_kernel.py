@@ -36,6 +36,8 @@ def rows_kernel(logits, targets, losses, V: tl.constexpr, BLOCK: tl.constexpr):
             tl.store(logits + start + lanes, tl.zeros((BLOCK,), logits.dtype.element_ty), mask=start + lanes < V)
         tl.store(losses + row, 0.0)
         return
+    # Now, and not where it is needed: there another warp may have put the gradient in its place already.
+    wanted = tl.load(logits + target).to(tl.float32)
     best = tl.full((), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, V, BLOCK):
@@ -44,7 +46,7 @@ def rows_kernel(logits, targets, losses, V: tl.constexpr, BLOCK: tl.constexpr):
         total = total * tl.exp(best - larger) + tl.exp(x - larger)
         best = larger
     lse = best + tl.log(tl.sum(total, 0))
-    tl.store(losses + row, lse - tl.load(logits + target).to(tl.float32))
+    tl.store(losses + row, lse - wanted)
     for start in range(0, V, BLOCK):
         inside = start + lanes < V
         x = tl.load(logits + start + lanes, mask=inside, other=float("-inf")).to(tl.float32)

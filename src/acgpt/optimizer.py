@@ -54,7 +54,7 @@ class Joined(torch.optim.Optimizer):
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon, all matrices of one shape at a time: the same update, to rounding, in an eighth of the launches."""
+    """torch's Muon for all matrices of a shape at once: the same update, to rounding; more layers take no more launches."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
