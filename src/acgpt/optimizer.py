@@ -54,7 +54,7 @@ class Joined(torch.optim.Optimizer):
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon for all matrices of a shape at once: the same update, to rounding; more layers take no more launches."""
+    """torch's Muon for all matrices of a shape at once: the same update, to rounding; depth adds no launches."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
