@@ -150,6 +150,16 @@ def test_every_batch_of_a_run_has_one_shape_over_all_its_epochs(texts, length, s
     assert len(shapes) == 1
 
 
+def test_a_causal_twin_reads_the_same_texts_in_the_same_order():
+    how = {"count": 30, "size": 2, "parts": 2, "length": 12, "seed": 3, "bos": BOS, "mask": MASK, "fixed": False}
+    given = Conditioning.from_dict({"r_max": 0.9, "empty": 0.3})
+    one = Batches(Texts(40, 12), conditioning=given, **how)
+    twin = Batches(Texts(40, 12), conditioning=Conditioning((Empty(),)), balance=given, **how)
+    for number in range(30):
+        assert one.items_of(number)[1].tolist() == twin.items_of(number)[1].tolist()
+        assert twin[number]["copies"] == 0
+
+
 def test_a_batch_that_outgrows_the_budget_gets_more_room_and_loses_nothing():
     tokens, roles = random_batch(0, texts=4, length=9)
     small = pack(tokens, roles, bos=BOS, mask=MASK, budget=Budget(1, 1))

@@ -303,6 +303,11 @@ def explanations():
     return found
 
 
+def test_a_missing_file_is_not_taken_for_the_built_in_recipe_of_its_name(tmp_path):
+    with pytest.raises(InputError, match="cannot read the recipe"):
+        load_recipe(tmp_path / "tiny-cpu.yaml")
+
+
 def key_table():
     """The table of docs/training.md."""
     rows = ["| key | default | |", "|---|---|---|"]

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 import acgpt
+from acgpt.batches import Batches
 from acgpt.cli import app
 from acgpt.conditioning import Conditioning
 from acgpt.corpus import Corpus
@@ -252,6 +253,30 @@ def test_a_causal_twin_reads_the_same_texts_with_nothing_given_and_is_asked_the_
     assert results["conditioning"]["parts"] == [{"kind": "empty", "weight": 1.0}]
 
 
+@pytest.mark.parametrize("method", ["ac-gpt", "gpt"])
+def test_the_batches_of_a_causal_twin_hold_the_same_texts(method, corpus, tmp_path, monkeypatch):
+    seen = []
+
+    class Watched(Batches):
+        def __init__(self, texts, **how):
+            super().__init__(texts, **how)
+            seen.append([self.items_of(number)[1].tolist() for number in range(len(self))])
+
+    monkeypatch.setattr("acgpt.train.Batches", Watched)
+    train(recipe_of(corpus, tmp_path / "run", method=method, steps=3, warmup=0, eval_every=0), quiet=True)
+    whole = Batches(
+        Corpus.open(corpus).tokens("train"), count=3, size=8, length=31, conditioning=Conditioning(), seed=0, bos=0,
+        mask=None, fixed=False,
+    )  # fmt: skip
+    assert seen == [[whole.items_of(number)[1].tolist() for number in range(3)]]
+
+
+def test_a_mask_token_is_named_only_if_unknown_tokens_were_learnt(corpus, run, tmp_path):
+    train(recipe_of(corpus, tmp_path / "run", steps=3, warmup=0, eval_every=0), quiet=True)
+    assert Metadata.read(tmp_path / "run" / "model").mask_token_id is None
+    assert Metadata.read(run / "model").mask_token_id is not None
+
+
 @pytest.mark.parametrize(
     "keys",
     [{"precision": "bf16"}, {"attention_dropout": 0.3}, {"dropout": 0.3}, {"optimizer": "muon"}, {"seed": 1}],
@@ -455,15 +480,20 @@ def test_the_command_makes_no_noise_but_its_own(recipe_file, tmp_path):
         assert not line or line.startswith((*ours, str(tmp_path / "run"))), done.said()
 
 
-def test_ctrl_c_says_how_to_go_on(recipe_file, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 3, "stopped")]
+)
+def test_a_signal_to_the_process_and_its_workers_ends_in_words_that_say_how_to_go_on(
+    number, code, word, recipe_file, tmp_path
+):
     words = ("train", recipe_file, f"output={tmp_path / 'run'}", "steps=100000", "workers=1", "eval_every=0")
     running = Command(*words, output=tmp_path / "said")
     with ended(running):
         until(lambda: (tmp_path / "run" / "checkpoints" / "checkpoint-4").is_dir())
-        running.interrupt(signal.SIGINT)
-        assert running.wait() == 130
+        running.interrupt(number)
+        assert running.wait() == code
     *_, last = running.said().splitlines()
-    assert last.startswith("interrupted. The same command with --resume goes on after step ")
+    assert last.startswith(f"{word}. The same command with --resume goes on after step ")
     assert "Traceback" not in running.said()
 
 

@@ -339,6 +339,39 @@ def test_a_run_may_be_resumed_with_other_batches_and_learns_the_same(corpus, tmp
     assert loss_of(runs[1]) == pytest.approx(loss_of(runs[0]), rel=1e-4)
 
 
+def test_a_resumed_run_saves_and_logs_as_it_is_told_now(corpus, tmp_path):
+    stop_after = {"steps": 12, "save_every": 4}
+    run = tmp_path / "run"
+    command = Command(*words_of(corpus, run, **stop_after), "--minutes", "0.0001", output=tmp_path / "said")
+    with ended(command):
+        assert command.wait() == 3, command.said()
+    run_to_the_end(corpus, run, steps=12, save_every=3, keep=9)
+    kept = sorted(int(path.name[11:]) for path in (run / "checkpoints").iterdir())
+    assert kept == [1, 3, 6, 9, 12]
+
+
+def test_files_of_others_in_a_runs_folder_are_left_alone(stopped):
+    run = Path(stopped.output)
+    (run / ".git").mkdir()
+    (run / ".git" / "HEAD").write_text("ref")
+    (run / ".model").mkdir()  # ours, left by a crash
+    train(stopped, resume=True, quiet=True)
+    assert (run / ".git" / "HEAD").read_text() == "ref" and not (run / ".model").exists()
+
+
+def test_two_runs_never_share_a_folder(corpus, tmp_path):
+    run = tmp_path / "run"
+    keys = {"steps": 100000, "save_every": 100000}
+    first = Command(*words_of(corpus, run, **keys), output=tmp_path / "first")
+    with ended(first):
+        until(lambda: reached(run, 2))
+        second = Command(*words_of(corpus, run, **keys), output=tmp_path / "second")
+        with ended(second):
+            assert second.wait() == 2
+        assert "another process is training in" in second.said()
+        assert first.process.is_alive()
+
+
 def test_a_folder_left_by_a_crash_before_anything_was_written_is_begun_in(corpus, tmp_path):
     run = tmp_path / "run"
     run.mkdir()

@@ -153,6 +153,8 @@ class Batches(Dataset[dict[str, Any]]):
         bos: As in `pack`.
         mask: As in `pack`.
         fixed: Give all batches one shape, for torch.compile.
+        balance: The distribution by whose sizes texts are dealt to batches; by default `conditioning`. A causal twin
+            names the other's, and reads the same texts in the same order.
     """
 
     def __init__(
@@ -168,7 +170,9 @@ class Batches(Dataset[dict[str, Any]]):
         bos: int,
         mask: int | None,
         fixed: bool,
+        balance: Conditioning | None = None,
     ) -> None:
+        self.balance = conditioning if balance is None else balance
         self.texts, self.count, self.size, self.parts, self.length = texts, count, size, parts, length
         self.conditioning, self.seed, self.bos, self.mask = conditioning, seed, bos, mask
         self.items = texts.chunks(length)
@@ -206,9 +210,9 @@ class Batches(Dataset[dict[str, Any]]):
         """(T,) the roles of a text's tokens in an epoch."""
         return self.conditioning.roles(self.length, generator(self.seed, epoch, item))
 
-    def sizes(self, epoch: int) -> np.ndarray:
-        """(items,) |x_c| of every text in an epoch."""
-        _, sizes = self.conditioning.sizes(self.length, first_draws(self.seed, epoch, self.items))
+    def sizes(self, epoch: int, conditioning: Conditioning | None = None) -> np.ndarray:
+        """(items,) |x_c| of every text in an epoch; as another distribution would draw it, if one is named."""
+        _, sizes = (conditioning or self.conditioning).sizes(self.length, first_draws(self.seed, epoch, self.items))
         return sizes
 
     def order(self, epoch: int) -> np.ndarray:
@@ -216,7 +220,9 @@ class Batches(Dataset[dict[str, Any]]):
         if self._order is None or self._order[0] != epoch:
             rng = np.random.default_rng((self.seed, epoch))
             items = rng.permutation(self.items)[: self.per_epoch * self.step]
-            strata = items[np.argsort(self.sizes(epoch)[items], kind="stable")].reshape(self.step, self.per_epoch)
+            strata = items[np.argsort(self.sizes(epoch, self.balance)[items], kind="stable")].reshape(
+                self.step, self.per_epoch
+            )
             self._order = epoch, rng.permuted(strata, axis=1).T
         return self._order[1]
 

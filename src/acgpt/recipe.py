@@ -81,7 +81,7 @@ class Recipe:
         schedule: "cosine", "linear" (stays, then falls over the `cooldown`) or "constant".
         final_lr: The share of the peak at which the learning rate ends. Not with "constant"; default 0.1.
         cooldown: The share of the steps after warm-up over which "linear" falls. Only with it; default 1.
-        precision: "bf16" (mixed: weights and sums stay fp32), "fp32", or "auto": bf16 on CUDA.
+        precision: "bf16" (mixed: weights, optimizer and loss stay fp32), "fp32", or "auto": bf16 on CUDA.
         compile: torch.compile; "auto" is yes on CUDA, except under FSDP.
         device: "auto", "cpu", "cuda" or "mps".
         parallel: Several processes (torchrun) hold whole models ("ddp") or a share of one each ("fsdp"). A launch by
@@ -276,7 +276,7 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
             `muon_lr`.
     """
     path = Path(name)
-    if not path.is_file() and path.name.removesuffix(".yaml") in built_in():
+    if not path.is_file() and str(name).removesuffix(".yaml") in built_in():
         path = BUILT_IN / f"{path.name.removesuffix('.yaml')}.yaml"
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader)

@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from acgpt.recipe import Recipe, differences
 
 CONFIG, LOG, CURVE, BOARD, RESULTS, MODEL = "config.json", "log.csv", "loss.png", "tensorboard", "results.json", "model"
 CHECKPOINTS, PARTIAL = "checkpoints", "checkpoints/.partial"
+PATIENCE = 100  # tenths of a second that a run waits for its folder
 CHECKPOINT = "checkpoint-"  # and the step: the Trainer's name for them
 
 
@@ -116,7 +118,8 @@ def open_folder(folder: Path, recipe: Recipe, resume: bool, about: Mapping[str, 
     if resume and config.exists():
         if check_same(folder, recipe) != about["corpus_hash"]:
             raise InputError(f"the corpus {recipe.corpus} is not the one that the run in {folder} was begun on.")
-        for left in (*folder.glob(".*"), *(folder / CHECKPOINTS).glob(".*")):
+        ours = [f".{name}*" for name in (CONFIG, LOG, CURVE, RESULTS, MODEL)]  # and nobody else's
+        for left in (*(path for name in ours for path in folder.glob(name)), *(folder / CHECKPOINTS).glob(".*")):
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
         return
     with writing(folder):
@@ -141,6 +144,35 @@ def check_same(folder: Path, recipe: Recipe) -> str:
             "another folder with output=…."
         )
     return corpus_hash
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep other runs out of a folder, which is made if need be, until this one ends, however it ends (Unix only).
+
+    A run that was killed keeps its folder until its workers have noticed, some seconds later.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is there already: name another folder with output=….")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        for patience in range(PATIENCE, -1, -1) if os.name == "posix" else ():
+            import fcntl
+
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if not patience:
+                    raise InputError(
+                        f"another process is training in {folder}: wait for it, or name another folder with output=…."
+                    ) from error
+                time.sleep(0.1)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def checkpoints(folder: Path) -> list[Path]:

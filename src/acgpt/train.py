@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from acgpt.run_folder import (
     LOG,
     MODEL,
     RESULTS,
+    alone,
     check_same,
     last_checkpoint,
     open_folder,
@@ -97,6 +98,7 @@ def train(
     batches = Batches(
         texts, count=plan.steps * plan.parts, size=plan.micro_batch, parts=plan.parts, length=recipe.length,
         conditioning=conditioning, seed=recipe.seed, bos=bos, mask=mask, fixed=plan.compiled,
+        balance=recipe.distribution,
     )  # fmt: skip
     sets = evaluation_sets(recipe, corpus)
     args = arguments(recipe, plan)
@@ -109,8 +111,6 @@ def train(
         "hardware": torch.cuda.get_device_name() if plan.device == "cuda" else platform.machine(),
         "versions": versions(), "command": sys.argv,
     }  # fmt: skip
-    if args.process_index == 0:
-        open_folder(folder, recipe, resume, about)
     if plan.device == "cuda":
         torch.set_float32_matmul_precision("high")
         torch.cuda.reset_peak_memory_stats()
@@ -120,13 +120,24 @@ def train(
         eos=tokenizer.eos_token_id,
     )  # fmt: skip
     check_model(model)
-    metadata = Metadata(method.name, conditioning.as_dict() if method.reads_future else None, bos, mask)
+    metadata = Metadata(
+        method.name,
+        conditioning.as_dict() if method.reads_future else None,
+        bos,
+        mask if conditioning.unknown else None,  # a MASK that was never read means nothing to the network
+        tokenizer_hash=corpus.manifest["tokenizer_hash"],
+    )
     learner = Learner(model, backend=plan.attention, length=recipe.length, compiled=plan.compiled)
-    trainer = AcTrainer(learner, recipe, args, batches, tokenizer=tokenizer, metadata=metadata, fsdp=plan.fsdp)
-    torch.manual_seed(recipe.seed + args.process_index)  # of dropout: processes see other texts, and need other noise
-    reporter = Reporter(trainer, folder, method, plan, sets.get("during"), quiet)
-    trainer.add_callback(reporter)
-    with asked_to_stop(minutes) as reporter.asked_to_stop:
+    main = args.process_index == 0
+    with alone(folder) if main else nullcontext(), asked_to_stop(minutes) as time_to_stop:
+        if main:
+            open_folder(folder, recipe, resume, about)
+        trainer = AcTrainer(learner, recipe, args, batches, tokenizer=tokenizer, metadata=metadata, fsdp=plan.fsdp)
+        torch.manual_seed(
+            recipe.seed + args.process_index
+        )  # of dropout: processes that see other texts need other noise
+        reporter = Reporter(trainer, folder, method, plan, sets.get("during"), quiet, time_to_stop)
+        trainer.add_callback(reporter)
         try:
             trainer.resume(last_checkpoint(folder) if resume else None)
             return finish(trainer, reporter, sets.get("final"), about) if not reporter.stopped else None
@@ -185,6 +196,7 @@ class Reporter(TrainerCallback):
         plan: On what it runs.
         evaluation_set: What is evaluated during training, if anything.
         quiet: Show nothing.
+        asked_to_stop: Says whether it is time to stop.
     """
 
     def __init__(
@@ -195,17 +207,18 @@ class Reporter(TrainerCallback):
         plan: Plan,
         evaluation_set: EvaluationSet | None,
         quiet: bool,
+        asked_to_stop: Callable[[], bool],
     ) -> None:
         self.trainer, self.recipe, self.folder, self.method = trainer, trainer.recipe, folder, method
         self.evaluation_set, self.main = evaluation_set, trainer.args.process_index == 0
         self.peak = matmul_rate(plan.device)
         self.log, self.bar = Log(folder / LOG, write=self.main), ProgressLine(quiet or not self.main)
         self.board: Any = None  # TensorBoard's writer, where there is one
-        self.asked_to_stop: Callable[[], bool] = lambda: False
-        self.stopped = False
+        self.asked_to_stop, self.stopped = asked_to_stop, False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Take up the log of the run so far."""
+        state.save_steps, state.logging_steps = args.save_steps, args.logging_steps  # not those of before a resumption
         self.log.start(state.global_step)
         self.seconds = self.log.seconds
         self.board = board(self.folder / BOARD, state.global_step) if self.main else None
@@ -273,7 +286,7 @@ class Reporter(TrainerCallback):
     def measure(self, evaluation_set: EvaluationSet, modes: tuple[str, ...] = ()) -> Evaluation:
         """The network as it is now, on every process alike."""
         bos, mask = self.trainer.metadata.bos_token_id or 0, self.trainer.metadata.mask_token_id
-        with self.trainer.whole() as network:
+        with self.trainer.whole() as network, full_precision():
             return evaluate(self.method, network, evaluation_set, bos=bos, mask=mask, modes=modes)
 
     def close(self) -> None:
@@ -282,6 +295,17 @@ class Reporter(TrainerCallback):
         if self.board is not None:
             self.board.close()
             self.board = None
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Within, products of fp32 matrices are fp32, as they are for those who evaluate the model later."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def perplexities(evaluation: Evaluation) -> Row:
