@@ -11,6 +11,7 @@ files, which are read back with `weights_only=True`: no code in them is run.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import pickle
 import signal
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,7 @@ class AcTrainer(Trainer):
         self.recipe, self.tokenizer, self.metadata, self.fsdp = recipe, tokenizer, metadata, fsdp
         self.is_fsdp_enabled: bool  # the Trainer's own
         self.optimizer: Any
-        self.watch = Watch()
+        self.watch, self.closing = Watch(), multiprocessing.Event()
         super().__init__(model=learner, args=args, train_dataset=batches)
         self.model_accepts_loss_kwargs = True  # the loss is normalised by the step's tokens, not by its batches
         self.loss_is_scaled_for_ga = True
@@ -125,7 +127,7 @@ class AcTrainer(Trainer):
             sampler=SequentialSampler(self.train_dataset),
             collate_fn=only,
             num_workers=workers,
-            worker_init_fn=follow,
+            worker_init_fn=partial(follow, self.closing),
             prefetch_factor=PREFETCH if workers else None,
             persistent_workers=workers > 0,
             pin_memory=self.args.device.type == "cuda",
@@ -238,6 +240,8 @@ class AcTrainer(Trainer):
                 f"{checkpoint} is damaged, or not a checkpoint of this program: {words} Delete it, and resume from the "
                 "one before it."
             ) from error
+        finally:
+            self.closing.set()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         weights = safetensors.torch.load_file(Path(resume_from_checkpoint) / WEIGHTS)
@@ -327,12 +331,21 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def follow(worker: int) -> None:
-    """Make a worker end with the main process, and silently: Ctrl-C, which reaches both, is for that one to handle."""
+def follow(closing: Any, worker: int) -> None:
+    """Make a worker end with the main process, and silently.
+
+    Ctrl-C and a scheduler's SIGTERM reach both, and are for the main process to handle, which may want to go on to a
+    checkpoint. Its own SIGTERM, in the end, comes after `closing` is set.
+    """
+
+    def terminate(number: int, where: Any) -> None:
+        if closing.is_set():
+            os._exit(0)
 
     def excepthook(kind: type[BaseException], error: BaseException, where: Any) -> None:
         if not issubclass(kind, ConnectionError | EOFError):  # it has gone while a batch was on its way
             sys.__excepthook__(kind, error, where)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, terminate)
     sys.excepthook = excepthook
