@@ -12,12 +12,13 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import secrets
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
@@ -25,9 +26,8 @@ import typer
 from typer.core import TyperGroup
 
 from acgpt import __version__
-from acgpt.commands import draw, evaluate, prepare, train
+from acgpt.commands import draw, evaluate, merge, prepare, push, train
 from acgpt.commands.options import (
-    AdapterOption,
     DeviceOption,
     Dtype,
     DtypeOption,
@@ -44,9 +44,21 @@ from acgpt.errors import InputError
 from acgpt.template import fillings, parse
 
 if TYPE_CHECKING:
-    from acgpt.language_model import LanguageModel, Sample, Score
+    from acgpt.language_model import LanguageModel, Ranking, Sample, Score
+    from acgpt.show import Page, Reader
 
 Answer = TypeVar("Answer")
+
+AdapterOption = Annotated[
+    list[str] | None,
+    option(
+        "--adapter",
+        "-a",
+        metavar="[NAME=]PATH",
+        help="A PEFT adapter for the model: a folder or a hub id. May be repeated, with names: infill=…, scattered=…; "
+        "each template is then answered by the one that is for such templates (docs/adapters.md).",
+    ),
+]
 
 BATCH = 16  # lines of a file that are answered together
 IGNORED = (
@@ -176,12 +188,40 @@ def score_fields(score: Score) -> dict[str, Any]:
     return {"log_prob": score.log_prob, "perplexity": score.perplexity, "tokens": tokens}
 
 
-def load(model: str | None, adapter: str | None, device: str, dtype: Dtype) -> LanguageModel:
+def named_adapters(options: Sequence[str]) -> dict[str, str] | str | None:
+    """What --adapter says: nothing, one adapter, or some by name."""
+    named: dict[str, str] = {}
+    for each in options:
+        name, equals, path = each.partition("=")
+        if not (equals and re.fullmatch(r"[\w-]+", name)) or Path(each).exists():
+            if len(options) > 1:
+                raise InputError(f"of several adapters each needs a name: --adapter NAME={each}")
+            return each
+        if name in named:
+            raise InputError(f"two adapters are called {name}: --adapter {each}")
+        named[name] = path
+    return named or None
+
+
+def load(model: str | None, adapter: list[str] | None, device: str, dtype: Dtype) -> LanguageModel:
     """Load the model, with no more noise than a progress bar on a terminal."""
+    adapters = named_adapters(adapter or ())
     hush()
     from acgpt.loading import load
 
-    return load(model, adapter, device, dtype.value)
+    return load(model, adapters, device, dtype.value)
+
+
+def answered_by(lm: LanguageModel, answer: Score | Ranking) -> dict[str, str | None]:
+    """Which adapter answered, for programs, if the model has any."""
+    return {"adapter": answer.adapter} if lm.adapters else {}
+
+
+def note_adapters(page: Page, lm: LanguageModel, ways: Mapping[str, Score | Ranking]) -> None:
+    """Which adapter answered, for people, if there was a choice."""
+    if len(lm.adapters) > 1:
+        words = [f"{way + ': ' if way else ''}{answer.adapter or 'no adapter'}" for way, answer in ways.items()]
+        page.note(f"answered by {'; '.join(words)}\n")
 
 
 # ---- the commands ---------------------------------------------------------------------------------------------------
@@ -224,7 +264,8 @@ def about(
         What is the model told? Its input and its attention mask, drawn.
 
     A model of your own: acgpt prepare (text to tokens), acgpt train,
-    acgpt evaluate; acgpt draw pictures what they give and ask.
+    acgpt evaluate; acgpt draw pictures what they give and ask. acgpt merge
+    and acgpt push: an adapter into its model, a model or adapter to others.
 
     For braces that are text write \{{. Inside a slot, a backslash makes text
     of { } | and _ likewise. acgpt COMMAND --help explains the rest.
@@ -255,7 +296,7 @@ def score(
     is ' Paris', the space with it.
 
     Keys of --json:
-      template, future (was it used?),
+      template, future (was it used?), adapter (that answered, if there are any),
       log_prob (of all asked tokens, in nats), perplexity (per asked token),
       tokens: text, id, position (from 1), log_prob
     """
@@ -265,7 +306,7 @@ def score(
 
     if as_json:
         for text, result in answers(groups, lambda texts: lm.log_prob(texts, future=future)):
-            emit({"template": text, "future": result.future, **score_fields(result)})
+            emit({"template": text, "future": result.future, **answered_by(lm, result), **score_fields(result)})
         return
 
     def ask(texts: list[str]) -> list[dict[str, Score]]:
@@ -279,6 +320,7 @@ def score(
         if nothing_ahead:
             del scores["with future"]
         print_score(page, lm, text, scores)
+        note_adapters(page, lm, scores)
         if "with future" in scores and not lm.reads_future:
             page.note("This model has not been trained to read the future: expect “with future” to be bad.\n", "yellow")
         elif nothing_ahead:
@@ -321,7 +363,7 @@ def infill(
     template has the same samples, whatever stands in the lines around it.
 
     Keys of --json:
-      template, seed, future (was it used?),
+      template, seed, future (was it used?), adapter (that drew, if there are any),
       samples: text, fills (one a slot), log_prob (in nats, at temperature 1),
                perplexity, tokens: text, id, position (from 1), log_prob
     """
@@ -341,9 +383,11 @@ def infill(
     for text, samples in answers(groups, ask):
         if as_json:
             drawn = [{"text": sample.text, "fills": sample.fills, **score_fields(sample)} for sample in samples]
-            emit({"template": text, "seed": used, "future": samples[0].future, "samples": drawn})
+            about = {"template": text, "seed": used, "future": samples[0].future, **answered_by(lm, samples[0])}
+            emit({**about, "samples": drawn})
         else:
             print_samples(page, lm, samples)
+            note_adapters(page, lm, {"": samples[0]})
 
 
 @app.command()
@@ -370,6 +414,7 @@ def rank(
 
     Keys of --json:
       template, compared ("whole text" or "asked | given"), future (was it used?),
+      adapter (that answered, if there are any),
       alternatives, the best first: text, choice (one a slot), probability,
                                     log_prob (of what was compared, in nats)
     """
@@ -381,9 +426,11 @@ def rank(
     for text, ranking in answers(groups, lambda texts: [lm.rank(each, future=future) for each in texts]):
         if as_json:
             ranked = [asdict(alternative) for alternative in ranking.alternatives]
-            emit({"template": text, "compared": ranking.compared, "future": ranking.future, "alternatives": ranked})
+            about = {"template": text, "compared": ranking.compared, "future": ranking.future}
+            emit({**about, **answered_by(lm, ranking), "alternatives": ranked})
         else:
             print_ranking(page, text, ranking)
+            note_adapters(page, lm, {"": ranking})
 
 
 @app.command()
@@ -395,8 +442,13 @@ def show(
     model: ModelOption = None,
     adapter: AdapterOption = None,
     future: Annotated[
-        bool, option("--future/--no-future", help="With copies of what is given (the default), or left to right?")
-    ] = True,
+        bool | None,
+        option(
+            "--future/--no-future",
+            help="With copies of what is given, or left to right? Default: with copies; with several adapters, as the "
+            "one that would answer is asked.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     r"""Draw what the model is told: every slot of its input, and which others it reads.
@@ -410,23 +462,31 @@ def show(
     acgpt show 'The capital of {{Italy}} is Rome.' --no-future
 
     Keys of --json:
-      template, future, copies (how many; they are the first slots),
+      template, future, adapter (that would be asked, if there are any),
+      copies (how many; they are the first slots),
       and lists with one entry a slot: tokens, ids (null for a blank), positions,
       roles (copy, BOS, given, asked, unknown),
       predicts (null, or position, id, text), mask (0 and 1: which slots it reads)
     """
     parse(template)
+    adapters = named_adapters(adapter or ())
     hush()
     from acgpt import show as drawing
 
-    reader = drawing.load_reader(model, adapter)
+    about: dict[str, Any] = {}
+    if isinstance(adapters, dict):
+        reader, about["adapter"], future = choose_reader(model, adapters, template, future)
+    else:
+        reader = drawing.load_reader(model, adapters)
+        about = {} if adapters is None else {"adapter": "default"}
+    future = True if future is None else future
     query = drawing.query_of(template, reader.tokenizer)
     drawn = drawing.figure(query, reader.tokenizer, bos=reader.bos, mask=reader.mask, future=future)
     if output is not None:
         drawing.picture(drawn, output, template)
         print(f"wrote {output}", file=sys.stderr)
     if as_json:
-        emit({"template": template, "future": future, **drawn.as_dict()})
+        emit({"template": template, "future": future, **about, **drawn.as_dict()})
     elif output is None:
         page = drawing.Page()
         page.note(drawing.printable(template) + "\n", "bold")
@@ -437,9 +497,35 @@ def show(
             )
 
 
+def choose_reader(
+    model: str | None, adapters: Mapping[str, str], template: str, future: bool | None
+) -> tuple[Reader, str | None, bool | None]:
+    """What drawing takes of the model; the adapter that would be asked; and with copies or not."""
+    from transformers import AutoConfig
+
+    from acgpt import show as drawing
+    from acgpt.adapters import BARE, Adapter, route, statements
+    from acgpt.loading import from_pretrained, metadata_of, read_metadata, resolve_all
+
+    source, folders = resolve_all(model, adapters)
+    first, *others = folders
+    reader = drawing.load_reader(model, folders[first])  # they have tokenizer and BOS in common
+    if not others:
+        return reader, first, future
+    config = None if source.endswith(".gguf") else from_pretrained(AutoConfig, source)
+    metadata = {name: read_metadata(folder) for name, folder in folders.items()}
+    said = statements(metadata, tuple(folders), metadata_of(source, None, config))
+    query = drawing.query_of(template, reader.tokenizer)
+    way = route(query, {name: Adapter.of(name, said[name]) for name in folders}, said[BARE], future)
+    spoken = said[way.adapter or BARE]
+    return replace(reader, reads_future=spoken is not None and spoken.reads_copies), way.adapter, way.future
+
+
 app.add_typer(draw.app, name="draw")
 app.command()(evaluate.evaluate)
+app.command()(merge.merge)
 app.command()(prepare.prepare)
+app.command()(push.push)
 app.command()(train.train)
 
 

@@ -37,7 +37,7 @@ from acgpt.query import Query
 from acgpt.score import check_numbers
 
 GREEDY = 1e-6  # temperatures below this are taken for 0: dividing by them would overflow
-MOST_GRAPHS = 64  # captured steps to keep: one for each number of rows, width, capacity and way of drawing
+MOST_GRAPHS = 64  # captured steps to keep: one for each adapter, number of rows, width, capacity and way of drawing
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -226,11 +226,12 @@ class Rows(Cache):
 class Decoder:
     """Room for a batch of rows on the device, and the step that advances them.
 
-    Its buffers keep their addresses, so that on CUDA a captured step can be replayed, in later batches too.
+    Its buffers keep their addresses, so that on CUDA a captured step can be replayed, in later batches too, as long as
+    the same adapters are at work in the model.
     """
 
     def __init__(self, model: PreTrainedModel, like: list[tuple[Tensor, Tensor]], size: tuple[int, ...]) -> None:
-        self.model, self.size, self.state = model, size, state_of(model)
+        self.model, self.size, self.weights, self.at_work = model, size, weights_of(model), adapters_at_work(model)
         rows, self.slots, columns, steps, width = size
         wide = torch.float32 if model.device.type == "mps" else torch.float64
 
@@ -284,7 +285,8 @@ class Decoder:
             for _ in range(times):
                 self.step(*shape)
             return
-        if shape not in self.graphs:
+        key = (self.at_work, *shape)
+        if key not in self.graphs:
             self.step(*shape)  # also the warm-up that capturing needs
             times -= 1
             if not times:
@@ -292,11 +294,11 @@ class Decoder:
             if len(self.graphs) == MOST_GRAPHS:
                 self.graphs.clear()
             pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-            self.graphs[shape] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graphs[shape], pool=pool):
+            self.graphs[key] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graphs[key], pool=pool):
                 self.step(*shape)
         for _ in range(times):
-            self.graphs[shape].replay()
+            self.graphs[key].replay()
 
 
 @dataclass(frozen=True)
@@ -376,7 +378,7 @@ class Sampler:
         # Rounded up, so that batches of about the same size find room, and captured steps, in the same decoder.
         size = (len(rows), *(-(-x // self.grain) * self.grain for x in (slots, columns, steps)), width)
         decoder, self.decoder = self.decoder, None  # it is put back when all has gone well
-        if decoder is not None and not (decoder.fits(size) and decoder.state == state_of(self.model)):
+        if decoder is not None and not (decoder.fits(size) and decoder.weights == weights_of(self.model)):
             decoder = None
         left: list[Prefill] = []
         for prefill in self.prefills(queries, ready, future):
@@ -386,6 +388,7 @@ class Sampler:
             if following in prefill.numbers:
                 left.append(prefill)
         assert decoder is not None
+        decoder.at_work = adapters_at_work(self.model)
         decoder.reads[:steps, : len(rows), :width] = torch.from_numpy(reads)
         decoder.draws[:steps, : len(rows)] = torch.from_numpy(draws)
         decoder.clock.zero_()
@@ -437,12 +440,23 @@ class Sampler:
         decoder.put(r, first, *draw(prefill.logits[i.to(device)], decoder.noise[r, first], sampling))
 
 
-def state_of(model: PreTrainedModel) -> tuple[object, ...]:
-    """What a captured step depends on besides its inputs: where the weights lie, and which adapters are at work."""
-    weights = [(weight.data_ptr(), weight.dtype) for weight in model.parameters()]
-    adapters = [
-        (module.disable_adapters, tuple(module.active_adapters), tuple(module.merged_adapters))
-        for module in model.modules()
-        if "_disable_adapters" in vars(module)  # a layer with PEFT adapters
-    ]
-    return (*weights, *adapters)
+# What a captured step depends on besides its inputs: where the weights lie, and which adapters are at work.
+
+
+def weights_of(model: PreTrainedModel) -> tuple[tuple[int, torch.dtype], ...]:
+    """Where the weights lie, and what they are: if that changes, every captured step is worthless."""
+    return tuple((weight.data_ptr(), weight.dtype) for weight in model.parameters())
+
+
+def adapter_layers(model: PreTrainedModel) -> list[Any]:
+    """The layers that carry PEFT adapters; none if there are no adapters."""
+    flag = "_disable_adapters"  # of each such layer, or of its class; peft itself need not be installed
+    return [module for module in model.modules() if flag in vars(module) or hasattr(type(module), flag)]
+
+
+def adapters_at_work(model: PreTrainedModel) -> tuple[object, ...]:
+    """Which adapters are switched on, and which are merged, layer by layer: a step is captured for each such state."""
+    return tuple(
+        (layer.disable_adapters, tuple(layer.active_adapters), tuple(layer.merged_adapters))
+        for layer in adapter_layers(model)
+    )

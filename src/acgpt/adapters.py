@@ -1,0 +1,265 @@
+"""Several PEFT adapters on one frozen backbone: what each is for, which one answers a query, how it is switched to.
+
+    query                                                        who answers
+    nothing given after an asked token, nothing unknown          no adapter: the bare causal backbone, no copies
+    one gap: one run of asked tokens, all else given             the adapter for infilling
+    anything else                                                the adapter for blocks, the training distribution
+
+What an adapter is for is said by its name, if that is the name of a mode (`MODES`); else by the kind of conditioning
+sets that most of its training texts had (its `acgpt.json`); one that says nothing of them is for blocks. Only adapters
+that say they read copies are shown any. Where none of these is for what is wanted, the first of them answers; where
+there are none, the backbone, by its own word.
+
+The choice (`route`) is a function of the query's roles and of what the adapters say; no token, weight or earlier query
+has a part in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch.nn import ModuleDict
+from transformers import PreTrainedModel
+
+from acgpt.conditioning import Blocks, Conditioning, Empty, Infilling
+from acgpt.decode import adapter_layers
+from acgpt.errors import InputError, ModelError
+from acgpt.metadata import Metadata
+from acgpt.query import Query
+
+BARE = "none"  # the backbone without any adapter, where a name is wanted
+DEFAULT = "default"  # PEFT's name for an adapter that was given none
+MODES = {
+    "infill": Infilling.kind,
+    "infilling": Infilling.kind,
+    "scattered": Blocks.kind,
+    "blocks": Blocks.kind,
+}
+
+Choice = str | Literal[False] | None  # an adapter's name; False or "none": the backbone; None: not chosen
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter, and what it says it can do.
+
+    Args:
+        name: Its name in the PEFT model.
+        mode: What it is for, "blocks" or "infilling"; `None` if it was never given anything in training.
+        metadata: Its `acgpt.json`; what that leaves open of BOS and MASK is as the backbone says.
+    """
+
+    name: str
+    mode: str | None
+    metadata: Metadata | None
+
+    @classmethod
+    def of(cls, name: str, metadata: Metadata | None) -> Adapter:
+        """The adapter of this name, which says this."""
+        return cls(name, MODES.get(name) or mode_of(metadata), metadata)
+
+    @property
+    def reads_copies(self) -> bool:
+        """Does it say that it can be shown copies, and so read what stands after a blank?"""
+        return self.metadata is not None and self.metadata.reads_copies
+
+    @property
+    def conditioning(self) -> dict[str, Any] | None:
+        """The conditioning sets that it was trained on, if it says so."""
+        return None if self.metadata is None else self.metadata.conditioning
+
+
+def mode_of(metadata: Metadata | None) -> str | None:
+    """The kind of conditioning sets that most training texts with anything given had; blocks if nothing is said.
+
+    >>> mode_of(Metadata(conditioning={"parts": [{"kind": "infilling", "weight": 3}, {"kind": "blocks"}]}))
+    'infilling'
+    """
+    try:
+        conditioning = Conditioning.from_dict((metadata and metadata.conditioning) or {})
+    except InputError:  # written by hand, or by a program with another idea of it: it says nothing to us
+        return Blocks.kind
+    weights = {Blocks.kind: 0.0, Infilling.kind: 0.0}  # the first wins a tie
+    for part, weight in zip(conditioning.parts, conditioning.weights, strict=True):
+        if not isinstance(part, Empty):
+            weights[part.kind] += weight
+    mode = max(weights, key=lambda kind: weights[kind])
+    return mode if weights[mode] > 0 else None
+
+
+# ---- which one answers ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Route:
+    """Who answers a query, and how.
+
+    Args:
+        adapter: The adapter's name; `None` is the backbone.
+        future: With copies of what is given?
+        as_it_is: The model is asked as it stands, and nothing is switched.
+    """
+
+    adapter: str | None
+    future: bool
+    as_it_is: bool = False
+
+
+def wanted_mode(query: Query, future: bool | None) -> str | None:
+    """What an adapter should be for to answer this query; `None` if the causal backbone can do it as well.
+
+    Args:
+        query: The question; only the roles of its tokens count.
+        future: As in `LanguageModel.log_prob`. `False` leaves nothing to read after an asked token, `True` wants copies
+            even so.
+    """
+    ahead = query.needs_future if future is None else future
+    if not ahead and not query.has_unknown:
+        return None
+    gap = len(query.blanks) == 1 and query.needs_future and not query.has_unknown
+    return Infilling.kind if gap else Blocks.kind
+
+
+def route(query: Query, adapters: Mapping[str, Adapter], backbone: Metadata | None, future: bool | None) -> Route:
+    """Who answers a query, if there are several adapters and the user names none of them.
+
+    Args:
+        query: The question.
+        adapters: By name, in the order of preference among equals.
+        backbone: What the backbone itself says it can do.
+        future: As in `LanguageModel.log_prob`.
+    """
+    mode = wanted_mode(query, future)
+    if mode is None:
+        return Route(None, False)
+    readers = [adapter for adapter in adapters.values() if adapter.reads_copies and adapter.mode is not None]
+    if query.has_unknown:  # one that has a MASK is better than one that has not
+        readers = [each for each in readers if each.metadata and each.metadata.mask_token_id is not None] or readers
+    readers.sort(key=lambda adapter: adapter.mode != mode)  # the first that is for it, else the first
+    if readers:
+        return Route(readers[0].name, future is not False)
+    return Route(None, backbone is not None and backbone.reads_copies if future is None else future)
+
+
+# ---- what a model has -----------------------------------------------------------------------------------------------
+
+
+def check_name(name: object) -> None:
+    """Refuse a name, to be given to an adapter, that PEFT or a reader of results would take for something else."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise InputError(f"an adapter's name is made of letters, digits, - and _, not {name!r}.")
+    if name == BARE:
+        raise InputError(f"no adapter can be called {BARE!r}: that stands for the model without any.")
+    if name in dir(ModuleDict()):  # PEFT keeps adapters in such a dictionary, by name
+        raise InputError(f"no adapter can be called {name!r}: PEFT has another use for that name.")
+
+
+def without_peft(model: Any) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """The Hugging Face model inside a PEFT one (its adapters are in its layers) and their names; else as it is."""
+    if isinstance(model, PreTrainedModel):
+        return model, ()
+    try:
+        from peft import PeftModel
+    except ImportError:
+        PeftModel = None
+    if PeftModel is None or not isinstance(model, PeftModel):
+        raise ModelError(f"expected a causal language model of transformers or peft, not {type(model).__name__}.")
+    for config in model.peft_config.values():
+        if config.is_prompt_learning:
+            raise ModelError(
+                f"the adapter is of type {config.peft_type}, which adds virtual tokens to the text; only adapters "
+                "inside the layers (LoRA and the like) leave positions as they are."
+            )
+    if len(model.peft_config) > 1 and trains_biases(model):
+        raise ModelError(
+            "one of several adapters has trained the backbone's own biases, which cannot be switched with it: use it "
+            'alone, or train it with bias="none".'
+        )
+    for name in model.peft_config:
+        if name == BARE or "+" in name:
+            raise InputError(f"an adapter called {name!r} could not be told from {BARE!r} or from two: rename it.")
+    return model.get_base_model(), tuple(model.peft_config)
+
+
+def trains_biases(model: Any) -> bool:
+    """Has an adapter of this model trained biases of the backbone? These stay when the adapter is switched off."""
+    configs = [] if isinstance(model, PreTrainedModel) else model.peft_config.values()
+    return any(config.to_dict().get("bias", "none") != "none" for config in configs)
+
+
+def statements(
+    metadata: Metadata | Mapping[str, Metadata | None] | None, names: tuple[str, ...], config: Metadata | None
+) -> dict[str, Metadata | None]:
+    """What the backbone (under the name "none") and each adapter say they can do.
+
+    Args:
+        metadata: As in `LanguageModel`.
+        names: The model's adapters.
+        config: What the model's config says.
+    """
+    if not isinstance(metadata, Mapping):
+        metadata = dict.fromkeys(names or (BARE,), metadata)
+    if strange := [name for name in metadata if name not in (*names, BARE)]:
+        raise InputError(f"metadata names {strange[0]!r}, {unknown_name(names)}")
+    backbone = metadata.get(BARE) or config
+    said: dict[str, Metadata | None] = {BARE: backbone}
+    for name in names:
+        own = metadata.get(name)
+        said[name] = backbone if own is None else own.over(backbone)
+    return said
+
+
+def unknown_name(names: tuple[str, ...]) -> str:
+    """The end of an error that names an adapter that is not there."""
+    return f"but the model's adapters are {', '.join(names)}." if names else "but the model has no adapters."
+
+
+def agreed_bos(adapters: Mapping[str, Adapter]) -> int | None:
+    """The BOS that the adapters were trained with: one for all, or an error."""
+    stated = {a.name: a.metadata.bos_token_id for a in adapters.values() if a.metadata is not None}
+    stated = {name: bos for name, bos in stated.items() if bos is not None}
+    if len(set(stated.values())) > 1:
+        each = ", ".join(f"{name}: {bos}" for name, bos in stated.items())
+        raise ModelError(
+            f"the adapters were trained with different beginning-of-sequence tokens ({each}): load each alone, or name "
+            "one token for all with bos=…."
+        )
+    return next(iter(stated.values()), None)
+
+
+# ---- switching ------------------------------------------------------------------------------------------------------
+
+
+def active_adapter(model: PreTrainedModel) -> str | None:
+    """The adapter at work in a model as it stands; `None` if there is none, or all are switched off."""
+    for layer in adapter_layers(model):
+        if not layer.disable_adapters and (names := list(layer.active_adapters)):
+            return "+".join(names)
+    return None
+
+
+@contextmanager
+def switched(model: PreTrainedModel, name: str | None) -> Iterator[None]:
+    """Within, this adapter alone is at work, or none; then every layer is as it was, whatever happened.
+
+    PEFT's own `set_adapter` would also change which weights want gradients, and these may be a user's, in training.
+    """
+    layers = adapter_layers(model)
+    if any(layer.merged_adapters for layer in layers):
+        raise ModelError(
+            "an adapter is merged into the weights, so adapters cannot be switched: call unmerge_adapter() first."
+        )
+    before = [(layer, layer._active_adapter, layer._disable_adapters) for layer in layers]
+    try:
+        for layer in layers:
+            # A layer that the adapter does not touch is switched off: it does what it did before there were adapters.
+            here = name is not None and any(name in key.split(".") for key, _ in layer.named_parameters())
+            layer._active_adapter, layer._disable_adapters = [name] if here else [], not here
+        yield
+    finally:
+        for layer, active, disabled in before:
+            layer._active_adapter, layer._disable_adapters = active, disabled

@@ -1,0 +1,154 @@
+"""A model card: the README.md of a model or adapter folder, from what its `acgpt.json` says and how it was measured.
+
+    ---
+    library_name: peft              ← what the hub shows and searches by
+    base_model: someone/some-model  ← only if it is a hub id: a path on this machine is nobody else's business
+    tags: [acgpt, …]
+    ---
+    # name
+    What it was made from and trained on, its perplexities, and five lines that load it.
+
+Nobody's own README.md is ever overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from acgpt.errors import InputError
+from acgpt.metadata import FILE, Metadata
+
+CARD = "README.md"
+ADAPTER_CONFIG = "adapter_config.json"
+TAGS = ["acgpt", "arbitrary-conditionals", "infilling"]
+SET = {"split": "the split", "texts": "texts:", "length": "tokens a text:", "r_max": "r_max", "hash": "set"}
+
+
+def write_card(folder: str | Path, results: Mapping[str, Any] | None = None, *, name: str | None = None) -> Path | None:
+    """Write the README.md of a model or adapter folder, unless it has one.
+
+    Args:
+        folder: With an `acgpt.json` in it.
+        results: What is known besides, each key if there is one: `base_model` (a hub id or a path), `data` (words),
+            `merged` (the adapter that was merged into the base: a hub id or a path), and `modes`, the perplexities as
+            in `acgpt evaluate --json`, with its `set`; also the `results.json` of a training run, as it is.
+        name: The title; by default the folder's name.
+
+    Returns:
+        The file; `None` if there was one already, which stays as it is.
+    """
+    path = Path(folder) / CARD
+    metadata = Metadata.read(folder)
+    if metadata is None:
+        raise InputError(f"{folder} has no {FILE}, so there is nothing to say about it.")
+    text = card(name or Path(folder).resolve().name, metadata, results or {}, adapter_base(folder))
+    try:
+        with path.open("x", encoding="utf-8", newline="") as file:
+            file.write(text)
+    except FileExistsError:
+        return None
+    return path
+
+
+def adapter_base(folder: str | Path) -> str | None:
+    """What an adapter folder names as its base, "" if nothing; `None` for the folder of a full model."""
+    path = Path(folder) / ADAPTER_CONFIG
+    if not path.is_file():
+        return None
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"] or "")
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        return ""
+
+
+def is_hub_id(name: str) -> bool:
+    """Is this the id of a repository, owner/name, and not a path that others do not have?"""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) is not None and not Path(name).exists()
+
+
+def public(name: str) -> str:
+    """A hub id as it is; of a path, the last part only."""
+    return name if is_hub_id(name) else Path(name).name
+
+
+def card(name: str, metadata: Metadata, results: Mapping[str, Any], adapts: str | None) -> str:
+    """The text of a card.
+
+    Args:
+        name: The title.
+        metadata: The folder's `acgpt.json`.
+        results: As in `write_card`.
+        adapts: For an adapter, the base that it names ("" if none); `None` for a full model.
+    """
+    base = str(results.get("base_model") or adapts or "")
+    front: dict[str, Any] = {"library_name": "transformers" if adapts is None else "peft"}
+    if is_hub_id(base):
+        front["base_model"] = base
+    front |= {"pipeline_tag": "text-generation", "tags": TAGS}
+    recipe = results.get("recipe") or {}
+    data = results.get("data") or (public(str(recipe["corpus"])) if "corpus" in recipe else None)
+    merged = results.get("merged")
+    facts = {
+        "kind": "a full model" if adapts is None else "a PEFT adapter",
+        "method": metadata.method,
+        "base model": public(base) or None,
+        "merged adapter": merged and public(str(merged)),
+        "data": data,
+        "conditioning": metadata.conditioning and f"`{json.dumps(metadata.conditioning)}`",
+        "BOS, MASK": f"{metadata.bos_token_id}, {metadata.mask_token_id}",
+    }
+    reads = "p(any tokens | any other tokens)" if metadata.reads_copies else "p(what follows | what stands before it)"
+    lines = ["---", yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(), "---", "", f"# {cell(name)}"]
+    lines += ["", f"A causal language model that answers {reads}, made with acgpt.", "", "| | |", "|---|---|"]
+    lines += [f"| {fact} | {cell(value)} |" for fact, value in facts.items() if value]
+    lines += perplexities(results.get("evaluation") or results)
+    lines += ["", "## Loading it", "", "```python", *loading(base, adapts, metadata.reads_copies), "```", ""]
+    return "\n".join(lines)
+
+
+def perplexities(evaluation: Mapping[str, Any]) -> list[str]:
+    """The table of the five modes, if there are any; a mode that could not be answered is --."""
+    modes = evaluation.get("modes") or {}
+    if not modes:
+        return []
+    lines = ["", "## Perplexity", "", "| mode | perplexity | 95 % interval | asked tokens |", "|---|---|---|---|"]
+    for mode, answer in modes.items():
+        row = ["--"] * 3
+        if answer is not None:
+            interval = answer.get("interval")
+            row = [
+                "∞" if answer["perplexity"] is None else f"{answer['perplexity']:,.2f}",
+                "--" if interval is None else f"{interval[0]:,.2f} to {interval[1]:,.2f}",
+                f"{answer['tokens']:,}" if "tokens" in answer else "--",
+            ]
+        lines.append(f"| {' | '.join(map(cell, (mode, *row)))} |")
+    about = evaluation.get("set") or {}
+    known = [f"{words} {about[key]}" for key, words in SET.items() if about.get(key) is not None]
+    return [*lines, *(["", f"Measured on {', '.join(map(cell, known))}."] if known else [])]
+
+
+def loading(base: str, adapts: str | None, reads_future: bool) -> list[str]:
+    """Five lines of Python that load it and ask it something."""
+    here = "FOLDER OR HUB ID"
+    names = [repr(here)]
+    if adapts is not None:
+        names = [repr(base if is_hub_id(base) else "BASE MODEL"), f"adapter={here!r}"]
+    question = "The capital of {{Italy}} is Rome." if reads_future else "The capital of Italy is {{Rome}}."
+    return [
+        "import acgpt",
+        f"lm = acgpt.load({', '.join(names)})",
+        f"print(lm.log_prob({question!r}).log_prob)",
+        "for sample in lm.sample('The cat {{_3}}', n=3):",
+        "    print(sample.text)",
+    ]
+
+
+def cell(value: object) -> str:
+    """A value in one cell of a table."""
+    return " ".join(str(value).split()).replace("|", "\\|")
