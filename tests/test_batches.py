@@ -206,9 +206,10 @@ def test_a_target_is_never_shown_before_it_is_asked():
 # ---- the batches of a run -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("conditioning", [Conditioning(), Conditioning((Empty(),))], ids=["ac", "gpt"])
 @pytest.mark.parametrize(("texts", "size", "parts"), [(24, 4, 1), (24, 2, 3), (29, 2, 3), (24, 1, 6)])
-def test_every_text_comes_once_an_epoch(texts, size, parts):
-    batches = batches_of(Texts(texts, 5), size, parts=parts)
+def test_every_text_comes_once_an_epoch_in_an_order_of_its_own(texts, size, parts, conditioning):
+    batches = batches_of(Texts(texts, 5), size, parts=parts, conditioning=conditioning)
     steps = texts // (size * parts)
     rounds = []
     for epoch in range(3):
