@@ -122,8 +122,8 @@ class Segments:
         )  # fmt: skip
 
 
-class Varlen:
-    """Two flash calls over the packed batch: copies see copies; text sees `[copies, text]`, causal, bottom-right."""
+class Packed:
+    """A backend that works on the packed batch as it is."""
 
     def __init__(self, layout: Layout | Segments) -> None:
         self.calls = 0
@@ -131,6 +131,10 @@ class Varlen:
             self.segments = layout
         else:
             self.segments = Segments.of(layout.copies, layout.texts, layout.ids.device)
+
+
+class Varlen(Packed):
+    """Two flash calls over the packed batch: copies see copies; text sees `[copies, text]`, causal, bottom-right."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
         refuse_dropout(dropout)
@@ -151,15 +155,8 @@ class Varlen:
         return torch.cat([seen_by_copies, seen_by_text])[None]  # (1, N, H, D)
 
 
-class Fused:
+class Fused(Packed):
     """Kernels made for this mask (see `kernels`): one pass over copies and text where they lie."""
-
-    def __init__(self, layout: Layout | Segments) -> None:
-        self.calls = 0
-        if isinstance(layout, Segments):
-            self.segments = layout
-        else:
-            self.segments = Segments.of(layout.copies, layout.texts, layout.ids.device)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
         refuse_dropout(dropout)
