@@ -296,7 +296,7 @@ def test_a_pipe_is_answered_before_it_ends_and_ctrl_c_ends_cleanly(models):
             process.stdin.flush()
             assert json.loads(process.stdout.readline())["template"] == template
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=120) == 130
         assert process.stderr.read().split() == ["interrupted"]
     finally:
         watchdog.cancel()

@@ -101,7 +101,7 @@ def test_two_processes_that_are_killed_go_on_bit_for_bit(corpus, tmp_path):
     assert codes == [0, 0], said
     words = words_of(corpus, run, dropout=0.2)
     codes, _ = together(words, run, before=at_the_second_checkpoint)
-    assert codes == [-signal.SIGKILL, -signal.SIGKILL]
+    assert codes[0] == -signal.SIGKILL and codes[1] != 0  # the other is killed, or finds its partner gone first
     assert [path.name for path in (run / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
     codes, said = together(words, run)
     assert codes == [0, 0], said
@@ -132,7 +132,7 @@ def test_fsdp_trains_evaluates_exports_and_resumes_as_one_process_does(corpus, a
     run, share = tmp_path / "run", tmp_path / "share"
     words = words_of(corpus, run, parallel="fsdp")
     codes, said = together(words, run, before=note_shares, detail=str(share))
-    assert codes == [-signal.SIGKILL, -signal.SIGKILL], said
+    assert codes[0] == -signal.SIGKILL and codes[1] != 0, said  # as above
     assert float(share.read_text()) == pytest.approx(0.5, abs=0.02)  # it really is shared out
     codes, said = together(words, run)
     assert codes == [0, 0], said
