@@ -32,8 +32,8 @@ from acgpt.modes import MODES
 from acgpt.optimizer import rate
 from acgpt.plan import arguments, settle
 from acgpt.recipe import make
-from acgpt.run_folder import OutputError
-from acgpt.train import train
+from acgpt.run_folder import SITTING, OutputError
+from acgpt.train import asked_to_stop, train
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +137,7 @@ def test_results_and_config_say_all_that_it_takes_to_repeat_the_run(run, corpus)
     assert results["parameters"] == sum(weight.numel() for weight in weights.values())
     assert (results["steps"], results["texts"], results["tokens"]) == (12, 96, 96 * 31)
     assert results["loss"] == list(loss_of(run).values())[-1]
+    assert config["sittings"] == results["sittings"] == [{"after_step": 0} | {name: config[name] for name in SITTING}]
 
 
 def test_the_log_has_a_row_a_step_with_its_rate_and_its_perplexities(run):
@@ -480,21 +481,46 @@ def test_the_command_makes_no_noise_but_its_own(recipe_file, tmp_path):
         assert not line or line.startswith((*ours, str(tmp_path / "run"))), done.said()
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 3, "stopped")]
-)
-def test_a_signal_to_the_process_and_its_workers_ends_in_words_that_say_how_to_go_on(
-    number, code, word, recipe_file, tmp_path
-):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_process_and_its_workers_ends_in_words_that_say_how_to_go_on(number, recipe_file, tmp_path):
     words = ("train", recipe_file, f"output={tmp_path / 'run'}", "steps=100000", "workers=1", "eval_every=0")
     running = Command(*words, output=tmp_path / "said")
     with ended(running):
         until(lambda: (tmp_path / "run" / "checkpoints" / "checkpoint-4").is_dir())
         running.interrupt(number)
-        assert running.wait() == code
+        assert running.wait() == 3
     *_, last = running.said().splitlines()
-    assert last.startswith(f"{word}. The same command with --resume goes on after step ")
+    assert last.startswith("stopped. The same command with --resume goes on after step ")
     assert "Traceback" not in running.said()
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    before = signal.getsignal(signal.SIGINT)
+    with asked_to_stop(None) as time_to_stop:
+        assert not time_to_stop()
+        signal.raise_signal(signal.SIGINT)
+        assert time_to_stop()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_that_is_broken_off_at_once_says_how_to_go_on(recipe_file, tmp_path, monkeypatch):
+    def train(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("acgpt.train.train", train)
+    done = command(recipe_file, f"output={tmp_path / 'run'}")
+    assert done.exit_code == 130 and "interrupted. There was no checkpoint yet" in done.stderr
+
+
+def test_a_split_that_the_corpus_lacks_is_told_before_training(corpus, recipe_file, tmp_path):
+    with pytest.raises(InputError, match="no split 'valdation'; its splits: train, validation"):
+        train(recipe_of(corpus, tmp_path / "run", eval_split="valdation"), quiet=True)
+    assert not (tmp_path / "run").exists()
+    held = write_corpus(tmp_path / "corpus", splits=("train",))
+    done = command(recipe_file, f"corpus={held}", f"output={tmp_path / 'run'}", "steps=2", "warmup=0")
+    assert done.exit_code == 0 and "nothing will be evaluated" in done.stderr.partition("step ")[0]
 
 
 def test_quiet_is_quiet(recipe_file, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 from pathlib import Path
@@ -41,6 +42,11 @@ def test_a_run_in_many_short_sittings_ends_as_one_in_a_single_sitting(corpus, tm
         last = training.last_checkpoint(tmp_path / "run")
         assert last is not None and last.name == f"checkpoint-{read_rows(tmp_path / 'run')[-1]['step']}"
     assert sittings > 2
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert len(config["sittings"]) == sittings + 1  # the last of which ended it
+    assert [each["after_step"] for each in config["sittings"]] == sorted(
+        {each["after_step"] for each in config["sittings"]}
+    )
     assert whole is not None
     assert [row["step"] for row in read_rows(tmp_path / "run")] == sorted(
         {row["step"] for row in read_rows(tmp_path / "run")}, key=int
@@ -78,6 +84,7 @@ def test_two_processes_stop_at_the_same_step(corpus, tmp_path):
 def test_a_time_that_is_none_is_refused(minutes, corpus, tmp_path):
     with pytest.raises(InputError, match="minutes"):
         training.train(recipe_of(corpus, tmp_path / "run"), quiet=True, minutes=minutes)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_handler_of_sigterm_is_put_back(corpus, tmp_path):

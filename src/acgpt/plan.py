@@ -116,6 +116,7 @@ def arguments(recipe: Recipe, plan: Plan) -> TrainingArguments:
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
+        ignore_data_skip=True,  # on resuming: the trainer sees to it
         ddp_find_unused_parameters=False,
         dataloader_pin_memory=plan.device == "cuda",
         accelerator_config={"non_blocking": plan.device == "cuda"},

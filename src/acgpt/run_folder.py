@@ -38,6 +38,7 @@ from acgpt.recipe import Recipe, differences
 CONFIG, LOG, CURVE, BOARD, RESULTS, MODEL = "config.json", "log.csv", "loss.png", "tensorboard", "results.json", "model"
 CHECKPOINTS, PARTIAL = "checkpoints", "checkpoints/.partial"
 PATIENCE = 100  # tenths of a second that a run waits for its folder
+SITTING = ("processes", "fsdp", "device", "precision", "attention", "compiled", "hardware", "versions", "command")
 CHECKPOINT = "checkpoint-"  # and the step: the Trainer's name for them
 
 
@@ -112,22 +113,31 @@ def discard(folder: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def open_folder(folder: Path, recipe: Recipe, resume: bool, about: Mapping[str, Any]) -> None:
-    """Make the run's folder and its config; or, to resume, see that it is a run of this recipe on this corpus."""
-    config = folder / CONFIG
+def open_folder(folder: Path, recipe: Recipe, resume: bool, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """Make the run's folder and its config; or, to resume, see that it is a run of this recipe on this corpus.
+
+    Returns:
+        The run's sittings, which its config holds: after which step each began, and on what.
+    """
+    config, last = folder / CONFIG, last_checkpoint(folder)
+    sitting = {"after_step": step_of(last) if last else 0} | {name: about[name] for name in SITTING}
     if resume and config.exists():
         if check_same(folder, recipe) != about["corpus_hash"]:
             raise InputError(f"the corpus {recipe.corpus} is not the one that the run in {folder} was begun on.")
         ours = [f".{name}*" for name in (CONFIG, LOG, CURVE, RESULTS, MODEL)]  # and nobody else's
         for left in (*(path for name in ours for path in folder.glob(name)), *(folder / CHECKPOINTS).glob(".*")):
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
-        return
+        before = json.loads(config.read_text(encoding="utf-8"))
+        sittings = [*before.get("sittings", ()), sitting]
+        write_json(config, before | {"sittings": sittings})
+        return sittings
     with writing(folder):
         if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
             hint = "resume that run with --resume, or " if config.exists() else ""
             raise InputError(f"{folder} is there already: {hint}name another folder with output=….")
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(config, about)
+        write_json(config, about | {"sittings": [sitting]})
+        return [sitting]
 
 
 def check_same(folder: Path, recipe: Recipe) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import signal
 import sys
@@ -66,8 +67,8 @@ def train(
         resume: Go on from the last checkpoint of the run in `output`; if it has none, or there is no such run, begin.
             A finished run is left as it is.
         quiet: Show no progress.
-        minutes: Stop with a checkpoint when training has taken so long, to be resumed later. So does SIGTERM, which
-            schedulers send before they end a job.
+        minutes: Stop with a checkpoint when training has taken so long, to be resumed later. So do SIGTERM, which
+            schedulers send before they end a job, and Ctrl-C; a second Ctrl-C does not wait for the checkpoint.
 
     Returns:
         The contents of the run's `results.json`; `None` if the run was stopped before its end.
@@ -129,15 +130,17 @@ def train(
     )
     learner = Learner(model, backend=plan.attention, length=recipe.length, compiled=plan.compiled)
     main = args.process_index == 0
-    with alone(folder) if main else nullcontext(), asked_to_stop(minutes) as time_to_stop:
+    with asked_to_stop(minutes) as time_to_stop, alone(folder) if main else nullcontext():
         if main:
-            open_folder(folder, recipe, resume, about)
+            about["sittings"] = open_folder(folder, recipe, resume, about)
         trainer = AcTrainer(learner, recipe, args, batches, tokenizer=tokenizer, metadata=metadata, fsdp=plan.fsdp)
         torch.manual_seed(
             recipe.seed + args.process_index
         )  # of dropout: processes that see other texts need other noise
         reporter = Reporter(trainer, folder, method, plan, sets.get("during"), quiet, time_to_stop)
         trainer.add_callback(reporter)
+        if not sets:
+            reporter.bar.note(f"nothing will be evaluated: the corpus has no text for it in a split {recipe.eval_split!r}.")
         try:
             trainer.resume(last_checkpoint(folder) if resume else None)
             return finish(trainer, reporter, sets.get("final"), about) if not reporter.stopped else None
@@ -147,27 +150,35 @@ def train(
 
 @contextmanager
 def asked_to_stop(minutes: float | None) -> Iterator[Callable[[], bool]]:
-    """Within, a function that says whether it is time to stop: so many minutes have passed, or SIGTERM has come."""
+    """Within, a function that says whether it is time to stop: minutes have passed, or SIGTERM or Ctrl-C has come."""
     if minutes is not None and not minutes > 0:
         raise InputError(f"the minutes that training may take must be above 0, not {minutes}.")
     end = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    terminated = threading.Event()
+    asked = threading.Event()
+
+    def handle(number: int, where: Any) -> None:
+        if asked.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt  # the user will not wait
+        if number == signal.SIGINT and sys.stderr.isatty():
+            os.write(2, b"\nstopping after this step, with a checkpoint; Ctrl-C again: at once\n")
+        asked.set()
+
     main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
-    before = signal.signal(signal.SIGTERM, lambda *_: terminated.set()) if main else None
+    before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM)} if main else {}
     try:
-        yield lambda: terminated.is_set() or time.monotonic() > end
+        yield lambda: asked.is_set() or time.monotonic() > end
     finally:
-        if main:
-            signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def evaluation_sets(recipe: Recipe, corpus: Corpus) -> dict[str, EvaluationSet]:
-    """What the model is evaluated on during training and in the end; nothing where the corpus has no such split.
+    """What the model is evaluated on during training and in the end; nothing where the corpus has no validation split.
 
     The training distribution of the sets is that of the recipe's first part (AR mixing and the like belong to training
     alone), so that a causal twin is asked the same.
     """
-    if recipe.eval_split not in corpus.splits:
+    if recipe.eval_split == Recipe.eval_split and recipe.eval_split not in corpus.splits:
         return {}
     tokens, part = corpus.tokens(recipe.eval_split), recipe.distribution.parts[0]
     if not tokens.chunks(recipe.length):

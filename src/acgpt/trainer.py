@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.fsdp import FSDPModule
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader, Sampler
 from transformers import GPTNeoXForCausalLM, PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
@@ -47,7 +47,7 @@ from acgpt.learner import Learner, flops
 from acgpt.metadata import Metadata
 from acgpt.optimizer import build_optimizer, rate
 from acgpt.recipe import Recipe
-from acgpt.run_folder import CHECKPOINT, CHECKPOINTS, PARTIAL, checkpoints, commit, discard, writing
+from acgpt.run_folder import CHECKPOINT, CHECKPOINTS, PARTIAL, checkpoints, commit, discard, step_of, writing
 
 WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.pt", "scheduler.pt"
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -92,6 +92,7 @@ class AcTrainer(Trainer):
         self.is_fsdp_enabled: bool  # the Trainer's own
         self.optimizer: Any
         self.watch, self.closing = Watch(), multiprocessing.Event()
+        self.batches, self.first = batches, 0  # which of them comes next
         super().__init__(model=learner, args=args, train_dataset=batches)
         self.model_accepts_loss_kwargs = True  # the loss is normalised by the step's tokens, not by its batches
         self.loss_is_scaled_for_ga = True
@@ -123,14 +124,14 @@ class AcTrainer(Trainer):
         """The batches in their order; process p of n gets every n-th, from the p-th."""
         workers = min(self.recipe.workers, cores())
         loader = DataLoader(
-            self.train_dataset,
-            sampler=SequentialSampler(self.train_dataset),
+            self.batches,
+            sampler=Remaining(len(self.batches), self.first),
             collate_fn=only,
             num_workers=workers,
             worker_init_fn=partial(follow, self.closing),
             prefetch_factor=PREFETCH if workers else None,
-            persistent_workers=workers > 0,
             pin_memory=self.args.device.type == "cuda",
+            generator=torch.Generator(),  # its draws for the workers are not taken from those of dropout
         )
         prepared: DataLoader[Any] = self.accelerator.prepare(loader)
         return prepared
@@ -232,6 +233,8 @@ class AcTrainer(Trainer):
 
     def resume(self, checkpoint: Path | None) -> None:
         """Train; from a checkpoint, if there is one."""
+        if checkpoint is not None:
+            self.first = (step_of(checkpoint) or 0) * self.batches.parts
         try:
             self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except (pickle.UnpicklingError, SafetensorError) as error:
@@ -318,6 +321,22 @@ def load(network: GPTNeoXForCausalLM, weights: Mapping[str, Tensor]) -> None:
 def tied(network: GPTNeoXForCausalLM) -> set[str]:
     """The names of weights that are others under a second name, and are not written."""
     return set(network._tied_weights_keys or ())
+
+
+class Remaining(Sampler[int]):
+    """The numbers of the batches from the first that is still to be read.
+
+    Its length is that of the whole run, by which the Trainer counts.
+    """
+
+    def __init__(self, count: int, first: int) -> None:
+        self.count, self.first = count, first
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.first, self.count))
+
+    def __len__(self) -> int:
+        return self.count
 
 
 def only(items: list[dict[str, Any]]) -> dict[str, Any]:
