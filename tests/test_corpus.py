@@ -160,6 +160,9 @@ def test_verify_finds_any_changed_byte(folder, at):
 def test_a_folder_that_is_no_corpus_is_told_how_to_make_one(tmp_path):
     with pytest.raises(InputError, match="make one: acgpt prepare"):
         Corpus.open(tmp_path)
+    (tmp_path / "mine.txt").write_text("text")
+    with pytest.raises(InputError, match=r"mine\.txt is a file, .*: acgpt prepare .*/mine\.txt -o FOLDER"):
+        Corpus.open(tmp_path / "mine.txt")
     (tmp_path / "journal.json").write_text("{}")
     with pytest.raises(InputError, match="has not ended: repeat the command"):
         Corpus.open(tmp_path)

@@ -153,7 +153,6 @@ def test_the_modes_are_drawn_on_the_sentence_that_was_asked_for(tmp_path):
         (("-c", "{r_max: "), "'{r_max: ' is no mapping such as {r_max: 0.6, empty: 0.1}"),
         (("-c", "half"), "a mapping such as {r_max: 0.6}, not 'half'"),
         (("-c", "{empty: 1}", "-o", "sets.txt"), "sets.txt: end the name in a format that can be drawn"),
-        (("-c", "{empty: 1}", "-o", "missing/sets.png"), "cannot write missing/sets.png: No such file or directory"),
         (("--length", "0"), "--length"),
         (("--rows", "0"), "--rows"),
         (("--seed", "-1"), "--seed"),
@@ -163,6 +162,12 @@ def test_a_mistake_is_one_message_and_code_2(arguments, message, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     assert message in run("conditioning", *arguments, code=2).output
     assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_that_cannot_be_written_is_named_and_ends_with_code_1(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = run("conditioning", "-c", "{empty: 1}", "-o", "missing/sets.png", code=1).stderr
+    assert said == "error: cannot write missing/sets.png: No such file or directory.\n"
 
 
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -21,16 +22,18 @@ from typer.testing import CliRunner
 import acgpt
 from acgpt.attention import check_model
 from acgpt.cli import app
+from acgpt.commands.evaluate import print_perplexities
 from acgpt.conditioning import ASKED, GIVEN, Conditioning
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluate import Evaluation, evaluate, percentiles, resampled_means
-from acgpt.evaluation_set import EvaluationSet, set_of_corpus
+from acgpt.evaluation_set import LENGTH, EvaluationSet, set_of_corpus
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import Metadata, tokenizer_hash
 from acgpt.methods import AcGpt, method_of
 from acgpt.modes import MODES, WITHOUT_FUTURE
 from acgpt.query import Query
+from acgpt.show import Page
 
 CONDITIONAL = ("training", "infilling")
 
@@ -567,6 +570,57 @@ def test_the_set_is_made_once_and_used_by_every_model(cli, corpus):
     assert len(list(saved.parent.iterdir())) == 7
 
 
+def test_texts_are_as_long_as_the_model_takes_unless_told(cli, corpus):
+    assert object_of(cli(corpus, "--json", length=None))["set"]["length"] == 39  # of 40 positions, one is for BOS
+    assert (LENGTH, object_of(cli(corpus, "--json"))["set"]["length"]) == (1023, 30)
+
+
+def test_infilling_gives_as_much_as_the_training_distribution_unless_told(cli, corpus):
+    for options, r_max in (
+        (["--conditioning", "{r_max: 0.2}"], 0.2),
+        (["--conditioning", "{parts: [{kind: empty}, {kind: blocks, r_max: 0.3}]}"], 0.3),
+        (["--conditioning", "{b_max: 2}", "--r-max", "0.4"], 0.4),
+        (["--conditioning", "{r_max: 0.2}", "--r-max", "0.4"], 0.4),
+        (["--conditioning", "{empty: 1}"], 0.6),
+    ):
+        made = object_of(cli(corpus, "--json", *options, "--modes", "infilling"))["set"]
+        drawn = EvaluationSet.load(made["path"]).drawn["infilling"]
+        assert made["r_max"] == r_max
+        assert (drawn == GIVEN).mean(axis=1).max() <= r_max
+
+
+def test_a_call_that_fails_leaves_no_set_behind(cli, corpus, tmp_path):
+    other = write_corpus(tmp_path / "other", tiny_tokenizer(pad_token="<another>"), test=TEXT * 12)
+    for folder, length in ((corpus, "40"), (corpus, "4000"), (other, "30")):
+        cli(folder, length=length, code=2)
+        cli(folder, "--sets", tmp_path / "mine.safetensors", length=length, code=2)
+        assert not (folder / "evaluation").exists() and not (tmp_path / "mine.safetensors").exists()
+
+
+def test_a_result_that_cannot_be_written_ends_with_code_1(cli, corpus, tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("acgpt.evaluation_set.write_whole", full)
+    said = cli(corpus, "-o", tmp_path / "results.json", code=1).stderr
+    assert f"error: cannot write {tmp_path}/results.json: No space left on device. Make room" in said
+
+
+def test_zero_has_no_sign_in_the_table(capsys):
+    answer = {"perplexity": 1.0, "interval": (1.0, 1.0), "mean_nll": 0.0, "tokens": 1, "texts": 2}
+    gains = {"training": {"percent": -0.01, "interval": (-0.04, -0.0)}}
+    print_perplexities(Page(), {"modes": {"training": answer}, "gains": gains, "method": "ac-gpt"})
+    assert "0.0 % (0.0 to 0.0)" in (said := capsys.readouterr().out) and "-0.0" not in said
+
+
+def test_a_terminal_without_the_characters_still_gets_the_table(models, corpus):
+    env = os.environ | {"PYTHONPATH": str(Path(acgpt.__file__).parents[1]), "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "acgpt", "evaluate", models["reads"], str(corpus), "--device", "cpu"]
+    done = subprocess.run(command, env=env, capture_output=True, encoding="ascii")
+    assert done.returncode == 0 and done.stderr == ""
+    assert re.search(r"training +[\d.,]+ +[\d.,]+-[\d.,]+ ", done.stdout)  # a hyphen for the dash
+
+
 def test_a_corpus_that_has_changed_has_another_set(cli, corpus):
     first = object_of(cli(corpus, "--json"))
     write_corpus(corpus, tiny_tokenizer(), test=TEXT[4:] * 12)
@@ -633,6 +687,7 @@ def test_batch_tokens_change_no_result(cli, corpus):
     [
         ([], "CORPUS"),
         (["{tmp}/nothing"], "not a prepared corpus"),
+        (["{corpus}/corpus.json"], "corpus.json -o FOLDER"),
         (["--sets", "{tmp}/nothing.safetensors"], "no evaluation set"),
         (["{corpus}", "--modes", "training,sampling"], "no mode 'sampling'"),
         (["{corpus}", "--method", "bert"], "no method 'bert'"),

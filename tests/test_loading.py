@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, ModelError, loading
+from acgpt.commands.push import check
 from acgpt.loading import read_metadata
 from acgpt.metadata import FILE, tokenizer_hash, weights_hash
 from acgpt.show import load_reader
@@ -200,6 +201,21 @@ def test_a_folder_that_holds_no_model_is_named(tmp_path):
     with pytest.raises(ModelError, match=r"has no config\.json") as caught:
         acgpt.load(tmp_path)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_the_folder_of_a_run_is_told_where_its_model_is(folder, tmp_path):
+    run = tmp_path / "run"
+    for checkpoint in ("checkpoint-500", "checkpoint-1000"):
+        shutil.copytree(folder, run / "checkpoints" / checkpoint)
+    (run / "config.json").write_text('{"recipe": {}}')
+    with pytest.raises(ModelError, match=rf"training run.*{run}/checkpoints/checkpoint-1000\."):
+        acgpt.load(run)
+    shutil.copytree(folder, run / "model")
+    for refuse in (lambda: acgpt.load(run), lambda: load_reader(str(run)), lambda: check(run, [])):
+        with pytest.raises(ModelError, match=rf"training run.*{run}/model\."):
+            refuse()
+    shutil.copytree(run / "model", folder / "model")  # a model that has another in its folder is one
+    acgpt.load(folder, device="cpu")
 
 
 def test_a_gguf_file_that_is_not_there_is_named(tmp_path):

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt import InputError, LanguageModel, Metadata, ModelError
+from acgpt import InputError, LanguageModel, Metadata, ModelError, OutputError
 from acgpt.card import card, write_card
 from acgpt.cli import app
 from acgpt.commands.merge import write_merged
@@ -221,7 +221,7 @@ def test_a_merge_that_fails_leaves_nothing_behind(pair, tmp_path, monkeypatch, e
         raise error
 
     monkeypatch.setattr(type(tokenizer()), "save_pretrained", save_pretrained)
-    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else InputError):
+    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else OutputError):
         write_merged(str(pair[0]), str(pair[1]), tmp_path / "merged", "auto")
     assert list(tmp_path.iterdir()) == []
 
@@ -235,7 +235,7 @@ def test_a_folder_that_comes_into_being_meanwhile_stays(pair, tmp_path, monkeypa
         return save(self, folder, *args, **how)
 
     monkeypatch.setattr(type(tokenizer()), "save_pretrained", save_pretrained)
-    with pytest.raises(InputError, match="merged"):
+    with pytest.raises(OutputError, match="merged"):
         write_merged(str(pair[0]), str(pair[1]), target, "auto")
     assert [p.name for p in tmp_path.rglob("*")] == ["merged", "thesis.txt"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning
-from acgpt.errors import InputError
+from acgpt.errors import InputError, OutputError
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.modes import MODES, WITHOUT_FUTURE, distributions, modes_named
 from acgpt.modes_picture import EXAMPLE, draw_modes, panels
@@ -116,9 +116,13 @@ def test_a_picture_names_every_mode_and_every_word(tmp_path, monkeypatch):
         ("modes.docx", "one two three", "end the name in a format"),
         ("modes.png", "two words", "has 2 words"),
         ("modes.png", "word " * 15, "has 15 words"),
-        ("no/such/folder/modes.png", "one two three", "cannot write"),
     ],
 )
 def test_a_picture_that_cannot_be_drawn_is_refused_with_the_reason(tmp_path, file, text, message):
     with pytest.raises(InputError, match=message):
         draw_modes(tmp_path / file, text)
+
+
+def test_a_picture_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(OutputError, match=r"cannot write .*no/such/folder/modes\.png: No such file"):
+        draw_modes(tmp_path / "no/such/folder/modes.png", "one two three")

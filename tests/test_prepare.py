@@ -33,7 +33,7 @@ from acgpt.corpus import Corpus
 from acgpt.corpus_encode import in_order
 from acgpt.corpus_prepare import Progress, prepare
 from acgpt.corpus_shards import write_json
-from acgpt.errors import InputError
+from acgpt.errors import InputError, OutputError
 from acgpt.metadata import tokenizer_hash
 
 SOURCE = str(Path(acgpt.__file__).parents[1])
@@ -665,9 +665,9 @@ def in_a_fork(action):
             signal.alarm(60)
             action()
             os._exit(0)
-        except InputError as error:
+        except (InputError, OutputError) as error:
             os.write(2, str(error).encode())
-            os._exit(2)
+            os._exit(2 if isinstance(error, InputError) else 1)
         finally:
             os._exit(99)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -781,7 +781,7 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(run, named, tmp_path, 
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         run(file)
 
-    assert in_a_fork(work) == 2
+    assert in_a_fork(work) == 1
     said = capfd.readouterr().err
     assert f"cannot write to {tmp_path / 'corpus'}" in said and "File too large" in said and "Make room" in said
     assert not (tmp_path / "corpus" / "corpus.json").exists()
@@ -901,7 +901,7 @@ def test_where_nothing_can_be_written_it_is_said(run, tmp_path):
     file = jsonl(tmp_path / "a.jsonl", TEXTS)
     with pytest.raises(InputError, match="is not a folder"):
         run(file, file)
-    with pytest.raises(InputError, match=r"cannot write to .*Not a directory"):
+    with pytest.raises(OutputError, match=r"cannot write to .*Not a directory"):
         run(file, file / "corpus")
 
 

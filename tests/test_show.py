@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli import app
-from acgpt.errors import InputError
+from acgpt.errors import InputError, OutputError
 from acgpt.language_model import LanguageModel
 from acgpt.layout import build, visible
 from acgpt.metadata import Metadata
@@ -162,7 +162,7 @@ def test_a_picture_that_cannot_be_drawn_says_why(gpt2, tmp_path, monkeypatch):
         picture(small, tmp_path / "layout.docx")
     with pytest.raises(InputError, match="at most"):
         picture(large, tmp_path / "layout.png")
-    with pytest.raises(InputError, match=r"cannot write .*none.*No such file"):
+    with pytest.raises(OutputError, match=r"cannot write .*none.*No such file"):
         picture(small, tmp_path / "none" / "layout.png")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match=r"pip install 'acgpt\[plot\]'"):

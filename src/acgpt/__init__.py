@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from acgpt.errors import InputError, ModelError, QueryError, TemplateError
+from acgpt.errors import InputError, ModelError, OutputError, QueryError, TemplateError
 from acgpt.query import Query
 from acgpt.template import escape
 
@@ -30,6 +30,7 @@ __all__ = [
     "LanguageModel",
     "Metadata",
     "ModelError",
+    "OutputError",
     "Query",
     "QueryError",
     "Ranked",

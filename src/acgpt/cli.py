@@ -2,14 +2,13 @@
 
 Each command is a call of the Python API and a way to print its result: for people by default, as JSON lines with
 `--json`. Templates come as an argument, or one a line from a file or a pipe; each is answered before the next is waited
-for. What the user can mend ends with one message and exit code 2.
+for. What the user can mend ends with one message and exit code 2, what the disk refuses with exit code 1.
 
 torch and transformers take seconds to import, so that is left until a question has to be answered.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import re
@@ -39,8 +38,9 @@ from acgpt.commands.options import (
     emit,
     hush,
     option,
+    speak_plainly,
 )
-from acgpt.errors import InputError
+from acgpt.errors import InputError, OutputError
 from acgpt.template import fillings, parse
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ class Commands(TyperGroup):
 @contextmanager
 def tidy() -> Iterator[None]:
     """Warnings as one line each, once; errors that the user can mend, Ctrl-C and a closed pipe without a traceback."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot write □ still gets the answer
+    speak_plainly()
     said: set[str] = set()
 
     def show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
@@ -99,13 +98,16 @@ def tidy() -> Iterator[None]:
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(2) from error
+        except OutputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from error
         except KeyboardInterrupt as error:
             print("\ninterrupted", file=sys.stderr)
             raise typer.Exit(130) from error
         except BrokenPipeError as error:  # nobody reads on, which is no mistake: `acgpt … | head -1`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would fail again
             raise typer.Exit(141) from error
-        except OSError as error:  # a full disk, say
+        except OSError as error:  # standard output on a full disk, say
             print(f"error: {error}", file=sys.stderr)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # as above
             raise typer.Exit(1) from error

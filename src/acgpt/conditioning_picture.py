@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
-from acgpt.errors import InputError
+from acgpt.errors import InputError, OutputError
 
 REGIMES = {  # as recipes write them, and what is said of each
     "Fully arbitrary": (
@@ -230,4 +230,4 @@ def draw_conditioning(path: str | Path, panels: Sequence[Panel]) -> None:
         try:
             figure.savefig(path, dpi=150)
         except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror or error}.") from error
+            raise OutputError(f"cannot write {path}: {error.strerror or error}.") from error

@@ -108,11 +108,19 @@ class Corpus:
     def open(cls, folder: str | os.PathLike[str]) -> Corpus:
         """The corpus in `folder`; only its manifest is read."""
         path = Path(folder) / MANIFEST
+        if Path(folder).is_file():
+            raise InputError(
+                f"{folder} is a file, not a prepared corpus; make one of it: acgpt prepare {folder} -o FOLDER."
+            )
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             unfinished = (Path(folder) / JOURNAL).exists()
-            why = "its preparation has not ended: repeat the command" if unfinished else "make one: acgpt prepare"
+            why = (
+                "its preparation has not ended: repeat the command"
+                if unfinished
+                else "make one: acgpt prepare SOURCE -o FOLDER"
+            )
             raise InputError(f"{folder} is not a prepared corpus (there is no {path}); {why}.") from error
         except (OSError, ValueError) as error:
             raise InputError(f"cannot read {path}: {error}. {AGAIN}") from error

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from acgpt.corpus import JOURNAL, MANIFEST, Shard, check_shard
-from acgpt.errors import InputError
+from acgpt.errors import InputError, OutputError
 
 # All that a preparation ever writes into its folder.
 OURS = re.compile(r"[a-z][a-z0-9_]*-\d{5,}\.bin(\.part)?|(corpus|journal)\.json(\.tmp)?|tokenizer(\.part)?")
@@ -138,8 +138,10 @@ def disk_errors(folder: Path) -> Iterator[None]:
     """What the disk refuses becomes an error with a remedy."""
     try:
         yield
+    except OutputError:
+        raise
     except OSError as error:
-        raise InputError(
+        raise OutputError(
             f"cannot write to {folder}: {error.strerror or error}. Make room or name another folder; what is there is "
             "safe, and the same command goes on where this one stopped."
         ) from error

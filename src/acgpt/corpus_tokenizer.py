@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from acgpt.corpus import AGAIN, TOKENIZER, tokenizer_in
 from acgpt.corpus_shards import sync
-from acgpt.errors import InputError
+from acgpt.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -122,7 +122,7 @@ def save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     try:
         tokenizer.save_pretrained(temporary)
     except Exception as error:  # the library underneath has but one kind
-        raise InputError(f"cannot write to {temporary}: {error}. Make room, or name another folder.") from error
+        raise OutputError(f"cannot write to {temporary}: {error}. Make room, or name another folder.") from error
     for file in temporary.iterdir():
         sync(file)
     temporary.rename(folder / TOKENIZER)

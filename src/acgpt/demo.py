@@ -11,12 +11,13 @@ import time
 
 from rich.text import Text
 
-from acgpt.commands.options import hush
+from acgpt.commands.options import hush, speak_plainly
 from acgpt.errors import InputError
 
 
 def tour() -> None:
     """Score, rank and infill; then the past given the future, which the embedded model has not learnt yet."""
+    speak_plainly()
     hush()
     from acgpt.loading import load
     from acgpt.show import Page, print_ranking, print_samples, print_score

@@ -1,7 +1,7 @@
-"""What can go wrong through no fault of ours: every error a user can cause and mend.
+"""What can go wrong through no fault of ours: every error a user can cause and mend, and what a disk refuses.
 
-All of them derive from `InputError`, so a caller needs one `except`; the command line turns it into exit code 2.
-Each message says what was wrong, where, and what to do.
+The former derive from `InputError`, so a caller needs one `except`; the command line turns it into exit code 2. The
+latter is an `OutputError`, exit code 1. Each message says what was wrong, where, and what to do.
 """
 
 # Control characters as symbols, one for one: printed as they are they could steer the terminal.
@@ -10,6 +10,10 @@ CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"} | dic
 
 class InputError(ValueError):
     """The input cannot be answered as it stands; the message says what to change."""
+
+
+class OutputError(OSError):
+    """Something cannot be written; what had been written before stays."""
 
 
 class TemplateError(InputError):

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 FORMAT = "acgpt_evaluation_set"
 FORMAT_VERSION = 1
+LENGTH, R_MAX = 1023, 0.6  # as in the paper's experiments
 # Conditioning sets are drawn as in an epoch of training, in epochs that no training reaches: one a distribution.
 EPOCHS = {"training": 2**32 - 1, "infilling": 2**32 - 2}
 
@@ -80,8 +81,8 @@ class EvaluationSet:
         tokens: Tokens | np.ndarray,
         *,
         tokenizer_hash: str,
-        length: int = 1023,
-        r_max: float = 0.6,
+        length: int = LENGTH,
+        r_max: float = R_MAX,
         seed: int = 0,
         limit: int | None = None,
         training: Conditioning | None = None,
@@ -216,13 +217,56 @@ def set_of_corpus(
     path: str | os.PathLike[str] | None = None,
     *,
     split: str,
-    length: int = 1023,
-    r_max: float = 0.6,
+    length: int = LENGTH,
+    r_max: float = R_MAX,
     seed: int = 0,
     limit: int | None = None,
     training: Conditioning | None = None,
 ) -> tuple[EvaluationSet, Path]:
     """The evaluation set of a corpus split, and its file: as it was saved; else made, and saved if that can be done.
+
+    Args:
+        corpus: As in `find_or_build`; so are the other arguments.
+        path: As there.
+        split: As there.
+        length: As there.
+        r_max: As there.
+        seed: As there.
+        limit: As there.
+        training: As there.
+    """
+    found, path, new = find_or_build(
+        corpus, path, split=split, length=length, r_max=r_max, seed=seed, limit=limit, training=training
+    )
+    if new:
+        keep(found, path)
+    return found, path
+
+
+def keep(evaluation_set: EvaluationSet, path: Path) -> None:
+    """Save a set, for the next model; a warning where that cannot be done."""
+    try:
+        evaluation_set.save(path)
+    except OSError as error:
+        warnings.warn(
+            f"the evaluation set cannot be kept in {path} ({error.strerror or error}): it is made each time, always "
+            "the same. --sets names another place.",
+            stacklevel=2,
+        )
+
+
+def find_or_build(
+    corpus: Corpus,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    split: str,
+    length: int = LENGTH,
+    r_max: float = R_MAX,
+    seed: int = 0,
+    limit: int | None = None,
+    training: Conditioning | None = None,
+) -> tuple[EvaluationSet, Path, bool]:
+    """The evaluation set of a corpus split, its file, and whether it is new: not there yet, or not as it should be.
 
     Args:
         corpus: The corpus.
@@ -249,7 +293,7 @@ def set_of_corpus(
     if path.exists():
         saved = EvaluationSet.load(path)
         if saved.origin == wanted and saved.tokens.shape == (chunks(tokens, length, limit), length):
-            return saved, path
+            return saved, path, False
         if named:
             raise InputError(
                 f"{path} is an evaluation set of another corpus, or was made in another way: name another."
@@ -266,15 +310,7 @@ def set_of_corpus(
         corpus_hash=corpus.hash,
         split=split,
     )
-    try:
-        made.save(path)
-    except OSError as error:
-        warnings.warn(
-            f"the evaluation set cannot be kept in {path} ({error.strerror or error}): it is made each time, always "
-            "the same. --sets names another place.",
-            stacklevel=2,
-        )
-    return made, path
+    return made, path, True
 
 
 def chunks(tokens: Tokens | np.ndarray, length: int, limit: int | None) -> int:

@@ -190,6 +190,7 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
         name, options = path.parent, {**options, "gguf_file": path.name}
     else:
         name = Path(existing(str(source)))
+        refuse_run(path)
         if path.is_dir() and not (path / "config.json").is_file():
             raise ModelError(f"{path} has no config.json: it is not the folder of a Hugging Face model.")
     try:
@@ -197,6 +198,14 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         missing = "" if path.exists() else "there is no such folder or file here, and from the hub: "
         raise ModelError(f"cannot load {source}: {missing}{error}") from error
+
+
+def refuse_run(folder: Path) -> None:
+    """The folder of a training run is not that of a model, but has one inside."""
+    checkpoints = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda path: (len(path.name), path.name))
+    inside = [path for path in (*checkpoints, folder / "model") if (path / "config.json").is_file()]
+    if inside and not any(folder.glob("*.safetensors")):
+        raise ModelError(f"{folder} is the folder of a training run, not of a model; its model is {inside[-1]}.")
 
 
 def read_metadata(source: str | Path) -> Metadata | None:

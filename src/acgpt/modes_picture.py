@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from acgpt.conditioning import ASKED, GIVEN
-from acgpt.errors import InputError
+from acgpt.errors import InputError, OutputError
 from acgpt.evaluate import queries_of
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.layout import build, visible
@@ -160,4 +160,4 @@ def draw_modes(path: str | Path, text: str = TEXT, *, seed: int = 0) -> None:
         try:
             canvas.savefig(path, dpi=200, bbox_inches="tight", pad_inches=0.25)
         except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror or error}.") from error
+            raise OutputError(f"cannot write {path}: {error.strerror or error}.") from error

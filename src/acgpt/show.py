@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from acgpt.errors import CONTROLS, InputError, QueryError
+from acgpt.errors import CONTROLS, InputError, OutputError, QueryError
 from acgpt.layout import body_tokens, build, visible
 from acgpt.query import Query
 from acgpt.template import parse
@@ -118,7 +118,7 @@ def print_score(page: Page, lm: LanguageModel, template: str, scores: Mapping[st
         notes = {
             position: (
                 next((style for limit, style in SURPRISE if surprise < limit), "white on red"),
-                f"{surprise:.1f}",
+                f"{surprise:z.1f}",
             )
             for position, surprise in zip(query.asked_positions, surprises, strict=True)
         }
@@ -130,9 +130,9 @@ def print_score(page: Page, lm: LanguageModel, template: str, scores: Mapping[st
         table.add_column(name, justify="right", no_wrap=True)
     rows = [(Text(label(token.text, token.id)), i) for i, token in enumerate(next(iter(scores.values())).tokens)]
     for text, i in rows:
-        table.add_row(text, *(f"{column[i]:{'+' * (name == 'difference')}.2f}" for name, column in columns.items()))
+        table.add_row(text, *(f"{column[i]:{'+' * (name == 'difference')}z.2f}" for name, column in columns.items()))
     if len(rows) > 1:
-        sums = (f"{math.fsum(column):{'+' * (name == 'difference')}.2f}" for name, column in columns.items())
+        sums = (f"{math.fsum(column):{'+' * (name == 'difference')}z.2f}" for name, column in columns.items())
         table.add_row("all of them", *sums, style="bold")
     page.print(table, Text(), sep="\n")
 
@@ -142,7 +142,7 @@ def print_samples(page: Page, lm: LanguageModel, samples: Sequence[Sample]) -> N
     for number, sample in enumerate(samples, start=1):
         texts = lm.pieces([token for token in sample.query.tokens if token is not None])
         text = marked(texts, dict.fromkeys(sample.query.asked_positions, ("bold magenta", "")), page.plain)
-        page.print(Text.assemble((f"{number:>3}  log p {sample.log_prob:8.2f}  ", "dim"), text), soft_wrap=True)
+        page.print(Text.assemble((f"{number:>3}  log p {sample.log_prob:z8.2f}  ", "dim"), text), soft_wrap=True)
     page.print()
 
 
@@ -155,7 +155,7 @@ def print_ranking(page: Page, template: str, ranking: Ranking) -> None:
     for ranked in ranking.alternatives:
         choice = " + ".join(printable(text).strip() or "(nothing)" for text in ranked.choice)
         bar = Text("█" * round(20 * ranked.probability) or "▏", "green")
-        table.add_row(Text(choice), f"{ranked.probability:.1%}", bar, Text(f"log p {ranked.log_prob:.2f}", "dim"))
+        table.add_row(Text(choice), f"{ranked.probability:.1%}", bar, Text(f"log p {ranked.log_prob:z.2f}", "dim"))
     page.print(table)
     how = {
         "whole text": "the probability of the whole text, read left to right",
@@ -465,4 +465,4 @@ def picture(drawn: Figure, path: str | Path, title: str = "") -> None:
         try:
             canvas.savefig(path, dpi=200, bbox_inches="tight", pad_inches=0.2)
         except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror or error}.") from error
+            raise OutputError(f"cannot write {path}: {error.strerror or error}.") from error

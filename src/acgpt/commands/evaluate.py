@@ -17,10 +17,11 @@ import typer
 
 from acgpt import __version__
 from acgpt.commands.options import AdapterOption, DeviceOption, Dtype, DtypeOption, emit, hush, option
-from acgpt.errors import InputError
+from acgpt.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from acgpt.conditioning import Conditioning
+    from acgpt.corpus import Corpus
     from acgpt.evaluate import Evaluation
     from acgpt.evaluation_set import EvaluationSet
     from acgpt.language_model import LanguageModel
@@ -34,8 +35,8 @@ HELP = {
     "corpus": "A folder that acgpt prepare made; may be left out with --sets.",
     "sets": "The evaluation set: a file to read, or to make. Default: CORPUS/evaluation/….safetensors.",
     "split": "Of the corpus. Default: test if there is one, else validation.",
-    "r_max": "The largest share of a text that is given. Default: 0.6.",
-    "length": "Tokens a text. Default: 1023.",
+    "r_max": "The largest share of a text that is given. Default: that of --conditioning, else 0.6.",
+    "length": "Tokens a text. Default: 1023, or as many as the model has positions for.",
     "limit": "The first N texts only.",
     "seed": "Of the conditioning sets and of the intervals. Default: 0.",
     "conditioning": "The training distribution, if it is not the paper's: '{b_max: 4}', as in a recipe.",
@@ -101,7 +102,10 @@ def evaluate(
     for path in (output, records):
         check_writable(path)
     hush()
+    from acgpt.corpus import Corpus
     from acgpt.evaluate import evaluate
+    from acgpt.evaluation_set import keep
+    from acgpt.language_model import positions_of
     from acgpt.loading import load
     from acgpt.metadata import tokenizer_hash
     from acgpt.methods import method_of
@@ -112,8 +116,11 @@ def evaluate(
     forced = None if method is None else method_of(method)
     chosen = {"split": split, "r_max": r_max, "length": length, "seed": seed}
     training = None if conditioning is None else training_distribution(conditioning, r_max)
-    evaluation_set, path = find_set(corpus, sets, chosen, limit, training)
+    opened = None if corpus is None else Corpus.open(corpus)
     lm = load(None if model == "default" and not Path(model).exists() else model, adapter, device, dtype.value)
+    evaluation_set, path, new = find_set(
+        opened, sets, chosen, limit, training, positions_of(lm.model.config.get_text_config()) - 1
+    )
     evaluation_set.require_tokenizer(tokenizer_hash(lm.tokenizer))
     start = time.perf_counter()
     with bar() as progress:
@@ -130,6 +137,8 @@ def evaluate(
             progress=progress,
         )
     seconds = time.perf_counter() - start
+    if new:
+        keep(evaluation_set, path)
     result = {
         "model": model,
         "adapter": adapter,
@@ -171,24 +180,32 @@ def training_distribution(text: str, r_max: float | None) -> Conditioning:
 
 
 def find_set(
-    corpus: Path | None, sets: Path | None, chosen: dict[str, Any], limit: int | None, training: Conditioning | None
-) -> tuple[EvaluationSet, Path]:
-    """The evaluation set that is meant, and its file.
+    corpus: Corpus | None,
+    sets: Path | None,
+    chosen: dict[str, Any],
+    limit: int | None,
+    training: Conditioning | None,
+    longest: int,
+) -> tuple[EvaluationSet, Path, bool]:
+    """The evaluation set that is meant, its file, and whether it still has to be saved there.
 
     Args:
-        corpus: Its folder.
+        corpus: What it is made of.
         sets: The file that was named for it, if one was.
         chosen: `split`, `r_max`, `length` and `seed`, `None` where the user left them open.
         limit: On the number of texts.
         training: The training distribution, if the user named one.
+        longest: The most tokens that a text can have for the model.
     """
-    from acgpt.corpus import Corpus
-    from acgpt.evaluation_set import EvaluationSet, set_of_corpus
+    from acgpt.conditioning import Sized
+    from acgpt.evaluation_set import LENGTH, EvaluationSet, find_or_build
 
     if sets is not None and (corpus is None or sets.exists()):
         found = EvaluationSet.load(sets)
-        if corpus is not None and Corpus.open(corpus).hash != found.origin.corpus_hash:
-            raise InputError(f"{sets} is not an evaluation set of {corpus}: leave out the corpus, or name another set.")
+        if corpus is not None and corpus.hash != found.origin.corpus_hash:
+            raise InputError(
+                f"{sets} is not an evaluation set of {corpus.folder}: leave out the corpus, or name another set."
+            )
         has = {**found.as_dict(), "conditioning": found.origin.conditioning}
         wanted = {**chosen, "conditioning": None if training is None else training.as_dict()}
         for name, value in wanted.items():
@@ -197,12 +214,14 @@ def find_set(
                 raise InputError(
                     f"{sets} has {name} {has[name]}, not {value}: leave out {option}, or name another set."
                 )
-        return (found if limit is None else found.head(limit)), sets
+        return (found if limit is None else found.head(limit)), sets, False
     assert corpus is not None
-    opened = Corpus.open(corpus)
-    how = {name: value for name, value in chosen.items() if value is not None}
-    how.setdefault("split", "test" if "test" in opened.splits else "validation")
-    return set_of_corpus(opened, sets, limit=limit, training=training, **how)
+    how: dict[str, Any] = {"split": "test" if "test" in corpus.splits else "validation", "length": min(LENGTH, longest)}
+    for part in () if training is None else training.parts:
+        if isinstance(part, Sized):  # then infilling gives as much as training does
+            how.setdefault("r_max", part.r_max)
+    how |= {name: value for name, value in chosen.items() if value is not None}
+    return find_or_build(corpus, sets, limit=limit, training=training, **how)
 
 
 def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
@@ -257,11 +276,17 @@ def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path |
 
     from acgpt.evaluation_set import write_whole
 
+    files: dict[Path, bytes] = {}
     if output is not None:
-        write_whole(output, (json.dumps(result, indent=2, allow_nan=False) + "\n").encode())
+        files[output] = (json.dumps(result, indent=2, allow_nan=False) + "\n").encode()
     if records is not None:
         about = {"acgpt_records": json.dumps({key: result[key] for key in ("model", "adapter", "method", "set")})}
-        write_whole(records, save(evaluation.records(), metadata=about))
+        files[records] = save(evaluation.records(), metadata=about)
+    for path, content in files.items():
+        try:
+            write_whole(path, content)
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {error.strerror or error}. Make room, or name another.") from error
 
 
 def print_evaluation(evaluation: Evaluation, result: dict[str, Any]) -> None:
@@ -294,8 +319,8 @@ def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
             row = [perplexity, span, f"{answer['tokens']:,}"]
         gain = result["gains"].get(mode)
         if gain is not None and gain["percent"] is not None:
-            gained = f"{gain['percent']:.1f} %"
-            gained += "" if gain["interval"] is None else " ({:.1f} to {:.1f})".format(*gain["interval"])
+            gained = f"{gain['percent']:z.1f} %"
+            gained += "" if gain["interval"] is None else " ({:z.1f} to {:z.1f})".format(*gain["interval"])
         table.add_row(mode, *row, gained)
     page.print(table)
     if None in result["modes"].values():

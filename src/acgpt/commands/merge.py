@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acgpt.commands.options import Dtype, emit, hush, option
-from acgpt.errors import InputError, ModelError
+from acgpt.errors import InputError, ModelError, OutputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +109,7 @@ def write_merged(base: str | None, adapter: str, folder: Path, dtype: str) -> di
         check_same(probe(again), expected, wanted)
         partial.rename(folder)  # which fails if there is one by now
     except (OSError, SafetensorError) as error:  # what a full disk gives is no OSError
-        raise InputError(f"cannot write {folder}: {error}") from error
+        raise OutputError(f"cannot write {folder}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return summary(folder, again)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import math
 import os
@@ -52,6 +54,24 @@ def emit(answer: Mapping[str, Any]) -> None:
         return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
     print(json.dumps(finite(answer), allow_nan=False), flush=True)
+
+
+# What stands for characters that a terminal cannot write; for all others, a question mark.
+PLAIN = {"–": "-", "…": "...", "∞": "inf", "→": ">", "│": "|", "■": "#", "·": ".", "□": "_", "⟦": "[", "⟧": "]"}
+PLAIN |= {"“": '"', "”": '"', "’": "'"}
+
+
+def speak_plainly() -> None:
+    """Have an answer written also where not all of its characters can be: under PYTHONIOENCODING=ascii, say."""
+
+    def stand_in(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        plain = "".join(PLAIN.get(each, "?") for each in error.object[error.start : error.end])
+        return plain, error.end
+
+    if isinstance(sys.stdout, io.TextIOWrapper):  # standard error writes them as escapes
+        codecs.register_error("acgpt-plain", stand_in)
+        sys.stdout.reconfigure(errors="acgpt-plain")
 
 
 def hush() -> None:

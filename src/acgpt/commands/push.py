@@ -144,8 +144,10 @@ def contents(folder: Path) -> dict[str, int]:
 
 def check(folder: Path, files: list[str]) -> None:
     """Refuse a folder that is not fit to be shared, with the reason."""
+    from acgpt.loading import refuse_run
     from acgpt.metadata import FILE, Metadata
 
+    refuse_run(folder)
     if pickles := [file for file in files if Path(file).suffix.lower() in PICKLES]:
         raise InputError(
             f"{folder} has {', '.join(pickles[:5])}: such files are pickles, which can run any code on the machine of "
