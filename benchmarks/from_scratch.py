@@ -17,6 +17,7 @@ import csv
 import json
 import shlex
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +31,9 @@ def collect(run: Path) -> dict[str, Any]:
     for path in sorted(run.glob("*.json")):
         if path.stem not in ("results", "config"):
             splits[path.stem] = json.loads(path.read_text(encoding="utf-8"))
-    kept = ("steps", "texts", "tokens", "parameters", "loss", "seconds", "tokens_per_second", "wait", "memory_gib")
+    with (run / "log.csv").open(newline="", encoding="utf-8") as file:
+        wait = median(float(row["wait"]) for row in csv.DictReader(file))
+    kept = ("steps", "texts", "tokens", "parameters", "loss", "seconds", "tokens_per_second", "memory_gib")
     places = {results["recipe"]["corpus"]: "DATA", results["recipe"]["output"]: run.name}
     words = [
         "=".join(places.get(part, part) for part in word.split("=")) if "=" in word else word
@@ -39,6 +42,7 @@ def collect(run: Path) -> dict[str, Any]:
     return {
         "command": shlex.join(["acgpt", *words]),
         **{key: results[key] for key in kept},
+        "wait": wait,  # of a row of the log, in the middle: the first rows wait for the workers to start
         "recipe": results["recipe"] | {"corpus": "DATA", "output": run.name},
         "versions": results["versions"],
         "hardware": results["hardware"],
@@ -79,8 +83,10 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
     right.set(
         xlabel="million tokens read", ylabel="perplexity", title="Held-out part of the training text", yscale="log"
     )
+    right.yaxis.set_major_formatter("{x:g}")
+    right.yaxis.set_minor_formatter("{x:g}")
     for axes in (left, right):
-        axes.grid(alpha=0.3)
+        axes.grid(alpha=0.3, which="both")
         axes.legend()
     figure.savefig(path, dpi=110)
 

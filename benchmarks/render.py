@@ -109,6 +109,11 @@ def from_scratch(record: dict[str, Any]) -> str:
             modes = run["splits"][split]["modes"]
             cells = ["--" if m is None else f"{m['perplexity']:.2f}" for m in modes.values()]
             rows.append([name, *cells])
+        ours, causal = (record["runs"].get(name) for name in ("AC-GPT", "GPT"))
+        if ours and causal:
+            pairs = zip(*(run["splits"][split]["modes"].values() for run in (ours, causal)), strict=True)
+            over = [f"{a['perplexity'] / b['perplexity'] - 1:+.1%}" if a and b else "--" for a, b in pairs]
+            rows.append(["AC-GPT over GPT", *over])
         columns = [f"{split} split", *(mode.replace("-", " ") for mode in modes)]
         parts.append(markdown(columns, rows))
     rows = [

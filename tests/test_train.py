@@ -28,7 +28,6 @@ from acgpt.evaluate import evaluate
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.metadata import Metadata
 from acgpt.methods import method_of
-from acgpt.modes import MODES
 from acgpt.optimizer import rate
 from acgpt.plan import arguments, settle
 from acgpt.recipe import make
@@ -115,16 +114,20 @@ def test_a_checkpoint_is_a_plain_hugging_face_folder_too(run):
         assert torch.equal(trained[name][: len(weight)], weight), name
 
 
-def test_the_results_are_those_of_the_exported_model_on_the_set_that_evaluate_makes(run, corpus):
-    results, held = results_of(run), Corpus.open(corpus)
+def perplexities_of(run, corpus, limit):
+    held, lm = Corpus.open(corpus), acgpt.load(str(run / "model"))
     evaluation_set = EvaluationSet.build(
-        held.tokens("validation"), tokenizer_hash=held.manifest["tokenizer_hash"], length=31, limit=6, r_max=0.6
+        held.tokens("validation"), tokenizer_hash=held.manifest["tokenizer_hash"], length=31, limit=limit, r_max=0.6
     )
-    assert results["evaluation"]["set"]["hash"] == evaluation_set.hash
-    lm = acgpt.load(str(run / "model"))
     evaluation = evaluate(method_of("ac-gpt"), lm.model, evaluation_set, bos=lm.bos, mask=lm.mask)
-    for mode, answer in evaluation.modes.items():
-        assert results["evaluation"]["modes"][mode]["perplexity"] == pytest.approx(answer.perplexity, rel=1e-5)
+    return evaluation_set.hash, {mode: answer.perplexity for mode, answer in evaluation.modes.items()}
+
+
+def test_the_results_are_those_of_the_exported_model_on_the_set_that_evaluate_makes(run, corpus):
+    results, (set_hash, perplexities) = results_of(run), perplexities_of(run, corpus, SMALL["final_texts"])
+    assert results["evaluation"]["set"]["hash"] == set_hash
+    for mode, perplexity in perplexities.items():
+        assert results["evaluation"]["modes"][mode]["perplexity"] == pytest.approx(perplexity, rel=1e-5)
 
 
 def test_results_and_config_say_all_that_it_takes_to_repeat_the_run(run, corpus):
@@ -140,7 +143,7 @@ def test_results_and_config_say_all_that_it_takes_to_repeat_the_run(run, corpus)
     assert config["sittings"] == results["sittings"] == [{"after_step": 0} | {name: config[name] for name in SITTING}]
 
 
-def test_the_log_has_a_row_a_step_with_its_rate_and_its_perplexities(run):
+def test_the_log_has_a_row_a_step_with_its_rate_and_its_perplexities(run, corpus):
     rows = read_rows(run)
     assert [int(row["step"]) for row in rows] == [1, 2, 4, 6, 8, 10, 12]
     for row in rows:
@@ -149,12 +152,11 @@ def test_the_log_has_a_row_a_step_with_its_rate_and_its_perplexities(run):
         assert float(row["learning_rate"]) == pytest.approx(SMALL["lr"] * share)
         assert (int(row["texts"]), int(row["tokens"])) == (8 * step, 8 * step * 31)
         assert 0 < float(row["grad_norm"]) < 100
-    evaluated = {int(row["step"]): [name for name in MODES if row[name]] for row in rows}
-    assert evaluated.pop(6) == ["unconditional", "training"]
-    assert evaluated.pop(12) == list(MODES)
-    assert not any(evaluated.values())
-    final = results_of(run)["evaluation"]["modes"]["training"]["perplexity"]
-    assert float(rows[-1]["training"]) == pytest.approx(final, abs=1e-3)
+    assert [int(row["step"]) for row in rows if row["unconditional"] and row["training"]] == [6, 12]
+    assert not any(row["unconditional"] or row["training"] for row in rows if int(row["step"]) not in (6, 12))
+    set_hash, perplexities = perplexities_of(run, corpus, SMALL["eval_texts"])
+    assert results_of(run)["evaluation_sets"]["during"]["hash"] == set_hash
+    assert float(rows[-1]["training"]) == pytest.approx(perplexities["training"], abs=1e-3)
 
 
 def test_both_optimizers_follow_the_schedule(run):

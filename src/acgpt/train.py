@@ -52,9 +52,7 @@ from acgpt.run_folder import (
     write_json,
 )
 from acgpt.trainer import AcTrainer, Watch
-from acgpt.training_log import Log, ProgressLine, Row, board, draw_curve
-
-DURING = ("unconditional", "training")  # the modes that are evaluated while training
+from acgpt.training_log import DURING, Log, ProgressLine, Row, board, draw_curve
 
 
 def train(
@@ -140,7 +138,9 @@ def train(
         reporter = Reporter(trainer, folder, method, plan, sets.get("during"), quiet, time_to_stop)
         trainer.add_callback(reporter)
         if not sets:
-            reporter.bar.note(f"nothing will be evaluated: the corpus has no text for it in a split {recipe.eval_split!r}.")
+            reporter.bar.note(
+                f"nothing will be evaluated: the corpus has no text for it in a split {recipe.eval_split!r}."
+            )
         try:
             trainer.resume(last_checkpoint(folder) if resume else None)
             return finish(trainer, reporter, sets.get("final"), about) if not reporter.stopped else None
@@ -255,9 +255,9 @@ class Reporter(TrainerCallback):
         return bool(self.trainer.accelerator.reduce(votes, "sum") > 0)
 
     def evaluates(self, state: Any) -> bool:
-        """Is the model evaluated after this step? After the last one it is, but by `finish`."""
+        """Is the model evaluated after this step?"""
         every = self.recipe.eval_every if self.evaluation_set is not None else 0
-        return bool(every) and state.global_step % every == 0 and state.global_step < state.max_steps
+        return bool(every) and (state.global_step % every == 0 or state.global_step == state.max_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         """A row of the log."""
@@ -286,7 +286,8 @@ class Reporter(TrainerCallback):
         }
         if self.evaluates(state):
             assert self.evaluation_set is not None
-            row |= perplexities(self.measure(self.evaluation_set, DURING))
+            answers = self.measure(self.evaluation_set, DURING).modes
+            row |= {mode: round(answer.perplexity, 4) for mode, answer in answers.items() if answer is not None}
         self.log.append(row)
         self.bar.show(row)
         if self.board is not None:
@@ -319,11 +320,6 @@ def full_precision() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def perplexities(evaluation: Evaluation) -> Row:
-    """For the log."""
-    return {name: round(result.perplexity, 4) for name, result in evaluation.modes.items() if result is not None}
-
-
 def finish(
     trainer: AcTrainer, reporter: Reporter, final_set: EvaluationSet | None, about: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -332,7 +328,6 @@ def finish(
     if final_set is not None:
         reporter.bar.note(f"evaluating on {len(final_set)} texts")
         evaluation = reporter.measure(final_set)
-        log.amend(perplexities(evaluation))
     parameters = trainer.export(folder / MODEL)
     tokens = trainer.state.global_step * recipe.batch * recipe.length
     results = {

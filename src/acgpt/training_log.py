@@ -12,12 +12,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from acgpt.modes import MODES
 from acgpt.run_folder import write_whole, writing
 
+DURING = ("unconditional", "training")  # the modes that are evaluated while training
 COLUMNS = (
     "step", "loss", "learning_rate", "grad_norm", "texts", "tokens", "seconds", "tokens_per_second", "mfu", "wait",
-    *MODES,
+    *DURING,
 )  # fmt: skip
 
 Row = dict[str, Any]
@@ -29,7 +29,7 @@ class Log:
     step, loss (the mean since the row before, in nats a token), learning_rate, grad_norm (before clipping), texts and
     tokens (read since the beginning), seconds (of training, evaluations left out), tokens_per_second, mfu (operations
     that the model needs, as a share of those that a large matrix product reaches on this machine), wait (the share of
-    the time spent waiting for data), and the perplexities of an evaluation after that step.
+    the time spent waiting for data), and the perplexities of an evaluation after that step, always on the same texts.
 
     Args:
         path: The file.
@@ -50,11 +50,6 @@ class Log:
         if self.write:
             with writing(self.path), self.path.open("a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
-
-    def amend(self, values: Mapping[str, Any]) -> None:
-        """Add values to the last row."""
-        self.rows[-1] |= values
-        self.rewrite()
 
     def rewrite(self) -> None:
         """Write all rows, whole or not at all."""
@@ -140,7 +135,7 @@ class ProgressLine:
             self.said = time.perf_counter()
             left = (self.said - self.since) / max(1, row["step"] - self.began) * (self.total - row["step"])
             self.note(f"step {row['step']}/{self.total}: {text}, {timedelta(seconds=round(left))} left")
-        if perplexities := ", ".join(f"{mode} {row[mode]:.2f}" for mode in MODES if mode in row):
+        if perplexities := ", ".join(f"{mode} {row[mode]:.2f}" for mode in DURING if mode in row):
             self.note(f"step {row['step']}: perplexity {perplexities}")
 
     def note(self, text: str) -> None:
@@ -169,7 +164,7 @@ def draw_curve(rows: Sequence[Row], path: Path) -> bool:
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     tokens = [row["tokens"] / 1e6 for row in rows]
     axes.plot(tokens, [row["loss"] for row in rows], color="0.6", linewidth=1, label="training loss")
-    for mode in MODES:
+    for mode in DURING:
         points = [(read, math.log(row[mode])) for read, row in zip(tokens, rows, strict=True) if mode in row]
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=f"{mode}, held out")
