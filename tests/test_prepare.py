@@ -354,12 +354,12 @@ def test_options_that_make_no_sense_are_refused_with_the_remedy(run, tmp_path):
     text.write_text("a")
     for names, options, problem in (
         (file, {"convention": "words"}, "not one of lines, documents"),
-        (file, {"validation": 1.0}, "from 0 to below 1"),
-        (file, {"validation": -0.1}, "from 0 to below 1"),
-        (file, {"validation": float("nan")}, "from 0 to below 1"),
+        *((file, {"validation": share}, "from 0 to 0.5 .*, not ") for share in (0.999, 1.0, 99, -0.1, float("nan"))),
+        (file, {"seed": -1}, "seed must be a whole number from 0 .*, not -1"),
+        (file, {"seed": 2**32}, "seed must be a whole number"),
+        (file, {"limit": 0}, "limit on documents must be at least 1"),
         ([file, f"validation={text}"], {"validation": 0.1}, "leave --validation out"),
         (f"test={file}", {"validation": 0.1}, "no train split"),
-        (str(text), {"validation": 0.1}, "one document.*validation=PATH"),
         (file, {"workers": 0}, "at least one worker"),
         (file, {"shard_bytes": 10}, "at least 1,024 bytes"),
         (file, {"train_tokenizer": 256}, "at least 257 tokens"),
@@ -373,9 +373,103 @@ def test_options_that_make_no_sense_are_refused_with_the_remedy(run, tmp_path):
 
 
 def test_too_few_documents_to_hold_any_out_is_said(run, tmp_path):
-    with pytest.warns(UserWarning, match="no document was held out"):
-        corpus = run(jsonl(tmp_path / "a.jsonl", ["a"]), validation=0.0001)
+    file = jsonl(tmp_path / "a.jsonl", ["a"])
+    with pytest.warns(UserWarning, match=r"no document was held out: .*--validation 0.0001.*validation=PATH"):
+        corpus = run(file, validation=0.0001)
     assert len(corpus.tokens("validation")) == 0
+    seed = next(seed for seed in range(100) if held_out(seed, 0, 0, 0.5))
+    with pytest.warns(UserWarning, match="every document was held out"):
+        corpus = run(file, tmp_path / "other", validation=0.5, seed=seed)
+    assert len(corpus.tokens("train")) == 0
+
+
+@pytest.mark.parametrize("convention", ORACLES)
+@pytest.mark.parametrize("seed", [0, 3])
+def test_pieces_of_a_few_text_files_are_held_out(run, small, tokenizer, tmp_path, monkeypatch, convention, seed):
+    monkeypatch.setattr(corpus_prepare, "PIECE", 200)
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    texts = ["".join(f"{number} naïve {word}\n" for number, word in enumerate(NUMBERS[start::2])) for start in (0, 1)]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    chosen = 0.1  # with seed 0 a whole file would be, half of what there is
+    assert held_out(0, 0, 0, chosen) and not held_out(3, 0, 0, chosen)
+    corpus = run(files, validation=chosen, seed=seed, convention=convention)
+    expected = {"train": [], "validation": []}
+    for part, text in enumerate(texts):
+        at, before = 0, None
+        for line in text.splitlines(keepends=True):
+            split = "validation" if held_out(seed, part, at // 200, chosen) else "train"
+            if split != before:
+                expected[split].append("")
+            expected[split][-1] += line
+            at, before = at + len(line.encode()), split
+    assert len(expected["validation"]) > 5
+    decode = corpus.tokenizer().decode
+    for split, stretches in expected.items():
+        got = decode(tokens(corpus, split)).split(EOS)[:-1]
+        if convention == "lines":
+            assert got == "".join(stretches).splitlines()
+        else:  # which may be cut a line earlier or later where a block of what is read ends
+            assert sum(map(len, got)) == pytest.approx(sum(map(len, stretches)), rel=0.2)
+            assert len({*got} & {*stretches}) > 0.5 * len(stretches)
+    everywhere = decode(tokens(corpus)) + decode(tokens(corpus, "validation"))
+    assert sorted(everywhere.replace(EOS, " " * (convention == "lines")).split()) == sorted(
+        "".join(texts).split()
+    )  # all of it, and once
+    again = run(
+        [*compress(files[0])[1:2], files[1]], tmp_path / "again", validation=chosen, seed=seed, convention=convention
+    )
+    assert again.hash == corpus.hash
+
+
+def test_many_text_files_are_held_out_as_wholes(run, tmp_path):
+    for number in range(30):
+        (tmp_path / f"{number:02}.txt").write_text(f"text {number}")
+    corpus = run(f"{tmp_path}/*.txt", validation=0.2)
+    assert corpus.splits["validation"].documents == sum(held_out(0, part, 0, 0.2) for part in range(30)) > 0
+    assert "piece" not in corpus.manifest["recipe"]
+
+
+def test_a_tokenizer_learns_nothing_from_pieces_that_are_held_out(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus_prepare, "PIECE", 10)
+    (tmp_path / "a.txt").write_text(
+        "".join("xyzxyzxyz\n" if held_out(0, 0, n, 0.3) else "abcabcabc\n" for n in range(99))
+    )
+    with pytest.warns(UserWarning, match="too small"):
+        words = run(tmp_path / "a.txt", train_tokenizer=300, validation=0.3).tokenizer().get_vocab()
+    assert "abc" in words and "xy" not in words
+
+
+@pytest.mark.parametrize("limit", [1, 25, 40, 47, 1000])
+def test_a_limit_takes_the_first_documents_of_train(run, small, tokenizer, tmp_path, limit):
+    texts = [f"document {number}" for number in range(60)]
+    test = jsonl(tmp_path / "test.jsonl", texts)
+    (tmp_path / "c.txt").write_text("one\nand the same\n" * 100)
+    sources = [jsonl(tmp_path / "a.jsonl", texts[:30]), f"test={test}", parquet(tmp_path / "b.parquet", texts[30:50])]
+    sources += [tmp_path / "c.txt", jsonl(tmp_path / "d.jsonl", texts[50:])]
+    ordered = [*texts[:50], (tmp_path / "c.txt").read_text(), *texts[50:]]
+    corpus = run(sources, limit=limit)
+    assert tokens(corpus) == by_documents(tokenizer, ordered[:limit])
+    assert tokens(corpus, "test") == by_documents(tokenizer, texts)
+    assert corpus.manifest["limit"] == corpus.manifest["recipe"]["limit"] == limit
+    with pytest.raises(InputError, match=rf"limit \({limit} there, None here\).*--overwrite"):
+        run(sources)
+    whole = run(sources, tmp_path / "whole")
+    assert whole.manifest["limit"] is None and "limit" not in whole.manifest["recipe"]
+
+
+def test_what_is_held_out_of_a_limit_is_what_is_held_out_of_all(run, tokenizer, tmp_path):
+    texts = [f"document {number}" for number in range(60)]
+    corpus = run(jsonl(tmp_path / "a.jsonl", texts), validation=0.3, limit=40)
+    chosen = [text for number, text in enumerate(texts[:40]) if held_out(0, 0, number, 0.3)]
+    assert tokens(corpus, "validation") == by_documents(tokenizer, chosen)
+
+
+def test_a_tokenizer_learns_only_from_what_a_limit_leaves(run, tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", ["abcabcabc"] * 20 + ["xyzxyzxyz"] * 20)
+    with pytest.warns(UserWarning, match="too small"):
+        words = run(file, train_tokenizer=300, limit=20).tokenizer().get_vocab()
+    assert "abc" in words and "xy" not in words
 
 
 # ---- rows that cannot be used ---------------------------------------------------------------------------------------
@@ -456,8 +550,14 @@ def test_a_damaged_compressed_file_is_named_or_read_up_to_there(run, small, toke
         assert line > 100
     if harm == "truncated":
         assert "the file is damaged from here on: it ends too early" in str(caught.value)
+        assert "leave the rest of the file out with --skip-bad" in str(caught.value)
         assert tokens(corpus) == expected
         assert skipped(corpus) == (1, [0, 1])
+        said = f"line {line}: the file is damaged from here on: it ends too early; the rest of the file is left out"
+        assert [source["damaged"] for source in corpus.manifest["sources"]] == [None, said]
+        assert corpus.manifest["damaged"] == 1
+        with pytest.raises(InputError, match=r"without 1 rows .*, and what follows in 1 damaged files; --skip-bad"):
+            run([first, file])
     else:  # some of what follows may pass for text: checksums come at the end
         assert tokens(corpus)[: len(expected)] == expected
         assert skipped(corpus)[1][1] > 0
@@ -491,6 +591,8 @@ def test_a_damaged_parquet_file_is_named_or_skipped(run, tokenizer, tmp_path):
     corpus = run([cut, good], skip_bad=True)
     assert tokens(corpus) == by_documents(tokenizer, ["fine"])
     assert skipped(corpus) == (1, [1, 0])
+    lost, whole = (source["damaged"] for source in corpus.manifest["sources"])
+    assert whole is None and re.fullmatch(r"as a whole: the file is damaged: .*; the file is left out", lost, re.DOTALL)
 
 
 def test_a_damaged_row_group_costs_its_rows_and_no_others(run, tokenizer, tmp_path):
@@ -576,7 +678,7 @@ def hub(monkeypatch, tmp_path):
         )
 
     monkeypatch.setattr(datasets, "load_dataset", stand_in)
-    revisions = iter(["first", "second"])
+    revisions = iter(["first", "second", "third"])
     info = lambda path: type("Info", (), {"sha": next(revisions)})  # noqa: E731
     monkeypatch.setattr(huggingface_hub, "dataset_info", info)
     return calls, rows
@@ -624,6 +726,29 @@ def test_fineweb_is_streamed_up_to_its_limit_with_a_share_held_out(run, small, h
     for split, wanted in (("train", False), ("validation", True)):
         texts = [f"page {number}" for number in range(30) if held_out(0, 0, number, 0.2) == wanted]
         assert tokens(corpus, split) == by_documents(tokenizer, texts)
+
+
+def test_a_limit_goes_before_that_of_a_data_set(run, small, hub, tokenizer, tmp_path, monkeypatch):
+    _, rows = hub
+    monkeypatch.setitem(sources.NAMED, "fineweb", replace(sources.NAMED["fineweb"], rows=10, validation=0.0))
+    for limit in (4, 35):
+        corpus = run("fineweb", tmp_path / f"{limit}", limit=limit)
+        assert tokens(corpus) == by_documents(tokenizer, [f"page {number}" for number in range(limit)])
+        assert corpus.manifest["sources"][0]["rows"] == limit
+    corpus = run("wikitext-103", limit=2)
+    assert [tokens(corpus, split) for split in rows] == [
+        by_lines(tokenizer, texts[: 2 if split == "train" else None]) for split, texts in rows.items()
+    ]
+
+
+def test_the_advice_for_fineweb_in_files_makes_the_same_of_it(run, hub, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "dataset_info", lambda path: 1 / 0)
+    with pytest.raises(
+        InputError, match=r"10BT/\*\.parquet' --convention documents --limit 1500000 --validation 0\.01 "
+    ):
+        run("fineweb")
 
 
 @pytest.mark.parametrize("broken", ["info", "data"])
@@ -752,6 +877,34 @@ def test_a_preparation_killed_at_any_moment_goes_on_to_the_same_bytes(interrupte
     assert number > 60, number
 
 
+@pytest.mark.parametrize("moment", range(1, 40, 5))
+@pytest.mark.parametrize("kind", ["limit", "pieces"])
+def test_a_limit_and_pieces_are_the_same_after_an_interruption(run, small, tmp_path, monkeypatch, kind, moment):
+    class Stop(Exception):
+        pass
+
+    def stop(progress):
+        nonlocal moment
+        moment -= progress.phase == "tokens"
+        if not moment:
+            raise Stop
+
+    monkeypatch.setattr(corpus_prepare, "CHECKPOINT", 20)
+    monkeypatch.setattr(corpus_prepare, "PIECE", 200)
+    names = [tmp_path / f"{number}.txt" for number in range(3)]
+    for number, name in enumerate(names):
+        name.write_text("\n".join(NUMBERS[number::3]))
+    options = {"validation": 0.1, "shard_bytes": 1024}
+    if kind == "limit":
+        names += [jsonl(tmp_path / "a.jsonl", NUMBERS[:20]), jsonl(tmp_path / "b.jsonl", NUMBERS[20:])]
+        options = {"limit": 35, "shard_bytes": 1024}
+    run(names, tmp_path / "whole", **options)
+    with pytest.raises(Stop):
+        run(names, watch=stop, **options)
+    run(names, **options)
+    assert everything(tmp_path / "corpus") == everything(tmp_path / "whole")
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_replacing_a_corpus_can_be_killed_at_any_moment(interrupted, tmp_path):
     run, whole = interrupted
@@ -873,6 +1026,35 @@ def test_what_was_made_otherwise_is_refused_by_what_differs(run, tmp_path, monke
         assert everything(tmp_path / "corpus") == before
     corpus = run(other, convention="lines", overwrite=True)
     assert corpus.manifest["convention"] == "lines"
+
+
+def test_what_a_failed_first_command_left_does_not_stand_in_the_way_of_its_correction(run, tokenizer, tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(GOOD + b'{"text": \n')
+    with pytest.raises(InputError, match="line 2"):
+        run(file)
+    jsonl(file, TEXTS, field="body")  # mended, but of another field
+    with pytest.raises(InputError, match="no field 'text'"):
+        run(file, validation=0.1)
+    (tmp_path / "corpus" / "thesis.tex").write_text("mine")
+    assert tokens(run(file, field="body")) == by_documents(tokenizer, TEXTS)
+    assert (tmp_path / "corpus" / "thesis.tex").read_text() == "mine"
+    assert not (tmp_path / "corpus" / "journal.json").exists()
+
+
+def test_unfinished_work_of_value_is_kept_and_the_ways_on_are_named(run, small, tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", MANY)
+    file.write_bytes(file.read_bytes() + b"{\n")
+    with pytest.raises(InputError, match="--skip-bad"):
+        run(file, shard_bytes=1024)
+    before = everything(tmp_path / "corpus")
+    assert "train-00000.bin" in before
+    with pytest.raises(
+        InputError, match=r"unfinished work of another command\. What differs: seed .*Repeat.*--overwrite"
+    ):
+        run(file, shard_bytes=1024, seed=1, skip_bad=True)
+    assert everything(tmp_path / "corpus") == before
+    run(file, shard_bytes=1024, seed=1, skip_bad=True, overwrite=True)
 
 
 def test_a_folder_with_other_files_is_refused_and_those_files_are_never_touched(run, tmp_path):
@@ -1121,6 +1303,29 @@ def test_the_command_says_what_was_skipped_and_in_which_source(command, named, t
     assert re.search(r"error: .*a\.jsonl, line 2: it is not JSON", result.stderr.replace("\n", " "))
     result = command(tmp_path / "a.jsonl", "-t", named, "--skip-bad")
     assert re.search(r"a\.jsonl: 1 rows? skipped", result.stdout.replace("\n", ""))
+
+
+def test_the_command_says_what_is_lost_of_a_damaged_file(command, named, tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(GOOD * 3)[:-8])
+    result = command(tmp_path / "a.jsonl.gz", "-t", named, "--skip-bad")
+    said = result.stdout.replace("\n", " ")
+    assert "a.jsonl.gz: 1 rows skipped" in said
+    assert "a.jsonl.gz, line 4: the file is damaged from here on: it ends too early; the rest of the file is" in said
+
+
+def test_the_command_refuses_nonsense_with_code_2_and_a_disk_with_code_1(command, named, tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", TEXTS)
+    for options in (["--validation", "some"], ["--validation", "nan"], ["--seed", "-1"], ["--limit", "0"],
+                    ["--shard-size", "nan"], ["--shard-size", "inf"]):  # fmt: skip
+        command(file, "-t", named, *options, code=2)
+        assert not (tmp_path / "corpus").exists()
+    (tmp_path / "corpus").symlink_to("/proc/no-such")
+    assert "error: cannot write to" in command(file, "-t", named, code=1).stderr
+
+
+def test_the_command_takes_a_limit(command, named, tmp_path):
+    found = json.loads(command(jsonl(tmp_path / "a.jsonl", NUMBERS), "-t", named, "--limit", "7", "--json").stdout)
+    assert (found["limit"], found["documents"], found["damaged"]) == (7, 7, 0)
 
 
 def test_a_bar_is_shown_on_a_terminal(named, tmp_path):

@@ -3,18 +3,25 @@
 **Which documents are held out.** With `validation=0.01`, document number `d` of part number `p` (both from 0, in the
 order of the sources) goes from train to validation when BLAKE2b("seed/p/d") with a digest of 8 bytes, read as a
 big-endian fraction of 2**64, is less than 0.01. It depends on nothing else.
+
+Where all of train is text files, and fewer than 100, or none of them would be held out, then pieces of them are: the
+line that begins after `b` bytes of a file is in its piece `d = b // 4096`, and pieces go where documents would. Pieces
+that stay together are a document.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -43,12 +50,16 @@ class Recipe:
         validation: The share of train documents that is held out.
         field: Of a JSON object or a table, what holds the text.
         seed: Of the choice of held-out documents.
+        piece: Bytes of a piece, where pieces of text files are held out and not whole files.
+        limit: Of train, the first so many documents.
     """
 
     convention: str
     validation: float
     field: str
     seed: int
+    piece: int | None = None
+    limit: int | None = None
 
     def split_of(self, split: str, part: int, number: int) -> str:
         """The split that a document of a part goes to."""
@@ -56,6 +67,31 @@ class Recipe:
             return split
         digest = hashlib.blake2b(f"{self.seed}/{part}/{number}".encode(), digest_size=8).digest()
         return "validation" if int.from_bytes(digest, "big") < self.validation * 2**64 else "train"
+
+    def documents(self, batch: Batch, split: str, part: int) -> Iterator[tuple[str, Document | Bad]]:
+        """What a batch of a part holds, each with the split that it goes to."""
+        for found in batch.documents(self.field):
+            if isinstance(found, Bad):
+                yield split, found
+            elif self.piece and split == "train" and batch.format == "txt":
+                yield from self.stretches(found, batch, part)
+            else:
+                yield self.split_of(split, part, found.number), found
+
+    def stretches(self, block: Document, batch: Batch, part: int) -> Iterator[tuple[str, Document]]:
+        """A block of a text file, cut at the line ends where what is held out begins and ends."""
+        size = self.piece or 1
+        lines: list[tuple[str, str]] = []  # each with its split
+        at = batch.at
+        for line in re.findall(r"[^\n]*\n|[^\n]+", block.text) or [""]:
+            lines.append((self.split_of("train", part, at // size), line))
+            at += len(line.encode())
+        after = batch.at + (len(row) if isinstance(row := batch.rows[0], bytes) else 0)
+        goes_on = not block.ends and self.split_of("train", part, after // size) == lines[-1][0]
+        groups = [(name, "".join(line for _, line in group)) for name, group in groupby(lines, key=itemgetter(0))]
+        for number, (name, text) in enumerate(groups):
+            begins, last = block.begins or number > 0, number == len(groups) - 1
+            yield name, Document(block.number, text, begins, ends=not (last and goes_on))
 
     def texts(self, document: Document) -> list[str]:
         r"""What is tokenised, each by itself.
@@ -71,9 +107,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch as tokens by split, the rows that could not be used, and the place after it."""
+    """A batch as tokens by split, how many documents it had, those that could not be used, and the place after it."""
 
     part: int
+    count: int
     next: int
     done: float
     shares: dict[str, Share]
@@ -95,11 +132,10 @@ def encode(recipe: Recipe, vocabulary: Vocabulary, item: tuple[int, str, Batch])
     bad: list[Bad] = []
     texts: list[str] = []
     places: list[tuple[str, bool]] = []  # for each text: its split, and whether EOS follows
-    for document in batch.documents(recipe.field):
+    for name, document in recipe.documents(batch, split, part):
         if isinstance(document, Bad):
             bad.append(document)
             continue
-        name = recipe.split_of(split, part, document.number)
         found = recipe.texts(document)
         texts += found
         places += [(name, recipe.convention == "lines" or document.ends)] * len(found)
@@ -112,7 +148,7 @@ def encode(recipe: Recipe, vocabulary: Vocabulary, item: tuple[int, str, Batch])
         tokens[name] += [*ids, vocabulary.eos_token_id] if ends else ids
     for name in tokens:
         shares[name].tokens = np.array(tokens[name], DTYPES[vocabulary.dtype])
-    return Encoded(part, batch.next, batch.done, dict(shares), bad)
+    return Encoded(part, batch.count, batch.next, batch.done, dict(shares), bad)
 
 
 def in_order(

@@ -14,7 +14,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from acgpt.sources import File, HubSplit, Part, resolve
 SHARD_BYTES = 32 << 20
 CHECKPOINT = 64 << 20  # bytes of text after which the journal is written, if no shard has been filled before
 TRAINED_ON = 512 << 20  # bytes of text that a tokenizer is trained on, at most
+MOST_HELD_OUT = 0.5  # of train; more is a mistake: 99 for 1 %, say
+PIECE = 1 << 12  # bytes in a piece of a text file that is held out
 WORTH_A_WORKER = 8 << 20  # bytes of source for which another process pays
 
 
@@ -69,6 +71,7 @@ def prepare(
     field: str = "text",
     validation: float | None = None,
     seed: int = 0,
+    limit: int | None = None,
     workers: int | None = None,
     shard_bytes: int = SHARD_BYTES,
     skip_bad: bool = False,
@@ -89,9 +92,11 @@ def prepare(
         convention: "lines" (EOS after each line that is not blank) or "documents" (EOS after each document). By default
             "lines" for wikitext-103, else "documents".
         field: The field of a JSON object, or the column of a table, that holds the text.
-        validation: The share of train documents to hold out as the split validation. By default 0.01 for fineweb, else
-            0.
+        validation: The share of train documents, at most half, to hold out as the split validation; of a few text
+            files, pieces. By default 0.01 for fineweb, else 0.
         seed: Of the choice of those documents.
+        limit: Take only the first so many documents (rows; a text file is one) of train. By default all; of fineweb
+            1,500,000.
         workers: Processes that tokenise; by default one a core, fewer if there is little to do.
         shard_bytes: The size of a shard.
         skip_bad: Leave out and count rows that cannot be used, instead of stopping at the first.
@@ -101,25 +106,29 @@ def prepare(
     watch = watch or (lambda progress: None)
     names = [sources] if isinstance(sources, str | os.PathLike) else sources
     folder = Path(folder)
-    check_options(tokenizer, train_tokenizer, workers, shard_bytes)
+    check_options(tokenizer, train_tokenizer, seed, limit, workers, shard_bytes)
     with disk_errors(folder):
         revisions = known_revisions(read_previous(folder))
-    parts = resolve([os.fspath(name) for name in names], revisions)
-    recipe = Recipe(*choose(parts, convention, validation, seed), field, seed)
+    parts = resolve([os.fspath(name) for name in names], revisions, limit)
+    recipe = choose(parts, Recipe(convention or "", validation or 0.0, field, seed, limit=limit), validation is None)
     loaded = None if train_tokenizer else corpus_tokenizer.load(tokenizer or "gpt2", mask_token)
     watch(Progress("sources"))
     identity: dict[str, Any] = {
         "tokenizer": f"trained, {train_tokenizer} tokens" if loaded is None else corpus_tokenizer.hash_of(loaded),
         "mask_token": mask_token,
-        **asdict(recipe),
+        **{key: value for key, value in asdict(recipe).items() if value is not None},
         "shard_bytes": shard_bytes,
         "sources": [part.describe() for part in parts],
     }
     with disk_errors(folder), locked(folder):
         previous = read_previous(folder)
         if previous is not None and not overwrite:
-            compare(folder, previous["recipe"], identity)
-            if (folder / MANIFEST).exists():
+            finished = (folder / MANIFEST).exists()
+            if differ := differences(previous["recipe"], identity):
+                if finished or any(split["shards"] for split in previous["splits"].values()):
+                    raise made_otherwise(folder, finished, differ)
+                previous = None  # some seconds' work that failed, say: this is its correction
+            elif finished:
                 corpus = reuse(folder, skip_bad)
                 watch(Progress("reused"))
                 return corpus
@@ -142,7 +151,14 @@ def prepare(
 # ---- what is asked for ----------------------------------------------------------------------------------------------
 
 
-def check_options(tokenizer: str | None, train_tokenizer: int | None, workers: int | None, shard_bytes: int) -> None:
+def check_options(
+    tokenizer: str | None,
+    train_tokenizer: int | None,
+    seed: int,
+    limit: int | None,
+    workers: int | None,
+    shard_bytes: int,
+) -> None:
     """Refuse what makes no sense, before anything is read."""
     smallest = corpus_tokenizer.SMALLEST
     if tokenizer is not None and train_tokenizer is not None:
@@ -151,39 +167,48 @@ def check_options(tokenizer: str | None, train_tokenizer: int | None, workers: i
         raise InputError(
             f"a byte-level tokenizer has at least {smallest} tokens (one a byte, and EOS), not {train_tokenizer}."
         )
+    if not 0 <= seed < 2**32:
+        raise InputError(f"the seed must be a whole number from 0 to 2**32 - 1, not {seed}.")
+    if limit is not None and limit < 1:
+        raise InputError(f"the limit on documents must be at least 1, not {limit}.")
     if workers is not None and workers < 1:
         raise InputError(f"it takes at least one worker, not {workers}.")
     if shard_bytes < 1024:
         raise InputError(f"a shard has at least 1,024 bytes, not {shard_bytes}.")
 
 
-def choose(parts: Sequence[Part], convention: str | None, share: float | None, seed: int) -> tuple[str, float]:
-    """The convention and the share of documents to hold out, as asked for or by default, if they make sense here."""
+def choose(parts: Sequence[Part], asked: Recipe, default: bool) -> Recipe:
+    """What is done: as asked for, if that makes sense here, and what was left open.
+
+    Args:
+        parts: What is read.
+        asked: Its `convention` may be empty.
+        default: Was the share to hold out left open too?
+    """
     named = [part for part in parts if isinstance(part, HubSplit)]
     by_lines = [part.title for part in named if part.hub.convention == "lines"]
-    convention = convention or ("lines" if by_lines else "documents")
+    convention = asked.convention or ("lines" if by_lines else "documents")
     if convention not in CONVENTIONS:
         raise InputError(f"the convention {convention!r} is not one of {', '.join(CONVENTIONS)}.")
     if by_lines and convention != "lines":
         raise InputError(f"{by_lines[0]} is a data set of lines, not of documents: use --convention lines.")
-    splits = {part.split for part in parts}
-    if share is None:
+    splits, share = {part.split for part in parts}, asked.validation
+    if default:
         share = 0.0 if "validation" in splits else max([part.hub.validation for part in named], default=0.0)
-    if not 0 <= share < 1:
-        raise InputError(f"the share of documents to hold out must be from 0 to below 1, not {share}.")
+    if not 0 <= share <= MOST_HELD_OUT:
+        raise InputError(
+            f"the share of documents to hold out must be from 0 to {MOST_HELD_OUT} (0.01 is one in a hundred), not "
+            f"{share}."
+        )
     if share and "validation" in splits:
         raise InputError("the sources have a validation split of their own: leave --validation out, or that source.")
     if share and "train" not in splits:
         raise InputError("there is no train split to hold documents out of: leave --validation out.")
+    recipe = replace(asked, convention=convention, validation=share)
     train = [(number, part) for number, part in enumerate(parts) if part.split == "train"]
-    if share and all(isinstance(part, File) and part.format == "txt" for _, part in train):
-        recipe = Recipe(convention, share, field="", seed=seed)
-        if len({recipe.split_of("train", number, 0) for number, _ in train}) < 2:
-            raise InputError(
-                f"a text file is one document, so {share:.1%} of {len(train)} cannot be held out. Name a file for it, "
-                "validation=PATH, or give the documents as .jsonl, one a line."
-            )
-    return convention, share
+    text_only = all(isinstance(part, File) and part.format == "txt" for _, part in train)
+    too_few = len(train) * share < 1 or len({recipe.split_of("train", number, 0) for number, _ in train}) < 2
+    return replace(recipe, piece=PIECE) if share and text_only and too_few else recipe
 
 
 def default_workers(parts: Sequence[Part]) -> int:
@@ -202,28 +227,33 @@ def known_revisions(previous: dict[str, Any] | None) -> dict[str, str]:
     return {source["path"]: source["revision"] for source in sources if source["format"] == "hub"}
 
 
-def compare(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
-    """Refuse to go on with, or to reuse, what was made in another way."""
+def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """In what a request differs from the one that a folder was made by."""
 
     def contents(recipe: dict[str, Any]) -> dict[str, str]:
         sources = {json.dumps({k: v for k, v in each.items() if k != "name"}): each for each in recipe["sources"]}
         return {content: f"{each['split']}={each['name']}" for content, each in sources.items()}
 
-    differences = [
-        key if key == "tokenizer" else f"{key} ({there.get(key)!r} there, {value!r} here)"
-        for key, value in here.items()
-        if key != "sources" and there.get(key) != value
+    differ = [
+        key if key == "tokenizer" else f"{key} ({there.get(key)!r} there, {here.get(key)!r} here)"
+        for key in {**here, **there}
+        if key != "sources" and there.get(key) != here.get(key)
     ]
     old, new = contents(there), contents(here)
     if list(old) != list(new):
         only = [f"{name} only there" for content, name in old.items() if content not in new]
         only += [f"{name} only here" for content, name in new.items() if content not in old]
-        differences.append(f"the content of the sources ({', '.join(only) or 'their order'})")
-    if differences:
-        raise InputError(
-            f"{folder} holds a corpus that was made otherwise. What differs: {', '.join(differences)}. Name another "
-            "folder, or replace it with --overwrite."
-        )
+        differ.append(f"the content of the sources ({', '.join(only) or 'their order'})")
+    return differ
+
+
+def made_otherwise(folder: Path, finished: bool, differ: Sequence[str]) -> InputError:
+    """What to do about a folder that holds the work of another request."""
+    what, way = "a corpus that was made otherwise", "Name another folder, or replace it with --overwrite."
+    if not finished:
+        what = "the unfinished work of another command"
+        way = "Repeat that command to finish it; or name another folder, or begin anew with --overwrite."
+    return InputError(f"{folder} holds {what}. What differs: {', '.join(differ)}. {way}")
 
 
 def reuse(folder: Path, skip_bad: bool) -> Corpus:
@@ -232,8 +262,10 @@ def reuse(folder: Path, skip_bad: bool) -> Corpus:
     corpus.verify()
     corpus_tokenizer.vocabulary_in(folder, corpus.manifest["tokenizer_hash"])
     if corpus.manifest["skipped"] and not skip_bad:
+        lost = f", and what follows in {count} damaged files" if (count := corpus.manifest.get("damaged")) else ""
+        skipped = corpus.manifest["skipped"]
         raise InputError(
-            f"{folder} was made without {corpus.manifest['skipped']} rows that cannot be used; --skip-bad accepts that."
+            f"{folder} was made without {skipped} rows that cannot be used{lost}; --skip-bad accepts that."
         )
     (folder / JOURNAL).unlink(missing_ok=True)
     return corpus
@@ -244,23 +276,47 @@ def reuse(folder: Path, skip_bad: bool) -> Corpus:
 
 def unusable(part: Part, bad: Bad) -> InputError:
     """What to do about a row."""
-    return InputError(f"{part.name}, {bad.where}: {bad.why}. Mend it, or leave such rows out with --skip-bad.")
+    out = bad.lost or "such rows"
+    return InputError(f"{part.name}, {bad.where}: {bad.why}. Mend it, or leave {out} out with --skip-bad.")
+
+
+def read(
+    parts: Sequence[tuple[int, Part]], recipe: Recipe, start: int = 0, taken: int = 0
+) -> Iterator[tuple[int, str, Batch]]:
+    """What parts hold, each given with its number: the number, the split and a batch at a time.
+
+    Args:
+        parts: What is read.
+        recipe: Its limit, if it has one, is on the documents of train.
+        start: The row of the first part to begin at.
+        taken: How many documents of train came before it.
+    """
+    for number, part in parts:
+        left = recipe.limit - taken if recipe.limit is not None and part.split == "train" else None
+        for batch in part.batches(start, recipe.field, recipe.convention) if left != 0 else ():
+            if left is not None:
+                batch = batch.head(left)
+                left, taken = left - batch.count, taken + batch.count
+            yield number, part.split, batch
+            if left == 0:
+                break
+        start = 0
 
 
 def training_texts(parts: Sequence[Part], recipe: Recipe, skip_bad: bool) -> Iterator[str]:
     """The beginning of the train split, for a tokenizer to learn from."""
-    read = 0
-    for number, part in enumerate(parts):
-        for batch in part.batches(0, recipe.field, recipe.convention) if part.split == "train" else ():
-            for document in batch.documents(recipe.field):
-                if isinstance(document, Bad):
-                    if not skip_bad:
-                        raise unusable(part, document)
-                elif recipe.split_of("train", number, document.number) == "train":
-                    yield from recipe.texts(document)
-                    read += len(document.text.encode())
-            if read >= TRAINED_ON:
-                return
+    size = 0
+    train = [(number, part) for number, part in enumerate(parts) if part.split == "train"]
+    for number, split, batch in read(train, recipe):
+        for name, document in recipe.documents(batch, split, number):
+            if isinstance(document, Bad):
+                if not skip_bad:
+                    raise unusable(parts[number], document)
+            elif name == "train":
+                yield from recipe.texts(document)
+                size += len(document.text.encode())
+        if size >= TRAINED_ON:
+            return
 
 
 @dataclass
@@ -279,6 +335,8 @@ class Preparation:
         """Go back to where a journal was written."""
         self.part, self.row = journal["position"]
         self.skipped: list[int] = journal["skipped"]
+        self.damaged: list[str | None] = journal.get("damaged") or [None] * len(self.parts)
+        self.taken: int = journal.get("taken", 0)  # documents of train, where there is a limit on them
         dtype = self.vocabulary.dtype
         capacity = self.identity["shard_bytes"] // np.dtype(dtype).itemsize
         names = dict.fromkeys([part.split for part in self.parts] + ["validation"] * bool(self.recipe.validation))
@@ -291,20 +349,19 @@ class Preparation:
         for writer in self.writers.values():
             writer.sync()
         splits = {name: writer.state() for name, writer in self.writers.items()}
-        place = {"position": [self.part, self.row], "skipped": self.skipped}
+        place = {"position": [self.part, self.row], "taken": self.taken}
+        place |= {"skipped": self.skipped, "damaged": self.damaged}
         write_json(self.folder / JOURNAL, {"recipe": self.identity, **place, "splits": splits})
 
     def batches(self) -> Iterator[tuple[int, str, Batch]]:
         """All that is left to read, with the number and the split of its part."""
-        first, start = self.part, self.row  # now: what follows runs ahead of what has been written
-        for number, part in enumerate(self.parts[first:], first):
-            for batch in part.batches(start if number == first else 0, self.recipe.field, self.recipe.convention):
-                yield number, part.split, batch
+        # From where things stand now: reading runs ahead of what has been written.
+        return read(list(enumerate(self.parts))[self.part :], self.recipe, self.row, self.taken)
 
     def run(self, workers: int) -> None:
         """Read, tokenise and write to the end."""
         sizes = [part.size for part in self.parts]
-        total = sum(sizes) if all(sizes) else 0
+        total = sum(sizes) if all(sizes) and self.recipe.limit is None else 0
         writers = self.writers.values()
         shards, text = 0, 0  # at the last checkpoint
         for encoded in in_order(partial(encode, self.recipe, self.vocabulary), self.batches(), workers):
@@ -314,6 +371,10 @@ class Preparation:
             for split, share in encoded.shares.items():
                 self.writers[split].write(share)
             self.skipped[encoded.part] += sum(bad.rows for bad in encoded.bad)
+            for bad in encoded.bad:
+                if bad.lost:
+                    self.damaged[encoded.part] = f"{bad.where}: {bad.why}; {bad.lost} is left out"
+            self.taken += encoded.count if self.parts[encoded.part].split == "train" else 0
             self.part, self.row = encoded.part, encoded.next
             now = Progress(
                 "tokens",
@@ -339,19 +400,28 @@ class Preparation:
             shards = [asdict(shard) for shard in writer.shards]
             counts = {"documents": writer.documents, "tokens": writer.tokens, "bytes": writer.bytes}
             splits[name] = {**counts, "shards": shards}
-        if self.recipe.validation and not splits["validation"]["documents"]:
-            warnings.warn("no document was held out: there are too few for --validation.", stacklevel=3)
+        for name, what in {"validation": "no document was", "train": "every document was"}.items():
+            if self.recipe.validation and not splits[name]["documents"]:
+                warnings.warn(
+                    f"{what} held out: there are too few for --validation {self.recipe.validation}. Choose another "
+                    "share or --seed, or name a source for it: validation=PATH.",
+                    stacklevel=3,
+                )
         vocabulary = {key: value for key, value in asdict(self.vocabulary).items() if key != "folder"}
-        described = zip(self.identity["sources"], self.skipped, strict=True)
+        outcome = [
+            {"skipped": skipped, "damaged": lost} for skipped, lost in zip(self.skipped, self.damaged, strict=True)
+        ]
         manifest = {
             "format_version": FORMAT_VERSION,
             "acgpt_version": __version__,
             **vocabulary,
             "dtype": self.vocabulary.dtype,
             "convention": self.recipe.convention,
+            "limit": self.recipe.limit,
             **{key: sum(split[key] for split in splits.values()) for key in ("documents", "tokens", "bytes")},
             "skipped": sum(self.skipped),
-            "sources": [{**source, "skipped": skipped} for source, skipped in described],
+            "damaged": sum(lost is not None for lost in self.damaged),
+            "sources": [{**one, **other} for one, other in zip(self.identity["sources"], outcome, strict=True)],
             "splits": splits,
             "recipe": self.identity,
         }

@@ -16,7 +16,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,12 @@ class Document:
 
 @dataclass(frozen=True)
 class Bad:
-    """A row that cannot be used: where it stands ("line 7") and why; or several of them."""
+    """A row that cannot be used: where it stands ("line 7") and why; or several; `lost`: or all that follows."""
 
     where: str
     why: str
     rows: int = 1
+    lost: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Batch:
         line: The first row's line, counted from 1, where the part has lines.
         done: How much of the part has been read, from 0 to 1.
         ends: Does the part end here?
+        at: Of a block of text, its place in the file: how many bytes of text come before it.
     """
 
     format: str
@@ -73,6 +75,16 @@ class Batch:
     line: int = 0
     done: float = 0.0
     ends: bool = False
+    at: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many documents there are in it, good and bad; a text file is one, and is counted where it ends."""
+        return int(self.ends) if self.format == "txt" else self.next - self.first
+
+    def head(self, count: int) -> Batch:
+        """The first so many documents."""
+        return self if self.count <= count else replace(self, rows=self.rows[:count], next=self.first + count)
 
     def documents(self, field: str) -> Iterator[Document | Bad]:
         """The documents, in order, and what is wrong with the rows that hold none."""
@@ -208,7 +220,7 @@ def too_long(line: int) -> Bad:
 
 def damaged(line: int, error: Damaged) -> Bad:
     """The rest of a file, from a line on."""
-    return Bad(f"line {line}", f"the file is damaged from here on: {error}")
+    return Bad(f"line {line}", f"the file is damaged from here on: {error}", lost="the rest of the file")
 
 
 def lines(blocks: Iterable[bytes]) -> Iterator[bytes | None]:

@@ -5,7 +5,7 @@ A *source* is what the user names: `wiki.jsonl`, `test=heldout.txt`, `'shards/*.
 
 | part | a document is | its number |
 |---|---|---|
-| `.txt` (also `.raw`, `.tokens`, as WikiText has them) | the whole file | 0 |
+| `.txt` (also `.raw`, `.tokens`, as WikiText has them) | the whole file, of which pieces can be held out | 0 |
 | `.jsonl` | a line: a JSON object, one field of which is the text | its line, from 0 |
 | `.parquet`, or a split on the hub | a row, one column of which is the text | its row, from 0 |
 
@@ -138,17 +138,18 @@ class File:
         """Its text, a block at a time; whole lines, where lines are what counts."""
         reader, total = Reader(self.path), max(1, self.size)
 
-        def blocks() -> Iterator[tuple[int, bytes | Bad]]:
-            line = 1
+        def blocks() -> Iterator[tuple[int, int, bytes | Bad]]:
+            line, at = 1, 0
             try:
                 for block in line_blocks(reader) if convention == "lines" else running_blocks(reader):
-                    yield line, too_long(line) if block is None else block
+                    yield line, at, too_long(line) if block is None else block
                     line += 1 if block is None else block.count(b"\n")
+                    at += len(block or b"")
             except Damaged as error:
-                yield line, damaged(line, error)
+                yield line, at, damaged(line, error)
 
-        for number, ((line, block), ends) in enumerate(with_last(blocks())):
-            yield Batch("txt", [block], number, number + 1, line, reader.read / total, ends)
+        for number, ((line, at, block), ends) in enumerate(with_last(blocks())):
+            yield Batch("txt", [block], number, number + 1, line, reader.read / total, ends, at)
 
     def parquet(self, start: int, field: str) -> Iterator[Batch]:
         """The rows of its column `field`, one row group after the other; groups before row `start` are not read."""
@@ -156,7 +157,7 @@ class File:
         damage = (optional("pyarrow", ".parquet files").ArrowException, OSError, ValueError)
 
         def whole(why: str) -> Batch:
-            return Batch("values", [Bad("as a whole", why)], 0, 1, done=1.0)
+            return Batch("values", [Bad("as a whole", why, lost="the file")], 0, 1, done=1.0)
 
         try:
             file = parquet.ParquetFile(self.path, page_checksum_verification=True)
@@ -242,6 +243,7 @@ class HubSplit:
     title: str
     hub: Hub
     revision: str
+    rows: int | None  # the first so many
 
     @property
     def name(self) -> str:
@@ -251,11 +253,11 @@ class HubSplit:
     @property
     def size(self) -> int:
         """About, if its number of rows is known; else 0."""
-        return (self.hub.rows or 0) * self.hub.bytes_a_row
+        return (self.rows or 0) * self.hub.bytes_a_row
 
     def describe(self) -> dict[str, Any]:
         """Where it is on the hub, and which revision."""
-        hub = {"path": self.hub.path, "config": self.hub.config, "revision": self.revision, "rows": self.hub.rows}
+        hub = {"path": self.hub.path, "config": self.hub.config, "revision": self.revision, "rows": self.rows}
         return {"split": self.split, "name": self.title, "format": "hub", **hub}
 
     def batches(self, start: int, field: str, convention: str) -> Iterator[Batch]:
@@ -266,13 +268,13 @@ class HubSplit:
             options = {"split": self.split, "streaming": hub.streaming, "revision": self.revision}
             rows = datasets.load_dataset(hub.path, hub.config, **options)
             rows = rows.skip(start)
-            if hub.rows is not None:
-                rows = rows.take(hub.rows - start)
+            if self.rows is not None and hub.streaming:
+                rows = rows.take(self.rows - start)
             for group in rows.iter(ROWS):
                 if field not in group:
                     raise InputError(f"{self.name} has no field {field!r}; its fields: {', '.join(group)}.")
                 values = group[field]
-                done = number / hub.rows if hub.rows else 0.0
+                done = number / self.rows if self.rows else 0.0
                 yield Batch("values", values, number, number + len(values), done=done)
                 number += len(values)
         except InputError:
@@ -286,25 +288,28 @@ def unreachable(title: str, hub: Hub, error: Exception) -> InputError:
     files = {split: hub.files.format(split=split) for split in hub.splits}
     wanted = " ".join(f"--include '{pattern}'" for pattern in files.values())
     named = " ".join(f"{split}='DIR/{pattern}'" for split, pattern in files.items())
+    options = f"--convention {hub.convention}"
+    options += f" --limit {hub.rows}" * bool(hub.rows) + f" --validation {hub.validation}" * bool(hub.validation)
     return InputError(
         f"cannot read {hub.path} from the Hugging Face hub: {type(error).__name__}: {error}\n"
         "Check the connection; the same command goes on where it stopped. With HF_HUB_OFFLINE=1 in the environment, "
         "what is in the cache of this machine is used. Or fetch the files elsewhere:\n"
         f"  hf download --repo-type dataset {hub.path} {wanted} --local-dir DIR\n"
-        f"and name them: acgpt prepare {named} --convention {hub.convention} … (instead of {title})"
+        f"and name them: acgpt prepare {named} {options} … (instead of {title})"
     )
 
 
 # ---- from names to parts --------------------------------------------------------------------------------------------
 
 
-def resolve(sources: Sequence[str], revisions: Mapping[str, str]) -> list[Part]:
+def resolve(sources: Sequence[str], revisions: Mapping[str, str], limit: int | None = None) -> list[Part]:
     """The parts that the user's names stand for, in order.
 
     Args:
         sources: `[SPLIT=]NAME` each: a file, a folder, a glob, or a name in `NAMED`. Without a split, train; a named
             data set brings its own splits, and with one, that split alone.
         revisions: Of data sets on the hub, by path, where a revision has been chosen before.
+        limit: On the documents of train; it goes before that of a named data set.
     """
     parts: list[Part] = []
     for source in sources:
@@ -314,7 +319,9 @@ def resolve(sources: Sequence[str], revisions: Mapping[str, str]) -> list[Part]:
             if split is not None and split not in hub.splits:
                 raise InputError(f"{name} has no split {split!r}; its splits: {', '.join(hub.splits)}.")
             revision = revisions.get(hub.path) or latest(name, hub)
-            parts += [HubSplit(each, name, hub, revision) for each in hub.splits if split in (None, each)]
+            wanted = [each for each in hub.splits if split in (None, each)]
+            limits = {each: limit if each == "train" and limit is not None else hub.rows for each in wanted}
+            parts += [HubSplit(each, name, hub, revision, limits[each]) for each in wanted]
         else:
             parts += [File(split or "train", path, format_of(path)) for path in files(name)]
     if not parts:

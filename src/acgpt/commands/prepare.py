@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,11 +30,14 @@ HELP = {
     "convention": "lines: EOS after each line that is not blank. documents: EOS after each document. "
     "Default: documents (wikitext-103: lines).",
     "field": "What holds the text in .jsonl and .parquet. Default: text.",
-    "validation": "Hold out this share of the train documents, 0.01 say, as validation. Default: 0 (fineweb: 0.01).",
+    "validation": "Hold out this share of the train documents, 0.01 say, as validation; of a few text files, pieces. "
+    "Default: 0 (fineweb: 0.01).",
     "seed": "Of the choice of those documents. Default: 0.",
+    "limit": "Take only the first N documents of train: rows; a text file is one. Default: all (fineweb: 1500000).",
     "workers": "Processes that tokenise. Default: one a core, fewer if there is little to do.",
     "shard_size": "MB in a shard. Default: 32.",
-    "skip_bad": "Leave out and count rows that cannot be used; without this, the first one is an error.",
+    "skip_bad": "Leave out and count rows that cannot be used, and the rest of a damaged file; without this, the first "
+    "one is an error.",
     "overwrite": "Replace a corpus that was made otherwise. Other files in the folder are left alone.",
     "json": "For programs: one JSON object in a line, with the keys named above.",
 }
@@ -51,6 +55,7 @@ def prepare(
     field: Annotated[str, option("--field", metavar="NAME", help=HELP["field"])] = "text",
     validation: Annotated[float | None, option("--validation", metavar="SHARE", help=HELP["validation"])] = None,
     seed: Annotated[int, option("--seed", "-s", metavar="N", help=HELP["seed"])] = 0,
+    limit: Annotated[int | None, option("--limit", metavar="N", help=HELP["limit"])] = None,
     workers: Annotated[int | None, option("--workers", "-w", metavar="N", help=HELP["workers"])] = None,
     shard_size: Annotated[float, option("--shard-size", metavar="MB", help=HELP["shard_size"])] = 32,
     skip_bad: Annotated[bool, option("--skip-bad", help=HELP["skip_bad"])] = False,
@@ -69,16 +74,19 @@ def prepare(
     may be compressed: .gz, .xz, .zst. Text is UTF-8 and is not changed.
 
     A command that was interrupted goes on where it stopped when it is repeated,
-    and the result is the same; one that has ended checks what is there.
+    and the result is the same; one that has ended checks what is there. Another
+    command replaces what one has left that failed before its first shard was full.
 
     Keys of --json:
       folder, hash (of tokenizer and shards), reused (was it there?), seconds,
       tokenizer_hash, vocabulary_size, bos_token_id, eos_token_id, mask_token_id,
-      dtype, convention, documents, tokens (with EOS), bytes (of text),
-      skipped (rows that cannot be used),
+      dtype, convention, limit, documents, tokens (with EOS), bytes (of text),
+      skipped (rows that cannot be used), damaged (files cut short by damage),
       splits: for each, documents, tokens, bytes, shards (how many),
       format_version, acgpt_version
     """
+    if not math.isfinite(shard_size):
+        raise typer.BadParameter(f"--shard-size must be a number of MB, not {shard_size}.")
     hush()
     from acgpt.corpus_prepare import prepare
 
@@ -100,6 +108,7 @@ def prepare(
             field=field,
             validation=validation,
             seed=seed,
+            limit=limit,
             workers=workers,
             shard_bytes=round(shard_size * 2**20),
             skip_bad=skip_bad,
@@ -157,5 +166,7 @@ def print_corpus(corpus: Corpus, reused: bool, seconds: float) -> None:
     for source in corpus.manifest["sources"]:
         if source["skipped"]:
             page.note(f"{source['name']}: {source['skipped']:,} rows skipped that cannot be used", "yellow")
+        if source.get("damaged"):
+            page.note(f"{source['name']}, {source['damaged']}", "yellow")
     done = "already prepared, and checked" if reused else "prepared"
     page.note(f"{corpus.folder}: {done} in {seconds:,.0f} s, vocabulary {corpus.manifest['vocabulary_size']:,}")
