@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,14 @@ def test_the_examples_in_docstrings_print_what_they_say():
     for module in (acgpt.query, acgpt.template):
         results = doctest.testmod(module)
         assert results.attempted > 0 and results.failed == 0, module.__name__
+
+
+def test_what_the_pages_import_is_there():
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    lines = [line for page in pages for line in re.findall(r"\bfrom acgpt\S* import [\w, ]+\w", page.read_text("utf-8"))]
+    assert len(lines) > 5
+    for line in lines:
+        exec(line, {})
 
 
 def test_the_tables_of_the_benchmarks_page_come_from_the_result_files():

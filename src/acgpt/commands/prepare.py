@@ -68,6 +68,7 @@ def prepare(
     acgpt prepare articles.jsonl.zst --validation 0.01 -o data/articles
     acgpt prepare wiki.jsonl test=wiki.test.txt --convention lines -o data/wiki
     acgpt prepare 'books/*.txt' --train-tokenizer 8192 -o data/books
+    acgpt prepare 'web/*.parquet' --limit 1500000 --validation 0.01 -o data/web
 
     A document is a text file as a whole, a line of a .jsonl file (one field of
     its JSON object), or a row of a .parquet file (one column). .txt and .jsonl
