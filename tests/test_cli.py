@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -21,6 +22,7 @@ import acgpt
 from acgpt.cli import BATCH, app, emit, questions, score_fields, tidy
 from acgpt.language_model import LanguageModel, Score, TokenScore
 from acgpt.metadata import Metadata
+from acgpt.show import Page, print_score
 
 TEMPLATE = "The capital of {{France}} is {{Paris}}, they say."
 SOURCE = str(Path(acgpt.__file__).parents[1])
@@ -215,6 +217,27 @@ def test_a_warning_that_comes_again_from_elsewhere_is_not_repeated(capsys):
         for _ in range(2):
             warnings.warn("the weights\n  are odd", stacklevel=1)
     assert capsys.readouterr().err == "warning: the weights are odd\n"
+
+
+@pytest.mark.parametrize("arguments", [["draw", "conditioning"], ["show", TEMPLATE], ["score", "A – b … {{∞ 日}} “c”"]])
+def test_a_terminal_that_writes_only_ascii_gets_the_answer(models, monkeypatch, arguments):
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    app([*arguments, *(["--model", models["reads"]] if arguments[0] != "draw" else [])], standalone_mode=False)
+    sys.stdout.flush()
+    said = written.getvalue().decode("ascii")
+    expected = {"draw": "#", "show": "> _Paris", "score": "A - b ... "}[arguments[0]]
+    assert expected in said
+
+
+def test_a_surprise_of_zero_has_no_sign(lms, capsys):
+    lm = lms["reads"]
+    sure = TokenScore(lm.log_prob(TEMPLATE).tokens[0].text, 1, 4, 0.0)
+    unsure = TokenScore(sure.text, 1, 4, 0.001)
+    template = "The capital of {{France}}"
+    scores = {name: Score((token,), future=True) for name, token in {"past only": sure, "with future": unsure}.items()}
+    print_score(Page(), lm, template, scores)
+    assert "-0.0" not in (said := capsys.readouterr().out) and "+0.00" in said
 
 
 # ---- mistakes -------------------------------------------------------------------------------------------------------

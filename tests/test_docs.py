@@ -31,7 +31,9 @@ def test_the_examples_in_docstrings_print_what_they_say():
 
 def test_what_the_pages_import_is_there():
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    lines = [line for page in pages for line in re.findall(r"\bfrom acgpt\S* import [\w, ]+\w", page.read_text("utf-8"))]
+    lines = [
+        line for page in pages for line in re.findall(r"\bfrom acgpt\S* import [\w, ]+\w", page.read_text("utf-8"))
+    ]
     assert len(lines) > 5
     for line in lines:
         exec(line, {})

@@ -57,8 +57,8 @@ def emit(answer: Mapping[str, Any]) -> None:
 
 
 # What stands for characters that a terminal cannot write; for all others, a question mark.
-PLAIN = {"–": "-", "…": "...", "∞": "inf", "→": ">", "│": "|", "■": "#", "·": ".", "□": "_", "⟦": "[", "⟧": "]"}
-PLAIN |= {"“": '"', "”": '"', "’": "'"}
+PLAIN = {"–": "-", "…": "...", "∞": "inf", "→": ">", "│": "|", "■": "#", "·": ".", "□": "o", "⟦": "[", "⟧": "]"}
+PLAIN |= {"“": '"', "”": '"', "’": "'", "␣": "_", "█": "#", "▏": "|"} | dict(zip("▁▂▃▄▅▆▇", "1234567", strict=True))
 
 
 def speak_plainly() -> None:
