@@ -283,7 +283,7 @@ def test_what_needs_no_model_does_not_import_torch(tmp_path):
         ["rank", "a {{b}}"],
         ["infill", "a", "-n", "0"],
     ]
-    commands += [[command, "--help"] for command in ("score", "infill", "rank", "show")]
+    commands += [[command, "--help"] for command in ("score", "infill", "rank", "show", "report")]
     commands += [["score", "--file", str(tmp_path / "none")], ["score", "{{a}}", "--dtype", "float7"], ["show", "{{a"]]
     code = f"""
 import sys

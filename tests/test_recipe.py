@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from models import tiny_model
 from runs import write_corpus
 
 from acgpt.conditioning import Blocks, Conditioning, Empty
+from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.learner import new_model
 from acgpt.recipe import BELONGS, BUILT_IN, RANGES, SHAPES, Recipe, Shape, built_in, differences, load_recipe, make
@@ -35,8 +37,10 @@ def file_of(tmp_path, text):
 
 
 def test_the_recipes_are_there():
-    expected = {"wikitext103-small", "wikitext103-base", "wikitext103-medium", "wikitext103-small-fast"}
-    assert set(built_in()) == {*expected, "fineweb-base", "tiny-cpu"}
+    scratch = {"wikitext103-small", "wikitext103-base", "wikitext103-medium", "wikitext103-small-fast", "fineweb-base"}
+    qwen3 = {f"qwen3-{size}-lora" for size in ("1.7b", "8b", "14b", "32b")}
+    llama = {f"llama-3.1-8b-{kind}" for kind in ("lora", "full", "lora-fineweb")}
+    assert set(built_in()) == {*scratch, *qwen3, *llama, "tiny-cpu", "finetune-lora", "finetune-full"}
     assert all(20 < len(words) <= 115 for words in built_in().values())
 
 
@@ -45,7 +49,7 @@ def test_a_recipe_says_how_its_corpus_is_made_and_where_it_lies(name):
     text, recipe = (BUILT_IN / f"{name}.yaml").read_text(), load_recipe(name)
     (command,) = (line for line in text.splitlines() if line.startswith("#     acgpt prepare "))
     assert command.split("-o ")[1] == recipe.corpus
-    assert f"#     acgpt train {name}\n" in text
+    assert f"#     acgpt {'finetune' if recipe.base else 'train'} {name}\n" in text
     assert recipe.output == f"runs/{name}"
     assert all(len(line) <= 120 for line in text.splitlines())
 
@@ -84,13 +88,35 @@ def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
+@pytest.mark.parametrize(("name", "rank"), [("qwen3-8b-lora", 8), ("llama-3.1-8b-lora", 64), ("llama-3.1-8b-full", 0)])
+def test_the_recipes_for_the_papers_backbones_are_the_papers_configurations(name, rank):
+    recipe = load_recipe(name)
+    assert recipe.distribution == Conditioning((Blocks(r_max=0.6),))
+    assert (recipe.adapter.rank if recipe.adapter else 0) == rank
+    assert "Memory, by arithmetic and not measured" in (BUILT_IN / f"{name}.yaml").read_text()
+
+
+def test_fineweb_is_mixed_with_a_tenth_of_nothing_given():
+    assert dict(load_recipe("llama-3.1-8b-lora-fineweb").conditioning) == {"r_max": 0.6, "empty": 0.1}
+
+
+@pytest.fixture(scope="module")
+def pretrained(corpus, tmp_path_factory):
+    folder, tokenizer = tmp_path_factory.mktemp("base"), Corpus.open(corpus).tokenizer()
+    tiny_model("qwen3", vocabulary=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_shrunken_copy_of_a_recipe_runs(name, corpus, tmp_path):
+def test_a_shrunken_copy_of_a_recipe_runs(name, corpus, pretrained, tmp_path):
     small = {
         "corpus": corpus, "output": tmp_path / "run", "model": "{layers: 1, width: 32, heads: 4}", "length": 31,
         "steps": 2, "batch": 4, "micro_batch": 2, "warmup": 1, "device": "cpu", "workers": 0, "eval_texts": 2,
         "final_texts": 2,
     }  # fmt: skip
+    if load_recipe(name).base:
+        small |= {"base": pretrained, "parallel": "ddp"}  # the latter of which is tested in test_finetune
     results = train(load_recipe(name, [f"{key}={value}" for key, value in small.items()]), quiet=True)
     assert results["steps"] == 2
     assert math.isfinite(results["loss"])
@@ -184,7 +210,7 @@ def test_a_recipe_that_is_not_there_is_answered_with_those_that_are():
         ("learning_rate", "here it is 'lr'"),
         ("batch_size", "here it is 'batch'"),
         ("r_max", "here it is 'conditioning.r_max'"),
-        ("zzz", "known are attention_dropout, batch"),
+        ("zzz", "known are attention_dropout, base"),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_right_one(key, words):
@@ -333,6 +359,7 @@ def test_every_key_is_in_the_documentation_with_its_default_and_its_meaning():
 def test_the_documentation_names_every_recipe_and_every_configuration():
     text = (ROOT / "docs" / "training.md").read_text()
     for name in NAMES:
-        assert f"`{name}`" in text or f"`-{name.split('-')[1]}`" in text
+        told = (ROOT / "docs" / "finetuning.md").read_text() if load_recipe(name).base else text
+        assert f"`{name}`" in told or f"`-{name.split('-')[1]}`" in told
     for path in (ROOT / "configs").iterdir():
         assert f"configs/{path.name}" in text

@@ -22,10 +22,9 @@ from typing import Any
 import yaml
 
 from acgpt.errors import InputError
-from acgpt.metadata import FILE, Metadata
+from acgpt.metadata import ADAPTER_CONFIG, FILE, Metadata
 
 CARD = "README.md"
-ADAPTER_CONFIG = "adapter_config.json"
 TAGS = ["acgpt", "arbitrary-conditionals", "infilling"]
 SET = {"split": "the split", "texts": "texts:", "length": "tokens a text:", "r_max": "r_max", "hash": "set"}
 

@@ -25,7 +25,7 @@ import typer
 from typer.core import TyperGroup
 
 from acgpt import __version__
-from acgpt.commands import draw, evaluate, merge, prepare, push, train
+from acgpt.commands import draw, evaluate, finetune, merge, prepare, push, report, train
 from acgpt.commands.options import (
     DeviceOption,
     Dtype,
@@ -265,9 +265,10 @@ def about(
     acgpt show   'The capital of {{Italy}} is Rome.' -o layout.png
         What is the model told? Its input and its attention mask, drawn.
 
-    A model of your own: acgpt prepare (text to tokens), acgpt train,
-    acgpt evaluate; acgpt draw pictures what they give and ask. acgpt merge
-    and acgpt push: an adapter into its model, a model or adapter to others.
+    A model of your own: acgpt prepare (text to tokens), acgpt train or
+    acgpt finetune, acgpt evaluate; acgpt draw pictures what they give and ask;
+    acgpt report compares what was trained. acgpt merge and acgpt push: an
+    adapter into its model, a model or adapter to others.
 
     For braces that are text write \{{. Inside a slot, a backslash makes text
     of { } | and _ likewise. acgpt COMMAND --help explains the rest.
@@ -528,7 +529,9 @@ app.command()(evaluate.evaluate)
 app.command()(merge.merge)
 app.command()(prepare.prepare)
 app.command()(push.push)
+app.command()(report.report)
 app.command()(train.train)
+app.command()(finetune.finetune)
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ def prepare(
         sources: Each a file, folder or glob (`.txt`, `.jsonl`, `.parquet`; see `acgpt.sources`) or a data set by name
             ("wikitext-103", "fineweb"), with `SPLIT=` before it if it is not for train: `"test=heldout.txt"`.
         folder: Where the corpus goes. New, empty, or one that the same call began.
-        tokenizer: "gpt2", the default, or a folder or hub id with a tokenizer.
+        tokenizer: "gpt2", which is the default; "default", that of the embedded model; a folder, hub id or .gguf file.
         train_tokenizer: Instead, train a byte-level BPE of so many tokens on the train split (its first 512 MB).
         mask_token: Add a token `<|mask|>` for unknown tokens, if the tokenizer has no mask token.
         convention: "lines" (EOS after each line that is not blank) or "documents" (EOS after each document). By default

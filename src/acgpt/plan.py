@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ class Plan:
         attention: The backend of a training step, see `learner.choose_attention`.
         compiled: Is the step put through torch.compile?
         processes: How many train together.
+        local: Which of those on this machine this one is.
         fsdp: Has each a share of the network, rather than all of it?
         steps: Optimizer steps.
         micro_batch: Texts in a forward pass.
@@ -39,6 +40,7 @@ class Plan:
     attention: str
     compiled: bool
     processes: int
+    local: int
     fsdp: bool
     steps: int
     micro_batch: int
@@ -50,13 +52,16 @@ class Plan:
         return self.accumulation * self.processes
 
 
-def settle(recipe: Recipe, texts: int, environment: Mapping[str, str] = os.environ) -> Plan:
+def settle(
+    recipe: Recipe, texts: int, environment: Mapping[str, str] = os.environ, *, head_dim: int | None = None
+) -> Plan:
     """Decide what a recipe leaves open.
 
     Args:
         recipe: The recipe.
         texts: How many texts the corpus has.
         environment: Where torchrun and accelerate say what they have started.
+        head_dim: The width of an attention head; by default that of the recipe's own shape.
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     device = next(name for name in there if there[name]) if recipe.device == "auto" else recipe.device
@@ -65,9 +70,8 @@ def settle(recipe: Recipe, texts: int, environment: Mapping[str, str] = os.envir
     half = recipe.precision == "bf16" or (recipe.precision == "auto" and device == "cuda")
     if half and device == "mps":
         raise InputError("precision=bf16 is for CUDA and CPUs: use precision=fp32 on mps.")
-    attention = choose_attention(
-        device, half=half, dropout=recipe.attention_dropout, head_dim=recipe.shape.width // recipe.shape.heads
-    )
+    head_dim = head_dim or recipe.shape.width // recipe.shape.heads
+    attention = choose_attention(device, half=half, dropout=recipe.attention_dropout, head_dim=head_dim)
     processes = int(environment.get("WORLD_SIZE", 1))
     launched = environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     fsdp = launched or recipe.parallel == "fsdp"
@@ -79,7 +83,10 @@ def settle(recipe: Recipe, texts: int, environment: Mapping[str, str] = os.envir
         raise InputError(MUON_AND_FSDP)
     if recipe.compile is True and (attention == "dense" or fsdp):
         raise InputError("compile=true needs CUDA, bf16, attention_dropout=0 and no FSDP: leave compile out.")
-    compiled = recipe.compile is not False and attention != "dense" and not fsdp
+    if recipe.quantize and (fsdp or device != "cuda"):  # on a CPU bitsandbytes repacks weights so that none can learn
+        raise InputError("quantize=4bit is for CUDA, and such weights cannot be shared out: leave it or FSDP out.")
+    eager = attention == "dense" or fsdp or recipe.checkpointing or recipe.quantize is not None
+    compiled = recipe.compile is True or (recipe.compile == "auto" and not eager)
     if recipe.batch % processes:
         raise InputError(f"batch ({recipe.batch}) must be a multiple of the number of processes ({processes}).")
     share = recipe.batch // processes
@@ -88,14 +95,15 @@ def settle(recipe: Recipe, texts: int, environment: Mapping[str, str] = os.envir
     steps = recipe.steps or max(1, round((recipe.epochs or 0) * texts / recipe.batch))
     if recipe.warmup >= steps:
         raise InputError(f"warmup ({recipe.warmup}) must be shorter than the run ({steps} steps).")
-    return Plan(device, half, attention, compiled, processes, fsdp, steps, micro_batch, share // micro_batch)
+    local, accumulation = int(environment.get("LOCAL_RANK", 0)), share // micro_batch
+    return Plan(device, half, attention, compiled, processes, local, fsdp, steps, micro_batch, accumulation)
 
 
-def arguments(recipe: Recipe, plan: Plan) -> TrainingArguments:
-    """What the Trainer is told."""
+def arguments(recipe: Recipe, plan: Plan, layers: Iterable[str] = ("GPTNeoXLayer",)) -> TrainingArguments:
+    """What the Trainer is told; `layers` are the classes of the network's blocks, which FSDP shares out one by one."""
     fsdp: dict[str, Any] = {}
     if plan.fsdp and recipe.parallel == "fsdp":  # else accelerate has been told
-        fsdp = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["GPTNeoXLayer"]}}
+        fsdp = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": sorted(layers)}}
     args = TrainingArguments(
         output_dir=recipe.output,
         max_steps=plan.steps,

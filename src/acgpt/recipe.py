@@ -43,6 +43,32 @@ class Shape:
             )
 
 
+@dataclass(frozen=True)
+class Lora:
+    """A LoRA adapter.
+
+    Args:
+        rank: Of the matrices that it adds.
+        alpha: They are scaled by alpha / rank. Default: twice the rank.
+        dropout: Of what goes into them.
+        targets: The modules that get them, by name. Default: every linear layer of the blocks.
+    """
+
+    rank: int = 8
+    alpha: float | None = None
+    dropout: float = 0.0
+    targets: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or not 0 <= self.dropout < 1 or (self.alpha is not None and not self.alpha > 0):
+            raise InputError("lora: rank is at least 1, dropout from 0 to below 1, and alpha above 0.")
+        if isinstance(self.targets, str) or not all(isinstance(target, str) for target in self.targets or ()):
+            raise InputError(f"lora.targets is a list of names of modules, not {self.targets!r}.")
+        if self.alpha is None:
+            object.__setattr__(self, "alpha", 2.0 * self.rank)
+
+
+MAPPINGS = ("conditioning", "lora", "model")  # keys whose values have keys
 SHAPES = {
     "tiny": Shape(4, 128, 4),
     "small": Shape(6, 768, 12),  # 82M with GPT-2's vocabulary
@@ -62,6 +88,13 @@ class Recipe:
         conditioning: The distribution of conditioning sets: r_min, r_max, b_min, b_max, the shares infilling, empty and
             unknown, or a mixture of parts (docs/conditioning.md).
         model: "tiny", "small", "base", "medium", or a mapping of `layers`, `width` and `heads`.
+        base: A pretrained model to tune instead of making one anew: a folder, a hub id or a .gguf file; "default" is
+            the embedded one. Its tokenizer must be the corpus's.
+        lora: With `base`: train a LoRA adapter and leave the model as it is, {rank: 8, alpha: 16, dropout: 0, targets:
+            null}. Default: all weights are trained.
+        quantize: With `lora`: "4bit" holds the frozen weights in NF4, by the package bitsandbytes.
+        checkpointing: With `base`: recompute activations in the backward pass, for less memory and more time.
+        mask: The token that stands for unknown ones, by its text. Default: the tokenizer's MASK, if it has one.
         length: Tokens in a text; with BOS the model has one position more.
         dropout: Of embeddings and of what each block adds.
         attention_dropout: Of attention weights. Flash attention of variable length has none: above 0 the dense mask is
@@ -82,7 +115,7 @@ class Recipe:
         final_lr: The share of the peak at which the learning rate ends. Not with "constant"; default 0.1.
         cooldown: The share of the steps after warm-up over which "linear" falls. Only with it; default 1.
         precision: "bf16" (mixed: weights, optimizer and loss stay fp32), "fp32", or "auto": bf16 on CUDA.
-        compile: torch.compile; "auto" is yes on CUDA, except under FSDP.
+        compile: torch.compile; "auto" is yes on CUDA, except under FSDP and with `checkpointing` or `quantize`.
         device: "auto", "cpu", "cuda" or "mps".
         parallel: Several processes (torchrun) hold whole models ("ddp") or a share of one each ("fsdp"). A launch by
             accelerate with an FSDP configuration counts as "fsdp".
@@ -102,6 +135,11 @@ class Recipe:
     method: Literal["ac-gpt", "gpt"] = "ac-gpt"
     conditioning: Mapping[str, Any] = field(default_factory=lambda: {"r_max": 0.6})
     model: str | Mapping[str, Any] = "small"
+    base: str = ""
+    lora: Mapping[str, Any] | None = None
+    quantize: Literal["4bit"] | None = None
+    checkpointing: bool = False
+    mask: str | None = None
     length: int = 1023
     dropout: float = 0.0
     attention_dropout: float = 0.0
@@ -160,7 +198,18 @@ class Recipe:
             raise InputError("precision=bf16 is for CUDA and CPUs: use precision=fp32 on mps.")
         if self.steps is not None and self.warmup >= self.steps:
             raise InputError(f"warmup ({self.warmup}) must be shorter than the run ({self.steps} steps).")
+        for name in ("lora", "checkpointing", "quantize"):
+            if getattr(self, name) and not self.base:
+                raise InputError(f"{name} is for a pretrained model: name one, base=FOLDER.")
+        if self.quantize and self.lora is None:
+            raise InputError("quantize is for LoRA, which leaves the weights as they are: add lora.rank=16, say.")
+        if self.base and (self.dropout or self.attention_dropout):
+            raise InputError(
+                "dropout and attention_dropout are for networks that are made anew: for LoRA use lora.dropout."
+            )
         self.shape, self.distribution  # noqa: B018  (they are checked by being read)
+        if self.adapter is not None:
+            object.__setattr__(self, "lora", asdict(self.adapter))
 
     @property
     def shape(self) -> Shape:
@@ -174,6 +223,15 @@ class Recipe:
                 f"model is one of {', '.join(SHAPES)}, or a mapping of layers, width, heads: not {self.model!r}."
             )
         return SHAPES[self.model]
+
+    @property
+    def adapter(self) -> Lora | None:
+        """The LoRA adapter that is trained, if one is."""
+        if self.lora is None:
+            return None
+        check_keys(self.lora, tuple(f.name for f in fields(Lora)), "lora")
+        hints = get_type_hints(Lora)
+        return Lora(**{name: checked(f"lora.{name}", value, hints[name]) for name, value in self.lora.items()})
 
     @property
     def distribution(self) -> Conditioning:
@@ -346,9 +404,10 @@ def apply(content: dict[str, Any], change: str) -> str:
     *path, last = key.split(".")
     place = content
     for name in path:
-        inner = place.get(name, {} if name in ("conditioning", "model") else None)
+        inner = place.get(name)
+        inner = {} if inner is None and name in MAPPINGS else inner
         if not isinstance(inner, dict):
-            raise InputError(f"{change!r}: {name} is {inner!r} and has no keys; conditioning and model can have them.")
+            raise InputError(f"{change!r}: {name} is {inner!r} and has no keys; {', '.join(MAPPINGS)} can have them.")
         place[name] = dict(inner)
         place = place[name]
     place[last] = value

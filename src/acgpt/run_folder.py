@@ -32,18 +32,15 @@ import transformers
 from safetensors import SafetensorError
 
 from acgpt import __version__
-from acgpt.errors import InputError
+from acgpt.errors import InputError, OutputError
 from acgpt.recipe import Recipe, differences
 
-CONFIG, LOG, CURVE, BOARD, RESULTS, MODEL = "config.json", "log.csv", "loss.png", "tensorboard", "results.json", "model"
+CONFIG, LOG, CURVE, BOARD, RESULTS = "config.json", "log.csv", "loss.png", "tensorboard", "results.json"
+PLACES = ("model", "adapter")  # of what was trained: one of them
 CHECKPOINTS, PARTIAL = "checkpoints", "checkpoints/.partial"
 PATIENCE = 100  # tenths of a second that a run waits for its folder
 SITTING = ("processes", "fsdp", "device", "precision", "attention", "compiled", "hardware", "versions", "command")
 CHECKPOINT = "checkpoint-"  # and the step: the Trainer's name for them
-
-
-class OutputError(OSError):
-    """The run's folder cannot be written; what had been written stays."""
 
 
 @contextlib.contextmanager
@@ -124,7 +121,7 @@ def open_folder(folder: Path, recipe: Recipe, resume: bool, about: dict[str, Any
     if resume and config.exists():
         if check_same(folder, recipe) != about["corpus_hash"]:
             raise InputError(f"the corpus {recipe.corpus} is not the one that the run in {folder} was begun on.")
-        ours = [f".{name}*" for name in (CONFIG, LOG, CURVE, RESULTS, MODEL)]  # and nobody else's
+        ours = [f".{name}*" for name in (CONFIG, LOG, CURVE, RESULTS, *PLACES)]  # and nobody else's
         for left in (*(path for name in ours for path in folder.glob(name)), *(folder / CHECKPOINTS).glob(".*")):
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
         before = json.loads(config.read_text(encoding="utf-8"))

@@ -20,29 +20,30 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from acgpt.attention import check_model
 from acgpt.batches import Batches
+from acgpt.card import write_card
 from acgpt.conditioning import Conditioning, Empty, Sized
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluate import Evaluation, evaluate
 from acgpt.evaluation_set import EvaluationSet
-from acgpt.learner import VOCABULARY_ALIGN, Learner, matmul_rate, new_model
-from acgpt.metadata import Metadata, choose_bos
+from acgpt.learner import Learner, matmul_rate
+from acgpt.metadata import Metadata
 from acgpt.methods import Method, method_of
+from acgpt.networks import base_name, head_dim, make_network
 from acgpt.plan import Plan, arguments, settle
 from acgpt.recipe import Recipe
 from acgpt.run_folder import (
     BOARD,
     CURVE,
     LOG,
-    MODEL,
     RESULTS,
     alone,
     check_same,
@@ -50,6 +51,7 @@ from acgpt.run_folder import (
     open_folder,
     versions,
     write_json,
+    writing,
 )
 from acgpt.trainer import AcTrainer, Watch
 from acgpt.training_log import DURING, Log, ProgressLine, Row, board, draw_curve
@@ -85,22 +87,26 @@ def train(
         return finished
     corpus = Corpus.open(recipe.corpus)
     texts, tokenizer = corpus.tokens("train"), corpus.tokenizer()
-    plan = settle(recipe, texts.chunks(recipe.length))
+    plan = settle(recipe, texts.chunks(recipe.length), head_dim=head_dim(recipe))
     method = method_of(recipe.method)
     conditioning = recipe.distribution if method.reads_future else Conditioning((Empty(),))
-    bos, mask = choose_bos(None, None, tokenizer), tokenizer.mask_token_id
+    said = Metadata(method.name, conditioning.as_dict() if method.reads_future else None)
+    product = make_network(recipe, tokenizer, said, plan)
+    bos, mask = product.metadata.bos_token_id or 0, product.metadata.mask_token_id
     if conditioning.unknown and mask is None:
         raise InputError(
-            "conditioning.unknown needs a MASK token, and the corpus's tokenizer has none: prepare the corpus with "
-            "--mask-token."
+            "conditioning.unknown needs a MASK token, and the tokenizer has none: name one of its tokens with mask=…, "
+            "or prepare the corpus with --mask-token."
         )
+    if not conditioning.unknown:  # a MASK that was never read means nothing to the network
+        product.metadata = replace(product.metadata, mask_token_id=None)
     batches = Batches(
         texts, count=plan.steps * plan.parts, size=plan.micro_batch, parts=plan.parts, length=recipe.length,
         conditioning=conditioning, seed=recipe.seed, bos=bos, mask=mask, fixed=plan.compiled,
         balance=recipe.distribution,
     )  # fmt: skip
     sets = evaluation_sets(recipe, corpus)
-    args = arguments(recipe, plan)
+    args = arguments(recipe, plan, product.model._no_split_modules or ())
     about = {
         "recipe": recipe.as_dict(), "steps": plan.steps, "processes": plan.processes, "fsdp": plan.fsdp,
         "device": plan.device, "precision": "bf16" if plan.half else "fp32", "attention": plan.attention,
@@ -113,25 +119,12 @@ def train(
     if plan.device == "cuda":
         torch.set_float32_matmul_precision("high")
         torch.cuda.reset_peak_memory_stats()
-    model = new_model(
-        recipe.shape, vocabulary=-(-len(tokenizer) // VOCABULARY_ALIGN) * VOCABULARY_ALIGN, positions=recipe.length + 1,
-        dropout=recipe.dropout, attention_dropout=recipe.attention_dropout, seed=recipe.seed, bos=bos,
-        eos=tokenizer.eos_token_id,
-    )  # fmt: skip
-    check_model(model)
-    metadata = Metadata(
-        method.name,
-        conditioning.as_dict() if method.reads_future else None,
-        bos,
-        mask if conditioning.unknown else None,  # a MASK that was never read means nothing to the network
-        tokenizer_hash=corpus.manifest["tokenizer_hash"],
-    )
-    learner = Learner(model, backend=plan.attention, length=recipe.length, compiled=plan.compiled)
+    learner = Learner(product.model, backend=plan.attention, length=recipe.length, compiled=plan.compiled)
     main = args.process_index == 0
     with asked_to_stop(minutes) as time_to_stop, alone(folder) if main else nullcontext():
         if main:
             about["sittings"] = open_folder(folder, recipe, resume, about)
-        trainer = AcTrainer(learner, recipe, args, batches, tokenizer=tokenizer, metadata=metadata, fsdp=plan.fsdp)
+        trainer = AcTrainer(learner, recipe, args, batches, product=product, fsdp=plan.fsdp)
         torch.manual_seed(
             recipe.seed + args.process_index
         )  # of dropout: processes that see other texts need other noise
@@ -297,7 +290,7 @@ class Reporter(TrainerCallback):
 
     def measure(self, evaluation_set: EvaluationSet, modes: tuple[str, ...] = ()) -> Evaluation:
         """The network as it is now, on every process alike."""
-        bos, mask = self.trainer.metadata.bos_token_id or 0, self.trainer.metadata.mask_token_id
+        bos, mask = self.trainer.product.metadata.bos_token_id or 0, self.trainer.product.metadata.mask_token_id
         with self.trainer.whole() as network, full_precision():
             return evaluate(self.method, network, evaluation_set, bos=bos, mask=mask, modes=modes)
 
@@ -328,10 +321,12 @@ def finish(
     if final_set is not None:
         reporter.bar.note(f"evaluating on {len(final_set)} texts")
         evaluation = reporter.measure(final_set)
-    parameters = trainer.export(folder / MODEL)
+    place = folder / trainer.product.place
+    parameters = trainer.export(place)
     tokens = trainer.state.global_step * recipe.batch * recipe.length
     results = {
         "folder": str(folder),
+        "model": str(place),
         "steps": trainer.state.global_step,
         "texts": trainer.state.global_step * recipe.batch,
         "tokens": tokens,
@@ -346,6 +341,8 @@ def finish(
     }
     if reporter.main:
         draw_curve(log.rows, folder / CURVE)
+        with writing(place):
+            write_card(place, results | {"base_model": base_name(recipe)}, name=folder.name)
         write_json(folder / RESULTS, results)
     trainer.accelerator.wait_for_everyone()
     return results

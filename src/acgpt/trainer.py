@@ -17,13 +17,12 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from safetensors import SafetensorError
@@ -37,20 +36,20 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader, Sampler
-from transformers import GPTNeoXForCausalLM, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from acgpt.batches import COUNTS, Batches
 from acgpt.errors import InputError
-from acgpt.language_model import LanguageModel
 from acgpt.learner import Learner, flops
-from acgpt.metadata import Metadata
+from acgpt.networks import Tuned
 from acgpt.optimizer import build_optimizer, rate
 from acgpt.recipe import Recipe
 from acgpt.run_folder import CHECKPOINT, CHECKPOINTS, PARTIAL, checkpoints, commit, discard, step_of, writing
 
-WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.pt", "scheduler.pt"
+OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+TRAINED = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
 PREFETCH = 4  # batches that a worker prepares ahead
 
 
@@ -72,8 +71,7 @@ class AcTrainer(Trainer):
         recipe: How it is trained.
         args: What the Trainer is told.
         batches: What it is trained on.
-        tokenizer: Goes with the model wherever that is written.
-        metadata: So does its acgpt.json.
+        product: What is trained, kept and written.
         fsdp: Whether each process holds a share of the network.
     """
 
@@ -84,11 +82,10 @@ class AcTrainer(Trainer):
         args: TrainingArguments,
         batches: Batches,
         *,
-        tokenizer: PreTrainedTokenizerBase,
-        metadata: Metadata,
+        product: Tuned,
         fsdp: bool,
     ) -> None:
-        self.recipe, self.tokenizer, self.metadata, self.fsdp = recipe, tokenizer, metadata, fsdp
+        self.recipe, self.product, self.fsdp = recipe, product, fsdp
         self.is_fsdp_enabled: bool  # the Trainer's own
         self.optimizer: Any
         self.watch, self.closing = Watch(), multiprocessing.Event()
@@ -114,7 +111,7 @@ class AcTrainer(Trainer):
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
 
     @property
-    def network(self) -> GPTNeoXForCausalLM:
+    def network(self) -> PreTrainedModel:
         """The language model inside."""
         return self.accelerator.unwrap_model(self.model).model
 
@@ -208,21 +205,16 @@ class AcTrainer(Trainer):
                     discard(partial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the network as it is now, with the tokenizer and acgpt.json; every process must call it."""
-        weights, config = self.weights(), self.network.config
+        """Write what is trained as it is now, with the tokenizer and acgpt.json; every process must call it."""
+        weights = self.weights()
         if self.args.should_save:
-            folder = Path(output_dir or self.args.output_dir)
-            safetensors.torch.save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-            config.architectures = [GPTNeoXForCausalLM.__name__]
-            config.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
-            self.metadata.write(folder)
+            self.product.write(weights, Path(output_dir or self.args.output_dir))
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights of the network, those that are tied once; every process must call it."""
-        held: Any = get_model_state_dict(self.model, options=WHOLE) if self.fsdp else self.model.state_dict()
+        """All weights that are trained, those that are tied once; every process must call it."""
+        held: Any = get_model_state_dict(self.model, options=TRAINED) if self.fsdp else self.model.state_dict()
         network = {name.removeprefix("model."): weight for name, weight in held.items()}
-        return {name: weight for name, weight in network.items() if name not in tied(self.network)}
+        return {name: weight for name, weight in network.items() if name in self.product.kept}
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         optimizer = self.optimizer.optimizer  # accelerate has wrapped it
@@ -247,12 +239,12 @@ class AcTrainer(Trainer):
             self.closing.set()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        weights = safetensors.torch.load_file(Path(resume_from_checkpoint) / WEIGHTS)
+        weights = self.product.read(Path(resume_from_checkpoint))
         if self.fsdp:
             outer: dict[str, Any] = {f"model.{name}": weight for name, weight in weights.items()}
-            set_model_state_dict(self.model, outer, options=replace(WHOLE, strict=False))
+            set_model_state_dict(self.model, outer, options=TRAINED)
         else:
-            load(self.network, weights)
+            self.product.load(weights)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
@@ -270,7 +262,7 @@ class AcTrainer(Trainer):
     # ---- the network as a whole -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[GPTNeoXForCausalLM]:
+    def whole(self) -> Iterator[PreTrainedModel]:
         """The network, to be called by itself; within, it is as `export` would write it.
 
         It is whole also where FSDP has shared it out, so all processes must call it alike. And it predicts tokens of
@@ -279,7 +271,7 @@ class AcTrainer(Trainer):
         shared = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
         for module in shared:
             module.unshard()
-        network, size = self.network, len(self.tokenizer)
+        network, size = self.network, self.product.vocabulary
         hook = network.get_output_embeddings().register_forward_hook(lambda module, inputs, logits: logits[..., :size])
         try:
             yield network
@@ -289,7 +281,7 @@ class AcTrainer(Trainer):
                 module.reshard()
 
     def export(self, folder: Path) -> int | None:
-        """Write the trained model as a plain Hugging Face folder, with the vocabulary that its tokenizer has.
+        """Write what was trained, a plain Hugging Face model or a PEFT adapter.
 
         Returns:
             How many parameters it has; `None` on processes that do not write.
@@ -297,30 +289,14 @@ class AcTrainer(Trainer):
         weights = self.weights()
         if not self.args.should_save:
             return None
-        model = GPTNeoXForCausalLM(self.network.config)
-        load(model, weights)
-        model.resize_token_embeddings(len(self.tokenizer), mean_resizing=False)
         partial = folder.with_name(f".{folder.name}")
         with writing(folder):
             try:
-                LanguageModel(model.eval(), self.tokenizer, metadata=self.metadata).save_pretrained(partial)
+                parameters = self.product.export(weights, partial)
                 commit(partial, folder)
             finally:
                 discard(partial)
-        return sum(int(parameter.numel()) for parameter in model.parameters())
-
-
-def load(network: GPTNeoXForCausalLM, weights: Mapping[str, Tensor]) -> None:
-    """Give a network its weights; all of them, but for one of two that are tied."""
-    keys = network.load_state_dict(weights, strict=False)
-    if keys.unexpected_keys or set(keys.missing_keys) - tied(network):
-        raise SafetensorError("its weights are not those of this network.")
-    network.tie_weights()
-
-
-def tied(network: GPTNeoXForCausalLM) -> set[str]:
-    """The names of weights that are others under a second name, and are not written."""
-    return set(network._tied_weights_keys or ())
+        return parameters
 
 
 class Remaining(Sampler[int]):

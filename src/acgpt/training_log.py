@@ -14,7 +14,7 @@ from typing import Any
 
 from acgpt.run_folder import write_whole, writing
 
-DURING = ("unconditional", "training")  # the modes that are evaluated while training
+DURING = ("unconditional", "training", "training-no-future")  # the modes that are evaluated while training
 COLUMNS = (
     "step", "loss", "learning_rate", "grad_norm", "texts", "tokens", "seconds", "tokens_per_second", "mfu", "wait",
     *DURING,

@@ -24,7 +24,8 @@ Convention = StrEnum("Convention", ["lines", "documents"])
 HELP = {
     "sources": "[SPLIT=]NAME: files, folders or globs of .txt, .jsonl, .parquet; or wikitext-103 or fineweb.",
     "folder": "Where the corpus goes: a new or empty folder, or one that the same command began.",
-    "tokenizer": "gpt2 (no download needed), or a folder or hub id with a tokenizer. Default: gpt2.",
+    "tokenizer": "gpt2 or default, the embedded model's (no download needed); or a folder, a hub id or a .gguf file. "
+    "Default: gpt2.",
     "train_tokenizer": "Train a byte-level BPE of N tokens on the train split (at most its first 512 MB) instead.",
     "mask_token": "Add a token <|mask|> for unknown tokens, if the tokenizer has none.",
     "convention": "lines: EOS after each line that is not blank. documents: EOS after each document. "

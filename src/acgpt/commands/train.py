@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,7 +51,7 @@ def train(
     docs/training.md explains every key of a recipe.
 
     Keys of --json:
-      folder, steps, texts, tokens, parameters, loss (the last), seconds,
+      folder, model (what was trained, inside it), steps, texts, tokens, parameters, loss (the last), seconds,
       tokens_per_second, wait (share of time without data), memory_gib,
       evaluation (null, or as in acgpt evaluate: modes, gains, set, …), recipe,
       conditioning, corpus_hash, tokenizer_hash, evaluation_sets, processes,
@@ -59,13 +60,31 @@ def train(
     from acgpt.recipe import built_in, load_recipe
 
     if list_recipes:
-        print_recipes(built_in(), as_json)
+        print_recipes({name: words for name, words in built_in().items() if not load_recipe(name).base}, as_json)
         return
     if recipe is None:
         raise typer.BadParameter("name a RECIPE: a YAML file, or one of those that --list shows.")
+    train_and_report(recipe, changes or (), resume=resume, minutes=minutes, quiet=quiet, as_json=as_json)
+
+
+def train_and_report(
+    recipe: str,
+    changes: Sequence[str],
+    *,
+    tunes: bool = False,
+    resume: bool,
+    minutes: float | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Train as a recipe with changes says, and print the results; `tunes` refuses one that begins from nothing."""
+    from acgpt.recipe import load_recipe
+
     main = int(os.environ.get("RANK", 0)) == 0  # one of several processes speaks
     try:
-        loaded = load_recipe(recipe, changes or ())
+        loaded = load_recipe(recipe, changes)
+        if tunes and not loaded.base:
+            raise InputError(f"the recipe {recipe} begins from nothing: name a model with --base, or use acgpt train.")
         results = run(loaded, resume=resume, quiet=quiet or not main, minutes=minutes)
     except InputError as error:
         if main:
@@ -130,7 +149,7 @@ def print_results(results: dict[str, Any]) -> None:
     from acgpt.show import Page, printable
 
     page = Page()
-    page.note(printable(str(Path(results["folder"]) / "model")), "bold")
+    page.note(printable(results["model"]), "bold")
     page.note(
         f"method {results['recipe']['method']}; {results['steps']:,} steps of {results['recipe']['batch']} texts, "
         f"{results['tokens']:,} tokens in {results['seconds']:,.0f} s, loss {results['loss']:.3f}\n"

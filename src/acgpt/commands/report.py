@@ -1,0 +1,73 @@
+"""`acgpt report`: runs compared as the paper compares them, in tables and figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from acgpt.commands.options import emit, option
+
+if TYPE_CHECKING:
+    from acgpt.report.write import Report
+
+HELP = {
+    "runs": "Folders of finished runs.",
+    "output": "The report's folder; an earlier report in it is replaced.",
+    "json": "For programs: one JSON object in a line, with the keys named above.",
+}
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", show_default=False, help=HELP["runs"])],
+    output: Annotated[Path, option("--output", "-o", metavar="FOLDER", help=HELP["output"])],
+    as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
+) -> None:
+    r"""Compare fine-tuned models with their causal twins, as the paper does.
+
+    acgpt evaluate … --split test -o runs/ac/test.json       (further splits)
+    acgpt report runs/ac runs/gpt -o report
+    acgpt report runs/* -o report --json
+
+    For each split that the runs were evaluated on: perplexities in the five
+    modes, the advantage over the causal twin (method=gpt on the same base, corpus
+    and number of texts, asked the same evaluation set), and the sweep over r_max.
+    FOLDER gets them as Markdown, CSV and LaTeX with the paper's own rows, and
+    figures where matplotlib is installed. docs/report.md explains all of it.
+
+    Keys of --json:
+      folder, acgpt (version), finetuning: splits: for each, perplexities,
+      advantages (percent) and, if there is one, sweep: lists of rows; curve:
+      the advantages in the course of training; paper: where its rows are from,
+      runs: name, steps, texts, tokens, seconds, hardware, versions, command,
+            corpus_hash, recipe, evaluations
+      notes, files
+    """
+    from acgpt.report.write import make_report
+
+    made = make_report(runs, output)
+    if as_json:
+        emit({"folder": str(output), **made.content})
+    else:
+        print_report(made, output)
+
+
+def print_report(made: Report, output: Path) -> None:
+    """The tables for people; the paper's own rows are in the files."""
+    from acgpt.show import Page, printable
+
+    page = Page()
+    page.width = page.width if page.is_terminal else max(page.width, 140)
+    for part in made.parts:
+        for table in part.tables.values():
+            page.note(printable(table.title), "bold")
+            page.print(table.terminal())
+            own = {row.note for row in table.rows if not row.paper}
+            for text, number in table.notes.items():
+                if text in own:
+                    page.note(printable(f"[{number}] {text}"))
+            page.print()
+    for note in made.notes:
+        page.note(printable(f"note: {note}"))
+    page.note(printable(f"{output}: {len(made.content['files'])} files, the paper's own rows beside these"))

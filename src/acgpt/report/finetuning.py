@@ -1,0 +1,382 @@
+"""Fine-tuning, as in the paper's section on it and the appendix: AC-GPT against its causal twin on one base.
+
+A *causal twin* (method=gpt) has the same base, corpus and budget, and was asked the same evaluation set. The advantage
+of a run over its twin, in percent of the twin's perplexity, positive where the run is better:
+
+    unconditional    the run's unconditional perplexity        against the twin's unconditional
+    infilling        the run's infilling, with the future      against the twin's infilling-no-future
+    training         the run's training, with the future       against the twin's training-no-future
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from acgpt.errors import InputError
+from acgpt.modes import WITHOUT_FUTURE
+from acgpt.recipe import differences
+from acgpt.report import pictures
+from acgpt.report.part import Part
+from acgpt.report.runs import Measured, Run, backbones
+from acgpt.report.tables import Cell, Column, Row, Table
+
+PAPER = Path(__file__).parent.parent / "paper" / "finetuning.json"
+ADVANTAGES = {"unconditional": "unconditional", **WITHOUT_FUTURE}  # the run's mode, and its twin's
+
+ABOUT = (
+    Column("run", "run"),
+    Column("backbone", "backbone"),
+    Column("adapter", "adapter"),
+    Column("corpus", "corpus", terminal=False),
+    Column("r_max", "r_max", r"$r_{\max}$", "g"),
+    Column("mix", "mix", form="g"),
+)
+SET = Column("set", "set")
+PERPLEXITIES = (
+    ABOUT[0],
+    Column("method", "method", terminal=False),
+    *ABOUT[1:],
+    Column("texts", "texts read", form=",", terminal=False),
+    Column("unconditional", "unconditional", form=".2f", best=min),
+    Column("infilling", "infilling", form=".2f", best=min),
+    Column("training", "training", form=".2f", best=min),
+    Column("infilling-no-future", "infilling no future", form=".2f", best=min),
+    Column("training-no-future", "training no future", form=".2f", best=min),
+    SET,
+)
+ADVANTAGE_COLUMNS = (
+    *ABOUT,
+    Column("unconditional", "UC adv", form="+z.2f%", best=max),
+    Column("infilling", "Inf adv", form="+z.2f%", best=max),
+    Column("training", "TD adv", form="+z.2f%", best=max),
+    Column("twin", "over", terminal=False),
+    SET,
+)
+SWEEP = (
+    *ABOUT,
+    Column("training", "training", form=".2f"),
+    Column("baseline", "baseline's training no future", form=".2f"),
+    Column("advantage", "TD adv", form="+z.2f%", best=max),
+    SET,
+)
+CURVE = (
+    Column("run", "run"),
+    Column("twin", "twin"),
+    Column("step", "step", form=","),
+    Column("tokens", "tokens", form=","),
+    Column("unconditional", "UC adv", form="+z.2f%"),
+    Column("training", "training over the twin's unconditional", form="+z.2f%"),
+)
+WATCHED = {"unconditional": "unconditional", "training": "training-no-future"}  # in the log of a run, and of its twin
+CAPTIONS = {
+    "perplexities": "r_max 0 is the causal baseline; mix is the share of training texts of which nothing is given. "
+    "Bold, in the paper's rows too: the best of those that read as much of the same text and were asked the same.",
+    "advantages": "In percent of the causal baseline's perplexity, positive where AC-GPT is better. UC: unconditional; "
+    "Inf: infilling with the future, over the baseline's without it; TD: the training distribution, likewise.",
+    "sweep": "The training distribution with the future, over the causal baseline's without it, each at its own r_max.",
+    "curve": "Over the causal twin after as many steps.",
+}
+
+
+def advantage(ours: float | None, baseline: float | None) -> float | None:
+    """By how many percent a perplexity is below the baseline's; `None` if one of them is missing or infinite."""
+    if ours is None or baseline is None or not math.isfinite(ours) or not math.isfinite(baseline):
+        return None
+    return 100 * (1 - ours / baseline)
+
+
+# ---- who is compared with whom --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """One evaluation of a run, and its causal twin's on the same set.
+
+    Args:
+        run: The run that reads the future.
+        measured: Its evaluation.
+        twin: The causal run, if there is one to compare with.
+        note: Why there is none, or in what the twin differs.
+    """
+
+    run: Run
+    measured: Measured
+    twin: Run | None
+    note: str | None
+
+    @property
+    def baseline(self) -> Measured | None:
+        """The twin's evaluation on the same set."""
+        return None if self.twin is None else self.twin.on(self.measured.hash)
+
+    @property
+    def advantages(self) -> dict[str, float | None]:
+        """By the run's mode, in percent."""
+        theirs = {} if self.baseline is None else self.baseline.modes
+        return {mode: advantage(self.measured.modes[mode], theirs.get(other)) for mode, other in ADVANTAGES.items()}
+
+
+def compare(run: Run, measured: Measured, causal: Sequence[Run]) -> Comparison:
+    """An evaluation beside that of the run's causal twin, if it has one."""
+    about = measured.set
+    remedy = (
+        f"none of its causal twins is evaluated on this set: acgpt evaluate … --split {measured.split} "
+        f"--r-max {about.get('r_max')} --length {about.get('length')} -o TWIN/NAME.json."
+    )
+    twin, note = find_twin(run, causal, lambda other: other.on(measured.hash) is not None, remedy)
+    return Comparison(run, measured, twin, note)
+
+
+def find_twin(
+    run: Run, causal: Sequence[Run], same_set: Callable[[Run], bool], remedy: str
+) -> tuple[Run | None, str | None]:
+    """The causal twin of a run, and what a footnote has to say about it; or none, and why.
+
+    Of several, one with the same adapter goes before others, then the one whose recipe differs least.
+
+    Args:
+        run: The run.
+        causal: The causal runs.
+        same_set: Has this one been asked what the run was asked?
+        remedy: What to say if none has.
+    """
+    texts, tokens = run.budget
+    conditions: dict[str, Callable[[Run], bool]] = {
+        "no causal run (method=gpt) has this base.": lambda other: other.base == run.base,
+        "no causal run of this base was trained on the same corpus.": (
+            lambda other: other.results["corpus_hash"] == run.results["corpus_hash"]
+        ),
+        f"no causal run of this base and corpus has read as much: {texts:,} texts, {tokens:,} tokens.": (
+            lambda other: other.budget == run.budget
+        ),
+        remedy: same_set,
+    }
+    found = list(causal)
+    for reason, holds in conditions.items():
+        found = [other for other in found if holds(other)]
+        if not found:
+            return None, reason
+    twin = min(found, key=lambda other: (other.lora != run.lora, len(differing(run, other))))
+    words = []
+    if twin.lora != run.lora:
+        same_name = twin.adapter == run.adapter  # then it is another alpha, dropout or target
+        kinds = [f"{each.adapter} {dict(each.lora or {})}" if same_name else each.adapter for each in (run, twin)]
+        words.append(f"no causal baseline has {kinds[0]}: compared with that of {kinds[1]} on the same base and corpus")
+    if keys := differing(run, twin):
+        words.append(f"the causal baseline differs in {', '.join(keys)}")
+    return twin, "; ".join(words) + "." if words else None
+
+
+def differing(run: Run, other: Run) -> list[str]:
+    """The keys of the recipe, beyond those that make a twin, in which training differed."""
+    expected = {"method", "conditioning", "lora", "base", "final_texts"}
+    keys = differences(run.recipe, other.recipe)
+    return [key for key in keys if key not in expected and not key.startswith("eval_")]
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def make(runs: Sequence[Run]) -> Part | None:
+    """The part on fine-tuning; `None` if no run is one.
+
+    Raises:
+        InputError: There are such runs, but all of them are causal.
+    """
+    tuned = [run for run in runs if run.base]
+    if not tuned:
+        return None
+    causal = [run for run in tuned if run.causal]
+    if len(causal) == len(tuned):
+        raise InputError(
+            f"nothing to compare: {', '.join(str(run.folder) for run in tuned)} are causal baselines (method=gpt). Add "
+            "a run with method=ac-gpt on the same base."
+        )
+    paper, names = json.loads(PAPER.read_text(encoding="utf-8")), backbones(tuned)
+    compared = [compare(run, each, causal) for run in tuned if not run.causal for each in run.evaluations]
+    splits = dict.fromkeys(each.split for run in tuned for each in run.evaluations)
+    part = Part("finetuning", "Fine-tuning", {"splits": {}, "paper": paper["source"]}, {})
+    for split in splits:
+        own = [each for each in compared if each.measured.split == split]
+        tables = {"perplexities": perplexity_table(tuned, split, names, paper)}
+        if own:
+            tables["advantages"] = advantage_table(own, names, paper)
+        swept = sweep(own)
+        if swept:
+            tables["sweep"] = sweep_table(swept, names, paper)
+        part.content["splits"][split] = {name: table.as_dicts() for name, table in tables.items()}
+        folder = re.sub(r"[^\w.-]", "_", split).lstrip(".") or "_"
+        while f"{folder}/perplexities" in part.tables:  # another split, whose name differs in odd characters only
+            folder += "_"
+        part.tables.update({f"{folder}/{name}": table for name, table in tables.items()})
+        add_pictures(part, folder, own, tables)
+    add_curve(part, [run for run in tuned if not run.causal], causal, names)
+    return part
+
+
+def about(run: Run, names: dict[str, str]) -> dict[str, Cell]:
+    """The cells that say which run it is."""
+    described = {"run": run.name, "method": run.method, "backbone": names[run.base], "adapter": run.adapter}
+    return {**described, "corpus": run.corpus, "r_max": run.r_max, "mix": run.mix}
+
+
+def group(run: Run, measured: Measured) -> tuple[object, ...]:
+    """Runs on as much of the same text, asked the same, can be compared."""
+    return (run.base, run.results["corpus_hash"], run.budget, measured.hash)
+
+
+def paper_rows(paper: dict[str, Any], table: str) -> list[Row]:
+    """The paper's own rows, grouped as there."""
+    return [
+        Row({"run": "paper", **cells}, ("paper", cells["backbone"], cells["corpus"]), cells.get("note"), paper=True)
+        for cells in paper[table]
+    ]
+
+
+def captioned(name: str, measured: Sequence[Measured]) -> str:
+    """The caption of a table, with a description of each evaluation set in it."""
+    sets = {each.hash: each.set for each in measured}
+    words = [
+        f"{key[:8]} ({of.get('texts')} texts of {of.get('length')} tokens, r_max {of.get('r_max')})"
+        for key, of in sets.items()
+    ]
+    return f"{CAPTIONS[name]} Evaluation sets: {'; '.join(words)}."
+
+
+def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], paper: dict[str, Any]) -> Table:
+    """The five modes, run by run, baselines first."""
+    found = [(run, each) for run in runs for each in run.evaluations if each.split == split]
+    # A baseline may have been asked more than any run was: where it is beside one, it need not stand alone as well.
+    compared = {group(run, each) for run, each in found if not run.causal}
+    beside = {run for run, each in found if group(run, each) in compared}
+    found = [(run, each) for run, each in found if group(run, each) in compared or run not in beside]
+    groups: dict[object, list[Row]] = {}
+    for run, each in sorted(found, key=lambda pair: not pair[0].causal):
+        cells = {**about(run, names), "texts": run.budget[0], **each.modes, "set": each.hash[:8]}
+        groups.setdefault(group(run, each), []).append(Row(cells, group(run, each)))
+    order = dict.fromkeys(group(*pair) for pair in found)  # as the runs were named
+    rows = [row for key in order for row in groups[key]] + paper_rows(paper, "perplexities")
+    caption = captioned("perplexities", [each for _, each in found])
+    return Table(f"Perplexities, {split}", caption, PERPLEXITIES, tuple(rows), "backbone")
+
+
+def advantage_table(compared: Sequence[Comparison], names: dict[str, str], paper: dict[str, Any]) -> Table:
+    """What AC-GPT gains over its causal twins."""
+    groups: dict[object, list[Row]] = {}
+    for each in compared:
+        key = group(each.run, each.measured)
+        cells = {**about(each.run, names), **each.advantages, "set": each.measured.hash[:8]}
+        row = Row({**cells, "twin": each.twin.name if each.twin else None}, key, each.note)
+        groups.setdefault(key, []).append(row)
+    rows = [row for rows in groups.values() for row in rows] + paper_rows(paper, "advantages")
+    caption = captioned("advantages", [each.measured for each in compared])
+    title = f"Advantage over the causal baseline, {compared[0].measured.split}"
+    return Table(title, caption, ADVANTAGE_COLUMNS, tuple(rows), "backbone")
+
+
+def sweep(compared: Sequence[Comparison]) -> list[list[Comparison]]:
+    """Runs that differ in r_max alone, each evaluated at its own: a list a sweep, by r_max."""
+    found: dict[object, list[Comparison]] = {}
+    for each in compared:
+        run = each.run
+        if each.measured.set.get("r_max") == run.r_max and each.advantages["training"] is not None:
+            lora = json.dumps(run.lora, sort_keys=True)
+            found.setdefault((run.base, lora, run.results["corpus_hash"], run.budget, run.mix), []).append(each)
+    several = [group for group in found.values() if len({each.run.r_max for each in group}) > 1]
+    return [sorted(group, key=lambda each: each.run.r_max) for group in several]
+
+
+def sweep_table(swept: Sequence[Sequence[Comparison]], names: dict[str, str], paper: dict[str, Any]) -> Table:
+    """The advantage on the training distribution by r_max."""
+    rows = []
+    for number, each in ((number, each) for number, group in enumerate(swept) for each in group):
+        assert each.baseline is not None
+        cells = {**about(each.run, names), "training": each.measured.modes["training"], "set": each.measured.hash[:8]}
+        cells |= {"baseline": each.baseline.modes["training-no-future"], "advantage": each.advantages["training"]}
+        rows.append(Row(cells, number, each.note))
+    caption = captioned("sweep", [each.measured for group in swept for each in group])
+    title = f"The range of conditioning, {swept[0][0].measured.split}"
+    return Table(title, caption, SWEEP, (*rows, *paper_rows(paper, "sweep")), "backbone")
+
+
+# ---- pictures -------------------------------------------------------------------------------------------------------
+
+
+def label(row: Row, rows: Sequence[Row]) -> str:
+    """A row in one line, told from the others."""
+    cells = row.cells
+    words = [f"{cells['backbone']}, {cells['adapter']}, {cells['corpus']}", f"r_max {cells['r_max']:g}"]
+    words += [f"mix {cells['mix']:g}"] if cells["mix"] else []
+    if not row.paper and [other.cells["run"] for other in rows].count(cells["run"]) > 1:
+        words.append(f"set {cells['set']}")
+    return f"{'the paper' if row.paper else cells['run']}: {', '.join(words)}"
+
+
+def add_pictures(part: Part, folder: str, compared: Sequence[Comparison], tables: dict[str, Table]) -> None:
+    """The pictures of one split."""
+    if not compared:
+        return
+    rows = tables["advantages"].rows
+    titles = {(row.cells["run"], row.cells.get("set")): label(row, rows) for row in rows}
+    panels = [
+        (
+            titles[each.run.name, each.measured.hash[:8]],
+            each.measured.modes,
+            each.baseline.modes if each.baseline else None,
+        )
+        for each in compared
+    ]
+    part.pictures[f"{folder}/modes"] = partial(pictures.modes, panels)
+    gains = [(row, row.cells["training"]) for row in rows]
+    bars = [(label(row, rows), gain, row.paper) for row, gain in gains if gain is not None]
+    if any(not paper for *_, paper in bars):
+        part.pictures[f"{folder}/advantages"] = partial(pictures.bars, bars)
+    if "sweep" in tables:
+        curves: dict[object, tuple[str, bool, list[tuple[Any, Any]]]] = {}
+        for row in tables["sweep"].rows:
+            name = f"{'the paper: ' if row.paper else ''}{row.cells['backbone']}, {row.cells['adapter']}"
+            points = curves.setdefault(row.group, (name, row.paper, []))[2]
+            points.append((row.cells["r_max"], row.cells["advantage"]))
+        part.pictures[f"{folder}/sweep"] = partial(pictures.sweep, list(curves.values()))
+
+
+def add_curve(part: Part, runs: Sequence[Run], causal: Sequence[Run], names: dict[str, str]) -> None:
+    """The advantage in the course of training, from the logs of runs and twins that were asked the same."""
+    rows, curves = [], []
+    for run in runs:
+        reason = f"{run.name} has no curve: its log and its causal twin's are not of the same evaluation set."
+        twin, said = find_twin(run, causal, partial(watched_alike, run), reason)
+        if twin is None and said == reason:  # for want of a twin at all its row has a note already
+            part.notes.append(reason)
+        own = [] if twin is None else curve_rows(run, twin)
+        if own:
+            rows += own
+            curves.append((f"{run.name}: {names[run.base]}, {run.adapter}", [row.cells for row in own]))
+    if rows:
+        table = Table("Advantage in the course of training", CAPTIONS["curve"], CURVE, tuple(rows), "run")
+        part.data["curve"], part.content["curve"] = table, table.as_dicts()
+        part.pictures["curve"] = partial(pictures.curve, curves)
+
+
+def watched_alike(run: Run, other: Run) -> bool:
+    """Are the perplexities in their logs of the same evaluation set?"""
+    return run.watched is not None and run.watched == other.watched
+
+
+def curve_rows(run: Run, twin: Run) -> list[Row]:
+    """The advantages of a run after each step that both logs have perplexities of."""
+    theirs = {row["step"]: row for row in twin.log() if "unconditional" in row}
+    rows = []
+    for row in run.log():
+        if (other := theirs.get(row["step"])) is not None and "unconditional" in row:
+            cells = {"run": run.name, "twin": twin.name, "step": row["step"], "tokens": row["tokens"]}
+            cells |= {mine: advantage(row.get(mine), other.get(its)) for mine, its in WATCHED.items()}
+            rows.append(Row(cells, run.name))
+    return rows

@@ -1,0 +1,245 @@
+"""Finished runs as a report needs them: what was trained on what, and every evaluation in the run's folder.
+
+    RUN/results.json     the run, and the evaluation at its end
+    RUN/*.json           further ones, as `acgpt evaluate … -o RUN/test.json` writes them
+    RUN/log.csv          perplexities while it was trained
+
+Nothing is computed here, and no model is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from acgpt.conditioning import Conditioning, Empty, Sized
+from acgpt.errors import InputError
+from acgpt.methods import method_of
+from acgpt.modes import MODES
+from acgpt.run_folder import CONFIG, LOG, RESULTS
+from acgpt.training_log import Row, read_log
+
+EMBEDDED = "SmolLM2-135M-Instruct"  # what the base "default" is
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """One evaluation of a run.
+
+    Args:
+        split: Of the corpus; the file's name where the evaluation set does not say.
+        set: What describes the evaluation set, `EvaluationSet.as_dict`.
+        modes: The perplexity in each mode, infinity included; `None` for what was not or cannot be answered.
+        found: The evaluation as it was written.
+    """
+
+    split: str
+    set: Mapping[str, Any]
+    modes: Mapping[str, float | None]
+    found: Mapping[str, Any]
+
+    @property
+    def hash(self) -> str:
+        """Of the evaluation set: two evaluations may be compared if and only if theirs are the same."""
+        return str(self.set["hash"])
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run.
+
+    Args:
+        name: Its folder's name, with as much of the path as tells it from the others.
+        folder: As it was named.
+        results: The contents of its `results.json`.
+        evaluations: All of its evaluations, each set once.
+    """
+
+    name: str
+    folder: Path
+    results: Mapping[str, Any]
+    evaluations: tuple[Measured, ...]
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """Its recipe, as it was written."""
+        recipe: Mapping[str, Any] = self.results["recipe"]
+        return recipe
+
+    @property
+    def base(self) -> str:
+        """The pretrained model that was tuned; "" for a run from scratch."""
+        return str(self.recipe.get("base") or "")
+
+    @property
+    def lora(self) -> Mapping[str, Any] | None:
+        """The adapter as the recipe describes it; `None` if all weights were trained."""
+        return self.recipe.get("lora")
+
+    @property
+    def adapter(self) -> str:
+        """The adapter as the paper writes it."""
+        if self.lora is None:
+            return "Full FT"
+        return f"LoRA r={self.lora['rank']}" if "rank" in self.lora else "LoRA"
+
+    @property
+    def causal(self) -> bool:
+        """Does it read no future?"""
+        return not method_of(str(self.recipe["method"])).reads_future
+
+    @property
+    def method(self) -> str:
+        """The method as the paper's tables name it."""
+        return "Baseline" if self.causal else str(self.recipe["method"]).upper()
+
+    @property
+    def corpus(self) -> str:
+        """The name of the corpus's folder."""
+        return Path(self.recipe["corpus"]).name
+
+    @property
+    def budget(self) -> tuple[int, int]:
+        """Texts and tokens that it read."""
+        return int(self.results["texts"]), int(self.results["tokens"])
+
+    @cached_property
+    def conditioning(self) -> Conditioning:
+        """What it was given in training."""
+        return Conditioning((Empty(),)) if self.causal else Conditioning.from_dict(self.recipe["conditioning"])
+
+    @property
+    def r_max(self) -> float:
+        """The largest share of a text that was given in training."""
+        return max((float(part.r_max) for part in self.conditioning.parts if isinstance(part, Sized)), default=0.0)
+
+    @property
+    def mix(self) -> float:
+        """Autoregressive mixing: the share of texts of which nothing was given. The causal twin counts as 0."""
+        if self.causal:
+            return 0.0
+        weights = zip(self.conditioning.parts, self.conditioning.weights, strict=True)
+        empty = sum(weight for part, weight in weights if isinstance(part, Empty))
+        return round(empty / sum(self.conditioning.weights), 12)
+
+    @property
+    def watched(self) -> str | None:
+        """The hash of the evaluation set that the log's perplexities are of."""
+        during = (self.results.get("evaluation_sets") or {}).get("during") or {}
+        return during.get("hash")
+
+    def log(self) -> list[Row]:
+        """The rows of its log."""
+        return read_log(self.folder / LOG)
+
+    def on(self, set_hash: str) -> Measured | None:
+        """Its evaluation on a set."""
+        return next((each for each in self.evaluations if each.hash == set_hash), None)
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs in these folders, in order, each once.
+
+    Raises:
+        InputError: One of them is no finished run, has no evaluation, or cannot be read.
+    """
+    once = {folder.resolve(): folder for folder in reversed(folders)}
+    places = [place for place in dict.fromkeys(folder.resolve() for folder in folders)]
+    return [read_run(once[place], name) for place, name in zip(places, short_names(places), strict=True)]
+
+
+def short_names(places: Sequence[Path]) -> list[str]:
+    """The last part of each path, or as many as tell it from all others."""
+    names = []
+    for place in places:
+        sizes = range(1, len(place.parts) + 1)
+        others = [other for other in places if other != place]
+        size = next(n for n in sizes if all(other.parts[-n:] != place.parts[-n:] for other in others))
+        names.append(Path(*place.parts[-size:]).as_posix())
+    return names
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """One finished run."""
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}: name the folder of a run, its recipe's output=….")
+    if not (folder / RESULTS).exists():
+        if (folder / CONFIG).exists() and "recipe" in read_json(folder / CONFIG):
+            raise InputError(f"the run in {folder} is not finished: finish it with --resume, or leave it out.")
+        hint = f"name {folder.parent}" if (folder.parent / RESULTS).exists() else "name one that acgpt train has made"
+        raise InputError(f"{folder} is no run's folder, for it has no {RESULTS}: {hint}.")
+    results = read_json(folder / RESULTS)
+    try:
+        run = Run(name, folder, results, evaluations_of(folder, results))
+        # All that a report needs is read once here, so that it is found missing here.
+        run.budget, run.r_max, run.mix, run.corpus, run.adapter, run.watched, str(results["corpus_hash"])
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{folder / RESULTS} is not what a run writes ({error!r}): train it again.") from error
+    if not run.evaluations:
+        raise InputError(
+            f"the run in {folder} has no evaluation: make one with acgpt evaluate … -o {folder / 'test.json'}."
+        )
+    return run
+
+
+def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[Measured, ...]:
+    """The evaluation at the end of a run, then those that were added; of two on the same set, the first."""
+    method, found = results["recipe"]["method"], {}
+    if results["evaluation"] is not None:
+        found[folder / RESULTS] = (results["recipe"]["eval_split"], results["evaluation"])
+    for path in sorted(folder.glob("*.json")):
+        if path.name not in (RESULTS, CONFIG):
+            content = read_json(path)
+            if "modes" in content and "set" in content:  # any other file is somebody else's
+                found[path] = (path.stem, content)
+    measured: dict[str, Measured] = {}
+    for path, (name, content) in found.items():
+        try:
+            each = Measured(content["set"].get("split") or name, content["set"], perplexities(content), content)
+            asked_as = content["method"]
+            measured.setdefault(each.hash, each)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"{path} is no evaluation that acgpt writes ({error!r}): evaluate again.") from error
+        if asked_as != method:
+            raise InputError(
+                f"{path} asks the model as one of {asked_as}, and the run is one of {method}: evaluate it without "
+                "--method."
+            )
+    return tuple(measured.values())
+
+
+def perplexities(evaluation: Mapping[str, Any]) -> dict[str, float | None]:
+    """The perplexity in each of the five modes; JSON writes an infinite one as null."""
+
+    def number(answer: Mapping[str, Any] | None) -> float | None:
+        if answer is None:
+            return None
+        return math.inf if answer["perplexity"] is None else float(answer["perplexity"])
+
+    return {mode: number(evaluation["modes"].get(mode)) for mode in MODES}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path} ({error}): mend it, or leave it out.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds no JSON object: mend it, or leave it out.")
+    return content
+
+
+def backbones(runs: Sequence[Run]) -> dict[str, str]:
+    """How each base is named in tables: the last part of its path or hub id, unless two would look the same."""
+    bases = dict.fromkeys(run.base for run in runs)
+    short = {base: EMBEDDED if base == "default" else Path(base).name or base for base in bases}
+    names = list(short.values())
+    return {base: base if names.count(name) > 1 else name for base, name in short.items()}

@@ -1,0 +1,177 @@
+"""A report as a folder: made in memory, written aside, and named when all of it is there.
+
+    REPORT/
+      report.md         all tables and figures on one page
+      report.json       the same for programs
+      PART/…            each table as .md, .csv and .tex, each figure as .png and .svg
+
+The same runs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from acgpt import __version__
+from acgpt.errors import InputError, OutputError
+from acgpt.report import finetuning
+from acgpt.report.part import Part
+from acgpt.report.pictures import rendered
+from acgpt.report.runs import Run, read_runs
+from acgpt.report.tables import plain_markdown
+from acgpt.run_folder import commit
+
+PARTS = (finetuning.make,)  # each takes the runs, and answers None if they are not for it
+PAGE, DATA = "report.md", "report.json"
+NO_PICTURES = "no figures were drawn: they need matplotlib, pip install 'acgpt[plot]'."
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that has been written.
+
+    Args:
+        parts: Of which it consists.
+        notes: What the reader has to know besides.
+        content: What its `report.json` holds.
+    """
+
+    parts: list[Part]
+    notes: list[str]
+    content: dict[str, Any]
+
+
+def make_report(folders: Sequence[str | Path], output: str | Path) -> Report:
+    """Compare runs, and write tables and figures into a folder, all or nothing.
+
+    Args:
+        folders: Of finished runs.
+        output: The report's folder: a new or empty one, or that of an earlier report, which is replaced.
+
+    Raises:
+        InputError: A folder is no finished run, there is nothing to compare, or `output` holds other things.
+        OutputError: The report cannot be written; an earlier one stays.
+    """
+    output = Path(output).resolve()
+    check_output(output)
+    runs = read_runs([Path(folder) for folder in folders])
+    parts = [part for make in PARTS if (part := make(runs)) is not None]
+    if not parts:
+        raise InputError(
+            f"nothing to compare: none of {', '.join(str(run.folder) for run in runs)} was fine-tuned. Name runs whose "
+            "recipe has a base."
+        )
+    notes = [f"{run.name} was trained from scratch: left out." for run in runs if not run.base]
+    notes += [note for part in parts for note in part.notes]
+    files: dict[str, bytes] = {}
+    for part in parts:
+        files |= table_files(part)
+        if find_spec("matplotlib") is not None:
+            for stem, draw in part.pictures.items():
+                files |= {f"{part.name}/{stem}.{form}": content for form, content in rendered(draw).items()}
+    if find_spec("matplotlib") is None and any(part.pictures for part in parts):
+        notes.append(NO_PICTURES)
+    files[PAGE] = page(parts, runs, notes, list(files)).encode()
+    content = {
+        "acgpt": __version__,
+        **{part.name: part.content for part in parts},
+        "runs": [described(run) for run in runs],
+        "notes": notes,
+        "files": sorted([*files, DATA]),
+    }
+    files[DATA] = (json.dumps(finite(content), indent=1, allow_nan=False) + "\n").encode()
+    write_files(files, output)
+    return Report(parts, notes, content)
+
+
+def check_output(output: Path) -> None:
+    """Refuse a folder that holds anything but an earlier report."""
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise InputError(f"{output} is a file: name a folder with -o.")
+    earlier: set[str] = set()
+    if (output / DATA).is_file():
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # then it is somebody else's
+            earlier = set(json.loads((output / DATA).read_text(encoding="utf-8"))["files"])
+    for path in sorted(output.rglob("*")):
+        if not path.is_dir() and path.relative_to(output).as_posix() not in earlier:
+            raise InputError(f"{output} holds {path.name}, which is not of an earlier report: name another with -o.")
+
+
+def table_files(part: Part) -> dict[str, bytes]:
+    """The tables of a part as files."""
+    files: dict[str, str] = {}
+    for stem, table in part.tables.items():
+        path, label = f"{part.name}/{stem}", f"tab:{part.name}-{stem.replace('/', '-')}"
+        files |= {f"{path}.md": table.markdown(), f"{path}.csv": table.as_csv(), f"{path}.tex": table.latex(label)}
+    files |= {f"{part.name}/{stem}.csv": table.as_csv() for stem, table in part.data.items()}
+    return {path: text.encode() for path, text in files.items()}
+
+
+def page(parts: Sequence[Part], runs: Sequence[Run], notes: Sequence[str], files: Sequence[str]) -> str:
+    """All of it on one page."""
+    pieces = []
+    for part in parts:
+        pieces.append(f"# {part.title}")
+        for table in part.tables.values():
+            pieces += [f"## {plain_markdown(table.title)}", plain_markdown(table.caption), table.markdown().strip()]
+        drawn = [f"{part.name}/{stem}.png" for stem in part.pictures if f"{part.name}/{stem}.png" in files]
+        pieces += [f"![{Path(path).stem}]({path})" for path in drawn]
+    pieces += ["# Runs", *map(provenance, runs)]
+    pieces += [f"* {plain_markdown(note)}" for note in notes]
+    return "\n\n".join(pieces) + "\n"
+
+
+def provenance(run: Run) -> str:
+    """Where the figures of a run come from."""
+    results, (texts, tokens) = run.results, run.budget
+    versions = ", ".join(f"{name} {results['versions'].get(name)}" for name in ("acgpt", "torch", "transformers"))
+    command = " ".join(["acgpt", *map(str, results["command"][1:])]).replace("`", "'")
+    took = f"{texts:,} texts, {tokens:,} tokens, {results['seconds']:,.0f} s on {results['hardware']}; {versions}"
+    return f"* **{plain_markdown(run.name)}**: `{command}`; {plain_markdown(took)}."
+
+
+def described(run: Run) -> dict[str, Any]:
+    """A run for programs: what was trained, and its evaluations as they were written."""
+    kept = ("steps", "texts", "tokens", "seconds", "hardware", "versions", "command", "corpus_hash", "recipe")
+    found = [
+        {"split": each.split, **{key: each.found.get(key) for key in ("set", "modes", "gains")}}
+        for each in run.evaluations
+    ]
+    return {"name": run.name, **{key: run.results.get(key) for key in kept}, "evaluations": found}
+
+
+def finite(value: Any) -> Any:
+    """What JSON can hold: an infinite number becomes null."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_files(files: Mapping[str, bytes], output: Path) -> None:
+    """The folder with these files, all of them or none; what was there before goes when they are on the disk."""
+    partial = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        for name, content in files.items():
+            path = partial / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        commit(partial, output)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {output}: {error.strerror or error}. Make room there, or see who may write."
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

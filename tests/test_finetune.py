@@ -1,0 +1,387 @@
+"""Pretrained models that learn the layout, whole or through an adapter, on the same trainer."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace as replaced
+
+import pytest
+import torch
+from models import ARCHITECTURES, tiny_model
+from runs import SMALL, Command, ended, kill_self, loss_of, ranks, read_rows, replace, write_corpus
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+import acgpt
+from acgpt.cli import app
+from acgpt.corpus import Corpus
+from acgpt.errors import InputError, ModelError
+from acgpt.language_model import LanguageModel
+from acgpt.learner import flops
+from acgpt.metadata import Metadata, weights_hash
+from acgpt.networks import add_lora, load_pretrained
+from acgpt.plan import settle
+from acgpt.recipe import Lora, make
+from acgpt.train import train
+
+LORA = {"rank": 4, "alpha": 8.0}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def write_base(folder, corpus, architecture="llama", **more):
+    """A pretrained model, as one finds it: no word of acgpt."""
+    tokenizer = Corpus.open(corpus).tokenizer()
+    tiny_model(architecture, vocabulary=len(tokenizer), scale=0.05, **more).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(corpus, tmp_path_factory):
+    return write_base(tmp_path_factory.mktemp("base"), corpus)
+
+
+def recipe_of(corpus, base, output, /, **keys):
+    content = {name: value for name, value in SMALL.items() if name != "model"}
+    return make(
+        content | {"corpus": str(corpus), "base": str(base), "output": str(output), "lora": LORA} | keys, "mine"
+    )
+
+
+@pytest.fixture(scope="module")
+def run(corpus, base, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(recipe_of(corpus, base, folder), quiet=True)
+    return folder
+
+
+def results_of(run):
+    return json.loads((run / "results.json").read_text())
+
+
+# ---- an adapter -----------------------------------------------------------------------------------------------------
+
+
+def test_an_adapter_is_what_peft_opens_and_acgpt_asks(run, base):
+    from peft import PeftModel
+
+    assert sorted(path.name for path in (run / "adapter").iterdir() if "token" not in path.name) == [
+        "README.md", "acgpt.json", "adapter_config.json", "adapter_model.safetensors"
+    ]  # fmt: skip
+    lm = acgpt.load(str(base), adapter=str(run / "adapter"))
+    assert lm.metadata.method == "ac-gpt" and lm.metadata.conditioning["parts"][0]["r_max"] == 0.6
+    peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run / "adapter")
+    ids = torch.tensor([[1, 5, 7, 9]])
+    with torch.no_grad():
+        both = [model(input_ids=ids).logits for model in (lm.model, peft.eval())]
+        bare = AutoModelForCausalLM.from_pretrained(base)(input_ids=ids).logits
+    assert torch.allclose(*both, atol=1e-6) and not torch.allclose(both[0], bare, atol=1e-4)
+    with_its_own_base = acgpt.load(str(run / "adapter"))
+    question = "The {{cat}} sat on the mat."
+    assert with_its_own_base.log_prob(question).log_prob == pytest.approx(lm.log_prob(question).log_prob, abs=1e-6)
+
+
+def test_the_results_are_those_of_the_adapter_that_was_written(run, base, corpus):
+    words = ["evaluate", str(base), str(corpus), "--adapter", str(run / "adapter"), "--length", "31", "--limit", "6"]
+    done = CliRunner().invoke(app, [*words, "--r-max", "0.6", "--json"])
+    assert done.exit_code == 0, done.stderr
+    measured, results = json.loads(done.stdout), results_of(run)["evaluation"]
+    assert measured["set"]["hash"] == results["set"]["hash"]
+    for mode, answer in measured["modes"].items():
+        assert results["modes"][mode]["perplexity"] == pytest.approx(answer["perplexity"], rel=1e-4)
+
+
+def test_an_adapter_learns_and_its_base_stays_as_it_was(run, base, corpus):
+    losses = [float(row["loss"]) for row in read_rows(run)]
+    assert losses[-1] < losses[0] - 0.05
+    said = Metadata.read(run / "adapter")
+    assert said.base_hash == weights_hash(AutoModelForCausalLM.from_pretrained(base))
+    assert said.tokenizer_hash == Corpus.open(corpus).manifest["tokenizer_hash"]
+    assert results_of(run)["parameters"] == sum(
+        weight.numel() for weight in load_file(run / "adapter" / "adapter_model.safetensors").values()
+    )
+
+
+def test_the_card_names_the_base_and_the_perplexities(run, base):
+    card = (run / "adapter" / "README.md").read_text()
+    assert base.name in card and str(base.parent) not in card.replace(base.name, "")
+    assert "a PEFT adapter" in card and "| training |" in card and '"r_max": 0.6' in card
+
+
+def test_a_checkpoint_is_an_adapter_as_well(run, base):
+    last = run / "checkpoints" / "checkpoint-12"
+    one, other = (
+        acgpt.load(str(base), adapter=str(folder)).log_prob("The {{cat}} sat on the mat.").log_prob
+        for folder in (last, run / "adapter")
+    )
+    assert one == pytest.approx(other, abs=1e-6)
+    assert not (last / "model.safetensors").exists()
+
+
+def test_an_adapter_of_a_run_can_be_merged_and_asked_without_its_base(run, base, tmp_path):
+    done = CliRunner().invoke(app, ["merge", str(base), str(run / "adapter"), "-o", str(tmp_path / "merged")])
+    assert done.exit_code == 0, done.stderr
+    one, other = acgpt.load(str(tmp_path / "merged")), acgpt.load(str(run / "adapter"))
+    question = "The {{cat}} sat on the {{mat}}."
+    assert one.log_prob(question).log_prob == pytest.approx(other.log_prob(question).log_prob, abs=1e-3)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_linear_layer_of_the_blocks_is_a_target_by_default_and_the_head_is_none(architecture):
+    model = tiny_model(architecture)
+    tables = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    matrices = {name for name, weight in model.named_parameters() if weight.ndim == 2 and id(weight) not in tables}
+    matrices -= {name for name in matrices if "wpe" in name}  # GPT-2's positions
+    adapted, _ = add_lora(model, Lora(2), 0)
+    trained = {name.partition(".lora_A")[0] for name, weight in adapted.named_parameters() if weight.requires_grad}
+    assert {name for name in trained if ".lora_B" not in name} == {name.removesuffix(".weight") for name in matrices}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("lora", [LORA, None])
+def test_every_architecture_learns_the_layout(architecture, lora, corpus, tmp_path):
+    folder = write_base(tmp_path / "base", corpus, architecture)
+    results = train(recipe_of(corpus, folder, tmp_path / "run", lora=lora, steps=4, eval_every=0), quiet=True)
+    place = tmp_path / "run" / ("adapter" if lora else "model")
+    assert results["model"] == str(place)
+    lm = acgpt.load(str(folder), adapter=str(place)) if lora else acgpt.load(str(place))
+    assert lm.metadata.reads_copies and isinstance(lm.log_prob("The {{cat}} sat.").log_prob, float)
+
+
+def test_the_same_seed_gives_the_same_adapter_and_another_another():
+    def first(seed):
+        adapted, _ = add_lora(tiny_model(), Lora(2), seed)
+        return next(weight for name, weight in adapted.named_parameters() if "lora_A" in name)
+
+    assert torch.equal(first(1), first(1)) and not torch.equal(first(1), first(2))
+
+
+# ---- all weights ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_full_tuning_writes_a_plain_model_whatever_is_tied(tied, corpus, tmp_path):
+    folder = write_base(tmp_path / "base", corpus, tie_word_embeddings=tied)
+    train(recipe_of(corpus, folder, tmp_path / "run", lora=None), quiet=True)
+    before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (folder, tmp_path / "run" / "model"))
+    assert (after.get_output_embeddings().weight is after.get_input_embeddings().weight) == tied
+    moved = {name for name, weight in after.named_parameters() if not torch.equal(weight, before.get_parameter(name))}
+    assert moved == {name for name, _ in after.named_parameters()}
+    last = load_file(tmp_path / "run" / "checkpoints" / "checkpoint-12" / "model.safetensors")
+    assert all(torch.equal(last[name], weight) for name, weight in after.state_dict().items() if name in last)
+
+
+def test_a_tuned_model_is_written_in_the_dtype_of_its_base(corpus, tmp_path):
+    folder = tmp_path / "base"
+    tokenizer = Corpus.open(corpus).tokenizer()
+    tiny_model(vocabulary=len(tokenizer)).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    train(recipe_of(corpus, folder, tmp_path / "run", lora=None, steps=3, save_every=3), quiet=True)
+    assert {w.dtype for w in load_file(tmp_path / "run" / "model" / "model.safetensors").values()} == {torch.bfloat16}
+    kept = load_file(tmp_path / "run" / "checkpoints" / "checkpoint-3" / "model.safetensors")
+    assert {weight.dtype for weight in kept.values()} == {torch.float32}
+
+
+# ---- twins, memory, going on ----------------------------------------------------------------------------------------
+
+
+def test_the_causal_twin_is_asked_the_same_and_says_that_it_is_causal(run, base, corpus, tmp_path):
+    results = train(recipe_of(corpus, base, tmp_path / "twin", method="gpt"), quiet=True)
+    assert Metadata.read(tmp_path / "twin" / "adapter").method == "gpt"
+    assert results["evaluation"]["set"]["hash"] == results_of(run)["evaluation"]["set"]["hash"]
+    assert results["evaluation"]["modes"]["training"] is None
+    assert results["texts"] == results_of(run)["texts"]
+
+
+@pytest.mark.parametrize("lora", [LORA, None])
+def test_checkpointing_changes_nothing_but_memory(lora, corpus, base, tmp_path):
+    runs = {}
+    for checkpointing in (False, True):
+        folder = tmp_path / str(checkpointing)
+        train(recipe_of(corpus, base, folder, lora=lora, steps=4, checkpointing=checkpointing), quiet=True)
+        (file,) = (folder / ("adapter" if lora else "model")).glob("*.safetensors")
+        runs[checkpointing] = load_file(file)
+    assert all(torch.allclose(weight, runs[False][name], atol=1e-6) for name, weight in runs[True].items())
+
+
+def words_of(recipe, folder):
+    """The command of a run: as a job is written that may be started again and again."""
+    path = folder.with_suffix(".yaml")
+    path.write_text(json.dumps(recipe.as_dict() | {"output": str(folder)}))
+    return ("finetune", path, "--resume", "--quiet")
+
+
+def run_to_the_end(recipe, folder):
+    command = Command(*words_of(recipe, folder), output=folder.with_suffix(".said"))
+    with ended(command):
+        assert command.wait() == 0, command.said()
+    return load_file(next(folder.glob("[am]*/*.safetensors")))
+
+
+def die_at_step_7(_):
+    def make(before):
+        def on_step_end(self, args, state, control, **more):
+            return kill_self() if state.global_step == 7 else before(self, args, state, control, **more)
+
+        return on_step_end
+
+    replace("acgpt.train:Reporter.on_step_end", make)
+
+
+@pytest.mark.parametrize("lora", [LORA | {"dropout": 0.1}, None])
+def test_a_run_that_is_killed_and_resumed_ends_as_one_that_never_stopped(lora, corpus, base, tmp_path):
+    recipe, folder = recipe_of(corpus, base, "", lora=lora, save_every=5, workers=1), tmp_path / "killed"
+    whole = run_to_the_end(recipe, tmp_path / "whole")
+    killed = Command(*words_of(recipe, folder), output=tmp_path / "said", before=die_at_step_7)
+    with ended(killed):
+        assert killed.wait() == -signal.SIGKILL, killed.said()
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["checkpoint-5"]
+    again = run_to_the_end(recipe, folder)
+    assert whole.keys() == again.keys() and all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "lora", "precision"),
+    [("ddp", LORA, "fp32"), ("fsdp", LORA, "fp32"), ("fsdp", None, "fp32"), ("fsdp", LORA, "bf16")],
+)
+def test_two_processes_learn_what_one_does(parallel, lora, precision, corpus, base, tmp_path):
+    keys = {"lora": lora, "eval_every": 0, "precision": precision}  # with bf16, frozen weights of it beside fp32 ones
+    alone = run_to_the_end(recipe_of(corpus, base, "", **keys), tmp_path / "alone")
+    shared = recipe_of(corpus, base, "", **keys, parallel=parallel)
+    both = ranks(2, *words_of(shared, tmp_path / "both"), output=tmp_path / "said")
+    with ended(*both):
+        assert [each.wait() for each in both] == [0, 0], both[0].said() + both[1].said()
+    near = {"fp32": 1e-4, "bf16": 1e-2}[precision]
+    assert loss_of(tmp_path / "both") == pytest.approx(loss_of(tmp_path / "alone"), rel=near)
+    together = load_file(next((tmp_path / "both").glob("[am]*/*.safetensors")))
+    assert together.keys() == alone.keys()
+    assert all(torch.allclose(weight, alone[name], atol=30 * near) for name, weight in together.items())
+
+
+def test_frozen_weights_need_fewer_operations():
+    model, counts = tiny_model(), {"slots": 100, "pairs": 0, "asked": 0}
+    free = flops(model, **counts)
+    adapted, _ = add_lora(model, Lora(2), 0)
+    added = sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
+    assert flops(adapted, **counts) == pytest.approx(free * 4 / 6 + 6 * added * 100)
+
+
+# ---- the command, and what it refuses -------------------------------------------------------------------------------
+
+
+def command(*words):
+    return CliRunner().invoke(app, ["finetune", *map(str, words)])
+
+
+def small_words():
+    keys = {name: value for name, value in SMALL.items() if name not in ("model", "steps", "lr")}
+    return [f"{key}={value}" for key, value in keys.items()]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--rank", "2"], {"lora": {"rank": 2, "alpha": 4.0, "dropout": 0.0, "targets": None}, "method": "ac-gpt"}),
+        (["--full"], {"lora": None}),
+        (["--causal"], {"method": "gpt", "lora": {"rank": 16, "alpha": 32.0, "dropout": 0.0, "targets": None}}),
+        (
+            ["--r-max", "0.4", "--mix", "0.3", "--infilling", "0.2"],
+            {"conditioning": {"r_max": 0.4, "empty": 0.3, "infilling": 0.2}},
+        ),
+    ],
+)
+def test_flags_are_short_for_keys_of_the_recipe(flags, expected, corpus, base, tmp_path):
+    words = ("-b", base, "-c", corpus, "-o", tmp_path / "run", "--steps", "3", "--lr", "0.01", *flags)
+    done = command(*words, *small_words(), "--json")
+    assert done.exit_code == 0, done.stderr
+    recipe = json.loads(done.stdout)["recipe"]
+    assert {key: recipe[key] for key in expected} == expected
+    assert (recipe["steps"], recipe["lr"], recipe["base"]) == (3, 0.01, str(base))
+
+
+def test_only_recipes_with_a_base_are_listed_and_run(corpus, tmp_path):
+    listed = json.loads(command("--list", "--json").stdout)
+    assert "finetune-lora" in listed and "qwen3-14b-lora" in listed and "tiny-cpu" not in listed
+    done = command("tiny-cpu", "-c", corpus, "-o", tmp_path / "run")
+    assert done.exit_code == 2 and "begins from nothing" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"base": "/no/such/folder"}, "there is no folder /no/such/folder"),
+        ({"length": 64}, "has 64 positions, one of them for BOS: use length=63 or less"),
+        ({"lora": LORA | {"targets": ["no_such_layer"]}}, "no_such_layer"),
+        ({"mask": "<nope>"}, "'<nope>' is not a token of this tokenizer"),
+        ({"quantize": "4bit"}, "quantize=4bit is for CUDA"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_before_a_folder_is_made(keys, words, corpus, base, tmp_path):
+    with pytest.raises(InputError, match=words):
+        train(recipe_of(corpus, base, tmp_path / "run", **keys), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_four_bits_without_bitsandbytes_are_refused_with_the_way_on(corpus, base, tmp_path, monkeypatch):
+    recipe = recipe_of(corpus, base, tmp_path / "run", quantize="4bit")
+    plan = replaced(settle(replaced(recipe, quantize=None), 100), device="cuda")
+    monkeypatch.setattr("acgpt.networks.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match="needs the package bitsandbytes: pip install bitsandbytes"):
+        load_pretrained(str(base), recipe, plan)
+
+
+def test_a_corpus_of_another_tokenizer_is_refused_with_the_way_on(corpus, base, tmp_path):
+    other = tmp_path / "base"
+    AutoModelForCausalLM.from_pretrained(base).save_pretrained(other)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(other)
+    with pytest.raises(InputError, match=f"prepare it with acgpt prepare … --tokenizer {other}"):
+        train(recipe_of(corpus, other, tmp_path / "run"), quiet=True)
+
+
+def test_an_adapter_is_no_base(run, corpus, tmp_path):
+    with pytest.raises(ModelError, match="is an adapter: merge it first"):
+        train(recipe_of(corpus, run / "adapter", tmp_path / "run"), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"base": "", "lora": LORA}, "lora is for a pretrained model"),
+        ({"base": "", "lora": None, "checkpointing": True}, "checkpointing is for a pretrained model"),
+        ({"lora": None, "quantize": "4bit"}, "quantize is for LoRA"),
+        ({"dropout": 0.1}, "for LoRA use lora.dropout"),
+        ({"lora": {"rnak": 8}}, "did you mean 'rank'"),
+        ({"lora": {"rank": 0}}, "rank is at least 1"),
+        ({"lora": {"targets": "q_proj"}}, "lora.targets"),
+    ],
+)
+def test_keys_that_make_no_sense_are_refused(keys, words, corpus, base, tmp_path):
+    with pytest.raises(InputError, match=words):
+        recipe_of(corpus, base, tmp_path / "run", **keys)
+
+
+def test_a_reserved_token_can_stand_for_what_is_unknown(corpus, base, tmp_path):
+    keys = {"conditioning": {"r_max": 0.6, "unknown": 0.3}, "mask": "<mask>", "steps": 3}
+    train(recipe_of(corpus, base, tmp_path / "run", **keys), quiet=True)
+    lm = acgpt.load(str(base), adapter=str(tmp_path / "run" / "adapter"))
+    assert lm.mask == AutoTokenizer.from_pretrained(base).convert_tokens_to_ids("<mask>")
+
+
+def test_a_run_folder_in_place_of_its_adapter_is_named_for_what_it_is(run):
+    with pytest.raises(ModelError, match=r"folder of a training run.*its model is .*adapter"):
+        acgpt.load(str(run))
+
+
+def test_a_model_that_was_tuned_before_keeps_its_bos(corpus, base, tmp_path):
+    lm = acgpt.load(str(base), bos="<eos>")
+    LanguageModel(lm.model, lm.tokenizer, bos="<eos>").save_pretrained(tmp_path / "base")
+    train(recipe_of(corpus, tmp_path / "base", tmp_path / "run", steps=3), quiet=True)
+    assert Metadata.read(tmp_path / "run" / "adapter").bos_token_id == lm.tokenizer.eos_token_id

@@ -1,0 +1,528 @@
+"""Reports: the paper's own numbers under our formula, who is compared with whom, what is refused, and every form."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from acgpt.cli import app
+from acgpt.errors import InputError
+from acgpt.report import write
+from acgpt.report.finetuning import ADVANTAGES, PAPER, advantage
+from acgpt.report.runs import short_names
+from acgpt.report.tables import Column, Row, Table, escape_latex, plain_markdown
+from acgpt.report.write import make_report
+
+MODES = ("unconditional", "infilling", "training", "infilling-no-future", "training-no-future")
+AC = (7.5, 6.85, 6.17, 7.12, 7.38)  # the paper's, of Qwen3-8B
+CAUSAL = (7.25, None, None, 6.95, 7.25)
+LORA = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": None}
+
+
+def evaluation(method: str, perplexities: tuple[float | None, ...], **about: Any) -> dict[str, Any]:
+    """As `acgpt evaluate` writes it; the set's hash is that of what describes it."""
+    described = {"texts": 4, "length": 31, "r_max": 0.6, "split": "validation", **about}
+    set_hash = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+    answers = [p if p is None else {"perplexity": p, "interval": None, "tokens": 9} for p in perplexities]
+    modes = dict(zip(MODES, answers, strict=True))
+    return {"method": method, "set": {"hash": set_hash, **described}, "modes": modes, "gains": {}}
+
+
+def write_run(
+    folder: Path,
+    perplexities: tuple[float | None, ...] = AC,
+    *,
+    method: str = "ac-gpt",
+    curve: dict[int, tuple[float, ...]] | None = None,
+    further: dict[str, dict[str, Any]] | None = None,
+    about: dict[str, Any] | None = None,
+    measured: dict[str, Any] | None = None,
+    **recipe: Any,
+) -> Path:
+    """A finished run's folder, as documented in docs/training.md.
+
+    Args:
+        folder: It.
+        perplexities: In the five modes, at the end.
+        method: Of the recipe.
+        curve: Perplexities in the log by step.
+        further: More evaluations, by file name.
+        about: Changes to results.json.
+        measured: Changes to what describes the evaluation set.
+        recipe: Changes to the recipe.
+    """
+    recipe = {
+        "corpus": "data/wiki", "output": str(folder), "method": method, "conditioning": {"r_max": 0.6},
+        "base": "Qwen/Qwen3-8B", "lora": LORA, "length": 31, "batch": 8, "lr": 1e-4, "eval_split": "validation",
+        "seed": 0, **recipe,
+    }  # fmt: skip
+    results = {
+        "recipe": recipe, "steps": 100, "texts": 800, "tokens": 24800, "seconds": 12.5, "hardware": "a CPU",
+        "versions": {"acgpt": "0", "torch": "1", "transformers": "2"}, "command": ["acgpt", "train", "it"],
+        "corpus_hash": "wiki", "evaluation_sets": {"during": {"hash": "watched"}},
+        "evaluation": evaluation(method, perplexities, **(measured or {})), **(about or {}),
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"recipe": recipe}))
+    (folder / "results.json").write_text(json.dumps(results))
+    for name, content in (further or {}).items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    lines = [f"{step},{step * 248},{','.join(map(str, row))}\n" for step, row in (curve or {}).items()]
+    (folder / "log.csv").write_text("step,tokens,unconditional,training,training-no-future\n" + "".join(lines))
+    return folder
+
+
+def twin_of(folder: Path, perplexities: tuple[float | None, ...] = CAUSAL, **how: Any) -> Path:
+    return write_run(folder, perplexities, method="gpt", **how)
+
+
+def table(folder: Path, name: str, split: str = "validation") -> list[dict[str, str]]:
+    """The rows of a table's CSV that are of runs."""
+    text = (folder / "finetuning" / split / f"{name}.csv").read_text(encoding="utf-8")
+    return [row for row in csv.DictReader(io.StringIO(text)) if row["source"] == "run"]
+
+
+def run_cli(*arguments: str | Path, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["report", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(autouse=True)
+def only_tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take a second, so they are drawn only in tests that ask for `figures`."""
+    if "figures" not in request.fixturenames:
+        monkeypatch.setattr(write, "find_spec", lambda name: None)
+
+
+@pytest.fixture
+def figures() -> None:
+    """With figures."""
+
+
+# ---- the paper's own numbers ----------------------------------------------------------------------------------------
+
+PAPER_DATA = json.loads(PAPER.read_text(encoding="utf-8"))
+
+
+def pairs() -> list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
+    """Every row of the paper's table of advantages, with its run's and its baseline's perplexities."""
+    found = []
+    for row in PAPER_DATA["advantages"]:
+        same = [each for each in PAPER_DATA["perplexities"] if all(each[k] == row[k] for k in ("backbone", "corpus"))]
+        (ours,) = [
+            each for each in same
+            if each["method"] == "AC-GPT" and (each["adapter"], each["mix"]) == (row["adapter"], row["mix"])
+        ]  # fmt: skip
+        (baseline,) = [each for each in same if each["method"] == "Baseline"]
+        found.append((row, ours, baseline))
+    return found
+
+
+def test_all_of_the_papers_rows_are_there():
+    assert [len(PAPER_DATA[name]) for name in ("perplexities", "advantages", "sweep")] == [16, 11, 3]
+    causal = [row for row in PAPER_DATA["perplexities"] if row["method"] == "Baseline"]
+    assert len(causal) == 5 and all(row["infilling"] is row["training"] is None for row in causal)
+    assert all(row[mode] for row in PAPER_DATA["perplexities"] for mode in MODES if row not in causal)
+
+
+@pytest.mark.parametrize(("row", "ours", "baseline"), pairs())
+def test_the_formula_gives_the_papers_percentages_to_rounding(row, ours, baseline):
+    for mode, other in ADVANTAGES.items():
+        worst = advantage(ours[mode] + 0.005, baseline[other] - 0.005) - 0.005
+        best = advantage(ours[mode] - 0.005, baseline[other] + 0.005) + 0.005
+        assert worst <= row[mode] <= best, mode
+        # The other ratio that one might take would not.
+        if mode == "training":
+            assert not worst <= 100 * (baseline[other] / ours[mode] - 1) <= best
+
+
+def test_one_baseline_explains_all_of_the_papers_rows_over_it():
+    bounds: dict[tuple[str, ...], list[float]] = {}
+    for row, ours, baseline in pairs():
+        for mode, other in ADVANTAGES.items():
+            low, high = bounds.setdefault(
+                (row["backbone"], row["corpus"], other), [baseline[other] - 0.005, baseline[other] + 0.005]
+            )
+            low = max(low, (ours[mode] - 0.005) / (1 - (row[mode] - 0.005) / 100))
+            high = min(high, (ours[mode] + 0.005) / (1 - (row[mode] + 0.005) / 100))
+            bounds[row["backbone"], row["corpus"], other] = [low, high]
+    assert all(low <= high for low, high in bounds.values()), bounds
+
+
+@pytest.mark.parametrize(("ours", "baseline"), [(None, 7.0), (7.0, None), (float("inf"), 7.0), (7.0, float("inf"))])
+def test_what_is_missing_or_infinite_has_no_advantage(ours, baseline):
+    assert advantage(ours, baseline) is None
+
+
+# ---- who is compared with whom --------------------------------------------------------------------------------------
+
+
+def test_a_run_is_compared_with_its_causal_twin(tmp_path):
+    made = make_report([write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt")], tmp_path / "report")
+    (row,) = made.content["finetuning"]["splits"]["validation"]["advantages"]
+    assert row["twin"] == "gpt" and row["note"] is None
+    assert row["unconditional"] == pytest.approx(100 * (1 - 7.5 / 7.25))
+    assert row["infilling"] == pytest.approx(100 * (1 - 6.85 / 6.95))
+    assert row["training"] == pytest.approx(100 * (1 - 6.17 / 7.25))
+    assert row["backbone"] == "Qwen3-8B" and row["adapter"] == "LoRA r=8" and row["corpus"] == "wiki"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"base": "Qwen/Qwen3-14B"}, "has this base"),
+        ({"about": {"corpus_hash": "web"}}, "the same corpus"),
+        ({"about": {"texts": 1600, "tokens": 49600}}, "800 texts, 24,800 tokens"),
+        ({"about": {"tokens": 12400}}, "has read as much"),
+        ({"measured": {"texts": 5}}, "--split validation --r-max 0.6 --length 31"),
+        ({"measured": {"r_max": 0.4}}, "evaluated on this set"),
+    ],
+)
+def test_no_other_run_is_taken_for_a_twin(tmp_path, change, reason):
+    make_report([write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt", **change)], tmp_path / "report")
+    (row,) = table(tmp_path / "report", "advantages")
+    assert [row[key] for key in ("unconditional", "infilling", "training", "twin")] == [""] * 4
+    assert reason in row["note"]
+    page = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "Qwen3-8B<sup>1</sup> | LoRA r=8 | wiki | 0.6 | 0 | -- | -- | -- | --" in page
+
+
+def test_the_twin_with_the_same_adapter_goes_before_others_and_then_the_one_that_differs_least(tmp_path):
+    runs = [write_run(tmp_path / "ac", seed=3)]
+    runs += [twin_of(tmp_path / name, **how) for name, how in {
+        "full": {"lora": None, "seed": 3}, "alpha": {"lora": LORA | {"alpha": 32}, "seed": 3},
+        "seed": {"seed": 1, "lr": 1e-4}, "both": {"seed": 1, "lr": 2e-4},
+    }.items()]  # fmt: skip
+    make_report(runs, tmp_path / "report")
+    (row,) = table(tmp_path / "report", "advantages")
+    assert row["twin"] == "seed" and row["note"] == "the causal baseline differs in seed."
+
+
+def test_a_twin_with_another_adapter_is_used_and_marked(tmp_path):
+    lora = LORA | {"rank": 64}
+    runs = [write_run(tmp_path / "full", lora=None), write_run(tmp_path / "ac", lora=lora)]
+    make_report([*runs, twin_of(tmp_path / "gpt", lora=lora)], tmp_path / "report")
+    rows = {row["run"]: row for row in table(tmp_path / "report", "advantages")}
+    assert rows["ac"]["note"] == ""
+    assert rows["full"]["training"] == rows["ac"]["training"] != ""
+    assert "no causal baseline has Full FT: compared with that of LoRA r=64" in rows["full"]["note"]
+    tex = (tmp_path / "report" / "finetuning" / "validation" / "advantages.tex").read_text(encoding="utf-8")
+    assert r"full & Qwen3-8B\textsuperscript{1} & Full FT" in tex and r"\textsuperscript{1}\,no causal" in tex
+    assert r"ac & Qwen3-8B & LoRA r=64" in tex
+
+
+def test_mixtures_have_their_share_of_the_empty_set_and_baselines_none(tmp_path):
+    runs = [
+        write_run(tmp_path / "mixed", conditioning={"r_max": 0.4, "empty": 0.3}),
+        write_run(tmp_path / "parts", conditioning={"parts": [
+            {"kind": "blocks", "weight": 6, "r_max": 0.6}, {"kind": "empty", "weight": 1},
+            {"kind": "infilling", "weight": 3, "r_max": 0.8},
+        ]}),
+        twin_of(tmp_path / "gpt", conditioning={"r_max": 0.6, "empty": 0.3}),
+    ]  # fmt: skip
+    make_report(runs, tmp_path / "report")
+    rows = {row["run"]: (row["r_max"], row["mix"], row["method"]) for row in table(tmp_path / "report", "perplexities")}
+    assert rows == {
+        "gpt": ("0.0", "0.0", "Baseline"), "mixed": ("0.4", "0.3", "AC-GPT"), "parts": ("0.8", "0.1", "AC-GPT")
+    }  # fmt: skip
+
+
+def test_each_split_has_tables_of_its_own_and_any_file_name_will_do(tmp_path):
+    test = {"split": "test", "texts": 7}
+    ac = write_run(
+        tmp_path / "ac",
+        further={"test": evaluation("ac-gpt", (9.0, 8.0, 6.0, 8.5, 9.0), **test), "mauve": {"score": 1}},
+    )
+    gpt = twin_of(tmp_path / "gpt", further={"other": evaluation("gpt", (8.0, None, None, 7.5, 8.0), **test)})
+    made = make_report([ac, gpt], tmp_path / "report")
+    assert list(made.content["finetuning"]["splits"]) == ["validation", "test"]
+    (row,) = table(tmp_path / "report", "advantages", "test")
+    assert [float(row[mode]) for mode in ADVANTAGES] == pytest.approx([-12.5, 100 * (1 - 8 / 7.5), 25.0])
+    (other,) = table(tmp_path / "report", "advantages")
+    assert float(other["training"]) == pytest.approx(100 * (1 - 6.17 / 7.25))
+
+
+def test_only_runs_that_were_asked_the_same_compete_for_the_best(tmp_path):
+    runs = [
+        write_run(tmp_path / "one", (7.5, 6.8, 6.2, 7.1, 7.4)),
+        write_run(tmp_path / "two", (7.4, 6.9, 6.1, 7.2, 7.4)),
+        write_run(tmp_path / "else", (1.5, 1.8, 1.2, 1.1, 1.4), measured={"texts": 9}),
+    ]
+    make_report(runs, tmp_path / "report")
+    page = (tmp_path / "report" / "finetuning" / "validation" / "perplexities.md").read_text(encoding="utf-8")
+    cells = {line.split(" | ")[0]: line for line in page.splitlines()}
+    assert "| 7.50 | **6.80** | 6.20 | **7.10** | **7.40** |" in cells["| one"]
+    assert "| **7.40** | 6.90 | **6.10** | 7.20 | **7.40** |" in cells["| two"]
+    assert "**" not in cells["| else"]
+
+
+def test_the_sweep_takes_each_run_at_its_own_r_max(tmp_path, figures):
+    twin, runs = {}, []
+    for r_max, ours in ((1.0, 5.0), (0.2, 7.0), (0.6, 6.0)):
+        about = {"r_max": r_max}
+        conditioning = {"r_max": r_max}
+        more = {"cross": evaluation("ac-gpt", (8.0, 1.0, 1.0, 1.0, 1.0), r_max=0.3)}  # at another r_max: in no sweep
+        runs.append(
+            write_run(
+                tmp_path / f"r{r_max}",
+                (8.0, 7.5, ours, 8.0, 8.0),
+                measured=about,
+                conditioning=conditioning,
+                further=more,
+            )
+        )
+        twin[f"at{r_max}"] = evaluation("gpt", (8.0, None, None, 8.0, 8.0), r_max=r_max)
+    twin["at0.3"] = evaluation("gpt", (8.0, None, None, 8.0, 8.0), r_max=0.3)
+    runs.append(twin_of(tmp_path / "gpt", (8.0, None, None, 8.0, 8.0), further=twin))
+    make_report(runs, tmp_path / "report")
+    rows = table(tmp_path / "report", "sweep")
+    assert [(row["r_max"], float(row["advantage"])) for row in rows] == [("0.2", 12.5), ("0.6", 25.0), ("1.0", 37.5)]
+    text = (tmp_path / "report" / "finetuning" / "validation" / "sweep.csv").read_text(encoding="utf-8")
+    paper = [row for row in csv.DictReader(io.StringIO(text)) if row["source"] == "paper"]
+    assert [(row["r_max"], row["advantage"]) for row in paper] == [("0.2", "1.2"), ("0.6", "7.4"), ("1.0", "11.6")]
+
+
+def test_a_baseline_stands_beside_the_runs_that_were_asked_the_same_and_alone_only_if_none_were(tmp_path):
+    more = {"more": evaluation("gpt", CAUSAL, r_max=0.2)}
+    runs = [write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt", further=more)]
+    runs.append(twin_of(tmp_path / "alone", measured={"r_max": 0.3}))
+    make_report(runs, tmp_path / "report")
+    assert [row["run"] for row in table(tmp_path / "report", "perplexities")] == ["gpt", "ac", "alone"]
+
+
+def test_there_is_no_sweep_of_one_r_max(tmp_path):
+    made = make_report([write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt")], tmp_path / "report")
+    assert not any("sweep" in name for name in made.content["files"])
+
+
+def test_the_curve_compares_equal_steps_of_the_same_set(tmp_path, figures):
+    ac = write_run(tmp_path / "ac", curve={50: (9.0, 8.0, 9.1), 75: (8.0, 7.0, 8.1), 100: (8.0, 6.0, 8.2)})
+    gpt = twin_of(tmp_path / "gpt", curve={50: (10.0, "", 16.0), 100: (8.0, "", 8.0)})
+    other = write_run(
+        tmp_path / "other", curve={50: (9.0, 8.0, 9.1)}, about={"evaluation_sets": {"during": {"hash": "another"}}}
+    )
+    made = make_report([ac, other, gpt], tmp_path / "report")
+    rows = [
+        (row["run"], row["step"], row["unconditional"], row["training"]) for row in made.content["finetuning"]["curve"]
+    ]
+    assert rows == [("ac", 50, pytest.approx(10), pytest.approx(50)), ("ac", 100, 0, pytest.approx(25))]
+    assert (tmp_path / "report" / "finetuning" / "curve.png").exists()
+    assert [note for note in made.notes if "other has no curve" in note]
+
+
+def test_an_infinite_perplexity_is_shown_and_not_compared(tmp_path, figures):
+    ac = write_run(tmp_path / "ac")
+    content = json.loads((ac / "results.json").read_text())
+    content["evaluation"]["modes"]["training"]["perplexity"] = None  # as JSON writes infinity
+    (ac / "results.json").write_text(json.dumps(content))
+    make_report([ac, twin_of(tmp_path / "gpt")], tmp_path / "report")
+    assert "| ∞ |" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    (row,) = table(tmp_path / "report", "advantages")
+    assert row["training"] == "" and row["infilling"] != ""
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+def refused(runs: list[Path], output: Path, *words: str) -> None:
+    """The command fails, says these words, and leaves nothing behind."""
+    before = sorted(output.parent.rglob("*"))
+    with pytest.raises(InputError) as caught:
+        make_report(runs, output)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert sorted(output.parent.rglob("*")) == before
+
+
+def test_what_is_no_finished_run_is_refused(tmp_path):
+    good, out = write_run(tmp_path / "ac"), tmp_path / "report"
+    refused([good, tmp_path / "none"], out, "there is no folder", "none")
+    (tmp_path / "empty").mkdir()
+    refused([good, tmp_path / "empty"], out, "no run's folder", "empty")
+    (good / "model").mkdir()
+    refused([good / "model"], out, f"name {good}")
+    unfinished = write_run(tmp_path / "unfinished")
+    (unfinished / "results.json").unlink()
+    refused([good, unfinished], out, "unfinished is not finished", "--resume")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"recipe": {"method": "ac-gpt"}, "evaluation": 3}'])
+def test_results_that_cannot_be_read_are_named(tmp_path, content):
+    ac = write_run(tmp_path / "ac")
+    (ac / "results.json").write_text(content)
+    refused([ac], tmp_path / "report", str(ac / "results.json"))
+
+
+def test_evaluations_that_do_not_belong_are_named(tmp_path):
+    bad = write_run(tmp_path / "bad", further={"test": {"modes": {}, "set": {}}})
+    refused([bad], tmp_path / "report", str(bad / "test.json"), "evaluate again")
+    foreign = twin_of(tmp_path / "gpt", further={"test": evaluation("ac-gpt", AC, split="test")})
+    refused([foreign], tmp_path / "report", str(foreign / "test.json"), "--method")
+    broken = write_run(tmp_path / "broken")
+    (broken / "test.json").write_text("no JSON")
+    refused([broken], tmp_path / "report", str(broken / "test.json"))
+
+
+def test_where_there_is_nothing_to_compare_that_is_said(tmp_path):
+    out = tmp_path / "report"
+    refused([twin_of(tmp_path / "gpt")], out, "nothing to compare", "method=ac-gpt")
+    refused([write_run(tmp_path / "scratch", base="", lora=None)], out, "nothing to compare", "base")
+    refused(
+        [write_run(tmp_path / "unmeasured", about={"evaluation": None})], out, "has no evaluation", "acgpt evaluate"
+    )
+
+
+def test_a_folder_with_other_things_is_not_replaced_but_an_earlier_report_is(tmp_path):
+    out, runs = tmp_path / "report", [write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt")]
+    refused(runs, tmp_path / "ac", "not of an earlier report")
+    make_report(runs, out)
+    made = make_report(runs[:1], out)
+    assert sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()) == made.content["files"]
+    (out / "finetuning" / "mine.txt").write_text("keep me")
+    refused(runs, out, "mine.txt")
+
+
+def test_a_report_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypatch):
+    out, ac = tmp_path / "report", write_run(tmp_path / "ac")
+    make_report([ac], out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(write, "commit", full)
+    result = run_cli(ac, twin_of(tmp_path / "gpt"), "-o", out, code=1)
+    assert "cannot write" in result.stderr and "No space left" in result.stderr
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ac", "gpt", "report"]
+
+
+# ---- every form -----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_runs_give_the_same_bytes_in_every_form(tmp_path, figures):
+    curve = {50: (9.0, 8.0, 9.1), 100: (8.0, 6.0, 8.2)}
+    runs = [write_run(tmp_path / "ac", curve=curve), twin_of(tmp_path / "gpt", curve=curve)]
+    contents = []
+    for name in ("one", "two"):
+        made = make_report(runs, tmp_path / name)
+        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
+        assert [path.relative_to(tmp_path / name).as_posix() for path in files] == made.content["files"]
+        contents.append([path.read_bytes() for path in files])
+    assert contents[0] == contents[1]
+    stems = ["curve", "validation/advantages", "validation/modes", "validation/perplexities"]
+    written = {Path(name).with_suffix("").as_posix() for name in made.content["files"] if name.startswith("finetuning")}
+    assert written == {f"finetuning/{stem}" for stem in stems}
+    for stem in ("curve", "validation/modes", "validation/advantages"):
+        path = tmp_path / "one" / "finetuning" / stem
+        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+        ElementTree.parse(path.with_suffix(".svg"))
+    for target in re.findall(r"!\[\w+\]\((\S+)\)", (tmp_path / "one" / "report.md").read_text(encoding="utf-8")):
+        assert (tmp_path / "one" / target).exists()
+
+
+def test_without_matplotlib_the_tables_are_written_and_it_is_said(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    result = run_cli(write_run(tmp_path / "ac"), "-o", tmp_path / "report")
+    assert "acgpt[plot]" in result.stdout
+    assert "matplotlib" not in sys.modules
+    assert {path.suffix for path in (tmp_path / "report").rglob("*") if path.is_file()} == {
+        ".md",
+        ".csv",
+        ".tex",
+        ".json",
+    }
+
+
+def test_names_are_shown_as_they_are_in_latex_and_markdown(tmp_path, figures):
+    nasty = r"50%_of$x&y#{z}~^\|*"
+    ac = write_run(tmp_path / "a_b&c", corpus=f"data/{nasty}", base="me/x_1|y")
+    make_report([ac], tmp_path / "report")
+    folder = tmp_path / "report" / "finetuning" / "validation"
+    tex = (folder / "perplexities.tex").read_text(encoding="utf-8")
+    escaped = r"50\%\_of\$x\&y\#\{z\}\textasciitilde{}\textasciicircum{}\textbackslash{}\textbar{}*"
+    assert rf"a\_b\&c & AC-GPT & x\_1\textbar{{}}y & LoRA r=8 & {escaped} &" in tex
+    widths = {line.count(" & ") for line in tex.splitlines() if line.endswith(r" \\")}
+    assert len(widths) == 1  # no cell has broken a row
+    lines = (folder / "perplexities.md").read_text(encoding="utf-8").splitlines()
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines if line.startswith("|")}) == 1
+    assert tex.count("{") - tex.count(r"\{") == tex.count("}") - tex.count(r"\}")
+    assert escape_latex("--r_max") == r"-{}-r\_max" and plain_markdown("a|b*") == r"a\|b\*"
+
+
+def test_latex_has_booktabs_rules_between_groups_and_the_best_in_bold():
+    columns = (Column("name", "name"), Column("gain", "gain", form="+z.1f%", best=max))
+    rows = (
+        Row({"name": "a", "gain": -0.04}, 0),
+        Row({"name": "b", "gain": 2.0}, 0, "a note, 5 %"),
+        Row({"name": "c"}, 1),
+    )
+    text = Table("Title", "Words.", columns, rows, "name").latex("tab:x")
+    body = text.partition(r"\toprule")[2].partition(r"\bottomrule")[0].strip().splitlines()
+    assert body == [
+        r"name & gain \\",
+        r"\midrule",
+        r"a & $+0.0\%$ \\",
+        r"b\textsuperscript{1} & $\mathbf{+2.0\%}$ \\",
+        r"\midrule",
+        r"c & -- \\",
+    ]
+    assert r"\begin{tabular}{lr}" in text and r"\label{tab:x}" in text and r"a note, 5 \%" in text
+
+
+def test_runs_are_named_by_as_much_of_their_path_as_it_takes():
+    assert short_names([Path("/a/x/ac"), Path("/a/y/ac"), Path("/a/y/gpt")]) == ["x/ac", "y/ac", "gpt"]
+
+
+def test_a_run_that_is_named_twice_counts_once(tmp_path):
+    ac = write_run(tmp_path / "ac")
+    make_report([ac, tmp_path / "." / "ac", ac], tmp_path / "report")
+    assert len(table(tmp_path / "report", "perplexities")) == 1
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_tables(tmp_path):
+    scratch = write_run(tmp_path / "scratch", base="", lora=None)
+    result = run_cli(write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt"), scratch, "-o", tmp_path / "report")
+    for words in (
+        "Perplexities, validation",
+        "Qwen3-8B",
+        "6.17",
+        "+14.90%",
+        "-3.45%",
+        "scratch was trained from scratch",
+    ):
+        assert words in result.stdout
+    assert "Llama" not in result.stdout  # the paper's rows are in the files
+    assert "Llama-3.1-8B" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_command_prints_one_json_object_that_is_also_written(tmp_path):
+    out = tmp_path / "report"
+    result = run_cli(write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt"), "-o", out, "--json")
+    (line,) = result.stdout.splitlines()
+    answer = json.loads(line)
+    assert answer.pop("folder") == str(out)
+    assert answer == json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert [run["name"] for run in answer["runs"]] == ["ac", "gpt"]
+    assert answer["runs"][0]["evaluations"][0]["modes"]["training"]["perplexity"] == 6.17
+
+
+def test_a_mistake_ends_with_code_2(tmp_path):
+    result = run_cli(tmp_path / "none", "-o", tmp_path / "report", code=2)
+    assert "there is no folder" in result.stderr and str(tmp_path / "none") in result.stderr and result.stdout == ""
+    run_cli(tmp_path / "none", code=2)  # no -o
+    run_cli("-o", tmp_path / "report", code=2)  # no run
