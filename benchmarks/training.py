@@ -2,12 +2,13 @@
 
     python benchmarks/training.py --device cuda --size 82M --texts 64
     python benchmarks/training.py --device cuda --size 124M --texts 48
+    python benchmarks/training.py --device cuda --base default --lora 16 --texts 32      # fine-tuning
     python benchmarks/training.py --device cpu --size tiny --texts 4 --tokens 128 --steps 3
 
-Each step is a whole one: the loader's batch, forward, backward, clipping, Muon and AdamW. The two methods take turns,
-in rounds, so that a change in the machine's clocks meets both. "wait" is the share of the time in which the loop waits
-for its next batch; MFU is the share of the measured rate of a large matrix product; "floor" is the ratio of the
-floating-point operations that the two methods need.
+Each step is a whole one: the loader's batch, forward, backward, clipping, Muon and AdamW (fine-tuning: AdamW alone).
+The two methods take turns, in rounds, so that a change in the machine's clocks meets both. "wait" is the share of the
+time in which the loop waits for its next batch; MFU is the share of the measured rate of a large matrix product, and
+"floor" the ratio of the floating-point operations that the two methods need.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ import numpy as np
 import torch
 from common import machine, report
 from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
 
+from acgpt.attention import check_model
 from acgpt.batches import COUNTS, Batches
 from acgpt.conditioning import Conditioning
 from acgpt.learner import Learner, flops, matmul_rate, new_model
+from acgpt.loading import load_base, resolve
+from acgpt.networks import add_lora
 from acgpt.optimizer import build_optimizer
-from acgpt.recipe import SHAPES
+from acgpt.recipe import SHAPES, Lora
 
 SIZES = {"tiny": "tiny", "82M": "small", "124M": "base", "204M": "medium"}
 VOCABULARY = 50304
@@ -34,14 +39,26 @@ VOCABULARY = 50304
 class RandomTexts:
     """Texts of random tokens: speed does not depend on them."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, vocabulary: int) -> None:
+        self.count, self.vocabulary = count, vocabulary
 
     def chunks(self, length: int) -> int:
         return self.count
 
     def chunk(self, number: int, length: int) -> np.ndarray:
-        return np.random.default_rng(number).integers(0, VOCABULARY, length)
+        return np.random.default_rng(number).integers(0, self.vocabulary, length)
+
+
+def make_model(args: argparse.Namespace) -> PreTrainedModel:
+    """A network of the size that is measured: made anew, or a pretrained one, with an adapter or without."""
+    if args.base is None:
+        return new_model(SHAPES[SIZES[args.size]], vocabulary=VOCABULARY, positions=args.tokens)
+    frozen = torch.bfloat16 if args.device == "cuda" else torch.float32
+    model, _ = load_base(
+        resolve(None if args.base == "default" else args.base, None)[0], frozen if args.lora else torch.float32
+    )
+    check_model(model)
+    return add_lora(model, Lora(args.lora), 0)[0] if args.lora else model
 
 
 class Runner:
@@ -50,12 +67,13 @@ class Runner:
     def __init__(self, conditioning: Conditioning, args: argparse.Namespace) -> None:
         cuda = args.device == "cuda"
         self.device, self.half = args.device, cuda
-        model = new_model(SHAPES[SIZES[args.size]], vocabulary=VOCABULARY, positions=args.tokens).to(args.device)
+        model = make_model(args).to(args.device)
         self.model = model.train()
         self.learner = Learner(model, backend=args.backend, length=args.tokens - 1, compiled=args.compile)
-        self.optimizer = build_optimizer(model, muon=True, lr=1e-3, muon_lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        muon = args.base is None
+        self.optimizer = build_optimizer(model, muon=muon, lr=1e-3, muon_lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
         batches = Batches(
-            RandomTexts(args.texts * 256),
+            RandomTexts(args.texts * 256, min(VOCABULARY, model.config.get_text_config().vocab_size)),
             count=args.steps * args.rounds + 10,
             size=args.texts,
             length=args.tokens - 1,
@@ -105,6 +123,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", default="82M", choices=SIZES)
+    parser.add_argument("--base", help="a pretrained model instead: a folder, a hub id, a .gguf file, or default")
+    parser.add_argument(
+        "--lora", type=int, help="with --base: the rank of an adapter; by default all weights are tuned"
+    )
     parser.add_argument("--texts", type=int, default=64, help="sequences in a step")
     parser.add_argument("--tokens", type=int, default=1024, help="positions of a sequence, BOS included")
     parser.add_argument("--r-max", type=float, default=0.6)
@@ -164,11 +186,25 @@ def main() -> None:
     if args.profile:
         for name, runner in runners.items():
             profile(name, runner)
-    title = f"Training {args.size}, {args.texts} × {args.tokens} tokens a step, r_max {args.r_max}"
+    tuned = f"Fine-tuning {args.base}, {f'LoRA of rank {args.lora}' if args.lora else 'all weights'}"
+    what = f"Training {args.size}" if args.base is None else tuned
+    title = f"{what}, {args.texts} × {args.tokens} tokens a step, r_max {args.r_max}"
     columns = ["method", "step", "over GPT", "floor", "tokens/s", "MFU", "memory", "wait"]
     settings = {
         k: getattr(args, k)
-        for k in ("size", "texts", "tokens", "r_max", "steps", "rounds", "workers", "compile", "backend")
+        for k in (
+            "size",
+            "base",
+            "lora",
+            "texts",
+            "tokens",
+            "r_max",
+            "steps",
+            "rounds",
+            "workers",
+            "compile",
+            "backend",
+        )
     }
     report(
         title,

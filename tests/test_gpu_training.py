@@ -6,12 +6,22 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from models import tiny_model
+from runs import SMALL, loss_of, write_corpus
 
+import acgpt
+from acgpt.attention import check_model
 from acgpt.batches import Batches
 from acgpt.conditioning import Conditioning
+from acgpt.corpus import Corpus
+from acgpt.evaluate import evaluate
+from acgpt.evaluation_set import set_of_corpus
 from acgpt.learner import Learner, new_model
 from acgpt.loss_kernel import linear_cross_entropy
-from acgpt.recipe import Shape
+from acgpt.methods import method_of
+from acgpt.networks import add_lora
+from acgpt.recipe import Lora, Shape, make
+from acgpt.train import train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -99,3 +109,48 @@ def test_a_compiled_step_learns_and_every_batch_has_the_one_shape():
     from torch._dynamo.utils import counters
 
     assert counters["stats"]["unique_graphs"] == 1, dict(counters["recompiles"])
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lora", [{"rank": 8}, None])
+def test_a_pretrained_model_is_tuned_in_bf16_and_measures_the_same_in_fp32(lora, checkpointing, tmp_path):
+    corpus, folder = write_corpus(tmp_path / "corpus"), tmp_path / "base"
+    tokenizer = Corpus.open(corpus).tokenizer()
+    tiny_model("llama", vocabulary=len(tokenizer), width=128, scale=0.05).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    keys = {name: value for name, value in SMALL.items() if name not in ("model", "device")}
+    keys |= {"corpus": str(corpus), "base": str(folder), "output": str(tmp_path / "run"), "lora": lora, "steps": 40}
+    results = train(make(keys | {"checkpointing": checkpointing}, "mine"), quiet=True)
+    assert results is not None
+    assert (results["attention"], results["compiled"], results["precision"]) == ("fused", not checkpointing, "bf16")
+    losses = list(loss_of(tmp_path / "run").values())
+    assert losses[-1] < losses[0] - 0.3
+    lm = acgpt.load(str(folder), adapter=results["model"]) if lora else acgpt.load(results["model"])
+    texts, _ = set_of_corpus(Corpus.open(corpus), split="validation", length=31, limit=6, r_max=0.6)
+    assert texts.hash == results["evaluation"]["set"]["hash"]
+    again = evaluate(method_of(lm.metadata), lm.model.float(), texts, bos=lm.bos, mask=lm.mask)
+    for mode, answer in again.modes.items():
+        assert results["evaluation"]["modes"][mode]["perplexity"] == pytest.approx(answer.perplexity, rel=0.02)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_gradients_of_an_adapter_on_a_bf16_model_are_those_of_the_dense_mask_in_fp32(compiled):
+    model, _ = add_lora(tiny_model("llama", vocabulary=512, width=128, positions=256, scale=0.05), Lora(4), 0)
+    check_model(model.cuda())
+    learnt = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    with torch.no_grad():
+        for name, weight in learnt.items():
+            if "lora_B" in name:  # zero at first, and the gradients of lora_A with it
+                weight.normal_(std=0.05)
+    plain, padded = batches(False), batches(True)
+    reference = Learner(model, backend="dense", length=255, compiled=False)(**on_gpu(plain[0]))
+    wanted = torch.autograd.grad(reference, list(learnt.values()))
+    for name, weight in model.named_parameters():
+        if name not in learnt:
+            weight.data = weight.data.bfloat16()
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = Learner(model, backend="fused", length=255, compiled=compiled)(**on_gpu(padded[0]))
+    got = torch.autograd.grad(loss, list(learnt.values()))
+    assert loss.item() == pytest.approx(reference.item(), rel=5e-3)
+    for name, one, other in zip(learnt, got, wanted, strict=True):
+        assert relative(one, other) < 0.06, name
