@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from acgpt.corpus import JOURNAL, MANIFEST, Shard, check_shard
 from acgpt.errors import InputError, OutputError
+from acgpt.files import sync
 
 # All that a preparation ever writes into its folder.
 OURS = re.compile(r"[a-z][a-z0-9_]*-\d{5,}\.bin(\.part)?|(corpus|journal)\.json(\.tmp)?|tokenizer(\.part)?")
@@ -165,16 +166,6 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def sync(path: Path) -> None:
-    """Bring a file to the disk, or the names in a folder, where the system can do that."""
-    if os.name == "posix":
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def write_json(path: Path, content: object) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acgpt.corpus import AGAIN, TOKENIZER, tokenizer_in
-from acgpt.corpus_shards import sync
 from acgpt.errors import InputError, OutputError
+from acgpt.files import sync
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

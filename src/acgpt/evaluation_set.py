@@ -34,6 +34,7 @@ from safetensors.numpy import save
 
 from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 from acgpt.errors import InputError
+from acgpt.files import write_whole
 from acgpt.modes import Mode, distributions
 
 if TYPE_CHECKING:
@@ -320,15 +321,3 @@ def chunks(tokens: Tokens | np.ndarray, length: int, limit: int | None) -> int:
     if len(tokens) < length:
         raise InputError(f"there are {len(tokens)} tokens, and one text takes {length}: use a smaller --length.")
     return len(tokens) // length if limit is None else min(len(tokens) // length, limit)
-
-
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file that is whole or not there at all; its folder is made if need be."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.errors import ModelError
+from acgpt.files import write_whole
 
 FILE = "acgpt.json"
 ADAPTER_CONFIG = "adapter_config.json"  # which only the folder of a PEFT adapter has
@@ -107,10 +107,7 @@ class Metadata:
 
     def write(self, folder: str | Path) -> None:
         """Write `acgpt.json` into a folder, whole or not at all."""
-        path = Path(folder) / FILE
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_whole(Path(folder) / FILE, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def token_id(role: str, token: int | str, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -33,6 +33,7 @@ from safetensors import SafetensorError
 
 from acgpt import __version__
 from acgpt.errors import InputError, OutputError
+from acgpt.files import sync, write_whole
 from acgpt.recipe import Recipe, differences
 
 CONFIG, LOG, CURVE, BOARD, RESULTS = "config.json", "log.csv", "loss.png", "tensorboard", "results.json"
@@ -63,22 +64,8 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file, whole or not at all."""
-    write_whole(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
-        try:
-            with temporary.open("w", encoding="utf-8", newline="") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
 def commit(partial: Path, final: Path) -> None:
@@ -90,15 +77,6 @@ def commit(partial: Path, final: Path) -> None:
     discard(final)
     partial.rename(final)
     sync(final.parent)
-
-
-def sync(path: Path) -> None:
-    """Have the disk hold what was written: a file, or the entries of a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def discard(folder: Path) -> None:

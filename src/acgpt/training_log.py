@@ -12,7 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from acgpt.run_folder import write_whole, writing
+from acgpt.files import write_whole
+from acgpt.run_folder import writing
 
 DURING = ("unconditional", "training", "training-no-future")  # the modes that are evaluated while training
 COLUMNS = (
@@ -58,7 +59,8 @@ class Log:
             writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(self.rows)
-            write_whole(self.path, text.getvalue())
+            with writing(self.path):
+                write_whole(self.path, text.getvalue())
 
     @property
     def seconds(self) -> float:

@@ -274,7 +274,7 @@ def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path |
     """The files that were asked for, each whole or not at all."""
     from safetensors.numpy import save
 
-    from acgpt.evaluation_set import write_whole
+    from acgpt.files import write_whole
 
     files: dict[Path, bytes] = {}
     if output is not None:
