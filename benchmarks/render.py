@@ -128,6 +128,58 @@ def from_scratch(record: dict[str, Any]) -> str:
     return "\n\n".join([*parts, f"Trained on: {record['text']}."])
 
 
+Rows = tuple[list[str], list[list[str]]]  # the columns, and the rows
+
+
+def gap_rows(results: dict[str, Any]) -> Rows:
+    """Who fills gaps better, how often and by how much; then what the judge says of each fill."""
+
+    def spread(found: dict[str, Any], key: str, form: str) -> str:
+        low, high = found[f"{key}_interval"]
+        return f"{found[key]:{form}} [{low:{form}}, {high:{form}}]"
+
+    wins, means = [], []
+    true: list[list[str]] = []
+    for way, kinds in results.items():
+        one = next(iter(kinds.values()))
+        for name in one["comparisons"]:
+            found = [kind["comparisons"][name] for kind in kinds.values()]
+            wins.append([f"{way}; {name}: wins", *(spread(f, "win_rate", ".1%") for f in found)])
+            wins.append([f"{way}; {name}: by, in nats", *(spread(f, "difference", "+.2f") for f in found)])
+        for name in one["means"]:
+            judged = [kind["means"][name] for kind in kinds.values()]
+            cells = [f"{mean['log_prob']:.2f}; {mean['right']:.1%}" for mean in judged]
+            if name == "true":
+                true = [["log p of the text; true tokens: the true text", *cells]]
+            else:
+                means.append([f"{way}; {name}", *cells])
+    return ["", *kinds], wins + true + means
+
+
+def gaps(record: dict[str, Any]) -> str:
+    """Fills with and without the future, judged."""
+    return markdown(*gap_rows(record["results"]))
+
+
+def worth_rows(worth: dict[str, Any]) -> Rows:
+    """Perplexity with and without the future, a row a model."""
+    rows = []
+    for model, kinds in worth.items():
+        cells = [
+            (f"{w['past']:.2f}", f"{w['future']:.2f}", f"{w['future'] / w['past'] - 1:+.1%}") for w in kinds.values()
+        ]
+        rows.append([model, *(cell for three in cells for cell in three)])
+    return [
+        "perplexity",
+        *(c for kind in kinds for c in (f"{kind}, past only", f"{kind}, with future", "change")),
+    ], rows
+
+
+def with_future(record: dict[str, Any]) -> str:
+    """What the future is worth."""
+    return markdown(*worth_rows(record["worth"]))
+
+
 TABLES = {
     "attention": attention,
     "attention_kernel": attention_kernel,
@@ -135,8 +187,10 @@ TABLES = {
     "copies": copies,
     "decoding": decoding,
     "from_scratch": from_scratch,
+    "gaps": gaps,
     "scoring": scoring,
     "training": training,
+    "with_future": with_future,
 }
 
 

@@ -23,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import acgpt
@@ -34,6 +34,7 @@ from acgpt.corpus_encode import in_order
 from acgpt.corpus_prepare import Progress, prepare
 from acgpt.corpus_shards import write_json
 from acgpt.errors import InputError, OutputError
+from acgpt.loading import embedded_default
 from acgpt.metadata import tokenizer_hash
 
 SOURCE = str(Path(acgpt.__file__).parents[1])
@@ -1355,3 +1356,13 @@ def test_a_bar_is_shown_on_a_terminal(named, tmp_path):
                 show(Progress("tokens", done=200, total=size, documents=8, tokens=5678, text=200))
         if size:
             assert "5,678 tokens, 8 documents" in stderr.written and "MB/s" in stderr.written
+
+
+def test_the_embedded_models_tokenizer_ends_documents_as_its_pretraining_did(tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"text": "One."}\n{"text": "Two."}\n')
+    prepare([tmp_path / "mine.jsonl"], tmp_path / "corpus", tokenizer="default")
+    corpus = Corpus.open(tmp_path / "corpus")
+    tokenizer = corpus.tokenizer()
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|endoftext|>", "<|endoftext|>")
+    assert tokenizer.decode(corpus.tokens("train")[:]) == "One.<|endoftext|>Two.<|endoftext|>"
+    assert corpus.manifest["tokenizer_hash"] == tokenizer_hash(AutoTokenizer.from_pretrained(embedded_default()))

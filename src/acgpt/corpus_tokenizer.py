@@ -62,11 +62,13 @@ def named(name: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     if name == "default" or name.endswith(".gguf"):
-        from acgpt.loading import embedded_default, from_pretrained
+        from acgpt.loading import DEFAULT_BOS, embedded_default, from_pretrained
 
-        tokenizer: PreTrainedTokenizerBase = from_pretrained(
-            AutoTokenizer, embedded_default() if name == "default" else name
-        )
+        tokenizer: PreTrainedTokenizerBase
+        if name != "default":
+            tokenizer = from_pretrained(AutoTokenizer, name)
+        else:  # it names those of its chats
+            tokenizer = from_pretrained(AutoTokenizer, embedded_default(), bos_token=DEFAULT_BOS, eos_token=DEFAULT_BOS)
         return tokenizer
     looks_like_a_path = Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1
     if looks_like_a_path and not Path(name).exists():

@@ -1,0 +1,91 @@
+"""What knowing the future is worth to a model: perplexity of the same tokens with and without it, in a table.
+
+    perplexity   prose, past only   with future   change   code, past only   with future   change
+    unadapted            …               …           …            …               …           …
+    adapted              …               …           …            …               …           …
+
+`demo_texts.json` holds short passages of prose and code with a gap each. They were written for this purpose, so that no
+model was trained on them; what stands after a gap tells something of what fills it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from acgpt.adapters import Choice
+from acgpt.language_model import LanguageModel, Question, Score
+
+if TYPE_CHECKING:
+    from acgpt.show import Page
+
+TEXTS = Path(__file__).with_name("demo_texts.json")
+UNADAPTED, ADAPTED = "unadapted", "adapted"
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Perplexity per asked token of one kind of text, from the past alone and with copies of all that is given."""
+
+    past: float
+    future: float
+    tokens: int  # that were asked
+
+    @property
+    def change(self) -> float:
+        """By how much the future changes the perplexity: -0.2 is a fifth less."""
+        return self.future / self.past - 1
+
+
+def demo_texts() -> dict[str, list[str]]:
+    """Templates with a gap each, by kind: "prose" and "code"."""
+    texts: dict[str, list[str]] = json.loads(TEXTS.read_text(encoding="utf-8"))
+    return texts
+
+
+def worth(lm: LanguageModel, questions: Mapping[str, Sequence[Question]]) -> dict[str, dict[str, Worth]]:
+    """What the future is worth, by model and by kind of text.
+
+    Args:
+        lm: A model. Where it has an adapter, the model without it is asked too, for comparison.
+        questions: Templates or queries, by kind, whose asked tokens are scored.
+    """
+    models: dict[str, Choice] = {UNADAPTED: False, ADAPTED: None} if lm.adapters else {UNADAPTED: None}
+    return {
+        name: {kind: one_worth(lm, list(asked), adapter) for kind, asked in questions.items()}
+        for name, adapter in models.items()
+    }
+
+
+def one_worth(lm: LanguageModel, questions: list[Question], adapter: Choice) -> Worth:
+    """What the future is worth on these questions; `adapter` as in `LanguageModel.log_prob`."""
+    past, future = (lm.log_prob(questions, future=way, adapter=adapter) for way in (False, True))
+    return Worth(perplexity(past), perplexity(future), sum(len(score.tokens) for score in past))
+
+
+def perplexity(scores: Sequence[Score]) -> float:
+    """Per asked token, over all texts."""
+    tokens = [token.log_prob for score in scores for token in score.tokens]
+    try:
+        return math.exp(-math.fsum(tokens) / len(tokens))
+    except OverflowError:
+        return math.inf
+
+
+def print_worth(page: Page, table: Mapping[str, Mapping[str, Worth]]) -> None:
+    """The table, a row a model, with what the future changes."""
+    drawn = Table("perplexity", box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for kind in next(iter(table.values())):
+        for column in (f"{kind}, past only", "with future", "change"):
+            drawn.add_column(column, justify="right", no_wrap=True)
+    for name, kinds in table.items():
+        cells = [(f"{w.past:.2f}", f"{w.future:.2f}", f"{w.change:+.0%}") for w in kinds.values()]
+        drawn.add_row(name, *(cell for three in cells for cell in three))
+    page.print(drawn, Text(), sep="\n")

@@ -1,0 +1,182 @@
+"""What the future is worth: the demo's texts and table, and the programs that measure it on held-out text."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models import expected_log_probs, tiny_model, tiny_tokenizer
+from transformers import AutoModelForCausalLM
+
+import acgpt
+from acgpt import LanguageModel, Metadata
+from acgpt.corpus import Corpus
+from acgpt.corpus_prepare import prepare
+from acgpt.demo_table import demo_texts, print_worth, worth
+from acgpt.show import Page
+from acgpt.template import parse, rendered
+
+peft = pytest.importorskip("peft")
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+VOCABULARY = 324  # of the tiny tokenizer
+
+
+def tokenizer():
+    return tiny_tokenizer(bos_token="<bos>", eos_token="<eos>")
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """Imports a benchmark program."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    """The folders of a tiny model and of an adapter for it that says it reads copies."""
+    folder = tmp_path_factory.mktemp("adapted")
+    network = tiny_model(vocabulary=VOCABULARY, scale=0.15, positions=1024)
+    LanguageModel(network, tokenizer()).save_pretrained(folder / "base")
+    torch.manual_seed(1)
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    network = AutoModelForCausalLM.from_pretrained(folder / "base")
+    peft.get_peft_model(network, config).save_pretrained(folder / "adapter")
+    Metadata(method="ac-gpt").write(folder / "adapter")
+    return folder / "base", folder / "adapter"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Two splits of documents, of words at random: a text of 200 tokens stands in one place only."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(0)
+    words = ["the", "cat", "dog", "bird", "sat", "on", "mat", "log", "and", "saw", "France", "Italy", "capital", "of"]
+    for split, documents in (("validation", 12), ("code", 6)):
+        texts = [" ".join(rng.choice(words, 900)) for _ in range(documents)]
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (folder / f"{split}.jsonl").write_text(lines, "utf-8")
+    tokenizer().save_pretrained(folder / "tokenizer")
+    sources = [f"{split}={folder / split}.jsonl" for split in ("validation", "code")]
+    prepare(sources, folder / "made", tokenizer=str(folder / "tokenizer"), workers=1)
+    return folder / "made"
+
+
+# ---- the demo -------------------------------------------------------------------------------------------------------
+
+
+def test_every_text_of_the_demo_has_one_gap_and_something_after_it(smollm2):
+    from acgpt.text import encode
+
+    texts = demo_texts()
+    assert list(texts) == ["prose", "code"] and all(len(kind) == 6 for kind in texts.values())
+    for template in (template for kind in texts.values() for template in kind):
+        query = encode(parse(template), smollm2, template).query
+        assert len(query.blanks) == 1 and query.needs_future, template
+        assert len(query) < 100
+
+
+def test_the_code_of_the_demo_is_python():
+    for template in demo_texts()["code"]:
+        ast.parse(rendered(parse(template)))
+
+
+def test_what_the_future_is_worth_is_exp_of_the_mean_over_all_asked_tokens(adapted):
+    base, adapter = adapted
+    texts = {"cats": ["The {{cat}} sat on the mat.", "A {{cat and a dog}} saw."], "capitals": ["{{Italy}} is Rome."]}
+    lm = acgpt.load(base, adapter, dtype="float64")
+    found = worth(lm, texts)
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64)
+    merged = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64), adapter)
+    for name, network in (("unadapted", plain), ("adapted", merged.merge_and_unload())):
+        for kind, templates in texts.items():
+            for future in (False, True):
+                scores = torch.cat([expected_log_probs(network, lm.query(t), future=future) for t in templates])
+                perplexity = found[name][kind].future if future else found[name][kind].past
+                assert perplexity == pytest.approx(math.exp(-scores.mean()), rel=1e-6), (name, kind, future)
+            assert found[name][kind].tokens == len(scores)
+    assert len({w.future for kinds in found.values() for w in kinds.values()}) == 4
+
+
+def test_the_table_has_a_row_a_model(adapted, capsys):
+    base, adapter = adapted
+    print_worth(Page(), worth(acgpt.load(base, adapter), {"prose": ["The {{cat}} sat."]}))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.strip()] == ["perplexity", "unadapted", "adapted"]
+    assert list(worth(acgpt.load(base), {"prose": ["The {{cat}} sat."]})) == ["unadapted"]
+
+
+# ---- gaps -----------------------------------------------------------------------------------------------------------
+
+
+def test_gaps_lie_in_one_document_and_their_texts_do_not_overlap(program, adapted, corpus):
+    gaps = program("gaps")
+    lm = acgpt.load(adapted[0])
+    count = 12
+    queries = gaps.held_out(corpus, "validation", lm, count, seed=0)
+    tokens = Corpus.open(corpus).tokens("validation")[:].tolist()
+    covered = np.zeros(len(tokens), int)
+    for query in queries:
+        ((first, last),) = query.blanks
+        assert 4 <= last - first + 1 <= 12 and 100 <= first - 1 <= 200 and 100 <= len(query) - last <= 200
+        places = [i for i in range(len(tokens)) if tokens[i : i + len(query)] == list(query.tokens)]
+        assert len(places) == 1
+        covered[places[0] : places[0] + len(query)] += 1
+        assert lm.tokenizer.eos_token_id not in query.tokens
+    assert covered.max() == 1
+    assert gaps.held_out(corpus, "validation", lm, count, seed=0) == queries
+    assert gaps.held_out(corpus, "validation", lm, count, seed=1) != queries
+    with pytest.raises(SystemExit, match="room for"):
+        gaps.held_out(corpus, "validation", lm, 10_000, seed=0)
+
+
+def test_ties_count_half_and_intervals_hold_the_rate(program):
+    gaps = program("gaps")
+    found = gaps.compared(np.array([1.0] * 60 + [0.0] * 20 + [-2.0] * 20), seed=0)
+    assert found["win_rate"] == pytest.approx(0.7) and found["ties"] == 20 and found["difference"] == pytest.approx(0.2)
+    # The standard error of a mean of 100 is that of the sample over 10.
+    error = np.std([1.0] * 60 + [0.5] * 20 + [0.0] * 20) / 10
+    assert found["win_rate_interval"] == pytest.approx([0.7 - 1.96 * error, 0.7 + 1.96 * error], abs=0.015)
+
+
+def test_the_judge_is_the_model_without_its_adapter(program, adapted, corpus):
+    gaps = program("gaps")
+    base, adapter = adapted
+    lm = acgpt.load(base, adapter, dtype="float64")
+    texts = gaps.held_out(corpus, "code", lm, 3, seed=0)
+    found = gaps.contest(lm, texts, 0, 0, temperature=0.8)
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64)
+    for text, judged in zip(texts, found["true"]["log_prob"], strict=True):
+        ids = torch.tensor([[lm.bos, *text.tokens]])
+        with torch.no_grad():
+            scores = plain(ids).logits[0, :-1].log_softmax(-1)
+        assert judged == pytest.approx(float(scores.gather(1, ids[0, 1:, None]).sum()), rel=1e-6)
+    assert found["true"]["right"] == [1.0] * 3
+    assert set(found) == {"true", *(f"{m}, {w}" for m in ("unadapted", "adapted") for w in ("past", "future"))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gaps", "with_future"])
+def test_the_program_prints_a_table_and_a_line_that_can_be_rendered(program, adapted, corpus, name):
+    base, adapter = adapted
+    command = [sys.executable, BENCHMARKS / f"{name}.py", corpus, "--model", base, "--adapter", adapter, "--gaps", "4"]
+    done = subprocess.run([*map(str, command), "--device", "cpu"], capture_output=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout.splitlines()[-1])
+    page = program("render").TABLES[record["benchmark"]](record)
+    lines = page.splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    if name == "gaps":
+        assert "| prose | code | all |" in lines[0]
+        assert record["results"]["greedy"]["all"]["comparisons"]["adapted: future against past"]["gaps"] == 8
+    else:
+        assert [line.split(" | ")[0] for line in lines[2:]] == ["| unadapted", "| adapted"]
