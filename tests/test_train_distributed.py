@@ -18,6 +18,7 @@ from transformers.models.gpt_neox import modeling_gpt_neox
 
 from acgpt.recipe import make
 from acgpt.train import train
+from acgpt.training_log import DURING
 
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = SMALL | {"steps": 6, "save_every": 2, "eval_every": 2, "micro_batch": 2, "keep": 9}
@@ -58,7 +59,7 @@ def check_learnt_the_same(run, alone, tolerance=CLOSE):
     assert loss_of(run) == pytest.approx(loss_of(alone), rel=tolerance)
     for one, other in zip(read_rows(run), read_rows(alone), strict=True):
         assert one["step"] == other["step"]
-        for name in ("grad_norm", "unconditional", "training", "infilling"):
+        for name in ("grad_norm", *DURING):
             assert float(one[name] or 0) == pytest.approx(float(other[name] or 0), rel=1e-3)
     mine, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (run, alone))
     assert mine.keys() == theirs.keys()
