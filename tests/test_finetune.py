@@ -11,7 +11,7 @@ import torch
 from models import ARCHITECTURES, tiny_model
 from runs import SMALL, Command, ended, kill_self, loss_of, ranks, read_rows, replace, write_corpus
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, OPTConfig
 from typer.testing import CliRunner
 
 import acgpt
@@ -19,9 +19,9 @@ from acgpt.cli import app
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError, ModelError
 from acgpt.language_model import LanguageModel
-from acgpt.learner import flops
+from acgpt.learner import flops, has_plain_head
 from acgpt.metadata import Metadata, weights_hash
-from acgpt.networks import add_lora, load_pretrained
+from acgpt.networks import add_lora, drop_nothing, load_pretrained
 from acgpt.plan import settle
 from acgpt.recipe import Lora, make
 from acgpt.train import train
@@ -154,6 +154,29 @@ def test_every_architecture_learns_the_layout(architecture, lora, corpus, tmp_pa
     assert lm.metadata.reads_copies and isinstance(lm.log_prob("The {{cat}} sat.").log_prob, float)
 
 
+def test_an_adapter_on_the_head_keeps_its_part_in_the_loss():
+    model, _ = add_lora(tiny_model(tie_word_embeddings=False), Lora(2, targets=["lm_head"]), 0)
+    assert has_plain_head(tiny_model()) and not has_plain_head(model)
+
+
+def test_dropout_that_a_model_brings_is_switched_off_however_it_is_applied():
+    config = OPTConfig(
+        vocab_size=50, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=64, dropout=0.5, attention_dropout=0.5, layerdrop=0.5,
+    )  # fmt: skip
+    model, ids = AutoModelForCausalLM.from_config(config), torch.arange(9)[None]
+    drop_nothing(model)
+    one, other = (model.train()(input_ids=ids).logits for _ in range(2))
+    assert torch.equal(one, other)
+
+
+def test_dropout_that_cannot_be_switched_off_is_refused(monkeypatch):
+    model = tiny_model()
+    model.lm_head.register_forward_hook(lambda module, inputs, logits: torch.dropout(logits, 0.5, module.training))
+    with pytest.raises(ModelError, match="cannot be switched off"):
+        drop_nothing(model)
+
+
 def test_the_same_seed_gives_the_same_adapter_and_another_another():
     def first(seed):
         adapted, _ = add_lora(tiny_model(), Lora(2), seed)
@@ -180,10 +203,18 @@ def test_full_tuning_writes_a_plain_model_whatever_is_tied(tied, corpus, tmp_pat
 def test_a_tuned_model_is_written_in_the_dtype_of_its_base(corpus, tmp_path):
     folder = tmp_path / "base"
     tokenizer = Corpus.open(corpus).tokenizer()
-    tiny_model(vocabulary=len(tokenizer)).to(torch.bfloat16).save_pretrained(folder)
+    model = tiny_model(vocabulary=len(tokenizer)).to(torch.bfloat16)
+    model.generation_config = GenerationConfig(do_sample=True, temperature=0.7)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     train(recipe_of(corpus, folder, tmp_path / "run", lora=None, steps=3, save_every=3), quiet=True)
     assert {w.dtype for w in load_file(tmp_path / "run" / "model" / "model.safetensors").values()} == {torch.bfloat16}
+    assert GenerationConfig.from_pretrained(tmp_path / "run" / "model").temperature == 0.7
+    words = ["evaluate", str(tmp_path / "run" / "model"), str(corpus), "--length", "31", "--limit", "6", "--json"]
+    measured = json.loads(CliRunner().invoke(app, [*words, "--r-max", "0.6", "--dtype", "float32"]).stdout)
+    results = results_of(tmp_path / "run")["evaluation"]
+    for mode, answer in measured["modes"].items():
+        assert results["modes"][mode]["perplexity"] == pytest.approx(answer["perplexity"], rel=1e-5)
     kept = load_file(tmp_path / "run" / "checkpoints" / "checkpoint-3" / "model.safetensors")
     assert {weight.dtype for weight in kept.values()} == {torch.float32}
 
@@ -303,6 +334,22 @@ def test_flags_are_short_for_keys_of_the_recipe(flags, expected, corpus, base, t
     recipe = json.loads(done.stdout)["recipe"]
     assert {key: recipe[key] for key in expected} == expected
     assert (recipe["steps"], recipe["lr"], recipe["base"]) == (3, 0.01, str(base))
+
+
+def test_options_are_taken_as_they_are_and_a_rank_takes_its_alpha_along(corpus, base, tmp_path):
+    odd = tmp_path / "run #1: odd"
+    words = ("-b", base, "-c", corpus, "-o", odd, "--steps", "2", "warmup=1")
+    assert command(*words, "--rank", "0", *small_words()).exit_code == 2
+    done = command(*words, "lora.rank=2", *(word for word in small_words() if "warmup" not in word), "--json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["folder"] == str(odd) and odd.is_dir()
+    assert json.loads(done.stdout)["recipe"]["lora"]["alpha"] == 4
+
+
+def test_four_bits_of_a_packed_file_are_refused(corpus, tmp_path):
+    recipe = recipe_of(corpus, tmp_path / "model.gguf", tmp_path / "run", quantize="4bit")
+    with pytest.raises(InputError, match="is packed already"):
+        load_pretrained(str(tmp_path / "model.gguf"), recipe, settle(replaced(recipe, quantize=None), 100))
 
 
 def test_only_recipes_with_a_base_are_listed_and_run(corpus, tmp_path):

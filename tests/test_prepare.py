@@ -1366,3 +1366,11 @@ def test_the_embedded_models_tokenizer_ends_documents_as_its_pretraining_did(tmp
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|endoftext|>", "<|endoftext|>")
     assert tokenizer.decode(corpus.tokens("train")[:]) == "One.<|endoftext|>Two.<|endoftext|>"
     assert corpus.manifest["tokenizer_hash"] == tokenizer_hash(AutoTokenizer.from_pretrained(embedded_default()))
+
+
+def test_of_many_text_files_few_may_be_taken_and_pieces_of_those_held_out(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus_prepare, "PIECE", 20)
+    for number in range(30):
+        (tmp_path / f"{number:02}.txt").write_text("one line of text\n" * 20)
+    corpus = run(f"{tmp_path}/*.txt", validation=0.2, limit=2)
+    assert corpus.manifest["recipe"]["piece"] == 20 and corpus.splits["validation"].tokens

@@ -306,6 +306,19 @@ def test_there_is_no_sweep_of_one_r_max(tmp_path):
     assert not any("sweep" in name for name in made.content["files"])
 
 
+def test_an_evaluation_of_another_model_is_refused_and_the_fuller_of_two_is_taken(tmp_path, figures):
+    part = evaluation("ac-gpt", (7.0, None, None, None, None)) | {"modes": {"unconditional": {"perplexity": 7.0}}}
+    ac = write_run(tmp_path / "ac", further={"aa": part})
+    make_report([ac, twin_of(tmp_path / "gpt")], tmp_path / "report")
+    assert table(tmp_path / "report", "advantages")[0]["training"]
+    foreign = evaluation("gpt", CAUSAL) | {"model": "some/base", "adapter": None}
+    gpt = twin_of(tmp_path / "other", further={"zz": foreign})
+    with pytest.raises(InputError, match=r"zz.json is an evaluation of some/base, not of what this run has trained"):
+        make_report([ac, gpt], tmp_path / "second")
+    own = evaluation("gpt", CAUSAL) | {"model": "some/base", "adapter": str(tmp_path / "third" / "adapter")}
+    make_report([ac, twin_of(tmp_path / "third", further={"zz": own})], tmp_path / "fourth")
+
+
 def test_the_curve_compares_equal_steps_of_the_same_set(tmp_path, figures):
     ac = write_run(tmp_path / "ac", curve={50: (9.0, 8.0, 9.1), 75: (8.0, 7.0, 8.1), 100: (8.0, 6.0, 8.2)})
     gpt = twin_of(tmp_path / "gpt", curve={50: (10.0, "", 16.0), 100: (8.0, "", 8.0)})

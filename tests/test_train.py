@@ -498,13 +498,19 @@ def test_a_signal_to_the_process_and_its_workers_ends_in_words_that_say_how_to_g
 
 def test_a_second_ctrl_c_does_not_wait():
     before = signal.getsignal(signal.SIGINT)
-    with asked_to_stop(None) as time_to_stop:
+    with asked_to_stop(math.inf) as time_to_stop:
         assert not time_to_stop()
         signal.raise_signal(signal.SIGINT)
         assert time_to_stop()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_once_training_is_over_ctrl_c_ends_the_last_evaluation(corpus, tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("acgpt.train.finish", lambda *_: {"handler": signal.getsignal(signal.SIGINT)})
+    assert train(recipe_of(corpus, tmp_path / "run"), quiet=True) == {"handler": before}
 
 
 def test_a_run_that_is_broken_off_at_once_says_how_to_go_on(recipe_file, tmp_path, monkeypatch):

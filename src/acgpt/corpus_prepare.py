@@ -205,7 +205,7 @@ def choose(parts: Sequence[Part], asked: Recipe, default: bool) -> Recipe:
     if share and "train" not in splits:
         raise InputError("there is no train split to hold documents out of: leave --validation out.")
     recipe = replace(asked, convention=convention, validation=share)
-    train = [(number, part) for number, part in enumerate(parts) if part.split == "train"]
+    train = [(number, part) for number, part in enumerate(parts) if part.split == "train"][: asked.limit]
     text_only = all(isinstance(part, File) and part.format == "txt" for _, part in train)
     too_few = len(train) * share < 1 or len({recipe.split_of("train", number, 0) for number, _ in train}) < 2
     return replace(recipe, piece=PIECE) if share and text_only and too_few else recipe

@@ -92,6 +92,7 @@ class Tuned:
         It is built once more, on the CPU: that in training may be shared out among processes.
         """
         model = type(self.model)(self.model.config)
+        model.generation_config = self.model.generation_config
         load(model, weights, self.kept)
         self.trim(model)
         LanguageModel(model.to(self.dtype).eval(), self.tokenizer, metadata=self.metadata).save_pretrained(folder)
@@ -138,6 +139,7 @@ class Adapted(Tuned):
         """Write the adapter as PEFT does."""
         named = {OUTER + name.replace(SLOT, ""): weight.contiguous() for name, weight in weights.items()}
         safetensors.torch.save_file(named, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        self.config.target_modules = sorted(self.config.target_modules)  # a set: its order would change from run to run
         self.config.save_pretrained(folder)
         self.accompany(folder)
 
@@ -246,6 +248,10 @@ def load_pretrained(
     What is trained is held in fp32. What is frozen is held in bf16 where the step runs in it, or packed to 4 bits.
     """
     if recipe.quantize is not None:
+        if source.endswith(".gguf"):
+            raise InputError(
+                f"quantize={recipe.quantize}: {source} is packed already, in a way that cannot be trained on."
+            )
         if importlib.util.find_spec("bitsandbytes") is None:
             raise InputError(f"quantize={recipe.quantize} needs the package bitsandbytes: pip install bitsandbytes")
         from transformers import BitsAndBytesConfig
@@ -297,11 +303,18 @@ def add_lora(model: PreTrainedModel, lora: Lora, seed: int) -> tuple[PreTrainedM
     return without_peft(adapted)[0], adapted.peft_config["default"]
 
 
+@torch.no_grad()
 def drop_nothing(model: PreTrainedModel) -> None:
     """Switch off the dropout that a pretrained network may bring from its own training."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        for name in ("attention_dropout", "attn_dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+        for name in [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]:
+            setattr(module, name, 0.0)
+    ids = torch.arange(4, device=model.device)[None]
+    with torch.random.fork_rng(devices=[]):
+        training = model.train()
+        one, other = (training(input_ids=ids, use_cache=False).logits for _ in range(2))
+    model.eval()
+    if not torch.equal(one, other):
+        raise ModelError(f"{type(model).__name__} drops activations at random in a way that cannot be switched off.")

@@ -104,6 +104,8 @@ def arguments(recipe: Recipe, plan: Plan, layers: Iterable[str] = ("GPTNeoXLayer
     fsdp: dict[str, Any] = {}
     if plan.fsdp and recipe.parallel == "fsdp":  # else accelerate has been told
         fsdp = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": sorted(layers)}}
+    elif plan.fsdp:
+        os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(sorted(layers))  # whatever it was told of the network
     args = TrainingArguments(
         output_dir=recipe.output,
         max_steps=plan.steps,

@@ -124,7 +124,7 @@ class Recipe:
         save_every: Steps between two checkpoints; there is always one at the end.
         keep: How many checkpoints are kept.
         eval_every: Steps between two evaluations; 0 is none but the last.
-        eval_split: The split of the corpus that is evaluated on; if the corpus has none of that name, nothing is.
+        eval_split: The split of the corpus that is evaluated on; without a validation split, by default nothing is.
         eval_texts: How many of its texts, during training.
         final_texts: How many in the end, in all five modes. Default: all.
         seed: Of the weights, the order of texts, their conditioning sets and dropout.
@@ -329,9 +329,9 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
 
     Args:
         name: A YAML file, or the name of a recipe that comes with acgpt.
-        changes: `key=value` each, the value as YAML writes it; `conditioning.r_max=0.4` reaches into a mapping. A
-            change takes along what it makes meaningless in the file: `steps` its `epochs`, `optimizer=adamw` its
-            `muon_lr`.
+        changes: `key=value` each, the value as YAML writes it (paths and other text as they are);
+            `conditioning.r_max=0.4` reaches into a mapping. A change takes along what it makes meaningless in the file:
+            `steps` its `epochs`, `optimizer=adamw` its `muon_lr`, `lora.rank` its `lora.alpha`.
     """
     path = Path(name)
     if not path.is_file() and str(name).removesuffix(".yaml") in built_in():
@@ -351,6 +351,8 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in changed and other not in changed:
             content.pop(other, None)
+    if "lora.rank" in changed and "lora.alpha" not in changed:
+        content["lora"].pop("alpha", None)
     for key, (owner, values, _) in BELONGS.items():
         if owner in changed and key not in changed and content[owner] not in values:
             content.pop(key, None)
@@ -398,7 +400,7 @@ def apply(content: dict[str, Any], change: str) -> str:
     if not equals or not key:
         raise InputError(f"{change!r} is no change: write key=value, as in steps=1000 or conditioning.r_max=0.4.")
     try:
-        value = yaml.load(text, Loader)
+        value = text if get_type_hints(Recipe).get(key) is str else yaml.load(text, Loader)  # a path is no YAML
     except yaml.YAMLError as error:
         raise InputError(f"{change!r}: the value is not YAML: {error}") from error
     *path, last = key.split(".")

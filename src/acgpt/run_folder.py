@@ -6,7 +6,7 @@
       loss.png         the same as a picture, where matplotlib is installed
       tensorboard/     the same for TensorBoard, where that is installed
       checkpoints/     checkpoint-500, …: what a run is resumed from, each a plain Hugging Face folder as well
-      model/           the trained model, a plain Hugging Face folder; written last but one
+      model/           the trained model, a plain Hugging Face folder (adapter/: a PEFT adapter); written last but one
       results.json     the outcome; written last: a run that has it is finished
 
 A file or folder gets its name when all of it is on the disk. What begins with a dot is work in progress, or what an

@@ -77,6 +77,9 @@ def train(
         InputError: Something that the user can mend.
         OutputError: The run's folder cannot be written. The last checkpoint stays, and can be resumed from.
     """
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"the minutes that training may take must be above 0, not {minutes}.")
+    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
     for name in ("corpus", "output"):
         if not getattr(recipe, name):
             raise InputError(f"the recipe names no {name}: add {name}=FOLDER.")
@@ -95,8 +98,8 @@ def train(
     bos, mask = product.metadata.bos_token_id or 0, product.metadata.mask_token_id
     if conditioning.unknown and mask is None:
         raise InputError(
-            "conditioning.unknown needs a MASK token, and the tokenizer has none: name one of its tokens with mask=…, "
-            "or prepare the corpus with --mask-token."
+            "conditioning.unknown needs a MASK token, and the tokenizer has none: name one of its tokens with mask=…"
+            + ("." if recipe.base else ", or prepare the corpus with --mask-token.")
         )
     if not conditioning.unknown:  # a MASK that was never read means nothing to the network
         product.metadata = replace(product.metadata, mask_token_id=None)
@@ -121,32 +124,30 @@ def train(
         torch.cuda.reset_peak_memory_stats()
     learner = Learner(product.model, backend=plan.attention, length=recipe.length, compiled=plan.compiled)
     main = args.process_index == 0
-    with asked_to_stop(minutes) as time_to_stop, alone(folder) if main else nullcontext():
+    with alone(folder) if main else nullcontext():
         if main:
             about["sittings"] = open_folder(folder, recipe, resume, about)
         trainer = AcTrainer(learner, recipe, args, batches, product=product, fsdp=plan.fsdp)
         torch.manual_seed(
             recipe.seed + args.process_index
         )  # of dropout: processes that see other texts need other noise
-        reporter = Reporter(trainer, folder, method, plan, sets.get("during"), quiet, time_to_stop)
+        reporter = Reporter(trainer, folder, method, plan, sets.get("during"), quiet)
         trainer.add_callback(reporter)
         if not sets:
             reporter.bar.note(
                 f"nothing will be evaluated: the corpus has no text for it in a split {recipe.eval_split!r}."
             )
         try:
-            trainer.resume(last_checkpoint(folder) if resume else None)
+            with asked_to_stop(end) as reporter.asked_to_stop:  # afterwards there is a checkpoint: Ctrl-C may come
+                trainer.resume(last_checkpoint(folder) if resume else None)
             return finish(trainer, reporter, sets.get("final"), about) if not reporter.stopped else None
         finally:
             reporter.close()
 
 
 @contextmanager
-def asked_to_stop(minutes: float | None) -> Iterator[Callable[[], bool]]:
-    """Within, a function that says whether it is time to stop: minutes have passed, or SIGTERM or Ctrl-C has come."""
-    if minutes is not None and not minutes > 0:
-        raise InputError(f"the minutes that training may take must be above 0, not {minutes}.")
-    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+def asked_to_stop(end: float) -> Iterator[Callable[[], bool]]:
+    """Within, a function that says whether it is time to stop: the end has come, or SIGTERM or Ctrl-C has."""
     asked = threading.Event()
 
     def handle(number: int, where: Any) -> None:
@@ -200,7 +201,6 @@ class Reporter(TrainerCallback):
         plan: On what it runs.
         evaluation_set: What is evaluated during training, if anything.
         quiet: Show nothing.
-        asked_to_stop: Says whether it is time to stop.
     """
 
     def __init__(
@@ -211,14 +211,14 @@ class Reporter(TrainerCallback):
         plan: Plan,
         evaluation_set: EvaluationSet | None,
         quiet: bool,
-        asked_to_stop: Callable[[], bool],
     ) -> None:
         self.trainer, self.recipe, self.folder, self.method = trainer, trainer.recipe, folder, method
         self.evaluation_set, self.main = evaluation_set, trainer.args.process_index == 0
         self.peak = matmul_rate(plan.device)
         self.log, self.bar = Log(folder / LOG, write=self.main), ProgressLine(quiet or not self.main)
         self.board: Any = None  # TensorBoard's writer, where there is one
-        self.asked_to_stop, self.stopped = asked_to_stop, False
+        self.asked_to_stop: Callable[[], bool] = lambda: False  # says whether it is time to stop
+        self.stopped = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Take up the log of the run so far."""
@@ -318,6 +318,7 @@ def finish(
 ) -> dict[str, Any]:
     """The last evaluation, the model, the curve and the results."""
     recipe, log, folder, evaluation = trainer.recipe, reporter.log, reporter.folder, None
+    trainer.round()
     if final_set is not None:
         reporter.bar.note(f"evaluating on {len(final_set)} texts")
         evaluation = reporter.measure(final_set)

@@ -265,20 +265,28 @@ class AcTrainer(Trainer):
     def whole(self) -> Iterator[PreTrainedModel]:
         """The network, to be called by itself; within, it is as `export` would write it.
 
-        It is whole also where FSDP has shared it out, so all processes must call it alike. And it predicts tokens of
-        the tokenizer only: in training the vocabulary is padded.
+        Where FSDP has shared it out, its blocks gather themselves one by one, and what stands around them is gathered
+        here: all processes must call it alike. And it predicts tokens of the tokenizer only: in training the vocabulary
+        is padded.
         """
-        shared = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
-        for module in shared:
-            module.unshard()
+        outermost = self.model if isinstance(self.model, FSDPModule) else None
+        if outermost is not None:
+            outermost.unshard()
         network, size = self.network, self.product.vocabulary
         hook = network.get_output_embeddings().register_forward_hook(lambda module, inputs, logits: logits[..., :size])
         try:
             yield network
         finally:
             hook.remove()
-            for module in shared:
-                module.reshard()
+            if outermost is not None:
+                outermost.reshard()
+
+    @torch.no_grad()
+    def round(self) -> None:
+        """Make what was trained what `export` will write, to the last bit."""
+        for name, weight in self.network.named_parameters():
+            if name in self.product.kept:
+                weight.copy_(weight.to(self.product.dtype))
 
     def export(self, folder: Path) -> int | None:
         """Write what was trained, a plain Hugging Face model or a PEFT adapter.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -74,14 +75,14 @@ def finetune(
         print_recipes({name: words for name, words in built_in().items() if load_recipe(name).base}, as_json)
         return
     changes = list(changes or ())
-    if recipe is not None and "=" in recipe:
+    if recipe is not None and "=" in recipe and not Path(recipe).is_file():
         changes, recipe = [recipe, *changes], None
     if full and (rank is not None or four_bits):
         raise typer.BadParameter("--full trains all weights: leave --rank and --4bit out.")
     wanted = {
         "base": base, "corpus": corpus, "output": output, "conditioning.r_max": r_max, "conditioning.empty": mix,
         "conditioning.infilling": infilling, "steps": steps, "lr": lr, "quantize": "4bit" if four_bits else None,
-        "method": "gpt" if causal else None, "lora": "null" if full else f"{{rank: {rank}}}" if rank else None,
+        "method": "gpt" if causal else None, "lora": "null" if full else None, "lora.rank": rank,
     }  # fmt: skip
     flags = [f"{key}={value}" for key, value in wanted.items() if value is not None]
     name = recipe or ("finetune-full" if full else "finetune-lora")

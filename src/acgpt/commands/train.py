@@ -51,8 +51,9 @@ def train(
     docs/training.md explains every key of a recipe.
 
     Keys of --json:
-      folder, model (what was trained, inside it), steps, texts, tokens, parameters, loss (the last), seconds,
-      tokens_per_second, wait (share of time without data), memory_gib,
+      folder, model (in it, what was trained), steps, texts, tokens, parameters,
+      loss (the last), seconds, tokens_per_second, wait (share of time without
+      data), memory_gib, sittings (what the run was on, each time it went on),
       evaluation (null, or as in acgpt evaluate: modes, gains, set, …), recipe,
       conditioning, corpus_hash, tokenizer_hash, evaluation_sets, processes,
       fsdp, device, precision, attention, compiled, hardware, versions, command
@@ -155,6 +156,8 @@ def print_results(results: dict[str, Any]) -> None:
         f"{results['tokens']:,} tokens in {results['seconds']:,.0f} s, loss {results['loss']:.3f}\n"
     )
     if results["evaluation"] is None:
-        page.note(f"nothing was evaluated: the corpus has no split {results['recipe']['eval_split']!r}.")
+        page.note(
+            f"nothing was evaluated: the corpus has no text for it in a split {results['recipe']['eval_split']!r}."
+        )
     else:
         print_perplexities(page, results["evaluation"])

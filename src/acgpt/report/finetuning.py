@@ -72,7 +72,7 @@ CURVE = (
     Column("step", "step", form=","),
     Column("tokens", "tokens", form=","),
     Column("unconditional", "UC adv", form="+z.2f%"),
-    Column("training", "training over the twin's unconditional", form="+z.2f%"),
+    Column("training", "TD adv", form="+z.2f%"),
 )
 WATCHED = {"unconditional": "unconditional", "training": "training-no-future"}  # in the log of a run, and of its twin
 CAPTIONS = {
@@ -128,7 +128,8 @@ def compare(run: Run, measured: Measured, causal: Sequence[Run]) -> Comparison:
     about = measured.set
     remedy = (
         f"none of its causal twins is evaluated on this set: acgpt evaluate … --split {measured.split} "
-        f"--r-max {about.get('r_max')} --length {about.get('length')} -o TWIN/NAME.json."
+        f"--r-max {about.get('r_max')} --length {about.get('length')} --limit {about.get('texts')} "
+        f"--seed {about.get('seed', 0)} -o TWIN/NAME.json, with the same --conditioning if there was one."
     )
     twin, note = find_twin(run, causal, lambda other: other.on(measured.hash) is not None, remedy)
     return Comparison(run, measured, twin, note)
@@ -282,7 +283,7 @@ def advantage_table(compared: Sequence[Comparison], names: dict[str, str], paper
 
 
 def sweep(compared: Sequence[Comparison]) -> list[list[Comparison]]:
-    """Runs that differ in r_max alone, each evaluated at its own: a list a sweep, by r_max."""
+    """Runs of one base, adapter, corpus, budget and mix, each evaluated at its own: a list a sweep, by r_max."""
     found: dict[object, list[Comparison]] = {}
     for each in compared:
         run = each.run

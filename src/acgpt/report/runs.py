@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,8 +74,9 @@ class Run:
 
     @property
     def base(self) -> str:
-        """The pretrained model that was tuned; "" for a run from scratch."""
-        return str(self.recipe.get("base") or "")
+        """The pretrained model that was tuned, a path without detours; "" for a run from scratch."""
+        base = str(self.recipe.get("base") or "")
+        return os.path.normpath(base) if base else ""
 
     @property
     def lora(self) -> Mapping[str, Any] | None:
@@ -190,7 +192,7 @@ def read_run(folder: Path, name: str) -> Run:
 
 
 def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[Measured, ...]:
-    """The evaluation at the end of a run, then those that were added; of two on the same set, the first."""
+    """The evaluation at the end of a run, then those that were added; of two on the same set, that of more modes."""
     method, found = results["recipe"]["method"], {}
     if results["evaluation"] is not None:
         found[folder / RESULTS] = (results["recipe"]["eval_split"], results["evaluation"])
@@ -203,16 +205,26 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[Measured, 
     for path, (name, content) in found.items():
         try:
             each = Measured(content["set"].get("split") or name, content["set"], perplexities(content), content)
-            asked_as = content["method"]
-            measured.setdefault(each.hash, each)
+            asked_as, asked = content["method"], content.get("adapter") or content.get("model")
+            if each.hash not in measured or answered(measured[each.hash]) < answered(each):
+                measured[each.hash] = each
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{path} is no evaluation that acgpt writes ({error!r}): evaluate again.") from error
+        if asked is not None and Path(results["recipe"]["output"]).name not in Path(asked).parts:
+            raise InputError(
+                f"{path} is an evaluation of {asked}, not of what this run has trained: move it elsewhere."
+            )
         if asked_as != method:
             raise InputError(
                 f"{path} asks the model as one of {asked_as}, and the run is one of {method}: evaluate it without "
                 "--method."
             )
     return tuple(measured.values())
+
+
+def answered(measured: Measured) -> int:
+    """In how many modes."""
+    return sum(value is not None for value in measured.modes.values())
 
 
 def perplexities(evaluation: Mapping[str, Any]) -> dict[str, float | None]:
