@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, ModelError, loading
 from acgpt.commands.push import check
-from acgpt.loading import read_metadata
+from acgpt.loading import read_metadata, resolve
 from acgpt.metadata import FILE, tokenizer_hash, weights_hash
 from acgpt.show import load_reader
 
@@ -550,3 +550,20 @@ def test_a_default_that_is_read_from_its_own_package_is_not_to_be_deleted(embedd
     with pytest.raises(ModelError, match=r"missing\.gguf") as caught:
         acgpt.load()
     assert "delete" not in str(caught.value)
+
+
+def test_a_run_that_has_no_checkpoint_yet_is_named_for_what_it_is(tmp_path):
+    (tmp_path / "config.json").write_text('{"recipe": {}}')
+    with pytest.raises(ModelError, match="training run that has no checkpoint yet"):
+        acgpt.load(str(tmp_path))
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=f"its model is {tmp_path / 'adapter'}"):
+        acgpt.load(adapter=str(tmp_path))
+
+
+def test_the_embedded_model_has_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resolve("default", None) == resolve(None, None)
+    (tmp_path / "default").mkdir()  # a folder of that name goes first
+    assert resolve("default", None) == ("default", None)

@@ -126,6 +126,17 @@ def test_a_shrunken_copy_of_a_recipe_runs(name, corpus, pretrained, tmp_path):
 # ---- files and changes ----------------------------------------------------------------------------------------------
 
 
+def test_fewer_steps_take_the_warm_up_along_and_a_wrong_name_suggests_the_right_one():
+    assert load_recipe("wikitext103-small", ["steps=50"]).warmup == 5
+    assert load_recipe("wikitext103-small", ["steps=5000"]).warmup == 2000
+    with pytest.raises(InputError, match="must be shorter"):
+        load_recipe("wikitext103-small", ["steps=50", "warmup=60"])
+    with pytest.raises(InputError, match="did you mean tiny-cpu"):
+        load_recipe("tiny-cup")
+    with pytest.raises(InputError, match="name the recipe first"):
+        load_recipe("corpus=data/mine")
+
+
 def test_a_recipe_is_found_by_its_name_or_as_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_recipe("tiny-cpu") == load_recipe("tiny-cpu.yaml") == load_recipe(BUILT_IN / "tiny-cpu.yaml")
@@ -229,7 +240,7 @@ def test_an_unknown_key_is_answered_with_the_right_one(key, words):
         ({"optimizer": "muon", "parallel": "fsdp"}, "Muon needs whole matrices"),
         ({"compile": True, "parallel": "fsdp"}, "compile=true does not go with parallel=fsdp"),
         ({"precision": "bf16", "device": "mps"}, "bf16 is for CUDA and CPUs"),
-        ({"steps": 50, "warmup": 50}, "warmup .50. must be shorter than the run .50 steps"),
+        ({"steps": 50, "warmup": 50}, "warmup .50. must be shorter than the run .50 steps.: say warmup=5"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(keys, words):

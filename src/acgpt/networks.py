@@ -27,8 +27,8 @@ from acgpt.attention import check_model
 from acgpt.errors import InputError, ModelError
 from acgpt.language_model import LanguageModel, positions_of
 from acgpt.learner import VOCABULARY_ALIGN, head_width, new_model
-from acgpt.loading import DEFAULT_HUB_ID, default_bos, from_pretrained, load_base, metadata_of, resolve
-from acgpt.metadata import Metadata, choose_bos, token_id, tokenizer_hash, weights_hash
+from acgpt.loading import default_bos, from_pretrained, load_base, metadata_of, resolve
+from acgpt.metadata import DEFAULT, DEFAULT_HUB_ID, Metadata, choose_bos, token_id, tokenizer_hash, weights_hash
 from acgpt.plan import Plan
 from acgpt.recipe import Lora, Recipe
 
@@ -176,7 +176,7 @@ def head_dim(recipe: Recipe) -> int:
 
 def base_of(recipe: Recipe) -> str:
     """Where the recipe's pretrained model is."""
-    source, adapter = resolve(None if recipe.base == "default" else recipe.base, None)
+    source, adapter = resolve(recipe.base, None)
     if adapter is not None:
         raise ModelError(f"base={recipe.base} is an adapter: merge it first (acgpt merge), or name its base model.")
     return source
@@ -184,7 +184,7 @@ def base_of(recipe: Recipe) -> str:
 
 def base_name(recipe: Recipe) -> str:
     """How others will know the recipe's pretrained model."""
-    return DEFAULT_HUB_ID if recipe.base == "default" else recipe.base
+    return DEFAULT_HUB_ID if recipe.base == DEFAULT else recipe.base
 
 
 def make_network(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, metadata: Metadata, plan: Plan) -> Tuned:
@@ -216,16 +216,15 @@ def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metada
     if tokenizer_hash(tokenizer) != tokenizer_hash(corpus_tokenizer):
         raise InputError(
             f"the corpus {recipe.corpus} was prepared with another tokenizer than that of base={recipe.base}: prepare "
-            f"it with acgpt prepare … --tokenizer {source}."
+            f"it with acgpt prepare … --tokenizer {recipe.base}."
         )
     if recipe.length + 1 > (positions := positions_of(model.config.get_text_config())):
         raise InputError(
             f"base={recipe.base} has {positions} positions, one of them for BOS: use length={positions - 1} or less."
         )
     check_model(model)
-    default = recipe.base == "default"
     said = metadata_of(source, None, model.config)
-    bos = choose_bos(default_bos(None if default else recipe.base, said), said, tokenizer)
+    bos = choose_bos(default_bos(recipe.base, said), said, tokenizer)
     mask = choose_mask(recipe, said, tokenizer)
     metadata = replace(metadata, bos_token_id=bos, mask_token_id=mask, tokenizer_hash=tokenizer_hash(tokenizer))
     drop_nothing(model)

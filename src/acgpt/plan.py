@@ -91,10 +91,14 @@ def settle(
         raise InputError(f"batch ({recipe.batch}) must be a multiple of the number of processes ({processes}).")
     share = recipe.batch // processes
     largest = min(share, recipe.micro_batch or share)
+    if device == "cpu" and recipe.base:
+        largest = 1  # a CPU gains nothing from more, and a large vocabulary takes its memory
     micro_batch = next(size for size in range(largest, 0, -1) if share % size == 0)
     steps = recipe.steps or max(1, round((recipe.epochs or 0) * texts / recipe.batch))
     if recipe.warmup >= steps:
-        raise InputError(f"warmup ({recipe.warmup}) must be shorter than the run ({steps} steps).")
+        raise InputError(
+            f"warmup ({recipe.warmup}) must be shorter than the run ({steps} steps): say warmup={steps // 10}."
+        )
     local, accumulation = int(environment.get("LOCAL_RANK", 0)), share // micro_batch
     return Plan(device, half, attention, compiled, processes, local, fsdp, steps, micro_batch, accumulation)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -197,7 +198,10 @@ class Recipe:
         if self.precision == "bf16" and self.device == "mps":
             raise InputError("precision=bf16 is for CUDA and CPUs: use precision=fp32 on mps.")
         if self.steps is not None and self.warmup >= self.steps:
-            raise InputError(f"warmup ({self.warmup}) must be shorter than the run ({self.steps} steps).")
+            raise InputError(
+                f"warmup ({self.warmup}) must be shorter than the run ({self.steps} steps): say "
+                f"warmup={self.steps // 10}."
+            )
         for name in ("lora", "checkpointing", "quantize"):
             if getattr(self, name) and not self.base:
                 raise InputError(f"{name} is for a pretrained model: name one, base=FOLDER.")
@@ -331,7 +335,8 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
         name: A YAML file, or the name of a recipe that comes with acgpt.
         changes: `key=value` each, the value as YAML writes it (paths and other text as they are);
             `conditioning.r_max=0.4` reaches into a mapping. A change takes along what it makes meaningless in the file:
-            `steps` its `epochs`, `optimizer=adamw` its `muon_lr`, `lora.rank` its `lora.alpha`.
+            `steps` its `epochs` and a `warmup` that is as long, `optimizer=adamw` its `muon_lr`, `lora.rank` its
+            `lora.alpha`.
     """
     path = Path(name)
     if not path.is_file() and str(name).removesuffix(".yaml") in built_in():
@@ -339,8 +344,11 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (OSError, UnicodeDecodeError) as error:
+        near = get_close_matches(str(name), built_in(), n=1)
+        hint = "name the recipe first, then what is to be otherwise. " if "=" in str(name) else ""
+        hint += f"did you mean {near[0]}? " if near else ""
         raise InputError(
-            f"cannot read the recipe {name} ({error}). Name a YAML file, or one of acgpt's own: "
+            f"cannot read the recipe {name} ({error}): {hint}Name a YAML file, or one of acgpt's own: "
             f"{', '.join(built_in())}."
         ) from error
     except yaml.YAMLError as error:
@@ -351,6 +359,9 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in changed and other not in changed:
             content.pop(other, None)
+    if "steps" in changed and "warmup" not in changed and isinstance(steps := content["steps"], int):
+        warmup = content.get("warmup", Recipe.warmup)
+        content["warmup"] = min(warmup, steps // 10) if isinstance(warmup, int) and warmup >= steps else warmup
     if "lora.rank" in changed and "lora.alpha" not in changed:
         content["lora"].pop("alpha", None)
     for key, (owner, values, _) in BELONGS.items():

@@ -117,7 +117,7 @@ def evaluate(
     chosen = {"split": split, "r_max": r_max, "length": length, "seed": seed}
     training = None if conditioning is None else training_distribution(conditioning, r_max)
     opened = None if corpus is None else Corpus.open(corpus)
-    lm = load(None if model == "default" and not Path(model).exists() else model, adapter, device, dtype.value)
+    lm = load(model, adapter, device, dtype.value)
     evaluation_set, path, new = find_set(
         opened, sets, chosen, limit, training, positions_of(lm.model.config.get_text_config()) - 1
     )

@@ -70,4 +70,4 @@ def print_report(made: Report, output: Path) -> None:
             page.print()
     for note in made.notes:
         page.note(printable(f"note: {note}"))
-    page.note(printable(f"{output}: {len(made.content['files'])} files, the paper's own rows beside these"))
+    page.note(printable(f"{output}: {len(made.content['files'])} files; report.md has the paper's own rows too"))
