@@ -478,7 +478,16 @@ def test_the_command_makes_no_noise_but_its_own(recipe_file, tmp_path):
     done = Command("train", recipe_file, f"output={tmp_path / 'run'}", "workers=2", output=tmp_path / "said")
     with ended(done):
         assert done.wait() == 0, done.said()
-    ours = ("step ", "evaluating on 6 texts", "mode ", "unconditional", "infilling", "training", "method ")
+    ours = (
+        "step ",
+        "evaluating on 6 texts",
+        "evaluated ",
+        "mode ",
+        "unconditional",
+        "infilling",
+        "training",
+        "method ",
+    )
     for line in done.said().splitlines():
         assert not line or line.startswith((*ours, str(tmp_path / "run"))), done.said()
 
@@ -529,6 +538,13 @@ def test_a_split_that_the_corpus_lacks_is_told_before_training(corpus, recipe_fi
     held = write_corpus(tmp_path / "corpus", splits=("train",))
     done = command(recipe_file, f"corpus={held}", f"output={tmp_path / 'run'}", "steps=2", "warmup=0")
     assert done.exit_code == 0 and "nothing will be evaluated" in done.stderr.partition("step ")[0]
+
+
+def test_an_evaluation_shows_how_far_it_has_come(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("acgpt.training_log.ProgressLine.EVERY", 0.0)
+    train(recipe_of(corpus, tmp_path / "run", steps=3, eval_every=0))
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluated ")]
+    assert said and said[-1] == f"evaluated {said[-1].split('/')[1].split()[0]}/{said[-1].split('/')[1]}"
 
 
 def test_quiet_is_quiet(recipe_file, tmp_path):

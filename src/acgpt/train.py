@@ -292,7 +292,9 @@ class Reporter(TrainerCallback):
         """The network as it is now, on every process alike."""
         bos, mask = self.trainer.product.metadata.bos_token_id or 0, self.trainer.product.metadata.mask_token_id
         with self.trainer.whole() as network, full_precision():
-            return evaluate(self.method, network, evaluation_set, bos=bos, mask=mask, modes=modes)
+            return evaluate(
+                self.method, network, evaluation_set, bos=bos, mask=mask, modes=modes, progress=self.bar.evaluated
+            )
 
     def close(self) -> None:
         """Put everything away."""

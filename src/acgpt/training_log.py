@@ -140,6 +140,15 @@ class ProgressLine:
         if perplexities := ", ".join(f"{mode} {row[mode]:.2f}" for mode in DURING if mode in row):
             self.note(f"step {row['step']}: perplexity {perplexities}")
 
+    def evaluated(self, done: int, total: int) -> None:
+        """How far an evaluation has come."""
+        text = f"evaluated {done}/{total} texts"
+        if self.bar is not None:
+            self.bar.update(self.task, description=text)
+        elif time.perf_counter() - self.said > self.EVERY:
+            self.said = time.perf_counter()
+            self.note(text)
+
     def note(self, text: str) -> None:
         """A line that stays."""
         if self.bar is not None:
