@@ -68,8 +68,9 @@ def cli(models):
 def start(*arguments, **more):
     """A command in a process of its own, with pipes."""
     env = os.environ | {"PYTHONPATH": SOURCE, "PYTHONUTF8": "1", "PYTHONUNBUFFERED": ""}  # we must flush, not Python
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen([sys.executable, "-m", "acgpt", *arguments], env=env, encoding="utf-8", **pipes, **more)
+    how = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | more
+    how["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests in the background may ignore it
+    return subprocess.Popen([sys.executable, "-m", "acgpt", *arguments], env=env, encoding="utf-8", **how)
 
 
 def objects(result):

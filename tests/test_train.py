@@ -505,7 +505,15 @@ def test_a_signal_to_the_process_and_its_workers_ends_in_words_that_say_how_to_g
     assert "Traceback" not in running.said()
 
 
-def test_a_second_ctrl_c_does_not_wait():
+@pytest.fixture
+def listening():
+    """As in a terminal; tests that run in the background may ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_ctrl_c_does_not_wait(listening):
     before = signal.getsignal(signal.SIGINT)
     with asked_to_stop(math.inf) as time_to_stop:
         assert not time_to_stop()
@@ -520,6 +528,13 @@ def test_once_training_is_over_ctrl_c_ends_the_last_evaluation(corpus, tmp_path,
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr("acgpt.train.finish", lambda *_: {"handler": signal.getsignal(signal.SIGINT)})
     assert train(recipe_of(corpus, tmp_path / "run"), quiet=True) == {"handler": before}
+
+
+def test_a_run_in_the_background_goes_on_ignoring_ctrl_c(listening):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with asked_to_stop(math.inf) as time_to_stop:
+        signal.raise_signal(signal.SIGINT)
+        assert not time_to_stop()
 
 
 def test_a_run_that_is_broken_off_at_once_says_how_to_go_on(recipe_file, tmp_path, monkeypatch):

@@ -158,7 +158,8 @@ def asked_to_stop(end: float) -> Iterator[Callable[[], bool]]:
         asked.set()
 
     main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
-    before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM)} if main else {}
+    heard = [each for each in (signal.SIGINT, signal.SIGTERM) if main and signal.getsignal(each) != signal.SIG_IGN]
+    before = {each: signal.signal(each, handle) for each in heard}
     try:
         yield lambda: asked.is_set() or time.monotonic() > end
     finally:
