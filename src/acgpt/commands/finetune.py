@@ -8,11 +8,18 @@ from typing import Annotated
 import typer
 
 from acgpt.commands.options import option
-from acgpt.commands.train import HELP as TRAIN_HELP
-from acgpt.commands.train import print_recipes, train_and_report
+from acgpt.commands.train import (
+    ChangesArgument,
+    JsonOption,
+    ListOption,
+    MinutesOption,
+    QuietOption,
+    ResumeOption,
+    print_recipes,
+    train_and_report,
+)
 
 HELP = {
-    **TRAIN_HELP,
     "recipe": "A YAML file, or the name of a recipe that comes with acgpt (see --list). "
     "Default: finetune-lora; with --full, finetune-full.",
     "base": "The model: a folder, a hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct.",
@@ -31,10 +38,8 @@ HELP = {
 
 
 def finetune(
-    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", show_default=False, help=HELP["recipe"])] = None,
-    changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False, help=HELP["changes"])
-    ] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", show_default=False, help=HELP["recipe"])] = None,
+    changes: ChangesArgument = None,
     base: Annotated[str | None, option("--base", "-b", metavar="MODEL", help=HELP["base"])] = None,
     corpus: Annotated[str | None, option("--corpus", "-c", metavar="FOLDER", help=HELP["corpus"])] = None,
     output: Annotated[str | None, option("--output", "-o", metavar="FOLDER", help=HELP["output"])] = None,
@@ -47,15 +52,15 @@ def finetune(
     causal: Annotated[bool, option("--causal", help=HELP["causal"])] = False,
     steps: Annotated[int | None, option("--steps", metavar="N", help=HELP["steps"])] = None,
     lr: Annotated[float | None, option("--lr", metavar="X", help=HELP["lr"])] = None,
-    resume: Annotated[bool, option("--resume", help=HELP["resume"])] = False,
-    list_recipes: Annotated[bool, option("--list", help=HELP["list"])] = False,
-    minutes: Annotated[float | None, option("--minutes", metavar="N", help=HELP["minutes"])] = None,
-    quiet: Annotated[bool, option("--quiet", "-q", help=HELP["quiet"])] = False,
-    as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
+    resume: ResumeOption = False,
+    list_recipes: ListOption = False,
+    minutes: MinutesOption = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     r"""Teach a pretrained model to condition on the future.
 
-    acgpt prepare mine.jsonl --tokenizer Qwen/Qwen3-1.7B --validation 0.01 -o data/mine
+    acgpt prepare mine.jsonl -t Qwen/Qwen3-1.7B --validation 0.01 -o data/mine
     acgpt finetune -b Qwen/Qwen3-1.7B -c data/mine -o runs/mine
     acgpt finetune -b Qwen/Qwen3-1.7B -c data/mine -o runs/twin --causal
     acgpt finetune qwen3-8b-lora --mix 0.3 output=runs/qwen3-mixed

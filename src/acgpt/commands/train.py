@@ -23,18 +23,24 @@ HELP = {
     "minutes": "Stop with a checkpoint after so many minutes (exit code 3); --resume goes on.",
     "json": "For programs: one JSON object in a line, with the keys named above.",
 }
+ChangesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False, help=HELP["changes"])
+]
+ResumeOption = Annotated[bool, option("--resume", help=HELP["resume"])]
+ListOption = Annotated[bool, option("--list", help=HELP["list"])]
+MinutesOption = Annotated[float | None, option("--minutes", metavar="N", help=HELP["minutes"])]
+QuietOption = Annotated[bool, option("--quiet", "-q", help=HELP["quiet"])]
+JsonOption = Annotated[bool, option("--json", help=HELP["json"])]
 
 
 def train(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", show_default=False, help=HELP["recipe"])] = None,
-    changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False, help=HELP["changes"])
-    ] = None,
-    resume: Annotated[bool, option("--resume", help=HELP["resume"])] = False,
-    list_recipes: Annotated[bool, option("--list", help=HELP["list"])] = False,
-    minutes: Annotated[float | None, option("--minutes", metavar="N", help=HELP["minutes"])] = None,
-    quiet: Annotated[bool, option("--quiet", "-q", help=HELP["quiet"])] = False,
-    as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
+    changes: ChangesArgument = None,
+    resume: ResumeOption = False,
+    list_recipes: ListOption = False,
+    minutes: MinutesOption = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     r"""Train a model from scratch, as a recipe says.
 
