@@ -17,7 +17,6 @@ import csv
 import json
 import shlex
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,9 +30,7 @@ def collect(run: Path) -> dict[str, Any]:
     for path in sorted(run.glob("*.json")):
         if path.stem not in ("results", "config"):
             splits[path.stem] = json.loads(path.read_text(encoding="utf-8"))
-    with (run / "log.csv").open(newline="", encoding="utf-8") as file:
-        wait = median(float(row["wait"]) for row in csv.DictReader(file))
-    kept = ("steps", "texts", "tokens", "parameters", "loss", "seconds", "tokens_per_second", "memory_gib")
+    kept = ("steps", "texts", "tokens", "parameters", "loss", "seconds", "tokens_per_second", "wait", "memory_gib")
     places = {results["recipe"]["corpus"]: "DATA", results["recipe"]["output"]: run.name}
     words = [
         "=".join(places.get(part, part) for part in word.split("=")) if "=" in word else word
@@ -42,7 +39,6 @@ def collect(run: Path) -> dict[str, Any]:
     return {
         "command": shlex.join(["acgpt", *words]),
         **{key: results[key] for key in kept},
-        "wait": wait,  # of a row of the log, in the middle: the first rows wait for the workers to start
         "recipe": results["recipe"] | {"corpus": "DATA", "output": run.name},
         "versions": results["versions"],
         "hardware": results["hardware"],
@@ -70,10 +66,11 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
     colours = {"AC-GPT": "#1b7f5c", "GPT": "#b5651d"}
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
+        watched = [row for row in own if not row.get("infilling-no-future")]  # logs once ended with another, larger set
         points = [(float(row["tokens"]) / 1e6, float(row["loss"])) for row in own if row["loss"] and row["tokens"]]
         left.plot(*zip(*points, strict=True), color=colours.get(method), linewidth=1, label=method)
         for mode, style in (("unconditional", "-"), ("training", "--")):
-            points = [(float(row["tokens"]) / 1e6, float(row[mode])) for row in own if row[mode] and row["tokens"]]
+            points = [(float(row["tokens"]) / 1e6, float(row[mode])) for row in watched if row[mode] and row["tokens"]]
             if points:
                 right.plot(
                     *zip(*points, strict=True), style, color=colours.get(method), marker="o", markersize=3,
