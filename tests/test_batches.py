@@ -249,7 +249,7 @@ def test_sets_differ_from_epoch_to_epoch_and_from_seed_to_seed():
 
 
 @pytest.mark.parametrize(
-    "conditioning", [Conditioning((Blocks(),)), Conditioning((Blocks(), Empty()), (0.8, 0.2), 0.1)]
+    "conditioning", [Conditioning((Blocks(),)), Conditioning((Blocks(unknown=0.1), Empty(unknown=0.3)), (0.8, 0.2))]
 )
 @pytest.mark.parametrize(("size", "parts"), [(16, 1), (8, 2), (4, 4)])
 def test_batches_are_balanced_and_lie_within_a_budget_that_wastes_little(conditioning, size, parts):

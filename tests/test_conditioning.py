@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fractions import Fraction
 from itertools import combinations, product
 from multiprocessing import get_context
@@ -212,7 +212,7 @@ def test_where_nothing_is_given_everything_is_asked(part):
     "part", [Blocks(r_min=1.0, r_max=1.0), Blocks(r_max=1.0), Infilling(r_min=1.0, r_max=1.0), Empty()], ids=str
 )
 def test_something_is_always_left_to_ask(part, unknown):
-    conditioning = Conditioning((part,), unknown=unknown)
+    conditioning = Conditioning((replace(part, unknown=unknown),))
     for length in (1, 2, 3, 7):
         for item in range(60):
             roles = conditioning.roles(length, generator(0, 0, item))
@@ -278,13 +278,17 @@ def test_the_shares_of_a_recipe_are_the_shares_of_the_texts():
     agree(Counter(conditioning.parts[part].kind for part in parts), {"blocks": 0.5, "infilling": 0.2, "empty": 0.3})
 
 
-@pytest.mark.parametrize("recipe", [{}, {"infilling": 0.3, "empty": 0.3, "unknown": 0.2}], ids=str)
+HIDING = {"parts": [{"r_max": 0.6}, {"kind": "empty", "unknown": 0.3}, {"unknown": 0.99}]}  # each in its own way
+
+
+@pytest.mark.parametrize("recipe", [{}, {"infilling": 0.3, "empty": 0.3, "unknown": 0.2}, HIDING], ids=str)
 def test_the_sizes_of_an_epoch_can_be_known_before_its_sets(recipe):
     conditioning = Conditioning.from_dict(recipe)
     parts, sizes = conditioning.sizes(20, first_draws(2, 1, 200))
+    asked = conditioning.asked(20, first_draws(2, 1, 200))
     for item, (part, size) in enumerate(zip(parts, sizes, strict=True)):
         roles = conditioning.roles(20, generator(2, 1, item))
-        assert (roles == GIVEN).sum() == size
+        assert ((roles == GIVEN).sum(), (roles == ASKED).sum()) == (size, asked[item])
         assert conditioning.parts[part].kind != "infilling" or 1 not in roles[size : 20 - size]
 
 
@@ -325,16 +329,34 @@ def test_plain_language_modelling_is_known_as_such(content, nothing):
     [(0.5, 6, 3), (0.34, 6, 2), (0.1, 6, 0), (0.999, 6, 5), (0.29, 100, 29), (0.7, 1, 0)],
 )
 def test_the_unknown_are_the_share_of_the_asked_rounded_down(unknown, asked, hidden):
-    conditioning = Conditioning((Empty(),), unknown=unknown)
+    conditioning = Conditioning((Empty(unknown=unknown),))
     for item in range(50):
         roles = conditioning.roles(asked, generator(0, 0, item))
         assert ((roles == UNKNOWN).sum(), (roles == ASKED).sum()) == (hidden, asked - hidden)
 
 
 def test_unknown_tokens_are_uniform_among_the_asked():
-    conditioning = Conditioning((Infilling(r_min=0.4, r_max=0.4, f_min=0.5, f_max=0.5),), unknown=0.5)
+    conditioning = Conditioning((Infilling(r_min=0.4, r_max=0.4, f_min=0.5, f_max=0.5, unknown=0.5),))
     middles = ["".join("u" if i in hidden else "a" for i in range(6)) for hidden in combinations(range(6), 3)]
     agree(drawn(conditioning, 10), uniform(f"gg{middle}gg" for middle in middles))
+
+
+def test_each_part_of_a_mixture_has_its_own_unknown_share():
+    conditioning = Conditioning.from_dict(
+        {"parts": [{"r_max": 0.6}, {"kind": "empty", "unknown": 0.3}, {"kind": "empty"}], "unknown": 0.2}
+    )
+    assert [part.unknown for part in conditioning.parts] == [0.2, 0.3, 0.2]  # what is said of all holds for the others
+    alone = Conditioning.from_dict({"parts": [{"kind": "empty", "weight": 3}, {"kind": "empty", "unknown": 0.5}]})
+    hidden = Counter(int((alone.roles(4, generator(0, 0, item)) == UNKNOWN).sum()) for item in range(DRAWS))
+    agree(hidden, {0: 0.75, 2: 0.25})
+
+
+@pytest.mark.parametrize(
+    ("weight", "hides"), [(1, True), (0, False)], ids=["a part that hides tokens", "one that never comes"]
+)
+def test_whether_a_token_is_ever_unknown_is_known(weight, hides):
+    conditioning = Conditioning((Blocks(), Empty(unknown=0.5)), (1, weight))
+    assert conditioning.hides is hides
 
 
 def test_unknown_tokens_leave_what_is_given_alone():
@@ -354,6 +376,7 @@ RECIPES = [
     {"infilling": 1.0, "f_min": 0, "f_max": 1},
     {"empty": 1},
     {"parts": [{"kind": "blocks", "weight": 3, "r_max": 0.6}, {"b_max": 2}, {"kind": "empty"}], "unknown": 0.5},
+    HIDING,
 ]
 
 
@@ -376,7 +399,7 @@ def test_the_short_and_the_long_notation_mean_the_same():
     ]
     assert Conditioning.from_dict(short) == Conditioning.from_dict({"parts": parts, "unknown": 0.05})
     assert Conditioning.from_dict({}) == Conditioning((Blocks(r_min=0, r_max=0.6, b_min=1, b_max="size"),))
-    assert asdict(Infilling()) == {"r_min": 0.0, "r_max": 0.6, "f_min": 0.2, "f_max": 0.8}
+    assert asdict(Infilling()) == {"unknown": 0.0, "r_min": 0.0, "r_max": 0.6, "f_min": 0.2, "f_max": 0.8}
 
 
 @pytest.mark.parametrize(
@@ -529,4 +552,4 @@ def test_the_page_on_conditioning_says_what_is_so():
         for low, high, *values in rows
         for name, value in zip((low, high), values, strict=True)
     }
-    assert written == asdict(Blocks()) | asdict(Infilling())
+    assert written | {"unknown": 0.0} == asdict(Blocks()) | asdict(Infilling())

@@ -40,7 +40,7 @@ def learner_of(model, backend="dense"):
     return Learner(model, backend=backend, length=LENGTH, compiled=False)
 
 
-MIXED = Conditioning((Blocks(r_max=0.8), Empty()), (0.7, 0.3), 0.2)
+MIXED = Conditioning((Blocks(r_max=0.8, unknown=0.2), Empty()), (0.7, 0.3))
 
 
 @pytest.mark.parametrize("budget", [None, Budget(64, 64)])

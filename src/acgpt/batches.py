@@ -236,12 +236,11 @@ class Batches(Dataset[dict[str, Any]]):
         epochs = math.ceil(self.count / (self.per_epoch * self.parts))
         foreseen = max(1, min(epochs, FORESEEN // self.items))
         for epoch in range(foreseen):
-            sizes = self.sizes(epoch)[self.order(epoch)][:, self.deal]  # (steps, parts, size)
-            rest = self.length - sizes
-            left = rest - np.minimum(np.floor(self.conditioning.unknown * rest + 1e-9), rest - 1)
-            totals = sizes.sum(-1)
+            order = self.order(epoch)[:, self.deal]  # (steps, parts, size)
+            totals = self.sizes(epoch)[order].sum(-1)
+            left = self.conditioning.asked(self.length, first_draws(self.seed, epoch, self.items))[order].sum(-1)
             copies, least = max(copies, int(totals.max())), min(least, int(totals.min()))
-            asked = max(asked, int(left.sum(-1).max()))
+            asked = max(asked, int(left.max()))
         slack = 1.0 if foreseen == epochs else SLACK
         copies, asked = (math.ceil(most * slack / ALIGN) * ALIGN for most in (copies, asked))
         return Budget(copies, asked, max(2, math.ceil((copies - least) / self.length)))

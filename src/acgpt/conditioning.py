@@ -6,8 +6,8 @@ The distribution of section 3 of the paper, its parameters by their names there,
     Infilling   |x_c| as above, all of it at the two ends; the left end's share uniform in [f_min, f_max]
     Empty       nothing is given: plain left-to-right language modelling
 
-A `Conditioning` is a mixture of such parts by weight (with `Empty` it is autoregressive mixing), with, if wanted, a
-share of the asked tokens turned unknown. Which set a text gets is a function of (seed, epoch, item) alone
+A `Conditioning` is a mixture of such parts by weight (with `Empty` it is autoregressive mixing); in each, if wanted, a
+share of the asked tokens is turned unknown. Which set a text gets is a function of (seed, epoch, item) alone
 (`generator`), so neither the number of workers nor a restart can change it.
 
 What the paper leaves open is settled here:
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from operator import index
 from typing import Any, ClassVar, Literal
@@ -107,13 +107,31 @@ def check_share(name: str, low: float, high: float) -> None:
 
 
 @dataclass(frozen=True)
-class Sized:
+class Sets:
+    """What all parts have: `unknown`, the share of the asked tokens that is turned unknown."""
+
+    unknown: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not is_number(self.unknown) or not 0 <= self.unknown < 1:
+            raise InputError(
+                f"unknown is the share of asked tokens turned unknown, from 0 to below 1, not {self.unknown!r}."
+            )
+
+    def hidden(self, asked: int) -> int:
+        """How many of so many asked tokens are turned unknown; never all of them."""
+        return min(floor(self.unknown * asked), asked - 1)
+
+
+@dataclass(frozen=True)
+class Sized(Sets):
     """Sets whose size |x_c| is uniform between two shares of the text (step 1 of the paper's procedure)."""
 
     r_min: float = 0.0
     r_max: float = 0.6
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_share("r", self.r_min, self.r_max)
 
     def range(self, length: int) -> tuple[int, int]:
@@ -135,6 +153,7 @@ class Blocks(Sized):
         r_max: The largest.
         b_min: The least number of blocks, or "size" for |x_c|.
         b_max: The largest, or "size" for |x_c|.
+        unknown: The share of the asked tokens that is turned unknown.
     """
 
     kind: ClassVar[str] = "blocks"
@@ -177,6 +196,7 @@ class Infilling(Sized):
         r_max: The largest.
         f_min: The least share of the given tokens that stands on the left.
         f_max: The largest.
+        unknown: The share of the asked tokens that is turned unknown.
     """
 
     kind: ClassVar[str] = "infilling"
@@ -198,8 +218,8 @@ class Infilling(Sized):
 
 
 @dataclass(frozen=True)
-class Empty:
-    """Nothing is given."""
+class Empty(Sets):
+    """Nothing is given; `unknown` is the share of the asked tokens that is turned unknown."""
 
     kind: ClassVar[str] = "empty"
 
@@ -222,7 +242,7 @@ KINDS: dict[str, type[Part]] = {kind.kind: kind for kind in (Blocks, Infilling, 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """A distribution of conditioning sets: parts, their weights, and the share of asked tokens turned unknown.
+    """A distribution of conditioning sets: parts and their weights.
 
     >>> Conditioning.from_dict({"r_max": 0.6, "empty": 0.3}).weights        # autoregressive mixing with 0.3
     (0.7, 0.3)
@@ -230,22 +250,22 @@ class Conditioning:
 
     parts: tuple[Part, ...] = (Blocks(),)
     weights: tuple[float, ...] = (1.0,)
-    unknown: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.parts or len(self.parts) != len(self.weights):
             raise InputError("a conditioning distribution needs one or more parts, each with a weight.")
         if any(not is_number(weight) or weight < 0 for weight in self.weights) or not 0 < sum(self.weights) < math.inf:
             raise InputError(f"the weights of a mixture must be at least 0 and not all 0, not {list(self.weights)}.")
-        if not is_number(self.unknown) or not 0 <= self.unknown < 1:
-            raise InputError(
-                f"unknown is the share of asked tokens turned unknown, from 0 to below 1, not {self.unknown!r}."
-            )
+
+    @property
+    def hides(self) -> bool:
+        """Is a token ever unknown?"""
+        return any(part.unknown and weight for part, weight in zip(self.parts, self.weights, strict=True))
 
     @property
     def gives_nothing(self) -> bool:
         """Is this plain language modelling: never a token given, never one unknown?"""
-        return self.mean_share() == 0 and self.unknown == 0
+        return self.mean_share() == 0 and not self.hides
 
     def mean_share(self) -> float:
         """The share of a long text that is given, on average."""
@@ -269,23 +289,37 @@ class Conditioning:
         low, high = np.array([part.range(length) for part in self.parts])[parts].T
         return parts, low + (draws[:, 1] * (high - low + 1)).astype(np.int64)
 
+    def asked(self, length: int, draws: np.ndarray) -> np.ndarray:
+        """(n,) how many tokens of each text are asked; arguments as of `sizes`."""
+        parts, sizes = self.sizes(length, draws)
+        asked: np.ndarray = length - sizes
+        for number, part in enumerate(self.parts):
+            if part.unknown:
+                mine = parts == number
+                asked[mine] -= [part.hidden(int(count)) for count in asked[mine]]
+        return asked
+
     def roles(self, length: int, rng: np.random.Generator) -> np.ndarray:
         """(length,) int8 `GIVEN`, `ASKED` or `UNKNOWN` for each token of a text; at least one is asked."""
         (part,), (size,) = self.sizes(length, rng.random((1, 2)))
         roles: np.ndarray = self.parts[part].place(length, int(size), rng).astype(np.int8)
-        if self.unknown:
+        if hidden := self.parts[part].hidden(length - int(size)):
             asked = np.flatnonzero(roles == ASKED)
-            hidden = min(floor(self.unknown * len(asked)), len(asked) - 1)
             roles[rng.choice(asked, size=hidden, replace=False, shuffle=False)] = UNKNOWN
         return roles
 
     def as_dict(self) -> dict[str, Any]:
         """What `from_dict` reads back: for `acgpt.json`, run folders and recipes."""
+        shares = {part.unknown for part in self.parts}
+        common = shares.pop() if len(shares) == 1 else 0.0
         parts = [
             {"kind": part.kind, "weight": weight, **asdict(part)}
             for part, weight in zip(self.parts, self.weights, strict=True)
         ]
-        return {"parts": parts, "unknown": self.unknown}
+        for part in parts:
+            if part["unknown"] == common:  # it is said once, for all
+                del part["unknown"]
+        return {"parts": parts, "unknown": common}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Conditioning:
@@ -296,22 +330,24 @@ class Conditioning:
 
             {r_max: 0.6, infilling: 0.2, empty: 0.1, unknown: 0.05}
 
-        or any mixture, part by part:
+        or any mixture, part by part, where `unknown` can be said of one part or of all the others:
 
-            {parts: [{kind: blocks, weight: 3, r_max: 0.6}, {kind: blocks, weight: 1, b_max: 2}], unknown: 0.05}
+            {parts: [{kind: blocks, weight: 3, r_max: 0.6}, {kind: blocks, weight: 1, b_max: 2, unknown: 0.2}]}
         """
         if not isinstance(content, Mapping):
             raise InputError(f"conditioning must be a mapping such as {{r_max: 0.6}}, not {content!r}.")
-        unknown = content.get("unknown", 0.0)
         if "parts" in content:
             check_keys(content, ("parts", "unknown"), "conditioning with parts")
             entries = content["parts"]
             if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
                 raise InputError(f"conditioning.parts must be a list of mappings, not {entries!r}.")
-            parts = tuple(part_from_dict(entry, f"conditioning.parts[{i}]") for i, entry in enumerate(entries))
-            return cls(parts, tuple(entry.get("weight", 1.0) for entry in entries), unknown)
+            common = {name: content[name] for name in ("unknown",) if name in content}
+            parts = tuple(
+                part_from_dict({**common, **entry}, f"conditioning.parts[{i}]") for i, entry in enumerate(entries)
+            )
+            return cls(parts, tuple(entry.get("weight", 1.0) for entry in entries))
         own = {kind: [field.name for field in fields(KINDS[kind])] for kind in KINDS}
-        check_keys(content, (*own["blocks"], *own["infilling"], "infilling", "empty", "unknown"), "conditioning")
+        check_keys(content, (*own["blocks"], *own["infilling"], "infilling", "empty"), "conditioning")
         weights = {kind: content.get(kind, 0.0) for kind in ("infilling", "empty")}
         if any(not is_number(share) or not 0 <= share <= 1 for share in weights.values()) or sum(weights.values()) > 1:
             raise InputError(f"infilling and empty are shares of the texts, at most 1 together, not {weights}.")
@@ -319,7 +355,7 @@ class Conditioning:
         # All are made, so that a wrong value is found also where a share of 0 leaves its part out.
         made = {kind: KINDS[kind](**{name: content[name] for name in own[kind] if name in content}) for kind in weights}
         used = [kind for kind in weights if weights[kind] > 0]
-        return cls(tuple(made[kind] for kind in used), tuple(float(weights[kind]) for kind in used), unknown)
+        return cls(tuple(made[kind] for kind in used), tuple(float(weights[kind]) for kind in used))
 
 
 def part_from_dict(entry: Mapping[str, Any], where: str) -> Part:

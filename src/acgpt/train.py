@@ -96,12 +96,12 @@ def train(
     said = Metadata(method.name, conditioning.as_dict() if method.reads_future else None)
     product = make_network(recipe, tokenizer, said, plan)
     bos, mask = product.metadata.bos_token_id or 0, product.metadata.mask_token_id
-    if conditioning.unknown and mask is None:
+    if conditioning.hides and mask is None:
         raise InputError(
             "conditioning.unknown needs a MASK token, and the tokenizer has none: name one of its tokens with mask=…"
             + ("." if recipe.base else ", or prepare the corpus with --mask-token.")
         )
-    if not conditioning.unknown:  # a MASK that was never read means nothing to the network
+    if not conditioning.hides:  # a MASK that was never read means nothing to the network
         product.metadata = replace(product.metadata, mask_token_id=None)
     batches = Batches(
         texts, count=plan.steps * plan.parts, size=plan.micro_batch, parts=plan.parts, length=recipe.length,
