@@ -133,8 +133,9 @@ def test_a_pretrained_model_is_tuned_in_bf16_and_measures_the_same_in_fp32(lora,
         assert results["evaluation"]["modes"][mode]["perplexity"] == pytest.approx(answer.perplexity, rel=0.02)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_the_gradients_of_an_adapter_on_a_bf16_model_are_those_of_the_dense_mask_in_fp32(compiled):
+@pytest.mark.parametrize(("compiled", "deep"), [(False, 16), (True, 16), (True, 1)], ids=["eager", "whole", "blocks"])
+def test_the_gradients_of_an_adapter_on_a_bf16_model_are_those_of_the_dense_mask_in_fp32(compiled, deep, monkeypatch):
+    monkeypatch.setattr("acgpt.learner.DEEP", deep)
     model, _ = add_lora(tiny_model("llama", vocabulary=512, width=128, positions=256, scale=0.05), Lora(4), 0)
     check_model(model.cuda())
     learnt = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}

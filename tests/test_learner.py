@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -9,13 +11,15 @@ from models import tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig
 
+import acgpt.learner as learner_module
 from acgpt.attention import check_model
 from acgpt.batches import COUNTS, Budget, pack
 from acgpt.conditioning import Blocks, Conditioning, Empty, generator
 from acgpt.errors import ModelError
 from acgpt.evaluate import queries_of
 from acgpt.learner import Learner, choose_attention, flops, has_plain_head, matmul_rate, new_model
-from acgpt.recipe import SHAPES, Shape
+from acgpt.networks import add_lora, drop_nothing
+from acgpt.recipe import SHAPES, Lora, Shape
 from acgpt.score import log_probs
 
 BOS, MASK, VOCABULARY, LENGTH = 0, 1, 64, 11
@@ -81,6 +85,50 @@ def test_bf16_on_a_cpu_is_near_fp32_and_learns():
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(exact, rel=2e-2)
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+
+
+# ---- deep networks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize("lora", [None, Lora(4)], ids=["all weights", "an adapter"])
+def test_the_blocks_of_a_deep_network_are_compiled_once_for_all_of_them(architecture, lora, monkeypatch):
+    compiled_graphs = []
+
+    def count(graph, inputs):
+        compiled_graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(learner_module, "DEEP", 4)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count))
+    torch._dynamo.reset()
+    model = tiny_model(architecture, vocabulary=VOCABULARY, layers=4)
+    if lora is not None:
+        model, _ = add_lora(model, lora, 0)
+    drop_nothing(model)
+    check_model(model)
+    model.train()
+    learnt = [weight for weight in model.parameters() if weight.requires_grad]
+    _, _, first = batch_of(MIXED, budget=Budget(64, 64))
+    batches = [{**first, "ids": (first["ids"] + by) % VOCABULARY} for by in range(3)]  # of one shape, as on CUDA
+    one, other = (Learner(model, backend="dense", length=LENGTH, compiled=compiled) for compiled in (True, False))
+    for batch in batches:
+        losses = [learner(**batch) for learner in (one, other)]
+        assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
+        for got, wanted in zip(*(torch.autograd.grad(loss, learnt) for loss in losses), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-5)
+    assert len(compiled_graphs) == (1 if lora is None else 2)  # under an adapter the first block's input is frozen
+
+
+def test_evaluation_finds_a_model_as_it_was(monkeypatch):
+    monkeypatch.setattr(learner_module, "DEEP", 2)
+    model = small_model()
+    learner = Learner(model, backend="dense", length=LENGTH, compiled=True)
+    assert [block for block, _ in learner.calls] == list(model.gpt_neox.layers)
+    with pytest.raises(ZeroDivisionError), learner.compiled_blocks():
+        assert all(block._compiled_call_impl is not None for block, _ in learner.calls)
+        raise ZeroDivisionError
+    assert all(block._compiled_call_impl is None for block, _ in learner.calls)
 
 
 # ---- dropout --------------------------------------------------------------------------------------------------------

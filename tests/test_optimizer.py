@@ -8,10 +8,12 @@ import math
 
 import pytest
 import torch
+from models import tiny_model
 
 from acgpt.learner import new_model
+from acgpt.networks import add_lora
 from acgpt.optimizer import Joined, Muon, build_optimizer, orthogonalise, rate
-from acgpt.recipe import Shape
+from acgpt.recipe import Lora, Shape
 
 RATES = {"lr": 1e-3, "muon_lr": 2e-2, "betas": (0.8, 0.9), "weight_decay": 0.3}
 
@@ -55,6 +57,19 @@ def test_muon_gets_the_matrices_of_the_blocks_and_nothing_else():
     blocks = [name for name, weight in model.named_parameters() if ".layers." in name and weight.ndim == 2]
     assert sorted(held) == sorted(blocks)
     assert len(held) == 2 * 4  # qkv, output, up, down
+
+
+@pytest.mark.parametrize("muon", [False, True])
+def test_an_adapter_is_all_matrices(muon):
+    model, _ = add_lora(tiny_model("llama", vocabulary=64), Lora(2), 0)
+    optimizer = build_optimizer(model, muon=muon, **RATES)
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert {*map(id, held)} == {id(weight) for weight in model.parameters() if weight.requires_grad}
+    before = [weight.clone() for weight in held]
+    for weight in held:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert all((now != then).any() for now, then in zip(held, before, strict=True))
 
 
 @pytest.mark.parametrize("muon", [False, True])

@@ -251,7 +251,8 @@ def attend(
     if added:
         what = ", ".join(added)
         raise ModelError(f"this model's attention uses {what}, which acgpt's layout does not: it is not supported.")
-    backend.calls += 1
+    if not torch.compiler.is_compiling():  # `run` is not compiled; a number that changes would compile each layer anew
+        backend.calls += 1
     return backend(query, key, value, scaling, dropout), None
 
 

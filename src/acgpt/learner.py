@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from acgpt.layout import Layout
 from acgpt.loss_kernel import linear_cross_entropy
 from acgpt.recipe import Shape
 
+DEEP = 16  # blocks, from which on they are compiled one by one rather than together
 VOCABULARY_ALIGN = 64  # the vocabulary is padded to a multiple of this in training: matrix units like whole tiles
 
 
@@ -85,18 +88,34 @@ class Learner(nn.Module):
         model: A model that `attention.check_model` would accept.
         backend: "varlen" or "fused" (CUDA, half precision), or "dense".
         length: T, the number of tokens in a text.
-        compiled: Put the step through torch.compile; batches must then have one shape.
+        compiled: Put the step through torch.compile; batches must then have one shape. The blocks of a deep network
+            are alike and are compiled once for all, which takes seconds; its whole graph would take minutes.
     """
 
     def __init__(self, model: PreTrainedModel, *, backend: str, length: int, compiled: bool) -> None:
         super().__init__()
         self.model, self.backend, self.length = model, backend, length
         self.fused_loss = backend == "fused" and has_plain_head(model)
-        self.run = torch.compile(self.loss, dynamic=False) if compiled else self.loss
+        blocks = blocks_of(model) if compiled else []
+        deep = len(blocks) >= DEEP
+        self.run = torch.compile(self.loss, dynamic=False) if compiled and not deep else self.loss
+        self.calls = [(block, torch.compile(block._call_impl, dynamic=False)) for block in blocks] if deep else []
 
     def forward(self, **batch: Any) -> Tensor:
         """The summed negative log-likelihood of the batch's asked tokens, in nats."""
-        return self.run(**{name: value for name, value in batch.items() if name not in COUNTS})
+        with self.compiled_blocks():
+            return self.run(**{name: value for name, value in batch.items() if name not in COUNTS})
+
+    @contextmanager
+    def compiled_blocks(self) -> Iterator[None]:
+        """Within, the blocks run as they were compiled; others who ask the model, evaluation say, find it as it was."""
+        for block, call in self.calls:
+            block._compiled_call_impl = call
+        try:
+            yield
+        finally:
+            for block, _ in self.calls:
+                block._compiled_call_impl = None
 
     def loss(
         self,
@@ -138,6 +157,12 @@ class Learner(nn.Module):
         logits = self.model(**inputs, logits_to_keep=rows).logits[0]
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+
+
+def blocks_of(model: PreTrainedModel) -> list[nn.Module]:
+    """The layers that a network repeats, by the word of its class."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 @torch.no_grad()

@@ -119,11 +119,11 @@ def build_optimizer(
             matrix = parameter.ndim == 2
             (rest if not matrix else matrices if muon and id(parameter) not in tables else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": 0.0 if muon else weight_decay}, {"params": rest, "weight_decay": 0.0}]
-    fused = model.device.type == "cuda"
-    adamw = torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=betas, fused=fused)
+    groups, fused = [group for group in groups if group["params"]], model.device.type == "cuda"
+    adamw = [torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused)] if groups else []  # an adapter is all matrices
     if not muon:
-        return adamw
-    return Joined([adamw, Muon(matrices, lr=muon_lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")])
+        return adamw[0]
+    return Joined([*adamw, Muon(matrices, lr=muon_lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")])
 
 
 def embeddings(model: PreTrainedModel) -> list[nn.Module]:
