@@ -222,6 +222,8 @@ def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metada
         raise InputError(
             f"base={recipe.base} has {positions} positions, one of them for BOS: use length={positions - 1} or less."
         )
+    if not plan.fsdp and recipe.quantize is None:
+        model.to(plan.place)  # before it is tried out: many CPUs are very slow in bf16
     check_model(model)
     said = metadata_of(source, None, model.config)
     bos = choose_bos(default_bos(recipe.base, said), said, tokenizer)
@@ -259,9 +261,8 @@ def load_pretrained(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=torch.bfloat16 if plan.half else torch.float32,
         )  # fmt: skip
-        place = plan.device if plan.processes == 1 else f"{plan.device}:{plan.local}"
         dtype = torch.bfloat16 if plan.half else torch.float32
-        return *load_base(source, dtype, quantization_config=packing, device_map={"": place}), dtype
+        return *load_base(source, dtype, quantization_config=packing, device_map={"": plan.place}), dtype
     if recipe.adapter is not None:
         dtype = torch.bfloat16 if plan.half else torch.float32
         return *load_base(source, dtype), dtype

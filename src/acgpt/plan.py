@@ -47,6 +47,11 @@ class Plan:
     accumulation: int
 
     @property
+    def place(self) -> str:
+        """The device of this process."""
+        return f"{self.device}:{self.local}" if self.device == "cuda" and self.processes > 1 else self.device
+
+    @property
     def parts(self) -> int:
         """Forward passes in a step, of all processes."""
         return self.accumulation * self.processes
