@@ -170,15 +170,17 @@ def asked_to_stop(end: float) -> Iterator[Callable[[], bool]]:
 def evaluation_sets(recipe: Recipe, corpus: Corpus) -> dict[str, EvaluationSet]:
     """What the model is evaluated on during training and in the end; nothing where the corpus has no validation split.
 
-    The training distribution of the sets is that of the recipe's first part (AR mixing and the like belong to training
-    alone), so that a causal twin is asked the same.
+    The training distribution of the sets is that of the recipe's first part with nothing unknown (AR mixing and the
+    like belong to training alone), so that a causal twin is asked the same.
     """
     if recipe.eval_split == Recipe.eval_split and recipe.eval_split not in corpus.splits:
         return {}
     tokens, part = corpus.tokens(recipe.eval_split), recipe.distribution.parts[0]
     if not tokens.chunks(recipe.length):
         return {}
-    how: dict[str, Any] = {"r_max": part.r_max, "training": Conditioning((part,))} if isinstance(part, Sized) else {}
+    how: dict[str, Any] = {}
+    if isinstance(part, Sized):
+        how = {"r_max": part.r_max, "training": Conditioning((replace(part, unknown=0.0),))}
     limits = {"during": recipe.eval_texts, "final": recipe.final_texts}
     return {
         name: EvaluationSet.build(
