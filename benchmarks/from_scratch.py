@@ -1,4 +1,4 @@
-"""Models trained from scratch: collect runs and their evaluations into one result file, a curve and its picture.
+"""Trained models: collect runs and their evaluations into one result file, a curve and its picture.
 
     acgpt train wikitext103-small-fast corpus=DATA output=runs/ac-gpt
     acgpt train wikitext103-small-fast corpus=DATA output=runs/gpt method=gpt
@@ -69,14 +69,15 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
         watched = [row for row in own if not row.get("infilling-no-future")]  # logs once ended with another, larger set
         points = [(float(row["tokens"]) / 1e6, float(row["loss"])) for row in own if row["loss"] and row["tokens"]]
         left.plot(*zip(*points, strict=True), color=colours.get(method), linewidth=1, label=method)
-        for mode, style in (("unconditional", "-"), ("training", "--")):
+        for mode, style in (("unconditional", "-"), ("training", "--"), ("training-no-future", ":")):
             points = [(float(row["tokens"]) / 1e6, float(row[mode])) for row in watched if row[mode] and row["tokens"]]
             if points:
                 right.plot(
                     *zip(*points, strict=True), style, color=colours.get(method), marker="o", markersize=3,
                     label=f"{method}, {mode}",
                 )  # fmt: skip
-    left.set(xlabel="million tokens read", ylabel="nats per asked token", title="Training loss", ylim=(2.5, 6))
+    highest = min(6.0, max(float(row["loss"]) for row in rows if row["loss"]))  # the first steps would dwarf the rest
+    left.set(xlabel="million tokens read", ylabel="nats per asked token", title="Training loss", ylim=(2.5, highest))
     right.set(
         xlabel="million tokens read", ylabel="perplexity", title="Held-out part of the training text", yscale="log"
     )

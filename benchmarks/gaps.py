@@ -1,6 +1,6 @@
 """Does knowing the future make better fills? Gaps in held-out text, filled with and without what follows them.
 
-    python benchmarks/gaps.py data/mine --adapter FOLDER                     the embedded default and its adapter
+    python benchmarks/gaps.py data/mine                                      the embedded default and its adapter
     python benchmarks/gaps.py data/mine --adapter FOLDER --splits prose=test code=code --device cuda
 
 A gap is 4 to 12 tokens, with 100 to 200 tokens on either side, from texts that do not overlap and are fixed by the
@@ -24,7 +24,9 @@ from common import machine, report
 from render import gap_rows
 
 import acgpt
+from acgpt.adapters import Choice
 from acgpt.corpus import Corpus
+from acgpt.demo_table import only_adapter
 from acgpt.metadata import tokenizer_hash
 
 SIDES, GAP = (100, 200), (4, 12)  # tokens: least and most
@@ -41,10 +43,11 @@ def main() -> None:
     parser.add_argument("corpus", help="a folder that acgpt prepare has written, with the model's tokenizer")
     parser.add_argument("--splits", nargs="+", default=["prose=validation", "code=code"], metavar="KIND=SPLIT")
     parser.add_argument("--model", help="default: the embedded one")
-    parser.add_argument("--adapter", help="without one, only the control is run")
+    parser.add_argument("--adapter", help="default: the embedded model's own; for others, only the control is run")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32", help="sums in half precision depend on the batch")
     parser.add_argument("--gaps", type=int, default=200, help="of each kind")
+    parser.add_argument("--ways", nargs="+", choices=["sampled", "greedy"], default=["sampled", "greedy"])
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--top-p", type=float, default=0.95)
     parser.add_argument("--seed", type=int, default=0)
@@ -55,6 +58,7 @@ def main() -> None:
     for kind, _, split in (pair.partition("=") for pair in args.splits):
         kinds[kind] = held_out(args.corpus, split, lm, args.gaps, args.seed)
     ways = {"sampled": {"temperature": args.temperature, "top_p": args.top_p}, "greedy": {"temperature": 0.0}}
+    ways = {way: ways[way] for way in args.ways}
     measured = {
         way: {kind: contest(lm, texts, args.seed, args.show, **how) for kind, texts in kinds.items()}
         for way, how in ways.items()
@@ -68,7 +72,7 @@ def main() -> None:
         "model": args.model or "default",
         "adapter": args.adapter,
         "gaps": {kind: len(texts) for kind, texts in kinds.items()},
-        "sampling": ways["sampled"] | {"seed": args.seed},
+        "sampling": {"temperature": args.temperature, "top_p": args.top_p, "seed": args.seed},
         **machine(lm.model.device.type),
         "results": results,
     }
@@ -114,7 +118,8 @@ def contest(
     """For each contender, and "true" itself: the judged log-probability of each text, and its share of true tokens."""
     fills: dict[str, list[acgpt.Query]] = {"true": texts}
     blanks = [acgpt.Query([t if g else None for t, g in zip(q.tokens, q.given, strict=True)], q.given) for q in texts]
-    for name, adapter in {"unadapted": False, "adapted": None}.items() if lm.adapters else {"unadapted": False}.items():
+    models: dict[str, Choice] = {"unadapted": False} | ({"adapted": only_adapter(lm)} if lm.adapters else {})
+    for name, adapter in models.items():
         for way, future in (("past", False), ("future", True)):
             drawn = lm.sample(blanks, seed=seed, future=future, adapter=adapter, **how)
             fills[f"{name}, {way}"] = [samples[0].query for samples in drawn]

@@ -1,4 +1,4 @@
-"""Write the tables of docs/benchmarks.md and docs/results.md from the result files in benchmarks/results.
+"""Write the tables of docs/benchmarks.md, finetuning.md and results.md from the result files in benchmarks/results.
 
 python benchmarks/render.py            rewrite what stands between <!-- table NAME --> and <!-- end -->
 python benchmarks/render.py --check    only say whether the page is up to date (exit code 1 if not)
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "docs" / name for name in ("benchmarks.md", "results.md")]
+PAGES = [ROOT / "docs" / name for name in ("benchmarks.md", "finetuning.md", "results.md")]
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
@@ -128,6 +129,29 @@ def from_scratch(record: dict[str, Any]) -> str:
     return "\n\n".join([*parts, f"Trained on: {record['text']}."])
 
 
+def finetuning_rates(record: dict[str, Any]) -> str:
+    """Perplexities after as many steps with different optimizers and rates."""
+    steps = [key for key in record["rows"][0] if key.startswith("step ")]
+    modes = list(record["rows"][0][steps[0]])
+    columns = ["", *(f"{mode.replace('-', ' ')}, {step}" for step in steps for mode in modes)]
+    return markdown(columns, [[r["what"], *(f"{r[s][m]:.2f}" for s in steps for m in modes)] for r in record["rows"]])
+
+
+def resume(record: dict[str, Any]) -> str:
+    """Rate and wait of a run before it was stopped and after it was resumed."""
+    rows, stop = [], record["stopped_after"]
+    log = [row for row in record["log"] if row["step"] != 1]  # the first has compilation in it
+    first = min(row["step"] for row in log if row["step"] > stop)
+    for name, part in (
+        (f"before it was stopped, to step {stop}", [row for row in log if row["step"] <= stop]),
+        (f"the first {first - stop:.0f} steps after", [row for row in log if row["step"] == first]),
+        ("the others", [row for row in log if row["step"] > first]),
+    ):
+        rate, wait = (statistics.median(row[key] for row in part) for key in ("tokens_per_second", "wait"))
+        rows.append([name, f"{rate / 1000:,.0f} k", f"{wait:.1%}"])
+    return markdown(["", "tokens/s, median", "waiting for data, median"], rows)
+
+
 Rows = tuple[list[str], list[list[str]]]  # the columns, and the rows
 
 
@@ -186,8 +210,10 @@ TABLES = {
     "bos": bos,
     "copies": copies,
     "decoding": decoding,
+    "finetuning_rates": finetuning_rates,
     "from_scratch": from_scratch,
     "gaps": gaps,
+    "resume": resume,
     "scoring": scoring,
     "training": training,
     "with_future": with_future,

@@ -427,6 +427,16 @@ def test_without_the_router_the_first_adapter_answers_and_the_switch_can_be_turn
     assert [score.adapter for score in lm.log_prob([CAUSAL, GAP, SCATTERED])] == [None, "mine", "other"]
 
 
+def test_one_adapter_answers_everything_unless_it_is_to_be_routed_to(shelf):
+    alone, routed = (shelf.load(shelf.folder / "fill", router=router) for router in (None, True))
+    assert (alone.router, routed.router) == (False, True)
+    assert {score.adapter for score in alone.log_prob([CAUSAL, GAP, SCATTERED])} == {"default"}
+    found = routed.log_prob([CAUSAL, GAP, SCATTERED])
+    assert [(score.adapter, score.future) for score in found] == [(None, False), ("default", True), ("default", True)]
+    assert found[0].log_prob == exactly(alone.log_prob(CAUSAL, adapter=False, future=False).log_prob)
+    assert [score.log_prob for score in found[1:]] == [exactly(alone.log_prob(q).log_prob) for q in (GAP, SCATTERED)]
+
+
 @pytest.fixture
 def held(shelf):
     """A PEFT model with two adapters, as a user may hold it, one of them in training."""

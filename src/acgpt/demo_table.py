@@ -57,11 +57,16 @@ def worth(lm: LanguageModel, questions: Mapping[str, Sequence[Question]]) -> dic
         lm: A model. Where it has an adapter, the model without it is asked too, for comparison.
         questions: Templates or queries, by kind, whose asked tokens are scored.
     """
-    models: dict[str, Choice] = {UNADAPTED: False, ADAPTED: None} if lm.adapters else {UNADAPTED: None}
+    models: dict[str, Choice] = {UNADAPTED: False, ADAPTED: only_adapter(lm)} if lm.adapters else {UNADAPTED: None}
     return {
         name: {kind: one_worth(lm, list(asked), adapter) for kind, asked in questions.items()}
         for name, adapter in models.items()
     }
+
+
+def only_adapter(lm: LanguageModel) -> Choice:
+    """The one adapter of a model, for all that is asked, whatever a router would choose; of several, the router's."""
+    return next(iter(lm.adapters)) if len(lm.adapters) == 1 else None
 
 
 def one_worth(lm: LanguageModel, questions: list[Question], adapter: Choice) -> Worth:

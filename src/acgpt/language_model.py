@@ -128,9 +128,9 @@ class LanguageModel:
             else its EOS.
         mask: The token that stands for unknown ones, as an id or as a string. By default the metadata's.
         attention: "dense", "varlen" or "fused" (CUDA, half precision), or "auto", which chooses.
-        router: With several adapters, let each query be answered by the one that is for such queries (see
-            `acgpt.adapters`)? If not, by the one that is active in the PEFT model. The attribute `router` is the
-            same switch, later.
+        router: Let each query be answered by the adapter that is for such queries, and by the model itself what needs
+            none (see `acgpt.adapters`)? If not, by the adapter that is active in the PEFT model. By default yes if
+            there are several. The attribute `router` is the same switch, later.
     """
 
     def __init__(
@@ -142,13 +142,13 @@ class LanguageModel:
         bos: int | str | None = None,
         mask: int | str | None = None,
         attention: str = "auto",
-        router: bool = True,
+        router: bool | None = None,
     ) -> None:
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ModelError(f"expected a tokenizer of transformers, not {type(tokenizer).__name__}.")
         self.model: PreTrainedModel
         self.model, names = without_peft(model)
-        self.tokenizer, self.router = tokenizer, router
+        self.tokenizer, self.router = tokenizer, len(names) > 1 if router is None else router
         self._says = statements(metadata, names, Metadata.of(self.model.config))
         self.adapters = {name: Adapter.of(name, self._says[name]) for name in names}
         self.metadata = self._said(self._at_work())
@@ -218,7 +218,7 @@ class LanguageModel:
             future: Use given tokens that stand after an asked one? `True`: always, `False`: never, everything is read
                 left to right. `None`: if the model says it can, else warn and read left to right.
             adapter: The name of the adapter that is to answer; `False` (or "none"): the model without any. `None`: the
-                one that it has, and if it has several, for each query the one that is for such queries (see `router`).
+                one that it has, or for each query the one that is for such queries (see `router`).
         """
         queries = [self._scorable(q) for q in as_list(query)]
         results = self._score(queries, self._routes(queries, future, adapter))
@@ -408,7 +408,7 @@ class LanguageModel:
 
     @property
     def _routing(self) -> bool:
-        return self.router and len(self.adapters) > 1
+        return self.router and bool(self.adapters)
 
     def _at_work(self) -> str | None:
         """The adapter at work as the model stands, or several with + between them."""

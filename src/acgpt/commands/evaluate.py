@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acgpt import __version__
-from acgpt.commands.options import AdapterOption, DeviceOption, Dtype, DtypeOption, emit, hush, option
+from acgpt.commands.options import NO_ADAPTER, AdapterOption, DeviceOption, Dtype, DtypeOption, emit, hush, option
 from acgpt.errors import InputError, OutputError
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 NO_ANSWER = "--"
 
 HELP = {
-    "model": "A folder, a Hugging Face hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct.",
+    "model": "A folder, a Hugging Face hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct, "
+    "with its adapter.",
     "corpus": "A folder that acgpt prepare made; may be left out with --sets.",
     "sets": "The evaluation set: a file to read, or to make. Default: CORPUS/evaluation/….safetensors.",
     "split": "Of the corpus. Default: test if there is one, else validation.",
@@ -117,7 +118,7 @@ def evaluate(
     chosen = {"split": split, "r_max": r_max, "length": length, "seed": seed}
     training = None if conditioning is None else training_distribution(conditioning, r_max)
     opened = None if corpus is None else Corpus.open(corpus)
-    lm = load(model, adapter, device, dtype.value)
+    lm = load(model, False if adapter == NO_ADAPTER else adapter, device, dtype.value)
     evaluation_set, path, new = find_set(
         opened, sets, chosen, limit, training, positions_of(lm.model.config.get_text_config()) - 1
     )
