@@ -85,7 +85,8 @@ class Recipe:
     Args:
         corpus: A folder that `acgpt prepare` has written.
         output: The run's folder; it must not exist yet, unless the run is resumed.
-        method: "ac-gpt", or "gpt" for its causal twin: the same texts in the same order, nothing given, all asked.
+        method: "ac-gpt", or "gpt" for its causal twin: the same texts in the same order, nothing given, all asked. Or
+            one of those that the paper compares with, as `acgpt methods` lists them.
         conditioning: The distribution of conditioning sets: r_min, r_max, b_min, b_max, the shares infilling, empty and
             unknown, or a mixture of parts (docs/conditioning.md).
         model: "tiny", "small", "base", "medium", or a mapping of `layers`, `width` and `heads`.
@@ -133,7 +134,7 @@ class Recipe:
 
     corpus: str = ""
     output: str = ""
-    method: Literal["ac-gpt", "gpt"] = "ac-gpt"
+    method: Literal["ac-gpt", "gpt", "sigma-gpt-temporal", "sigma-gpt-random"] = "ac-gpt"
     conditioning: Mapping[str, Any] = field(default_factory=lambda: {"r_max": 0.6})
     model: str | Mapping[str, Any] = "small"
     base: str = ""

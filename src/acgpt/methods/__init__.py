@@ -10,10 +10,11 @@ from acgpt.metadata import Metadata
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.methods.base import Method
 from acgpt.methods.gpt import Gpt
+from acgpt.methods.sigma_gpt import SigmaGptRandom, SigmaGptTemporal
 
-METHODS: dict[str, Method] = {method.name: method for method in (AcGpt(), Gpt())}
+METHODS: dict[str, Method] = {method.name: method for method in (AcGpt(), Gpt(), SigmaGptTemporal(), SigmaGptRandom())}
 
-__all__ = ["METHODS", "AcGpt", "Gpt", "Method", "method_of"]
+__all__ = ["METHODS", "AcGpt", "Gpt", "Method", "SigmaGptRandom", "SigmaGptTemporal", "method_of"]
 
 
 def method_of(model: Metadata | str | None) -> Method:
