@@ -134,7 +134,7 @@ class Recipe:
 
     corpus: str = ""
     output: str = ""
-    method: Literal["ac-gpt", "gpt", "sigma-gpt-temporal", "sigma-gpt-random"] = "ac-gpt"
+    method: Literal["ac-gpt", "gpt", "sigma-gpt-temporal", "sigma-gpt-random", "mlm", "diffusion", "fim"] = "ac-gpt"
     conditioning: Mapping[str, Any] = field(default_factory=lambda: {"r_max": 0.6})
     model: str | Mapping[str, Any] = "small"
     base: str = ""
