@@ -237,6 +237,26 @@ def test_random_orders_are_new_for_every_text_and_uniform_within_the_parts():
     assert np.array_equal(slots.aims, again.aims)
 
 
+@pytest.mark.parametrize("name", [TEMPORAL, RANDOM])
+def test_given_tokens_are_learnt_from_too_if_wanted(name):
+    words, model = ["gaggaa", "agauga"], toy(name)
+    roles = np.array([[{"g": GIVEN, "a": ASKED, "u": UNKNOWN}[r] for r in word] for word in words], dtype=np.int8)
+    tokens = np.random.default_rng(0).integers(0, 4, roles.shape)
+    method = method_of(name).learning_from("all")
+    slots = method.lay_out(tokens, roles, [generator(0, 0, item) for item in range(2)], bos=BOS, mask=None)
+    expected = 0.0
+    with torch.no_grad():
+        for text, word, order in zip(tokens, words, slots.aims.reshape(2, 6), strict=True):
+            expected -= sum(by_hand(model, order.tolist(), text.tolist(), [role != "u" for role in word]))
+    batch = fill(slots, longest=6, bos=BOS)
+    assert learner_of(model, name, 6)(**batch).item() == pytest.approx(expected, rel=1e-10)
+    room = method.room(6, np.array([3, 2]), np.array([3, 3]))
+    assert [each.tolist() for each in room] == [[0, 0], [6, 5]] and batch["asked"] == 11
+    assert not method_of(name).learns_given  # the method that all share is as it was
+    with pytest.raises(InputError, match="cannot learn to predict it"):
+        method_of("ac-gpt").learning_from("all")
+
+
 # ---- the network ----------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ import typer
 from typer.core import TyperGroup
 
 from acgpt import __version__
-from acgpt.commands import draw, evaluate, finetune, merge, prepare, push, report, train
+from acgpt.commands import draw, evaluate, finetune, merge, methods, prepare, push, report, train
 from acgpt.commands.options import (
     DeviceOption,
     Dtype,
@@ -527,6 +527,7 @@ def choose_reader(
 app.add_typer(draw.app, name="draw")
 app.command()(evaluate.evaluate)
 app.command()(merge.merge)
+app.command()(methods.methods)
 app.command()(prepare.prepare)
 app.command()(push.push)
 app.command()(report.report)

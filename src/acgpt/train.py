@@ -94,7 +94,7 @@ def train(
     corpus = Corpus.open(recipe.corpus)
     texts, tokenizer = corpus.tokens("train"), corpus.tokenizer()
     plan = settle(recipe, texts.chunks(recipe.length), head_dim=head_dim(recipe))
-    method = method_of(recipe.method)
+    method = method_of(recipe.method).learning_from(recipe.loss)
     conditioning = method.conditioning(recipe.distribution)
     said = Metadata(method.name, conditioning.as_dict() if method.reads_future else None)
     product = make_network(recipe, tokenizer, said, plan)

@@ -20,6 +20,8 @@ class AcGpt(Method):
 
     name: ClassVar[str] = "ac-gpt"
     title: ClassVar[str] = "AC-GPT"
+    says: ClassVar[str] = "a causal language model that answers p(any tokens | any other tokens)"
+    drawn: ClassVar[bool] = True
     abilities: ClassVar[Abilities] = Abilities(True, True, True, True, True)
     reads_future: ClassVar[bool] = True
 

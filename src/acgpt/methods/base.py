@@ -63,6 +63,8 @@ class Method(ABC):
     reads_future: ClassVar[bool]  # is there any query with a given token after an asked one that it can answer?
     bound: ClassVar[bool] = False  # are its log-probabilities lower bounds, and not exact?
     needs_mask: ClassVar[bool] = False  # does it need a MASK token? It then never predicts one
+    says: ClassVar[str]  # what a model of it is, for its card
+    drawn: ClassVar[bool] = False  # is its layout the one that `acgpt show` draws?
     network: ClassVar[type[GPTNeoXForCausalLM]] = GPTNeoXForCausalLM  # what is trained from scratch
     overhead: ClassVar[int] = 1  # positions that a text takes besides those of its tokens: BOS
     options: ClassVar[Mapping[str, str]] = {}  # what `configured` takes, and what it means
@@ -201,6 +203,16 @@ class Method(ABC):
         return mask
 
     # ---- training ---------------------------------------------------------------------------------------------------
+
+    def learning_from(self, loss: str) -> Method:
+        """The method as it is trained on "asked" tokens, or on "all" that are not unknown.
+
+        Raises:
+            InputError: Given tokens are seen before they could be predicted.
+        """
+        if loss != "asked":
+            raise InputError(f"method={self.name} sees what is given, and cannot learn to predict it: leave out loss.")
+        return self
 
     def conditioning(self, distribution: Conditioning) -> Conditioning:
         """The conditioning sets that it is trained on, where a recipe names this distribution."""

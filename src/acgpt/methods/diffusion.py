@@ -48,6 +48,7 @@ class Diffusion(Method):
 
     name: ClassVar[str] = "diffusion"
     title: ClassVar[str] = "Diffusion"
+    says: ClassVar[str] = "a masked diffusion language model that bounds p(any tokens | any other tokens)"
     abilities: ClassVar[Abilities] = Abilities(
         False, True, False, True, False,
         note="a pass gives one estimate of a bound, not the probability; and causal models have since been tuned to "

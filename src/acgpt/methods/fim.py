@@ -37,6 +37,7 @@ class Fim(Method):
 
     name: ClassVar[str] = "fim"
     title: ClassVar[str] = "FIM"
+    says: ClassVar[str] = "a causal language model that answers p(a gap | all that is around it)"
     abilities: ClassVar[Abilities] = Abilities(
         False, False, True, True, True, note="one gap only; not in the paper's table, which cites it as related work"
     )

@@ -22,6 +22,8 @@ class Gpt(Method):
 
     name: ClassVar[str] = "gpt"
     title: ClassVar[str] = "GPT"
+    says: ClassVar[str] = "a causal language model that answers p(what follows | what stands before it)"
+    drawn: ClassVar[bool] = True
     abilities: ClassVar[Abilities] = Abilities(False, False, True, True, None)
     reads_future: ClassVar[bool] = False
     refusal: ClassVar[str] = (

@@ -31,6 +31,7 @@ class Mlm(Method):
 
     name: ClassVar[str] = "mlm"
     title: ClassVar[str] = "MLM"
+    says: ClassVar[str] = "a masked language model that answers p(any tokens | any other tokens), a pass a token"
     abilities: ClassVar[Abilities] = Abilities(True, True, False, False, False)
     reads_future: ClassVar[bool] = True
     needs_mask: ClassVar[bool] = True

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any, ClassVar
 
 import numpy as np
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
 from acgpt import score
-from acgpt.conditioning import ASKED
+from acgpt.conditioning import ASKED, UNKNOWN
 from acgpt.decode import Sampler, Sampling, randomness
 from acgpt.errors import InputError
 from acgpt.methods.base import Abilities, Drawn, Method
@@ -42,6 +43,7 @@ class SigmaGptTemporal(Method):
 
     name: ClassVar[str] = "sigma-gpt-temporal"
     title: ClassVar[str] = "σ-GPT temporal"
+    says: ClassVar[str] = "a language model of texts in any order that answers p(any tokens | any other tokens)"
     abilities: ClassVar[Abilities] = Abilities(
         True, True, True, True, False,
         note="the paper's row is of random orders, of which this variant keeps the one from left to right",
@@ -49,6 +51,7 @@ class SigmaGptTemporal(Method):
     reads_future: ClassVar[bool] = True
     network: ClassVar[type[GPTNeoXForCausalLM]] = SigmaGPTForCausalLM
     shuffles: ClassVar[bool] = False  # in training
+    learns_given: bool = False  # are given tokens predicted, too?
 
     def answers(self, query: Query) -> bool:
         """Every query."""
@@ -89,6 +92,16 @@ class SigmaGptTemporal(Method):
             for q, o, samples in zip(queries, orders, drawn, strict=True)
         ]
 
+    def learning_from(self, loss: str) -> Method:
+        """Given tokens are predicted along the order as well as asked ones, if wanted."""
+        method = copy(self)
+        method.learns_given = loss == "all"
+        return method
+
+    def room(self, length: int, given: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """No copies; a prediction for each token that is learnt from."""
+        return np.zeros_like(given), asked + given * self.learns_given
+
     def lay_out(
         self,
         tokens: np.ndarray,
@@ -106,7 +119,8 @@ class SigmaGptTemporal(Method):
         rank = RANK[roles] + (np.stack([rng.random(length) for rng in rngs]) if self.shuffles else 0.0)
         order = rank.argsort(axis=1, kind="stable")  # (B, T) places, from 0
         ordered = np.take_along_axis(tokens, order, axis=1)
-        asked = np.take_along_axis(roles, order, axis=1) == ASKED
+        kinds = np.take_along_axis(roles, order, axis=1)
+        asked = kinds != UNKNOWN if self.learns_given else kinds == ASKED
         return Slots(
             copy_ids=tokens[:0, 0],
             copy_positions=order[:0, 0],
