@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from itertools import product
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -227,3 +228,17 @@ def test_the_command_prints_the_table_from_what_the_methods_declare():
         assert [mark for mark in line if mark in "✓✗–"] == marks
         if method.abilities.note:
             assert method.abilities.note in told.stdout
+
+
+def test_the_page_has_the_table_that_the_methods_declare():
+    columns = ("evaluates_any", "samples_any", "left_to_right", "single_pass", "fine_tunes")
+    text = (Path(__file__).parent.parent / "docs" / "methods.md").read_text(encoding="utf-8")
+    table, notes = text.partition("<!-- methods -->")[2].partition("<!-- end -->")[0], iter("¹²³")
+    rows, below = [], []
+    for name, method in METHODS.items():
+        mark = next(notes) if method.abilities.note else ""
+        marks = [{True: "✓", False: "✗", None: "–"}[getattr(method.abilities, column)] for column in columns]
+        rows.append(f"| `{name}`{' ' + mark if mark else ''} | {' | '.join(marks)} |")
+        below += [f"{mark} {method.abilities.note}."] if mark else []
+    assert [line for line in table.splitlines() if line.startswith("| `") and "method=" not in line] == rows
+    assert [line for line in table.splitlines() if line[:1] in ("¹", "²", "³")] == below
