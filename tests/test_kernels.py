@@ -29,6 +29,7 @@ CASES = {
     "rows in larger blocks than keys": (RAGGED, {"blocks": (32, 16)}),
     "keys in larger blocks than rows": (RAGGED, {"blocks": (16, 32)}),
     "no copies at all": ([(0, 33), (0, 1)], {}),
+    "read in both directions, with a text slot that nobody reads": ([(33, 1), (17, 1), (0, 2)], {}),
     "one query in whole blocks": ([(16, 32)], {}),
     "four heads share two key heads": (RAGGED[1:4], {"heads": 4, "key_heads": 2}),
     "strided as a network has them": (RAGGED[1:4], {"strided": True}),

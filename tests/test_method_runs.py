@@ -111,6 +111,42 @@ def test_the_command_evaluates_it_in_the_modes_that_it_can_answer(name, corpus, 
     assert ("--" in table.stdout) is bool(unanswered)
 
 
+def test_the_command_asks_as_it_is_told_to(corpus, runs, tmp_path):
+    def evaluated(name, *how):
+        folder, _ = runs(name)
+        words = ["evaluate", str(folder / "model"), str(corpus), "--limit", "3", "--length", "15", "--device", "cpu"]
+        words += ["--split", "validation", "--sets", str(tmp_path / "set.safetensors"), "--json"]
+        return CliRunner().invoke(app, [*words, *(word for option in how for word in ("--how", option))])
+
+    def perplexities(*how):
+        found = json.loads(evaluated(*how).stdout)
+        return {mode: answer and answer["perplexity"] for mode, answer in found["modes"].items()}
+
+    plain, shuffled = perplexities("sigma-gpt-random"), perplexities("sigma-gpt-random", "order=random")
+    other, several = (
+        perplexities("sigma-gpt-random", "order=random", "seed=1"),
+        perplexities("sigma-gpt-random", "orders=4"),
+    )
+    assert all(plain.values())
+    for found in (shuffled, other, several):  # some tokens have seen their future
+        assert {mode for mode, value in found.items() if value is None} == {"infilling-no-future", "training-no-future"}
+    assert len({round(found["training"], 6) for found in (plain, shuffled, other, several)}) == 4
+    assert perplexities("diffusion", "draws=4")["training"] != perplexities("diffusion")["training"]
+    for options, words in ((["order=sideways"], "left-to-right"), (["order"], "KEY=VALUE"), (["draws=3"], "no option")):
+        refused = evaluated("sigma-gpt-random", *options)
+        assert refused.exit_code == 2 and words in refused.output
+
+
+def test_the_command_scores_with_a_model_that_only_bounds_and_says_so(runs):
+    folder, _ = runs("diffusion")
+    words = ["score", "The cat {{sat}} on the mat.", "-m", str(folder / "model"), "--device", "cpu"]
+    told = CliRunner().invoke(app, words)
+    assert told.exit_code == 0 and "bounds" in told.stdout and "past only" not in told.stdout
+    assert json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["bound"] is True
+    shown = CliRunner().invoke(app, ["show", "The cat {{sat}}", "-m", str(folder / "model")])
+    assert shown.exit_code == 2 and "diffusion" in shown.output
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_batch_of_a_run_has_one_shape_and_is_a_function_of_the_seed(name, corpus):
     texts, method = Corpus.open(corpus).tokens("train"), method_of(name)

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM
 from acgpt.batches import Budget, fill
 from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, generator
 from acgpt.decode import Sampling
-from acgpt.errors import InputError, QueryError
+from acgpt.errors import InputError, ModelError, QueryError
 from acgpt.methods import SigmaGptRandom, method_of
 
 TEMPORAL, RANDOM = "sigma-gpt-temporal", "sigma-gpt-random"
@@ -144,6 +144,14 @@ def test_without_the_future_a_token_has_what_reading_from_left_to_right_gives_it
         assert answer(TEMPORAL, model, [question], future=False)[0] == pytest.approx(want, abs=1e-9)
     with pytest.raises(QueryError, match="left to right"):
         answer(SigmaGptRandom("random"), model, [query("gag")], future=False)
+
+
+def test_a_network_that_would_not_hear_what_it_is_to_predict_is_refused():
+    for name in (TEMPORAL, RANDOM):
+        with pytest.raises(ModelError, match="GPTNeoXForCausalLM is not"):
+            answer(name, toy("gpt"), [query("gag")])
+        with pytest.raises(ModelError, match="own method"):
+            method_of(name).sample(sampler_of(toy("gpt"), name), [query("gag")], 1, Sampling())
 
 
 def test_options_that_are_not_there_are_refused():

@@ -56,7 +56,7 @@ from acgpt.run_folder import (
 from acgpt.trainer import AcTrainer, Watch
 from acgpt.training_log import DURING, Log, ProgressLine, Row, board, draw_curve
 
-FEW = 16  # texts that are evaluated in the end, where a text takes hundreds of passes
+FEW = 8  # texts that are evaluated in the end, where a text takes hundreds of passes
 
 
 def train(

@@ -41,7 +41,7 @@ HELP = {
     "seed": "Of the conditioning sets and of the intervals. Default: 0.",
     "conditioning": "The training distribution, if it is not the paper's: '{b_max: 4}', as in a recipe.",
     "modes": "Some modes only, with commas: unconditional,training. Default: all five.",
-    "method": "Ask the model as one of this method: ac-gpt or gpt. Default: what its acgpt.json says, else gpt.",
+    "method": "Ask the model as one of this method (acgpt methods). Default: what its acgpt.json says, else gpt.",
     "how": "How the method asks, where it leaves a choice (see acgpt methods); may be repeated.",
     "batch_tokens": "At most so many tokens go through the model at a time. Default: what the device can take.",
     "json": "For programs: one JSON object in a line, with the keys named above.",
@@ -240,7 +240,7 @@ def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
     from acgpt.methods import method_of
 
     own = method_of(lm.metadata)
-    if forced is not None and forced.reads_future and not own.reads_future:
+    if forced is not None and forced.reads_future and forced.name != own.name:
         warnings.warn(
             f"the model does not say that it was trained with {forced.name}: expect bad answers wherever the future is "
             "read.",

@@ -29,7 +29,7 @@ from transformers import GPTNeoXForCausalLM, PreTrainedModel
 from acgpt import score
 from acgpt.conditioning import ASKED, UNKNOWN
 from acgpt.decode import Sampler, Sampling, randomness
-from acgpt.errors import InputError
+from acgpt.errors import InputError, ModelError
 from acgpt.methods.base import Abilities, Drawn, Method
 from acgpt.query import Query
 from acgpt.sigma_network import SigmaGPTForCausalLM
@@ -69,6 +69,7 @@ class SigmaGptTemporal(Method):
         self, model: PreTrainedModel, queries: Sequence[Query], number: int, **how: Any
     ) -> list[list[float]]:
         """The same, in the order of this number."""
+        check_network(model)
         orders = [self.order(query, number) for query in queries]
         ordered = [in_order(query, order) for query, order in zip(queries, orders, strict=True)]
         answers = score.log_probs(model, ordered, future=False, orders=orders, **how)
@@ -81,6 +82,7 @@ class SigmaGptTemporal(Method):
         self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> list[list[Drawn]]:
         """As `Method.sample` says, with a cache; without the future, given tokens are forced when they are reached."""
+        check_network(sampler.model)
         if future:
             orders = [self.order(query, 0) for query in queries]
         else:
@@ -207,6 +209,15 @@ def whole_number(name: str, text: str) -> int:
         return int(text)
     except ValueError as error:
         raise InputError(f"{name} is a whole number, not {text!r}.") from error
+
+
+def check_network(model: PreTrainedModel) -> None:
+    """Refuse a network that would not hear what it is to predict."""
+    if not isinstance(model, SigmaGPTForCausalLM):
+        raise ModelError(
+            f"σ-GPT needs a network that is told which position to predict, and {type(model).__name__} is not: ask it "
+            "by its own method."
+        )
 
 
 def in_order(query: Query, order: np.ndarray) -> Query:
