@@ -170,7 +170,7 @@ def evaluate(
         model: One that `attention.check_model` has accepted, as `LanguageModel` and training do.
         evaluation_set: What it is asked.
         bos: Id of the token at position 0.
-        mask: Id of the token that stands for unknown ones; needed only if the set has any.
+        mask: Id of the token that stands for unknown ones; needed only if the set has any, or the method needs one.
         modes: Names of modes; by default all five. One the method cannot answer has no result.
         backend: As in `attention.BACKENDS`; by default the fastest that is exact.
         budget: At most this many tokens go through the model at a time (a longer text still goes alone). The result
