@@ -28,7 +28,6 @@ from acgpt import (
     ModelError,
     Query,
     decode,
-    language_model,
 )
 from acgpt.adapters import Adapter, mode_of, route, switched
 from acgpt.cli import app, named_adapters
@@ -513,7 +512,7 @@ def test_a_model_is_left_as_it_was_also_after_an_error(shelf, held, monkeypatch,
         during.append(state(network))
         raise error
 
-    monkeypatch.setattr(language_model, "log_probs", fail)
+    monkeypatch.setattr("acgpt.score.log_probs", fail)
     monkeypatch.setattr(lm._sampler, "sample", fail)
     for template in (CAUSAL, SCATTERED):
         with pytest.raises(error):

@@ -524,8 +524,8 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
     assert got["set"]["hash"] == evaluation_set.hash and got["set"]["split"] == "test"
     assert path == corpus / "evaluation" / "test-30-r0.6-seed0.safetensors"
     assert set(got) == {
-        "model", "adapter", "corpus", "method", "modes", "gains", "set", "bootstrap", "metadata", "bos_token_id",
-        "mask_token_id", "device", "dtype", "batch_tokens", "seconds", "versions",
+        "model", "adapter", "corpus", "method", "options", "bound", "modes", "gains", "set", "bootstrap", "metadata",
+        "bos_token_id", "mask_token_id", "device", "dtype", "batch_tokens", "seconds", "versions",
     }  # fmt: skip
     assert (got["method"], got["device"], got["dtype"], got["metadata"]["method"]) == (
         "ac-gpt", "cpu", "float32", "ac-gpt",

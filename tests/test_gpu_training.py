@@ -18,7 +18,7 @@ from acgpt.evaluate import evaluate
 from acgpt.evaluation_set import set_of_corpus
 from acgpt.learner import Learner, new_model
 from acgpt.loss_kernel import linear_cross_entropy
-from acgpt.methods import method_of
+from acgpt.methods import METHODS, method_of
 from acgpt.networks import add_lora
 from acgpt.recipe import Lora, Shape, make
 from acgpt.train import train
@@ -155,3 +155,80 @@ def test_the_gradients_of_an_adapter_on_a_bf16_model_are_those_of_the_dense_mask
     assert loss.item() == pytest.approx(reference.item(), rel=5e-3)
     for name, one, other in zip(learnt, got, wanted, strict=True):
         assert relative(one, other) < 0.06, name
+
+
+OTHERS = [name for name in METHODS if name not in ("ac-gpt", "gpt")]
+
+
+def batches_of(method, fixed: bool, length: int = 255) -> Batches:
+    distribution = Conditioning.from_dict({"r_max": 0.6})
+    return Batches(
+        Texts(64, 500), count=100, size=8, length=length, conditioning=method.conditioning(distribution), seed=1, bos=0,
+        mask=511 if method.needs_mask else None, fixed=fixed, balance=distribution, method=method,
+    )  # fmt: skip
+
+
+def learner_of(method, model, backend: str, compiled: bool = False) -> Learner:
+    never = 511 if method.needs_mask else None
+    return Learner(model, backend=backend, length=method.longest(255), compiled=compiled, never=never)
+
+
+@pytest.mark.parametrize("backend", ["varlen", "fused"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_methods_loss_and_gradients_are_those_of_the_dense_mask_in_fp32(name, backend):
+    method = method_of(name)
+    model = new_model(
+        Shape(2, 128, 2), vocabulary=512, positions=255 + method.overhead, network=method.network
+    ).cuda()  # fmt: skip
+    plain, padded = batches_of(method, False), batches_of(method, True)
+    for number in range(2):
+        reference = learner_of(method, model, "dense")(**on_gpu(plain[number]))
+        wanted = torch.autograd.grad(reference, list(model.parameters()))
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = learner_of(method, model, backend)(**on_gpu(padded[number]))
+        got = torch.autograd.grad(loss, list(model.parameters()))
+        assert loss.item() == pytest.approx(reference.item(), rel=3e-3)
+        for one, other in zip(got, wanted, strict=True):
+            assert torch.isfinite(one).all()
+            assert relative(one, other) < 4e-2
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_compiled_step_of_every_method_learns_in_one_graph(name):
+    torch._dynamo.reset()
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    method = method_of(name)
+    model = new_model(
+        Shape(2, 128, 2), vocabulary=512, positions=255 + method.overhead, network=method.network
+    ).cuda()  # fmt: skip
+    learner, data = learner_of(method, model, "fused", compiled=True), batches_of(method, True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for number in range(60):
+        batch = on_gpu(data[number])
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = learner(**batch) / batch["asked"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert np.mean(losses[-5:]) < np.mean(losses[:3]) - 0.3
+    assert counters["stats"]["unique_graphs"] == 1, dict(counters["recompiles"])
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_method_is_trained_in_bf16_and_asked_and_sampled_in_it(name, tmp_path):
+    corpus = write_corpus(tmp_path / "corpus", mask=False)
+    keys = {key: value for key, value in SMALL.items() if key != "device"}
+    keys |= {"corpus": str(corpus), "output": str(tmp_path / "run"), "method": name, "steps": 40}
+    keys["model"] = {"layers": 2, "width": 128, "heads": 4}
+    results = train(make(keys, "mine"), quiet=True)
+    assert results is not None and results["attention"] == "fused" and results["compiled"]
+    lm = acgpt.load(results["model"], dtype="bfloat16")
+    exact = acgpt.load(results["model"], dtype="float32")
+    question = "The cat {{sat on}} the mat."
+    assert lm.log_prob(question).log_prob == pytest.approx(exact.log_prob(question).log_prob, abs=0.3)
+    one, other = (lm.sample("The cat {{_3}} the mat.", n=4, seed=1) for _ in range(2))
+    assert [sample.text for sample in one] == [sample.text for sample in other]

@@ -29,6 +29,7 @@ CASES = {
     "rows in larger blocks than keys": (RAGGED, {"blocks": (32, 16)}),
     "keys in larger blocks than rows": (RAGGED, {"blocks": (16, 32)}),
     "no copies at all": ([(0, 33), (0, 1)], {}),
+    "read in both directions, with a text slot that nobody reads": ([(33, 1), (17, 1), (0, 2)], {}),
     "one query in whole blocks": ([(16, 32)], {}),
     "four heads share two key heads": (RAGGED[1:4], {"heads": 4, "key_heads": 2}),
     "strided as a network has them": (RAGGED[1:4], {"strided": True}),
@@ -156,16 +157,25 @@ def interpret_compiled(queries):
     return relative_errors(run_kernels(*data, queries, 0.3, compiled), dense(*data, queries, 0.3))
 
 
-def interpret_loss(rows, vocabulary, dim=5):
-    """Errors of the loss of a vocabulary projection and of its gradients; some rows have no target, some the last."""
+def interpret_loss(rows, vocabulary, dim=5, weighted=False):
+    """Errors of the loss of a vocabulary projection and of its gradients; some rows have no target, some the last.
+
+    If `weighted`, each row has a weight, and one token no probability.
+    """
     from acgpt.loss_kernel import linear_cross_entropy
 
     rng = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, dim, generator=rng).requires_grad_() for n in (rows, vocabulary))
     targets = torch.randint(0, vocabulary, (rows,), generator=rng)
     targets[::3], targets[1] = -100, vocabulary - 1
-    want = torch.nn.functional.cross_entropy((hidden @ weight.T).double(), targets, reduction="sum") / 7
-    found = linear_cross_entropy(hidden, weight, targets) / 7
+    weights, never, logits = None, None, (hidden @ weight.T).double()
+    if weighted:
+        weights, never = torch.rand(rows, generator=rng) + 0.5, vocabulary // 2
+        targets[targets == never] = 0
+        logits = logits.index_fill(1, torch.tensor([never]), float("-inf"))
+    losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    want = (losses if weights is None else losses * weights).sum() / 7
+    found = linear_cross_entropy(hidden, weight, targets, weights, never) / 7
     pairs = [(found, want), *zip(*(torch.autograd.grad(x, (hidden, weight)) for x in (found, want)), strict=True)]
     errors = (((a - b).norm() / b.norm()).item() for a, b in pairs)
     return dict(zip(("loss", "hidden", "weight"), errors, strict=True))
@@ -173,6 +183,7 @@ def interpret_loss(rows, vocabulary, dim=5):
 
 def interpret_all():
     results = {f"loss over {size} tokens": interpret_loss(7, size) for size in VOCABULARIES}
+    results |= {f"weighted loss over {size} tokens": interpret_loss(7, size, weighted=True) for size in VOCABULARIES}
     results |= {name: interpret(queries, **kind) for name, (queries, kind) in CASES.items()}
     for i in range(3):
         results[f"query {i} is NaN"] = interpret_with_a_query_of_nans([(17, 20), (5, 33), (1, 1)], i)
@@ -208,7 +219,8 @@ def test_a_query_never_reads_another(interpreted, query):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", VOCABULARIES)
 def test_the_loss_and_its_gradients_agree_with_plain_cross_entropy(interpreted, size):
-    assert exact(interpreted[f"loss over {size} tokens"], 1e-5), interpreted[f"loss over {size} tokens"]
+    for case in (f"loss over {size} tokens", f"weighted loss over {size} tokens"):
+        assert exact(interpreted[case], 1e-5), interpreted[case]
 
 
 @pytest.mark.slow

@@ -271,3 +271,45 @@ def test_a_head_with_a_bias_is_no_plain_one():
     model = tiny_model()
     model.lm_head = torch.nn.Linear(32, 50)
     assert not has_plain_head(model)
+
+
+# ---- weights of predictions, and a token that is never predicted ----------------------------------------------------
+
+
+class Rows:
+    """What the loss kernel does to a row of logits, in plain words; called as Triton's kernels are."""
+
+    def __getitem__(self, grid):
+        def run(logits, targets, losses, **_):
+            for row, target in enumerate(targets.tolist()):
+                if target < 0:
+                    losses[row], logits[row] = 0.0, 0.0
+                    continue
+                scores = logits[row].log_softmax(-1)
+                losses[row] = -scores[target]
+                logits[row] = scores.exp()
+                logits[row, target] -= 1
+
+        return run
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("never", [None, 3])
+def test_the_fused_loss_weighs_its_rows_and_leaves_a_token_out(weighted, never, monkeypatch):
+    from acgpt import loss_kernel
+
+    monkeypatch.setattr(loss_kernel, "rows_kernel", Rows())
+    rng = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 6, generator=rng, dtype=torch.float64).requires_grad_() for n in (9, 11))
+    targets, weights = torch.tensor([0, 1, -100, 4, 10, 2, -100, 5, 5]), torch.rand(9, generator=rng).double() + 0.5
+    weights = weights if weighted else None
+    logits = hidden @ weight.T
+    if never is not None:
+        logits = logits.index_fill(1, torch.tensor([never]), float("-inf"))
+    losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    want = (losses * weights if weighted else losses).sum() / 7
+    whole = torch.compile(loss_kernel.linear_cross_entropy, backend="aot_eager", fullgraph=True, dynamic=False)
+    got = whole(hidden, weight, targets, weights, never) / 7
+    assert got.item() == pytest.approx(want.item(), rel=1e-6)
+    for one, other in zip(*(torch.autograd.grad(x, (hidden, weight)) for x in (got, want)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)

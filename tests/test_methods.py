@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import product
+from pathlib import Path
+from typing import get_args, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from models import expected_log_probs, random_query, twins
+from toys import BOS, every_query, learner_of, mask_of, sampler_of, total_probability, toy
+from toys import query as query_of
+from typer.testing import CliRunner
 
+from acgpt import attention
+from acgpt.batches import fill
+from acgpt.cli import app
+from acgpt.conditioning import ASKED, GIVEN, generator
+from acgpt.decode import Sampling
 from acgpt.errors import ModelError, QueryError
 from acgpt.metadata import Metadata
 from acgpt.methods import METHODS, method_of
 from acgpt.query import Query
+from acgpt.recipe import Recipe
 
 EXACT = {"rtol": 0, "atol": 1e-9}
 
@@ -24,7 +37,8 @@ def answer(name, model, queries, *, bos=0, mask=1, budget=10**6):
 
 
 def test_a_model_has_the_method_that_its_metadata_names_and_is_gpt_if_it_says_nothing():
-    assert [method_of(Metadata(method=name)).name for name in METHODS] == list(METHODS) == ["ac-gpt", "gpt"]
+    assert [method_of(Metadata(method=name)).name for name in METHODS] == list(METHODS)
+    assert set(METHODS) == set(get_args(get_type_hints(Recipe)["method"]))
     assert method_of("ac-gpt") is method_of(Metadata(method="ac-gpt"))
     assert method_of(None).name == "gpt"
 
@@ -36,8 +50,9 @@ def test_a_method_that_this_version_does_not_have_is_refused_by_name():
 
 
 def test_metadata_and_methods_agree_on_who_reads_the_future():
-    for name, method in METHODS.items():
-        assert Metadata(method=name).reads_copies is method.reads_future
+    """Of those that are shown copies: AC-GPT, and GPT by those who insist."""
+    for name in ("ac-gpt", "gpt"):
+        assert Metadata(method=name).reads_copies is METHODS[name].reads_future
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
@@ -92,3 +107,138 @@ def test_gpt_reads_no_copies():
     want = expected_log_probs(reference, query, future=False)
     torch.testing.assert_close(answer("gpt", ours, [query])[0], want, **EXACT)
     assert (answer("ac-gpt", ours, [query])[0] - want).abs().max() > 1e-3  # what copies would have made of it
+
+
+# ---- table 1: every tick is exercised, and every cross ---------------------------------------------------------------
+
+
+def asked_of(name, model, question, **how):
+    with torch.inference_mode():
+        return (
+            method_of(name)
+            .configured(how)
+            .log_probs(model, [question], bos=BOS, mask=mask_of(model, name), backend="dense", budget=10**6)[0]
+        )
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_who_evaluates_any_conditional_gives_a_distribution_for_each_and_others_refuse_or_bound(name):
+    model, method = toy(name, vocabulary=3, length=3), method_of(name)
+    whole = 0
+    for question in every_query(3):
+        if not method.answers(question):
+            with pytest.raises(QueryError, match=f"{name} cannot answer"):
+                asked_of(name, model, question)
+        elif not method.bound:
+            assert total_probability(name, model, question, 3) == pytest.approx(1, abs=1e-9)
+            whole += 1
+    assert (whole == 7) is method.abilities.evaluates_any
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_who_samples_any_conditional_does_and_others_refuse(name):
+    model, method, done = toy(name, length=3), method_of(name), 0
+    for question in every_query(3):
+        try:
+            with torch.inference_mode():
+                ((drawn, _),) = method.sample(sampler_of(model, name), [question], 1, Sampling(seed=1))[0]
+        except QueryError:
+            continue
+        assert len(drawn) == len(question.asked_positions) and (drawn < 4).all()  # never MASK
+        done += 1
+    assert (done == 7) is method.abilities.samples_any
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_who_is_ticked_for_a_single_pass_runs_a_query_once(name, monkeypatch):
+    model, question = toy(name), query_of("aaaaa")
+    texts = []
+
+    class Counting(attention.Dense):
+        def __init__(self, layout):
+            texts.extend(layout.texts)
+            super().__init__(layout)
+
+    monkeypatch.setitem(attention.BACKENDS, "dense", Counting)
+    asked_of(name, model, question, **({"draws": "1"} if name == "diffusion" else {}))
+    assert len(texts) == (1 if method_of(name).abilities.single_pass else 5)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_who_is_ticked_for_left_to_right_learns_each_token_from_those_asked_before_it_and_no_others(name):
+    """Change an asked token: the losses of later ones change, those of earlier ones do not."""
+    method, model = method_of(name), toy(name)
+    roles = np.array([[GIVEN, ASKED, ASKED, ASKED, ASKED, GIVEN]] * 8, dtype=np.int8)
+    if not method.reads_future:
+        roles[:] = ASKED
+    mask = model.config.vocab_size - 1 if method.needs_mask else None
+    first = np.array([[1, 2, 0, 1, 2, 0]] * 8)
+    changed = first.copy()
+    changed[:, 2] = 3
+    losses = []
+    for tokens in (first, changed):
+        rngs = [generator(0, 0, item) for item in range(8)]
+        slots = method.lay_out(tokens, roles, rngs, bos=0, mask=mask)
+        batch = fill(slots, longest=method.longest(6), bos=0)
+        learner = learner_of(model, name, 6)
+        found = {}
+        for number in range(len(slots.rows)):  # a loss of its own for every prediction
+            one = {
+                **batch,
+                "rows": batch["rows"][number : number + 1],
+                "targets": batch["targets"][number : number + 1],
+            }
+            one = {key: value for key, value in one.items() if key != "weights"}
+            with torch.no_grad():
+                found[number] = learner(**one).item()
+        losses.append(found)
+    places = positions_of_predictions(slots, roles)
+    moved = {places[n] for n in losses[0] if abs(losses[0][n] - losses[1][n]) > 1e-9} - {3}
+    right = {p for p in places.values() if p > 3}
+    assert (moved == right) is method.abilities.left_to_right
+
+
+def positions_of_predictions(slots, roles):
+    """The position that each row predicts: told, its own, or that of the asked tokens in their order."""
+    if slots.aims is not None:
+        return {n: int(slots.aims[row]) for n, row in enumerate(slots.rows)}
+    if (slots.n_texts == 1).all():
+        return {n: int(slots.copy_positions[row]) for n, row in enumerate(slots.rows)}
+    return {n: int(position) + 1 for n, position in enumerate(np.nonzero(roles == ASKED)[1])}
+
+
+def test_the_command_prints_the_table_from_what_the_methods_declare():
+    found = json.loads(CliRunner().invoke(app, ["methods", "--json"]).stdout)["methods"]
+    assert list(found) == list(METHODS)
+    paper = {  # table 1
+        "ac-gpt": (True, True, True, True, True),
+        "gpt": (False, False, True, True, None),
+        "sigma-gpt-random": (True, True, False, True, False),
+        "mlm": (True, True, False, False, False),
+        "diffusion": (False, True, False, True, False),
+    }
+    columns = ("evaluates_any", "samples_any", "left_to_right", "single_pass", "fine_tunes")
+    for name, row in paper.items():
+        assert tuple(found[name][column] for column in columns) == row
+    told = CliRunner().invoke(app, ["methods"])
+    assert told.exit_code == 0
+    for name, method in METHODS.items():
+        (line,) = [line for line in told.stdout.splitlines() if line.startswith((f"{name} ", f"{name}\n"))]
+        marks = [{True: "✓", False: "✗", None: "–"}[getattr(method.abilities, column)] for column in columns]
+        assert [mark for mark in line if mark in "✓✗–"] == marks
+        if method.abilities.note:
+            assert method.abilities.note in told.stdout
+
+
+def test_the_page_has_the_table_that_the_methods_declare():
+    columns = ("evaluates_any", "samples_any", "left_to_right", "single_pass", "fine_tunes")
+    text = (Path(__file__).parent.parent / "docs" / "methods.md").read_text(encoding="utf-8")
+    table, notes = text.partition("<!-- methods -->")[2].partition("<!-- end -->")[0], iter("¹²³")
+    rows, below = [], []
+    for name, method in METHODS.items():
+        mark = next(notes) if method.abilities.note else ""
+        marks = [{True: "✓", False: "✗", None: "–"}[getattr(method.abilities, column)] for column in columns]
+        rows.append(f"| `{name}`{' ' + mark if mark else ''} | {' | '.join(marks)} |")
+        below += [f"{mark} {method.abilities.note}."] if mark else []
+    assert [line for line in table.splitlines() if line.startswith("| `") and "method=" not in line] == rows
+    assert [line for line in table.splitlines() if line[:1] in ("¹", "²", "³")] == below

@@ -267,6 +267,7 @@ def run(
     backend: Backend,
     keep: Tensor | int,
     cache: Any = None,
+    aims: Tensor | None = None,
 ) -> Tensor:
     """One forward pass of the model under `backend`; logits at the slots `keep` alone.
 
@@ -278,6 +279,7 @@ def run(
         keep: The slots whose logits are wanted, or how many of the last ones: the vocabulary projection runs on
             these only.
         cache: Keys and values of earlier calls, or a recorder of this one's.
+        aims: (rows, slots) the positions that slots are to predict, for a network that is told (`sigma_network`).
 
     Returns:
         (rows, kept slots, vocabulary) logits.
@@ -291,6 +293,7 @@ def run(
         use_cache=cache is not None,
         logits_to_keep=keep,
         **{NAME: backend},
+        **({} if aims is None else {"target_positions": aims}),
     ).logits
     layers = model.config.get_text_config().num_hidden_layers
     if backend.calls != layers:

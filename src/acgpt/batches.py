@@ -2,10 +2,11 @@
 
     corpus ──► chunks of T tokens ──► roles (seed, epoch, item) ──► packed arrays, ready for flash attention
 
-The layout is that of `layout.build`, built from arrays because a step of training has tens of thousands of tokens, and
-with two differences that torch.compile asks for. All texts run to their last slot. And every batch has the same shape:
-copies and predictions are filled up to a *budget* with a few dummy queries, which nothing else can see and which
-predict nothing; their keys are all read, so all gradients are defined.
+How a text and its roles become slots is the method's to say (`slots`). AC-GPT's are those of `layout.build`, made from
+arrays because a step of training has tens of thousands of tokens, and with two differences that torch.compile asks for.
+All texts run to their last slot. And every batch has the same shape: copies and predictions are filled up to a *budget*
+with a few dummy queries, which nothing else can see and which predict nothing; their keys are all read, so all
+gradients are defined.
 
 Filling up would waste some 5 % of a step, as the number of copies varies from text to text. So steps are *balanced*:
 an epoch's texts are sorted by the size of their sets and cut into as many strata as a step has texts; a step takes
@@ -28,8 +29,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, first_draws, generator
+from acgpt.conditioning import Conditioning, first_draws, generator
 from acgpt.errors import InputError
+from acgpt.methods import AcGpt, Method
+from acgpt.slots import Slots, copies_and_text
 
 ALIGN = 128  # slots; matrix units like whole tiles
 FORESEEN = 2**24  # texts whose sizes are looked at before a run: some ten seconds
@@ -62,48 +65,61 @@ class Budget:
 def pack(
     tokens: np.ndarray, roles: np.ndarray, *, bos: int, mask: int | None, budget: Budget | None = None
 ) -> dict[str, Any]:
-    """Lay out B texts of T tokens for one training step.
+    """Lay out B texts of T tokens for one training step of AC-GPT; as `fill` of its slots.
 
     Args:
         tokens: (B, T) token ids.
         roles: (B, T) `GIVEN`, `ASKED` or `UNKNOWN`.
         bos: The token at position 0.
         mask: The token that stands for unknown ones.
+        budget: As in `fill`.
+    """
+    slots = copies_and_text(tokens, roles, bos=bos, mask=mask)
+    return fill(slots, longest=tokens.shape[1], bos=bos, budget=budget)
+
+
+def fill(slots: Slots, *, longest: int, bos: int, budget: Budget | None = None) -> dict[str, Any]:
+    """The slots of B texts as a batch of tensors.
+
+    Args:
+        slots: As a method lays them out.
+        longest: No text has more copies than this, nor more text slots, and no dummy will.
+        bos: The token of dummies.
         budget: Fill up to this shape. A batch that outgrows it gets the next larger one.
 
     Returns:
         What `learner.Learner` takes, by name; and, for the record, how many tokens are `asked`, how many `slots` run
         and how many `pairs` of slots of which one reads the other, dummies not counted.
     """
-    count, length = tokens.shape
-    if mask is None and (roles == UNKNOWN).any():
-        raise InputError("unknown tokens are fed as the MASK token, and the tokenizer names none.")
-    given = roles == GIVEN
-    body = tokens if mask is None else np.where(roles == UNKNOWN, mask, tokens)
-    asked = roles == ASKED
-    n_copies, n_texts = given.sum(1), np.full(count, length)
-    copy_ids, copy_positions = tokens[given], np.nonzero(given)[1] + 1
-    text_ids = np.concatenate([np.full((count, 1), bos), body[:, :-1]], axis=1).ravel()
-    text_positions = np.tile(np.arange(length), count)
-    rows = np.flatnonzero(asked)
-    targets = asked_tokens = tokens[asked]
+    n_copies, n_texts = slots.n_copies, slots.n_texts
+    copy_ids, copy_positions, text_ids, text_positions = (
+        slots.copy_ids, slots.copy_positions, slots.text_ids, slots.text_positions,
+    )  # fmt: skip
+    rows, targets, aims, weights = slots.rows, slots.targets, slots.aims, slots.weights
+    if aims is not None and len(copy_ids):
+        raise InputError("a batch whose slots are told what to predict has no copies.")
 
     if budget is not None:
         room = grow(budget.copies, len(copy_ids)), grow(budget.asked, len(rows))
         spare = room[0] - len(copy_ids)
-        dummies = max(budget.dummies, math.ceil(spare / length))
+        dummies = max(budget.dummies, math.ceil(spare / longest))
         # Their text slots, one each at least: keys that no text reads would have no gradient under flash attention.
-        filling = dummies + -(count * length + dummies) % ALIGN
-        dummies = max(dummies, math.ceil(filling / length))
+        filling = dummies + -(len(text_ids) + dummies) % ALIGN
+        dummies = max(dummies, math.ceil(filling / longest))
         n_copies, n_texts = (
-            np.concatenate([lengths, fill // dummies + (np.arange(dummies) < fill % dummies)])
-            for lengths, fill in ((n_copies, spare), (n_texts, filling))
+            np.concatenate([lengths, extra // dummies + (np.arange(dummies) < extra % dummies)])
+            for lengths, extra in ((n_copies, spare), (n_texts, filling))
         )
+        rows = np.where(rows < len(copy_ids), rows, rows + spare)
         copy_ids, copy_positions = (np.pad(x, (0, spare)) for x in (copy_ids, copy_positions))
         text_ids = np.pad(text_ids, (0, filling), constant_values=bos)
         text_positions = np.pad(text_positions, (0, filling))
-        fill = (0, room[1] - len(rows))
-        rows, targets = np.pad(rows, fill), np.pad(targets, fill, constant_values=IGNORED)
+        aims = None if aims is None else np.pad(aims, (0, filling))
+        more = (0, room[1] - len(rows))
+        rows, targets = (
+            np.pad(x, more, constant_values=empty) for x, empty in ((rows, len(copy_ids)), (targets, IGNORED))
+        )
+        weights = None if weights is None else np.pad(weights, more)
 
     starts = [np.concatenate([[0], lengths.cumsum()]) for lengths in (n_copies, n_texts, n_copies + n_texts)]
     copy_starts, text_starts, key_starts = starts
@@ -117,10 +133,10 @@ def pack(
     def tensor(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
 
-    return {
+    batch = {
         "ids": tensor(np.concatenate([copy_ids, text_ids])),
         "positions": tensor(np.concatenate([copy_positions, text_positions])),
-        "rows": tensor(rows + len(copy_ids)),
+        "rows": tensor(rows),
         "targets": tensor(targets),
         "copy_starts": tensor(copy_starts, torch.int32),
         "text_starts": tensor(text_starts, torch.int32),
@@ -128,10 +144,16 @@ def pack(
         "keys": tensor(keys),
         "homes": tensor(homes),
         "copies": len(copy_ids),
-        "asked": len(asked_tokens),
-        "slots": int(given.sum()) + count * length,
-        "pairs": int((given.sum(1) * (given.sum(1) + length)).sum()) + count * (length * (length + 1) // 2),
+        "asked": slots.asked,
+        "slots": int(slots.n_copies.sum() + slots.n_texts.sum()),
+        "pairs": int((slots.n_copies * (slots.n_copies + slots.n_texts)).sum())
+        + int((slots.n_texts * (slots.n_texts + 1) // 2).sum()),
     }
+    if aims is not None:
+        batch["aims"] = tensor(aims)
+    if weights is not None:
+        batch["weights"] = tensor(weights, torch.float32)
+    return batch
 
 
 def grow(budget: int, needed: int) -> int:
@@ -155,6 +177,8 @@ class Batches(Dataset[dict[str, Any]]):
         fixed: Give all batches one shape, for torch.compile.
         balance: The distribution by whose sizes texts are dealt to batches; by default `conditioning`. A causal twin
             names the other's, and reads the same texts in the same order.
+        method: How a text and its roles are laid out. What it draws is a function of (seed, epoch, item), as the roles
+            are: it goes on where their generator stopped.
     """
 
     def __init__(
@@ -171,7 +195,9 @@ class Batches(Dataset[dict[str, Any]]):
         mask: int | None,
         fixed: bool,
         balance: Conditioning | None = None,
+        method: Method | None = None,
     ) -> None:
+        self.method = AcGpt() if method is None else method
         self.balance = conditioning if balance is None else balance
         self.texts, self.count, self.size, self.parts, self.length = texts, count, size, parts, length
         self.conditioning, self.seed, self.bos, self.mask = conditioning, seed, bos, mask
@@ -197,8 +223,10 @@ class Batches(Dataset[dict[str, Any]]):
         """Batch `number`, from 0."""
         epoch, items = self.items_of(number)
         tokens = np.stack([self.texts.chunk(int(item), self.length) for item in items])
-        roles = np.stack([self.roles(epoch, int(item)) for item in items])
-        return pack(tokens, roles, bos=self.bos, mask=self.mask, budget=self.budget)
+        rngs = [generator(self.seed, epoch, int(item)) for item in items]
+        roles = np.stack([self.conditioning.roles(self.length, rng) for rng in rngs])
+        slots = self.method.lay_out(tokens, roles, rngs, bos=self.bos, mask=self.mask)
+        return fill(slots, longest=self.method.longest(self.length), bos=self.bos, budget=self.budget)
 
     def items_of(self, number: int) -> tuple[int, np.ndarray]:
         """The epoch of batch `number`, and the numbers of its texts."""
@@ -237,10 +265,11 @@ class Batches(Dataset[dict[str, Any]]):
         foreseen = max(1, min(epochs, FORESEEN // self.items))
         for epoch in range(foreseen):
             order = self.order(epoch)[:, self.deal]  # (steps, parts, size)
-            totals = self.sizes(epoch)[order].sum(-1)
-            left = self.conditioning.asked(self.length, first_draws(self.seed, epoch, self.items))[order].sum(-1)
+            asked_of = self.conditioning.asked(self.length, first_draws(self.seed, epoch, self.items))
+            room = self.method.room(self.length, self.sizes(epoch), asked_of)
+            totals, left = (each[order].sum(-1) for each in room)
             copies, least = max(copies, int(totals.max())), min(least, int(totals.min()))
             asked = max(asked, int(left.max()))
         slack = 1.0 if foreseen == epochs else SLACK
         copies, asked = (math.ceil(most * slack / ALIGN) * ALIGN for most in (copies, asked))
-        return Budget(copies, asked, max(2, math.ceil((copies - least) / self.length)))
+        return Budget(copies, asked, max(2, math.ceil((copies - least) / self.method.longest(self.length))))

@@ -23,6 +23,7 @@ import yaml
 
 from acgpt.errors import InputError
 from acgpt.metadata import ADAPTER_CONFIG, DEFAULT, DEFAULT_HUB_ID, FILE, Metadata
+from acgpt.methods import method_of
 
 CARD = "README.md"
 TAGS = ["acgpt", "arbitrary-conditionals", "infilling"]
@@ -102,12 +103,12 @@ def card(name: str, metadata: Metadata, results: Mapping[str, Any], adapts: str 
         "conditioning": metadata.conditioning and f"`{json.dumps(metadata.conditioning)}`",
         "BOS, MASK": f"{metadata.bos_token_id}, {metadata.mask_token_id}",
     }
-    reads = "p(any tokens | any other tokens)" if metadata.reads_copies else "p(what follows | what stands before it)"
+    method = method_of(metadata)
     lines = ["---", yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(), "---", "", f"# {cell(name)}"]
-    lines += ["", f"A causal language model that answers {reads}, made with acgpt.", "", "| | |", "|---|---|"]
+    lines += ["", f"{method.says[0].upper()}{method.says[1:]}, made with acgpt.", "", "| | |", "|---|---|"]
     lines += [f"| {fact} | {cell(value)} |" for fact, value in facts.items() if value]
     lines += perplexities(results.get("evaluation") or results)
-    lines += ["", "## Loading it", "", "```python", *loading(base, adapts, metadata.reads_copies), "```", ""]
+    lines += ["", "## Loading it", "", "```python", *loading(base, adapts, method.reads_future), "```", ""]
     return "\n".join(lines)
 
 
@@ -122,7 +123,8 @@ def perplexities(evaluation: Mapping[str, Any]) -> list[str]:
         if answer is not None:
             interval = answer.get("interval")
             row = [
-                "∞" if answer["perplexity"] is None else f"{answer['perplexity']:,.2f}",
+                ("≤ " if evaluation.get("bound") else "")
+                + ("∞" if answer["perplexity"] is None else f"{answer['perplexity']:,.2f}"),
                 "--" if interval is None else f"{interval[0]:,.2f} to {interval[1]:,.2f}",
                 f"{answer['tokens']:,}" if "tokens" in answer else "--",
             ]

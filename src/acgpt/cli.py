@@ -25,7 +25,7 @@ import typer
 from typer.core import TyperGroup
 
 from acgpt import __version__
-from acgpt.commands import draw, evaluate, finetune, merge, prepare, push, report, train
+from acgpt.commands import draw, evaluate, finetune, merge, methods, prepare, push, report, train
 from acgpt.commands.options import (
     NO_ADAPTER,
     DeviceOption,
@@ -187,9 +187,10 @@ def answers(groups: Iterable[list[Line]], ask: Callable[[list[str]], Sequence[An
 
 
 def score_fields(score: Score) -> dict[str, Any]:
-    """What was asked, for programs: together and token by token."""
+    """What was asked, for programs: together and token by token; and whether it is a bound, if it is."""
     tokens = [asdict(token) for token in score.tokens]
-    return {"log_prob": score.log_prob, "perplexity": score.perplexity, "tokens": tokens}
+    bound = {"bound": True} if score.bound else {}
+    return {"log_prob": score.log_prob, "perplexity": score.perplexity, **bound, "tokens": tokens}
 
 
 def named_adapters(options: Sequence[str]) -> dict[str, str] | str | Literal[False] | None:
@@ -305,6 +306,7 @@ def score(
     Keys of --json:
       template, future (was it used?), adapter (that answered, if there are any),
       log_prob (of all asked tokens, in nats), perplexity (per asked token),
+      bound (true, of a model that only bounds them),
       tokens: text, id, position (from 1), log_prob
     """
     groups = questions(template, file, parse)
@@ -318,18 +320,22 @@ def score(
 
     def ask(texts: list[str]) -> list[dict[str, Score]]:
         ways = {"past only": False, "with future": True}
+        if future is None and not lm.reads_past:
+            del ways["past only"]
         columns = {name: lm.log_prob(texts, future=way) for name, way in ways.items() if future in (None, way)}
         return [dict(zip(columns, scores, strict=True)) for scores in zip(*columns.values(), strict=True)]
 
     page = Page()
     for text, scores in answers(groups, ask):
-        nothing_ahead = future is None and not lm.query(text).needs_future
+        nothing_ahead = future is None and lm.reads_past and not lm.query(text).needs_future
         if nothing_ahead:
             del scores["with future"]
         print_score(page, lm, text, scores)
         note_adapters(page, lm, scores)
         if "with future" in scores and not lm.reads_future:
             page.note("This model has not been trained to read the future: expect “with future” to be bad.\n", "yellow")
+        elif any(each.bound for each in scores.values()):
+            page.note("This model only bounds probabilities: the surprise is at most this, estimated by chance.\n")
         elif nothing_ahead:
             page.note("Nothing given stands after what is asked: there is no future to read.\n")
 
@@ -531,6 +537,7 @@ def choose_reader(
 app.add_typer(draw.app, name="draw")
 app.command()(evaluate.evaluate)
 app.command()(merge.merge)
+app.command()(methods.methods)
 app.command()(prepare.prepare)
 app.command()(push.push)
 app.command()(report.report)

@@ -34,7 +34,7 @@ from acgpt.attention import BACKENDS, Cached, run
 from acgpt.errors import InputError
 from acgpt.layout import Layout, batches, body_tokens, build
 from acgpt.query import Query
-from acgpt.score import check_numbers
+from acgpt.score import check_numbers, forbid
 
 GREEDY = 1e-6  # temperatures below this are taken for 0: dividing by them would overflow
 MOST_GRAPHS = 64  # captured steps to keep: one for each adapter, number of rows, width, capacity and way of drawing
@@ -87,15 +87,20 @@ class Sampling:
 
 
 def noise(query: Query, sample: int, seed: int) -> np.ndarray:
-    """(T + 1,) uniform numbers in [0, 1), one a position: the only randomness of a sample.
+    """(T + 1,) uniform numbers in [0, 1), one a position: the only randomness of a sample."""
+    return randomness(query, sample, seed).random(len(query) + 1)
+
+
+def randomness(query: Query, sample: int, seed: int) -> np.random.Generator:
+    """The randomness of a sample of a query.
 
     A function of the seed, the query (what is given and where, what is asked) and the sample's number, so a query gets
-    the same noise alone and in any batch.
+    the same alone and in any batch.
     """
     known = [token if given else None for token, given in zip(query.tokens, query.given, strict=True)]
     identity = json.dumps([seed, sample, known, query.asked])
     key = int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=16).digest())
-    return np.random.Generator(np.random.Philox(key=key)).random(len(query) + 1)
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -242,6 +247,7 @@ class Decoder:
         self.text = zeros(rows, columns + 1)  # one spare column likewise
         self.log_probs = zeros(rows, columns + 1, dtype=wide)
         self.noise = zeros(rows, columns + 1, dtype=wide)
+        self.places = zeros(rows, columns + 2)  # for texts in an order of their own: the position of each column
         self.copies = zeros(rows, 1)
         self.reads, self.draws, self.clock = zeros(steps, rows, width), zeros(steps, rows), zeros(1)
         self.graphs: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
@@ -265,18 +271,20 @@ class Decoder:
         self.text[rows, at] = tokens
         self.log_probs[rows, at] = log_probs.to(self.log_probs.dtype)
 
-    def step(self, rows: int, width: int, capacity: int, sampling: Sampling) -> None:
-        """Advance the first `rows` rows by one step of the schedule."""
+    def step(self, rows: int, width: int, capacity: int, sampling: Sampling, ordered: bool, never: int | None) -> None:
+        """Advance the first `rows` rows by one step of the schedule; the last two arguments as in `Sampler.sample`."""
         reads = self.reads.index_select(0, self.clock)[0, :rows, :width]
         at = self.draws.index_select(0, self.clock)[0, :rows]
         row = torch.arange(rows, device=at.device)
         positions = reads.clamp(min=0)
         self.cache.slots = torch.where(reads >= 0, self.copies[:rows] + reads, self.slots)
         self.cache.capacity = capacity
-        ids = self.text[row[:, None], positions]
+        ids, aims = self.text[row[:, None], positions], None
+        if ordered:
+            positions, aims = self.places[row[:, None], positions], self.places[row[:, None], positions + 1]
         backend = Cached(self.cache.slots, capacity, self.cache.dtype)
-        logits = run(self.model, ids, positions, backend, keep=1, cache=self.cache)
-        self.put(row, at, *draw(logits[:, -1], self.noise[row, at], sampling))
+        logits = run(self.model, ids, positions, backend, keep=1, cache=self.cache, aims=aims)
+        self.put(row, at, *draw(forbid(logits[:, -1], never), self.noise[row, at], sampling))
         self.clock += 1
 
     def play(self, times: int, *shape: Any) -> None:
@@ -308,7 +316,7 @@ class Prefill:
     numbers: list[int]  # which queries
     layout: Layout
     states: list[tuple[Tensor, Tensor]]  # keys and values of each layer, as in `Recorder`
-    logits: Tensor  # (queries, V) for the first asked token of each
+    logits: Tensor  # (queries, V) for the first asked token of each, what is never drawn left out
 
 
 class Sampler:
@@ -326,11 +334,33 @@ class Sampler:
         self.step_cost = STEP_COST["cuda" if self.cuda else "other"]
         self.grain = 128 if self.cuda else 32  # the cache is read in multiples of this many slots
         self.decoder: Decoder | None = None
+        self.orders: Sequence[np.ndarray] | None = None  # of the queries of this call
+        self.never: int | None = None
 
     def sample(
-        self, queries: Sequence[Query], n: int, sampling: Sampling, future: bool
+        self,
+        queries: Sequence[Query],
+        n: int,
+        sampling: Sampling,
+        future: bool,
+        *,
+        orders: Sequence[np.ndarray] | None = None,
+        never: int | None = None,
     ) -> list[list[tuple[np.ndarray, np.ndarray]]]:
-        """Draw n samples of each query: for each, the asked tokens and their log-probabilities, left to right."""
+        """Draw n samples of each query.
+
+        Args:
+            queries: The questions.
+            n: How many samples of each.
+            sampling: How a token is drawn.
+            future: As in `layout.build`.
+            orders: As in `layout.build`.
+            never: A token that is never drawn.
+
+        Returns:
+            For each query and sample, the asked tokens and their log-probabilities, left to right.
+        """
+        self.orders, self.never = orders, never
         rows = [Row(query, number, sample) for number, query in enumerate(queries) for sample in range(n)]
         rows.sort(key=lambda row: -len(row.query.asked_positions))  # neighbours take about as many steps
         answers: list[list[Any]] = [[None] * n for _ in queries]
@@ -403,7 +433,8 @@ class Sampler:
         how = replace(sampling, seed=0)  # the seed is in the noise: the same captured step serves any
         for group in np.split(np.arange(steps), changes):
             if len(group):
-                decoder.play(len(group), int(working[group[0]]), width, int(capacities[group[0]]), how)
+                shape = int(working[group[0]]), width, int(capacities[group[0]]), how
+                decoder.play(len(group), *shape, self.orders is not None, self.never)
 
         text, log_probs = decoder.text.cpu().numpy(), decoder.log_probs.cpu().numpy()
         check_numbers(log_probs[: len(rows), :-1])
@@ -419,11 +450,12 @@ class Sampler:
         done = {number for prefill in ready for number in prefill.numbers}
         for group in batches({n: q for n, q in queries.items() if n not in done}, self.budget, future):
             questions = [queries[number] for number in group]
-            layout = build(questions, bos=self.bos, mask=self.mask, future=future, first_only=True)
+            orders = None if self.orders is None else [self.orders[number] for number in group]
+            layout = build(questions, bos=self.bos, mask=self.mask, future=future, first_only=True, orders=orders)
             there, recorder = layout.to(self.model.device), Recorder()
-            backend = BACKENDS[self.backend](there)
-            logits = run(self.model, there.ids[None], there.positions[None], backend, there.rows, recorder)[0]
-            yield Prefill(group, layout, recorder.states, logits)
+            backend, aims = BACKENDS[self.backend](there), None if there.aims is None else there.aims[None]
+            logits = run(self.model, there.ids[None], there.positions[None], backend, there.rows, recorder, aims)[0]
+            yield Prefill(group, layout, recorder.states, forbid(logits, self.never))
 
     def begin(self, decoder: Decoder, rows: list[Row], prefill: Prefill, sampling: Sampling) -> None:
         """Fill the caches of the rows whose queries have been prefilled, and make their first draw."""
@@ -435,6 +467,12 @@ class Sampler:
         copies, texts = torch.tensor(prefill.layout.copies)[i], torch.tensor(prefill.layout.texts)[i]
         decoder.cache.fill(prefill.states, r, prefill.layout.rectangle()[0][i].to(device))
         decoder.read_in([rows[member] for member in members], r, self.bos, self.mask, sampling.seed)
+        if self.orders is not None:
+            places = np.zeros((len(members), decoder.places.shape[1]), dtype=np.int64)
+            for place_of, member in zip(places, members, strict=True):
+                order = self.orders[rows[member].number]
+                place_of[1 : len(order) + 1] = order
+            decoder.places[r] = torch.from_numpy(places).to(device)
         decoder.copies[r, 0] = copies.to(device)
         first = texts.to(device)  # the first asked position: the text has been run up to it
         decoder.put(r, first, *draw(prefill.logits[i.to(device)], decoder.noise[r, first], sampling))

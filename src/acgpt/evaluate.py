@@ -75,6 +75,7 @@ class Evaluation:
         log_probs: For each mode that was answered, (texts, length) log-probabilities; NaN where nothing was asked.
         unanswered: The modes that the method cannot answer.
         seed: Of the resampling.
+        bound: Are the log-probabilities lower bounds, and so the perplexities upper bounds?
     """
 
     method: str
@@ -82,6 +83,7 @@ class Evaluation:
     log_probs: Mapping[str, np.ndarray]
     unanswered: tuple[str, ...]
     seed: int
+    bound: bool = False
 
     @cached_property
     def resampled(self) -> dict[str, np.ndarray]:
@@ -126,6 +128,7 @@ class Evaluation:
 
         return {
             "method": self.method,
+            "bound": self.bound,
             "set": self.evaluation_set.as_dict(),
             "modes": {mode: plain(result) for mode, result in self.modes.items()},
             "gains": {mode: plain(gain) for mode, gain in self.gains.items()},
@@ -167,7 +170,7 @@ def evaluate(
         model: One that `attention.check_model` has accepted, as `LanguageModel` and training do.
         evaluation_set: What it is asked.
         bos: Id of the token at position 0.
-        mask: Id of the token that stands for unknown ones; needed only if the set has any.
+        mask: Id of the token that stands for unknown ones; needed only if the set has any, or the method needs one.
         modes: Names of modes; by default all five. One the method cannot answer has no result.
         backend: As in `attention.BACKENDS`; by default the fastest that is exact.
         budget: At most this many tokens go through the model at a time (a longer text still goes alone). The result
@@ -176,13 +179,15 @@ def evaluate(
         progress: Called with the number of texts answered so far and the number of all, over all passes.
     """
     wanted = modes_named(modes)
-    check_fit(model, evaluation_set)
+    check_fit(model, evaluation_set, method.overhead)
     passes: dict[bytes, list[Query]] = {}  # by what is shown: modes that show the same are answered together
     shown = {mode.name: mode.shown(evaluation_set.roles(mode)) for mode in wanted}
     unanswered = []
-    for name, roles in shown.items():
+    for mode in wanted:
+        name, roles = mode.name, shown[mode.name]
         queries = passes.get(roles.tobytes()) or queries_of(evaluation_set.tokens, roles)
-        if all(map(method.answers, queries)):
+        whole = np.array_equal(roles == ASKED, evaluation_set.roles(mode) == ASKED)  # is all that is answered counted?
+        if (whole or method.chain) and all(map(method.answers, queries)):
             passes[roles.tobytes()] = queries
         else:
             unanswered.append(name)
@@ -208,16 +213,16 @@ def evaluate(
         for mode in wanted
         if mode.name not in unanswered
     }
-    return Evaluation(method.name, evaluation_set, log_probs, tuple(unanswered), seed)
+    return Evaluation(method.name, evaluation_set, log_probs, tuple(unanswered), seed, method.bound)
 
 
-def check_fit(model: PreTrainedModel, evaluation_set: EvaluationSet) -> None:
+def check_fit(model: PreTrainedModel, evaluation_set: EvaluationSet, overhead: int) -> None:
     """Refuse texts that are longer than the model's context, and tokens that it has not."""
     config = model.config.get_text_config()
-    if evaluation_set.length + 1 > (positions := positions_of(config)):
+    if evaluation_set.length + overhead > (positions := positions_of(config)):
         raise InputError(
             f"the texts have {evaluation_set.length} tokens; the model has {positions} positions, one of them for BOS: "
-            f"use --length {positions - 1} or less."
+            f"use --length {positions - overhead} or less."
         )
     if (highest := int(evaluation_set.tokens.max())) >= config.vocab_size:
         raise InputError(f"the texts have the token {highest}, but the model's ids end at {config.vocab_size - 1}.")

@@ -33,8 +33,8 @@ from acgpt.attention import BACKENDS, check_model, choose_backend, evaluating, p
 from acgpt.decode import Sampler, Sampling
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError
 from acgpt.metadata import Metadata, choose_bos, token_id, tokenizer_hash
+from acgpt.methods import Method, method_of
 from acgpt.query import Query
-from acgpt.score import log_probs
 from acgpt.template import Slot, fillings, parse, rendered
 from acgpt.text import Encoded, encode, encode_text, pieces
 
@@ -60,6 +60,7 @@ class Score:
     tokens: tuple[TokenScore, ...]
     future: bool  # did every prediction see all given tokens, or only those before it?
     adapter: str | None = field(default=None, kw_only=True)  # that answered; `None` is the model without any
+    bound: bool = field(default=False, kw_only=True)  # is the log-probability a lower bound, and not exact?
 
     @property
     def log_prob(self) -> float:
@@ -164,7 +165,7 @@ class LanguageModel:
         self.attention = choose_backend(self.model) if attention == "auto" else attention
         config = self.model.config.get_text_config()
         self.vocabulary: int = config.vocab_size
-        self.positions = positions_of(config)
+        self.positions = positions_of(config) + 1 - method_of(self.metadata).overhead  # for tokens, and one for BOS
         for name in names or (BARE,):
             said = self._says[name]
             if said and said.tokenizer_hash and said.tokenizer_hash != tokenizer_hash(tokenizer):
@@ -196,6 +197,11 @@ class LanguageModel:
     def reads_future(self) -> bool:
         """Does the model, or one of its adapters, say that it can read given tokens that stand after a blank?"""
         return self._reads_future(None)
+
+    @property
+    def reads_past(self) -> bool:
+        """Can it say what a token has from its past alone, as `future=False` asks? Diffusion cannot."""
+        return method_of(self.metadata).chain
 
     # ---- the three questions -----------------------------------------------------------------------------------
 
@@ -273,7 +279,7 @@ class LanguageModel:
         for way, members in together(routes):
             with self._inference(way):
                 self._sampler.mask = self._mask(way.adapter)
-                drawn = self._sampler.sample([queries[i] for i in members], n, sampling, way.future)
+                drawn = self._method(way).sample(self._sampler, [queries[i] for i in members], n, sampling, way.future)
             for i, samples in zip(members, drawn, strict=True):
                 results[i] = [self._finish(encoded[i], *sample, way, sampling.seed) for sample in samples]
         return results[0] if isinstance(query, str | Query) else results
@@ -293,6 +299,11 @@ class LanguageModel:
         """
         if not isinstance(template, str):
             raise QueryError(f"rank takes one template, a string, not {type(template).__name__}.")
+        if method_of(self._said(self._named(adapter))).bound:
+            raise QueryError(
+                "this model's log-probabilities are bounds, and which of two bounds is the larger says nothing of what "
+                "they bound: rank with a model of another method."
+            )
         candidates = fillings(template)
         texts = [rendered(parts) for parts in candidates]
         if len(set(texts)) < len(texts):
@@ -402,9 +413,13 @@ class LanguageModel:
     def _reads_future(self, adapter: Choice) -> bool:
         """Does whoever may answer say that it can read the future?"""
         if adapter is None and self._routing:
-            return any(said.reads_copies for said in self._says.values() if said is not None)
-        said = self._said(self._named(adapter))
-        return said is not None and said.reads_copies
+            return any(method_of(said).reads_future for said in self._says.values())
+        return method_of(self._said(self._named(adapter))).reads_future
+
+    def _method(self, way: Route) -> Method:
+        """How whoever answers is asked."""
+        method = method_of(self._said(way.adapter))
+        return method.insisted() if way.future and not method.reads_future else method
 
     @property
     def _routing(self) -> bool:
@@ -459,7 +474,7 @@ class LanguageModel:
         results: dict[int, Score] = {}
         for way, members in together(routes):
             with self._inference(way):
-                answers = log_probs(
+                answers = self._method(way).log_probs(
                     self.model,
                     [queries[i] for i in members],
                     bos=self.bos,
@@ -470,12 +485,13 @@ class LanguageModel:
                 )
             for i, answer in zip(members, answers, strict=True):
                 tokens = token_scores(queries[i], self._texts(queries[i], way.adapter), answer)
-                results[i] = Score(tokens, way.future, adapter=way.adapter)
+                results[i] = Score(tokens, way.future, adapter=way.adapter, bound=self._method(way).bound)
         return [results[i] for i in range(len(queries))]
 
     def _texts(self, query: Query, adapter: str | None) -> list[str]:
         """What each token contributes; where none is known, MASK (or BOS) as the model was shown."""
-        spare = self.bos if (mask := self._mask(adapter)) is None else mask
+        mask = self._mask(adapter)
+        spare = self.bos if mask is None or mask >= len(self.tokenizer) else mask  # a MASK of the model's own has none
         return self.pieces([spare if t is None else t for t in query.tokens])
 
     def _finish(self, encoded: Encoded, drawn: np.ndarray, log_probs: np.ndarray, way: Route, seed: int) -> Sample:
@@ -489,6 +505,7 @@ class LanguageModel:
             tokens=token_scores(query, texts, log_probs.tolist()),
             future=way.future,
             adapter=way.adapter,
+            bound=self._method(way).bound,
             text="".join(texts),
             fills=tuple("".join(texts[first - 1 : last]) for first, last in encoded.slots),
             seed=seed,

@@ -42,11 +42,13 @@ class Layout:
     rows: Tensor  # (A,) the slots that predict, query by query, left to right
     targets: Tensor  # (A,) the token ids they predict; -1 where the token is still to be sampled
     asked: tuple[int, ...]  # (B) how many of those A belong to each query
+    aims: Tensor | None = None  # (N,) the position that each slot is to predict, for networks that are told
 
     def to(self, device: torch.device) -> Layout:
         """The same layout with its tensors on `device`."""
         ids, positions, rows, targets = (x.to(device) for x in (self.ids, self.positions, self.rows, self.targets))
-        return Layout(ids, positions, self.copies, self.texts, rows, targets, self.asked)
+        aims = None if self.aims is None else self.aims.to(device)
+        return Layout(ids, positions, self.copies, self.texts, rows, targets, self.asked, aims)
 
     def rectangle(self) -> tuple[Tensor, Tensor]:
         """The batch as a rectangle, a query a row, `[copies | text | padding]`.
@@ -79,7 +81,15 @@ def batches(queries: Mapping[int, Query], budget: int, future: bool) -> list[lis
     return groups
 
 
-def build(queries: Sequence[Query], *, bos: int, mask: int | None, future: bool, first_only: bool = False) -> Layout:
+def build(
+    queries: Sequence[Query],
+    *,
+    bos: int,
+    mask: int | None,
+    future: bool,
+    first_only: bool = False,
+    orders: Sequence[np.ndarray] | None = None,
+) -> Layout:
     """Lay out a batch of queries.
 
     Args:
@@ -89,11 +99,15 @@ def build(queries: Sequence[Query], *, bos: int, mask: int | None, future: bool,
         future: Copy the given tokens, so that every prediction sees all of them. If false nothing is copied and the
             text is read left to right: a prediction sees what stands before it.
         first_only: Predict each query's first asked token only, and run the text no further: the prefill of sampling.
+        orders: For queries whose tokens stand in another order than that of the text: for each, the positions of its
+            tokens. Each slot is then told the position of the token after it. Without copies only.
     """
-    copy_ids, copy_positions, text_ids, text_positions = [], [], [], []
+    if orders is not None and future:
+        raise QueryError("a text in an order of its own is read in that order: it has no copies.")
+    copy_ids, copy_positions, text_ids, text_positions, aims = [], [], [], [], []
     rows, targets, asked = [], [], []
     text_start = 0
-    for query in queries:
+    for number, query in enumerate(queries):
         tokens = body_tokens(query, mask)
         positions = np.asarray(query.asked_positions)
         if first_only:
@@ -103,7 +117,11 @@ def build(queries: Sequence[Query], *, bos: int, mask: int | None, future: bool,
         copy_ids.append(tokens[given - 1])
         copy_positions.append(given)
         text_ids.append(np.concatenate(([bos], tokens[: length - 1])))
-        text_positions.append(np.arange(length))
+        if orders is None:
+            text_positions.append(np.arange(length))
+        else:
+            text_positions.append(np.concatenate(([0], orders[number][: length - 1])))
+            aims.append(orders[number][:length])
         rows.append(text_start + positions - 1)
         targets.append(tokens[positions - 1])
         asked.append(len(positions))
@@ -122,6 +140,7 @@ def build(queries: Sequence[Query], *, bos: int, mask: int | None, future: bool,
         rows=join(rows) + sum(copies),
         targets=join(targets),
         asked=tuple(asked),
+        aims=None if orders is None else join(aims),
     )
 
 

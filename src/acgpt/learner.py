@@ -24,6 +24,7 @@ from acgpt.batches import COUNTS, IGNORED
 from acgpt.layout import Layout
 from acgpt.loss_kernel import linear_cross_entropy
 from acgpt.recipe import Shape
+from acgpt.score import forbid
 
 DEEP = 16  # blocks, from which on they are compiled one by one rather than together
 VOCABULARY_ALIGN = 64  # the vocabulary is padded to a multiple of this in training: matrix units like whole tiles
@@ -39,13 +40,15 @@ def new_model(
     seed: int = 0,
     bos: int | None = None,
     eos: int | None = None,
+    network: type[GPTNeoXForCausalLM] = GPTNeoXForCausalLM,
 ) -> GPTNeoXForCausalLM:
     """A network with fresh weights: GPT-2 with rotary positions, as GPT-NeoX without its parallel residual.
 
     Initialised as GPT-2 is: normal with deviation 0.02, and the projections that end on the residual stream smaller by
-    √(2 · layers), so that its variance at the top does not depend on depth.
+    √(2 · layers), so that its variance at the top does not depend on depth. `network` is the class, where a method has
+    one of its own.
     """
-    config = GPTNeoXConfig(
+    config: GPTNeoXConfig = network.config_class(
         vocab_size=vocabulary,
         hidden_size=shape.width,
         num_hidden_layers=shape.layers,
@@ -65,7 +68,7 @@ def new_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = GPTNeoXForCausalLM(config)
+        model = network(config)
     with torch.no_grad():
         for layer in model.gpt_neox.layers:
             for projection in (layer.attention.dense, layer.mlp.dense_4h_to_h):
@@ -87,14 +90,17 @@ class Learner(nn.Module):
     Args:
         model: A model that `attention.check_model` would accept.
         backend: "varlen" or "fused" (CUDA, half precision), or "dense".
-        length: T, the number of tokens in a text.
+        length: No text has more copies than this, nor more text slots; for most methods T.
         compiled: Put the step through torch.compile; batches must then have one shape. The blocks of a deep network
             are alike and are compiled once for all, which takes seconds; its whole graph would take minutes.
+        never: A token that the network is not to predict, and gets no probability.
     """
 
-    def __init__(self, model: PreTrainedModel, *, backend: str, length: int, compiled: bool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, backend: str, length: int, compiled: bool, never: int | None = None
+    ) -> None:
         super().__init__()
-        self.model, self.backend, self.length = model, backend, length
+        self.model, self.backend, self.length, self.never = model, backend, length, never
         self.fused_loss = backend == "fused" and has_plain_head(model)
         blocks = blocks_of(model) if compiled else []
         deep = len(blocks) >= DEEP
@@ -130,8 +136,10 @@ class Learner(nn.Module):
         keys: Tensor,
         homes: Tensor,
         copies: int,
+        aims: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
-        """As `forward`; the arguments are those of `batches.pack`."""
+        """As `forward`; the arguments are those of `batches.fill`."""
         backend: Varlen | Fused | Dense
         if self.backend != "dense":
             longest = self.length, self.length, 2 * self.length
@@ -150,13 +158,17 @@ class Learner(nn.Module):
             "use_cache": False,
             NAME: backend,
         }
+        if aims is not None:
+            inputs["target_positions"] = aims[None]
         if self.fused_loss:
             hidden = self.model.base_model(**inputs).last_hidden_state[0, rows].to(embedded.dtype)
             weight = self.model.get_output_embeddings().weight.to(embedded.dtype)
-            return linear_cross_entropy(hidden, weight, targets)
-        logits = self.model(**inputs, logits_to_keep=rows).logits[0]
+            return linear_cross_entropy(hidden, weight, targets, weights, self.never)
+        logits = forbid(self.model(**inputs, logits_to_keep=rows).logits[0], self.never)
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        if weights is None:
+            return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        return (F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none") * weights).sum()
 
 
 def blocks_of(model: PreTrainedModel) -> list[nn.Module]:
@@ -186,7 +198,7 @@ def flops(model: PreTrainedModel, *, slots: int, pairs: int, asked: int) -> floa
     other.
     """
     config, head = model.config.get_text_config(), model.get_output_embeddings().weight
-    tables = {id(head), id(model.get_input_embeddings().weight)}
+    tables = {id(head), *(id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding))}
     matrices = sum(work(weight) for weight in model.parameters() if weight.ndim == 2 and id(weight) not in tables)
     channels = config.num_attention_heads * head_width(config)
     return float(matrices * slots + work(head) * asked + 12 * config.num_hidden_layers * channels * pairs)

@@ -55,43 +55,59 @@ def rows_kernel(logits, targets, losses, V: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @torch.library.custom_op("acgpt::linear_cross_entropy", mutates_args=())
-def linear_cross_entropy_op(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed loss, and the gradient of the logits."""
+def linear_cross_entropy_op(
+    hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor | None, never: int | None
+) -> tuple[Tensor, Tensor]:
+    """The summed loss, and the gradient of the logits (of the rows' losses before they are weighted)."""
     logits = hidden @ weight.T
+    if never is not None:
+        logits[:, never] = float("-inf")
     losses = torch.empty(len(targets), dtype=torch.float32, device=logits.device)
     rows_kernel[(len(targets),)](logits, targets, losses, V=logits.shape[1], BLOCK=BLOCK, num_warps=WARPS)
-    return losses.sum(), logits
+    return (losses if weights is None else losses * weights).sum(), logits
 
 
 @linear_cross_entropy_op.register_fake
-def _(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _(
+    hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor | None, never: int | None
+) -> tuple[Tensor, Tensor]:
     return hidden.new_empty((), dtype=torch.float32), hidden.new_empty(len(hidden), len(weight))
 
 
-def keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+def keep(
+    ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, int | None], output: tuple[Tensor, Tensor]
+) -> None:
     """For the backward pass."""
-    hidden, weight, _ = inputs
-    ctx.save_for_backward(hidden, weight, output[1])
+    hidden, weight, _, weights, _ = inputs
+    ctx.save_for_backward(hidden, weight, output[1], weights)
 
 
-def gradients(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor, Tensor | None, None]:
-    """Of the hidden states and of the weight."""
-    hidden, weight, gradient = ctx.saved_tensors
+def gradients(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor, Tensor | None, None, None, None]:
+    """Of the hidden states and of the weight; the rows' weights scale two small matrices, and not the logits."""
+    hidden, weight, gradient, weights = ctx.saved_tensors
+    by_hidden = (gradient @ weight) * upstream
+    if weights is not None:
+        scale = weights[:, None].to(hidden.dtype)
+        hidden, by_hidden = hidden * scale, by_hidden * scale
     by_weight = (gradient.T @ hidden) * upstream if ctx.needs_input_grad[1] else None  # not if the head is frozen
-    return (gradient @ weight) * upstream, by_weight, None
+    return by_hidden, by_weight, None, None, None
 
 
 linear_cross_entropy_op.register_autograd(gradients, setup_context=keep)
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor | None = None, never: int | None = None
+) -> Tensor:
     """The summed cross-entropy of `softmax(hidden @ weight.T)`.
 
     Args:
         hidden: (A, d) bf16 or fp16 (float32 for tests), contiguous.
         weight: (V, d) of the same dtype.
         targets: (A,) int64; a negative one is left out.
+        weights: (A,) float32, of each row in the sum; by default 1.
+        never: A token that has no probability at all, and is no target.
     """
     loss: Tensor
-    loss, _ = linear_cross_entropy_op(hidden, weight, targets)
+    loss, _ = linear_cross_entropy_op(hidden, weight, targets, weights, never)
     return loss

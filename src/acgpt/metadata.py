@@ -34,10 +34,11 @@ class Metadata:
     """The contents of `acgpt.json`.
 
     Args:
-        method: How the model was trained; "ac-gpt" reads copies of the given tokens, "gpt" is a plain causal model.
+        method: How the model was trained; "ac-gpt" reads copies of the given tokens, "gpt" is a plain causal model, and
+            `acgpt methods` lists the others.
         conditioning: The distribution of conditioning sets that it was trained on, for people and for reports.
         bos_token_id: The token at position 0.
-        mask_token_id: The token that stands for an unknown one, if the model was trained with one.
+        mask_token_id: The token that stands for an unknown one, or a masked one, if the model was trained with one.
         base_hash: `weights_hash` of the model that an adapter belongs to.
         tokenizer_hash: `tokenizer_hash` of the tokenizer that it was trained with.
         format_version: Of this file.

@@ -29,6 +29,7 @@ from acgpt.language_model import LanguageModel, positions_of
 from acgpt.learner import VOCABULARY_ALIGN, head_width, new_model
 from acgpt.loading import default_bos, from_pretrained, is_default, load_base, metadata_of, resolve
 from acgpt.metadata import DEFAULT, DEFAULT_HUB_ID, Metadata, choose_bos, token_id, tokenizer_hash, weights_hash
+from acgpt.methods import METHODS, method_of
 from acgpt.plan import Plan
 from acgpt.recipe import Lora, Recipe
 
@@ -106,13 +107,14 @@ class Fresh(Tuned):
     """A network with new weights."""
 
     @property
-    def vocabulary(self) -> int | None:
-        """Its tokenizer's; the rest is padding."""
-        return len(self.tokenizer)
+    def vocabulary(self) -> int:
+        """Its tokenizer's, and a MASK that its tokenizer has not; the rest is padding."""
+        mask = self.metadata.mask_token_id
+        return len(self.tokenizer) if mask is None else max(len(self.tokenizer), mask + 1)
 
     def trim(self, model: PreTrainedModel) -> None:
         """Cut the padding off."""
-        model.resize_token_embeddings(len(self.tokenizer), mean_resizing=False)
+        model.resize_token_embeddings(self.vocabulary, mean_resizing=False)
 
 
 class Adapted(Tuned):
@@ -167,6 +169,16 @@ def load(model: PreTrainedModel, weights: Mapping[str, Tensor], names: set[str])
 # ---- how they come about --------------------------------------------------------------------------------------------
 
 
+def check_method(recipe: Recipe) -> None:
+    """Refuse to tune a pretrained model to a method that would need another network."""
+    if recipe.base and method_of(recipe.method).abilities.fine_tunes is False:
+        able = ", ".join(name for name, each in METHODS.items() if each.abilities.fine_tunes is not False)
+        raise InputError(
+            f"method={recipe.method} is not for pretrained models, whose layers it would use otherwise than they were "
+            f"made for: leave out base={recipe.base}, or use one of {able}."
+        )
+
+
 def head_dim(recipe: Recipe) -> int:
     """The width of an attention head of the network that a recipe asks for."""
     if not recipe.base:
@@ -198,11 +210,14 @@ def make_network(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, metadata: M
     """
     if recipe.base:
         return pretrained(recipe, tokenizer, metadata, plan)
-    bos, mask = choose_bos(None, None, tokenizer), choose_mask(recipe, None, tokenizer)
+    method = method_of(metadata)
+    bos, mask, size = choose_bos(None, None, tokenizer), choose_mask(recipe, None, tokenizer), len(tokenizer)
+    if mask is None and method.needs_mask:  # one more token, which no text has: the first after the tokenizer's
+        mask, size = size, size + 1
     model = new_model(
-        recipe.shape, vocabulary=-(-len(tokenizer) // VOCABULARY_ALIGN) * VOCABULARY_ALIGN, positions=recipe.length + 1,
-        dropout=recipe.dropout, attention_dropout=recipe.attention_dropout, seed=recipe.seed, bos=bos,
-        eos=tokenizer.eos_token_id,
+        recipe.shape, vocabulary=-(-size // VOCABULARY_ALIGN) * VOCABULARY_ALIGN,
+        positions=recipe.length + method.overhead, dropout=recipe.dropout, attention_dropout=recipe.attention_dropout,
+        seed=recipe.seed, bos=bos, eos=tokenizer.eos_token_id, network=method.network,
     )  # fmt: skip
     check_model(model)
     metadata = replace(metadata, bos_token_id=bos, mask_token_id=mask, tokenizer_hash=tokenizer_hash(tokenizer))
@@ -211,6 +226,7 @@ def make_network(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, metadata: M
 
 def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metadata: Metadata, plan: Plan) -> Tuned:
     """A pretrained network, with an adapter if the recipe names one."""
+    method = method_of(metadata)
     source = base_of(recipe)
     model, tokenizer, dtype = load_pretrained(source, recipe, plan)
     if tokenizer_hash(tokenizer) != tokenizer_hash(corpus_tokenizer):
@@ -218,9 +234,10 @@ def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metada
             f"the corpus {recipe.corpus} was prepared with another tokenizer than that of base={recipe.base}: prepare "
             f"it with acgpt prepare … --tokenizer {recipe.base}."
         )
-    if recipe.length + 1 > (positions := positions_of(model.config.get_text_config())):
+    if recipe.length + method.overhead > (positions := positions_of(model.config.get_text_config())):
+        most = positions - method.overhead
         raise InputError(
-            f"base={recipe.base} has {positions} positions, one of them for BOS: use length={positions - 1} or less."
+            f"base={recipe.base} has {positions} positions, one of them for BOS: use length={most} or less."
         )
     if not plan.fsdp and recipe.quantize is None:
         model.to(plan.place)  # before it is tried out: many CPUs are very slow in bf16
@@ -228,6 +245,8 @@ def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metada
     said = metadata_of(source, None, model.config)
     bos = choose_bos(default_bos(recipe.base, said), said, tokenizer)
     mask = choose_mask(recipe, said, tokenizer)
+    if mask is None and method.needs_mask:
+        raise InputError(f"method={method.name} needs a MASK token: name one of the tokenizer's with mask=….")
     metadata = replace(metadata, bos_token_id=bos, mask_token_id=mask, tokenizer_hash=tokenizer_hash(tokenizer))
     drop_nothing(model)
     if recipe.checkpointing:

@@ -85,7 +85,10 @@ class Recipe:
     Args:
         corpus: A folder that `acgpt prepare` has written.
         output: The run's folder; it must not exist yet, unless the run is resumed.
-        method: "ac-gpt", or "gpt" for its causal twin: the same texts in the same order, nothing given, all asked.
+        method: "ac-gpt", or "gpt" for its causal twin: the same texts in the same order, nothing given, all asked. Or
+            one of those that the paper compares with, as `acgpt methods` lists them.
+        loss: What is learnt from: the "asked" tokens, or "all", the given ones too. The latter only with a method that
+            predicts given tokens as well (σ-GPT); it learns faster, and the paper leaves it out for fairness.
         conditioning: The distribution of conditioning sets: r_min, r_max, b_min, b_max, the shares infilling, empty and
             unknown, or a mixture of parts (docs/conditioning.md).
         model: "tiny", "small", "base", "medium", or a mapping of `layers`, `width` and `heads`.
@@ -133,7 +136,8 @@ class Recipe:
 
     corpus: str = ""
     output: str = ""
-    method: Literal["ac-gpt", "gpt"] = "ac-gpt"
+    method: Literal["ac-gpt", "gpt", "sigma-gpt-temporal", "sigma-gpt-random", "mlm", "diffusion", "fim"] = "ac-gpt"
+    loss: Literal["asked", "all"] = "asked"
     conditioning: Mapping[str, Any] = field(default_factory=lambda: {"r_max": 0.6})
     model: str | Mapping[str, Any] = "small"
     base: str = ""
@@ -430,9 +434,11 @@ def apply(content: dict[str, Any], change: str) -> str:
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The keys whose values differ, of those that change what is learnt (but for rounding) or measured.
 
-    The corpus is known by its hash, not by its place.
+    The corpus is known by its hash, not by its place. A key that a recipe of an earlier version has not is as it was.
     """
     free = {"corpus", "output", "micro_batch", "workers", "log_every", "save_every", "keep"}
     return [
-        each.name for each in fields(Recipe) if each.name not in free and one.get(each.name) != other.get(each.name)
+        each.name
+        for each in fields(Recipe)
+        if each.name not in free and one.get(each.name, each.default) != other.get(each.name, each.default)
     ]

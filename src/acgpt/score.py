@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from acgpt.attention import BACKENDS, run
 from acgpt.errors import ModelError
-from acgpt.layout import batches, build
+from acgpt.layout import Layout, batches, build
 from acgpt.query import Query
 
 
@@ -24,6 +24,8 @@ def log_probs(
     future: bool,
     backend: str,
     budget: int,
+    orders: Sequence[np.ndarray] | None = None,
+    never: int | None = None,
 ) -> list[list[float]]:
     """log p(asked token | given tokens, asked tokens before it), for each query from left to right, in nats.
 
@@ -35,16 +37,40 @@ def log_probs(
         future: As in `layout.build`.
         backend: "dense" or "varlen".
         budget: At most this many tokens go through the model at a time (a longer text still goes alone).
+        orders: As in `layout.build`.
+        never: A token that has no probability at all.
     """
     answers: list[list[float]] = [[] for _ in queries]
     for group in batches(dict(enumerate(queries)), budget, future):
-        layout = build([queries[i] for i in group], bos=bos, mask=mask, future=future).to(model.device)
-        logits = run(model, layout.ids[None], layout.positions[None], BACKENDS[backend](layout), layout.rows)[0]
-        scores = token_log_probs(logits, layout.targets)
-        check_numbers(scores.numpy())
-        for i, score in zip(group, scores.split(layout.asked), strict=True):
+        order = None if orders is None else [orders[i] for i in group]
+        layout = build([queries[i] for i in group], bos=bos, mask=mask, future=future, orders=order)
+        for i, score in zip(group, layout_log_probs(model, layout, backend, never), strict=True):
             answers[i] = score.tolist()
     return answers
+
+
+def layout_log_probs(model: PreTrainedModel, layout: Layout, backend: str, never: int | None) -> list[np.ndarray]:
+    """The log-probabilities of a layout's targets, query by query; arguments as of `log_probs`."""
+    logits = layout_logits(model, layout, backend, never)
+    scores = token_log_probs(logits, layout.targets.to(logits.device)).numpy()
+    check_numbers(scores)
+    return np.split(scores, np.cumsum(layout.asked)[:-1])
+
+
+def layout_logits(model: PreTrainedModel, layout: Layout, backend: str, never: int | None) -> Tensor:
+    """(A, V) the logits of a layout's predictions; arguments as of `log_probs`."""
+    layout = layout.to(model.device)
+    aims = None if layout.aims is None else layout.aims[None]
+    logits = run(model, layout.ids[None], layout.positions[None], BACKENDS[backend](layout), layout.rows, aims=aims)[0]
+    return forbid(logits, never)
+
+
+def forbid(logits: Tensor, never: int | None) -> Tensor:
+    """Logits that leave one token no probability; as they are for none."""
+    if never is None:
+        return logits
+    column = torch.arange(logits.shape[-1], device=logits.device) == never
+    return logits.masked_fill(column, float("-inf"))
 
 
 def check_numbers(log_probs: np.ndarray) -> None:

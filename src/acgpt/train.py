@@ -29,7 +29,7 @@ from transformers import TrainerCallback
 
 from acgpt.batches import Batches
 from acgpt.card import write_card
-from acgpt.conditioning import Conditioning, Empty, Sized
+from acgpt.conditioning import Conditioning, Sized
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluate import Evaluation, evaluate
@@ -37,7 +37,7 @@ from acgpt.evaluation_set import EvaluationSet
 from acgpt.learner import Learner, matmul_rate
 from acgpt.metadata import Metadata
 from acgpt.methods import Method, method_of
-from acgpt.networks import base_name, head_dim, make_network
+from acgpt.networks import base_name, check_method, head_dim, make_network
 from acgpt.plan import Plan, arguments, settle
 from acgpt.recipe import Recipe
 from acgpt.run_folder import (
@@ -55,6 +55,8 @@ from acgpt.run_folder import (
 )
 from acgpt.trainer import AcTrainer, Watch
 from acgpt.training_log import DURING, Log, ProgressLine, Row, board, draw_curve
+
+FEW = 8  # texts that are evaluated in the end, where a text takes hundreds of passes
 
 
 def train(
@@ -88,11 +90,12 @@ def train(
         check_same(folder, recipe)
         finished: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
         return finished
+    check_method(recipe)
     corpus = Corpus.open(recipe.corpus)
     texts, tokenizer = corpus.tokens("train"), corpus.tokenizer()
     plan = settle(recipe, texts.chunks(recipe.length), head_dim=head_dim(recipe))
-    method = method_of(recipe.method)
-    conditioning = recipe.distribution if method.reads_future else Conditioning((Empty(),))
+    method = method_of(recipe.method).learning_from(recipe.loss)
+    conditioning = method.conditioning(recipe.distribution)
     said = Metadata(method.name, conditioning.as_dict() if method.reads_future else None)
     product = make_network(recipe, tokenizer, said, plan)
     bos, mask = product.metadata.bos_token_id or 0, product.metadata.mask_token_id
@@ -101,14 +104,14 @@ def train(
             "conditioning.unknown needs a MASK token, and the tokenizer has none: name one of its tokens with mask=…"
             + ("." if recipe.base else ", or prepare the corpus with --mask-token.")
         )
-    if not conditioning.hides:  # a MASK that was never read means nothing to the network
+    if not (conditioning.hides or method.needs_mask):  # a MASK that was never read means nothing to the network
         product.metadata = replace(product.metadata, mask_token_id=None)
     batches = Batches(
         texts, count=plan.steps * plan.parts, size=plan.micro_batch, parts=plan.parts, length=recipe.length,
         conditioning=conditioning, seed=recipe.seed, bos=bos, mask=mask, fixed=plan.compiled,
-        balance=recipe.distribution,
+        balance=recipe.distribution, method=method,
     )  # fmt: skip
-    sets = evaluation_sets(recipe, corpus)
+    sets = evaluation_sets(recipe, corpus, method)
     args = arguments(recipe, plan, product.model._no_split_modules or ())
     about = {
         "recipe": recipe.as_dict(), "steps": plan.steps, "processes": plan.processes, "fsdp": plan.fsdp,
@@ -122,7 +125,10 @@ def train(
     if plan.device == "cuda":
         torch.set_float32_matmul_precision("high")
         torch.cuda.reset_peak_memory_stats()
-    learner = Learner(product.model, backend=plan.attention, length=recipe.length, compiled=plan.compiled)
+    learner = Learner(
+        product.model, backend=plan.attention, length=method.longest(recipe.length), compiled=plan.compiled,
+        never=mask if method.needs_mask else None,
+    )  # fmt: skip
     main = args.process_index == 0
     with alone(folder) if main else nullcontext():
         if main:
@@ -167,8 +173,11 @@ def asked_to_stop(end: float) -> Iterator[Callable[[], bool]]:
             signal.signal(each, handler)
 
 
-def evaluation_sets(recipe: Recipe, corpus: Corpus) -> dict[str, EvaluationSet]:
+def evaluation_sets(recipe: Recipe, corpus: Corpus, method: Method) -> dict[str, EvaluationSet]:
     """What the model is evaluated on during training and in the end; nothing where the corpus has no validation split.
+
+    A method that takes a pass for every asked token is evaluated in the end only, and on few texts unless the recipe
+    names a number.
 
     The training distribution of the sets is that of the recipe's first part with nothing unknown (AR mixing and the
     like belong to training alone), so that a causal twin is asked the same.
@@ -182,6 +191,8 @@ def evaluation_sets(recipe: Recipe, corpus: Corpus) -> dict[str, EvaluationSet]:
     if isinstance(part, Sized):
         how = {"r_max": part.r_max, "training": Conditioning((replace(part, unknown=0.0),))}
     limits = {"during": recipe.eval_texts, "final": recipe.final_texts}
+    if not method.abilities.single_pass:
+        limits = {"final": FEW if recipe.final_texts is None else recipe.final_texts}
     return {
         name: EvaluationSet.build(
             tokens, tokenizer_hash=corpus.manifest["tokenizer_hash"], length=recipe.length, limit=limit, seed=0,

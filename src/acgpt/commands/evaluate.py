@@ -42,7 +42,8 @@ HELP = {
     "seed": "Of the conditioning sets and of the intervals. Default: 0.",
     "conditioning": "The training distribution, if it is not the paper's: '{b_max: 4}', as in a recipe.",
     "modes": "Some modes only, with commas: unconditional,training. Default: all five.",
-    "method": "Ask the model as one of this method: ac-gpt or gpt. Default: what its acgpt.json says, else gpt.",
+    "method": "Ask the model as one of this method (acgpt methods). Default: what its acgpt.json says, else gpt.",
+    "how": "How the method asks, where it leaves a choice (see acgpt methods); may be repeated.",
     "batch_tokens": "At most so many tokens go through the model at a time. Default: what the device can take.",
     "json": "For programs: one JSON object in a line, with the keys named above.",
     "output": "Write the JSON object into a file as well.",
@@ -62,6 +63,7 @@ def evaluate(
     sets: Annotated[Path | None, option("--sets", metavar="PATH", help=HELP["sets"])] = None,
     modes: Annotated[str | None, option("--modes", metavar="NAMES", help=HELP["modes"])] = None,
     method: Annotated[str | None, option("--method", metavar="NAME", help=HELP["method"])] = None,
+    how: Annotated[list[str] | None, option("--how", metavar="KEY=VALUE", help=HELP["how"])] = None,
     adapter: AdapterOption = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = Dtype.auto,
@@ -86,7 +88,8 @@ def evaluate(
     same. A mode that a method cannot answer is --, in JSON null.
 
     Keys of --json:
-      model, adapter, corpus, method, metadata (the model's acgpt.json),
+      model, adapter, corpus, method, options (of the method), bound (are the
+      perplexities upper bounds?), metadata (the model's acgpt.json),
       modes: for each, null or perplexity, interval (95 %, over texts), mean_nll
              (nats), tokens (asked), texts
       gains: for infilling and training, null or percent, interval: by how much
@@ -106,7 +109,6 @@ def evaluate(
     from acgpt.corpus import Corpus
     from acgpt.evaluate import evaluate
     from acgpt.evaluation_set import keep
-    from acgpt.language_model import positions_of
     from acgpt.loading import load
     from acgpt.metadata import tokenizer_hash
     from acgpt.methods import method_of
@@ -119,14 +121,14 @@ def evaluate(
     training = None if conditioning is None else training_distribution(conditioning, r_max)
     opened = None if corpus is None else Corpus.open(corpus)
     lm = load(model, False if adapter == NO_ADAPTER else adapter, device, dtype.value)
-    evaluation_set, path, new = find_set(
-        opened, sets, chosen, limit, training, positions_of(lm.model.config.get_text_config()) - 1
-    )
+    evaluation_set, path, new = find_set(opened, sets, chosen, limit, training, lm.positions - 1)
     evaluation_set.require_tokenizer(tokenizer_hash(lm.tokenizer))
+    options = dict(parted(text) for text in how or ())
+    asked_by = choose_method(forced, lm).configured(options)
     start = time.perf_counter()
     with bar() as progress:
         evaluation = evaluate(
-            choose_method(forced, lm),
+            asked_by,
             lm.model,
             evaluation_set,
             bos=lm.bos,
@@ -145,6 +147,7 @@ def evaluate(
         "adapter": adapter,
         "corpus": None if corpus is None else str(corpus),
         **evaluation.as_dict(),
+        "options": options,
         "metadata": None if lm.metadata is None else asdict(lm.metadata),
         "bos_token_id": lm.bos,
         "mask_token_id": lm.mask,
@@ -225,12 +228,20 @@ def find_set(
     return find_or_build(corpus, sets, limit=limit, training=training, **how)
 
 
+def parted(text: str) -> tuple[str, str]:
+    """The name and the value of an option that was written as KEY=VALUE."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise InputError(f"--how {text} is no option of a method: write KEY=VALUE, as in --how order=random.")
+    return name, value
+
+
 def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
     """The model's own method, unless another was asked for; a warning if the model has not learned that one."""
     from acgpt.methods import method_of
 
     own = method_of(lm.metadata)
-    if forced is not None and forced.reads_future and not own.reads_future:
+    if forced is not None and forced.reads_future and forced.name != own.name:
         warnings.warn(
             f"the model does not say that it was trained with {forced.name}: expect bad answers wherever the future is "
             "read.",
@@ -317,6 +328,7 @@ def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
         if answer is not None:
             span = NO_ANSWER if answer["interval"] is None else "{:,.2f}–{:,.2f}".format(*answer["interval"])
             perplexity = "∞" if answer["perplexity"] is None else f"{answer['perplexity']:,.2f}"
+            perplexity = f"≤ {perplexity}" if result.get("bound") else perplexity
             row = [perplexity, span, f"{answer['tokens']:,}"]
         gain = result["gains"].get(mode)
         if gain is not None and gain["percent"] is not None:
@@ -326,3 +338,5 @@ def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
     page.print(table)
     if None in result["modes"].values():
         page.note(f"\n{NO_ANSWER}: cannot be answered by a model of method {result['method']}.")
+    if result.get("bound"):
+        page.note("\n≤: a bound, estimated by chance; not to be compared with exact perplexities.")

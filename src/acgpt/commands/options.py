@@ -60,6 +60,7 @@ def emit(answer: Mapping[str, Any]) -> None:
 
 # What stands for characters that a terminal cannot write; for all others, a question mark.
 PLAIN = {"–": "-", "…": "...", "∞": "inf", "→": ">", "│": "|", "■": "#", "·": ".", "□": "o", "⟦": "[", "⟧": "]"}
+PLAIN |= {"≤": "<=", "✓": "yes", "✗": "no", "σ": "sigma"}
 PLAIN |= {"“": '"', "”": '"', "’": "'", "␣": "_", "█": "#", "▏": "|"} | dict(zip("▁▂▃▄▅▆▇", "1234567", strict=True))
 
 

@@ -8,12 +8,30 @@ from __future__ import annotations
 from acgpt.errors import ModelError
 from acgpt.metadata import Metadata
 from acgpt.methods.ac_gpt import AcGpt
-from acgpt.methods.base import Method
+from acgpt.methods.base import Abilities, Method
+from acgpt.methods.diffusion import Diffusion
+from acgpt.methods.fim import Fim
 from acgpt.methods.gpt import Gpt
+from acgpt.methods.mlm import Mlm
+from acgpt.methods.sigma_gpt import SigmaGptRandom, SigmaGptTemporal
 
-METHODS: dict[str, Method] = {method.name: method for method in (AcGpt(), Gpt())}
+METHODS: dict[str, Method] = {
+    method.name: method for method in (AcGpt(), Gpt(), SigmaGptTemporal(), SigmaGptRandom(), Mlm(), Diffusion(), Fim())
+}
 
-__all__ = ["METHODS", "AcGpt", "Gpt", "Method", "method_of"]
+__all__ = [
+    "METHODS",
+    "Abilities",
+    "AcGpt",
+    "Diffusion",
+    "Fim",
+    "Gpt",
+    "Method",
+    "Mlm",
+    "SigmaGptRandom",
+    "SigmaGptTemporal",
+    "method_of",
+]
 
 
 def method_of(model: Metadata | str | None) -> Method:

@@ -3,34 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from acgpt import score
-from acgpt.methods.base import Method
+from acgpt.decode import Sampler, Sampling
+from acgpt.methods.base import Abilities, Drawn, Method
 from acgpt.query import Query
+from acgpt.slots import Slots, copies_and_text
 
 
 class AcGpt(Method):
     """Any conditional, exactly and in one pass; of a model that was trained on copies."""
 
     name: ClassVar[str] = "ac-gpt"
+    title: ClassVar[str] = "AC-GPT"
+    says: ClassVar[str] = "a causal language model that answers p(any tokens | any other tokens)"
+    drawn: ClassVar[bool] = True
+    abilities: ClassVar[Abilities] = Abilities(True, True, True, True, True)
     reads_future: ClassVar[bool] = True
 
     def answers(self, query: Query) -> bool:
         """Every query."""
         return True
 
+    def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
+        """As `Method.score` says, with a copy of every given token."""
+        return score.log_probs(model, queries, future=True, **how)
+
     def log_probs(
+        self, model: PreTrainedModel, queries: Sequence[Query], *, future: bool = True, **how: Any
+    ) -> list[list[float]]:
+        """As `Method.log_probs` says; without the future nothing is copied."""
+        return score.log_probs(model, queries, future=future, **how)
+
+    def sample(
+        self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
+    ) -> list[list[Drawn]]:
+        """As `Method.sample` says, with a cache: copies are read once, given tokens forced when they are reached."""
+        return sampler.sample(queries, n, sampling, future)
+
+    def lay_out(
         self,
-        model: PreTrainedModel,
-        queries: Sequence[Query],
+        tokens: np.ndarray,
+        roles: np.ndarray,
+        rngs: Sequence[np.random.Generator],
         *,
         bos: int,
         mask: int | None,
-        backend: str,
-        budget: int,
-    ) -> list[list[float]]:
-        """As `Method.log_probs` says, with a copy of every given token."""
-        return score.log_probs(model, queries, bos=bos, mask=mask, future=True, backend=backend, budget=budget)
+    ) -> Slots:
+        """A copy of what is given, then BOS and the text."""
+        return copies_and_text(tokens, roles, bos=bos, mask=mask)
+
+    def room(self, length: int, given: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A copy for each given token, a prediction for each asked one."""
+        return given, asked

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from acgpt import score
-from acgpt.errors import QueryError
-from acgpt.methods.base import Method
+from acgpt.conditioning import Conditioning, Empty
+from acgpt.decode import Sampler, Sampling
+from acgpt.methods.ac_gpt import AcGpt
+from acgpt.methods.base import Abilities, Drawn, Method
 from acgpt.query import Query
+from acgpt.slots import Slots, copies_and_text
 
 
 class Gpt(Method):
     """p(what follows | what stands before it). Any causal model; none of the queries that take more."""
 
     name: ClassVar[str] = "gpt"
+    title: ClassVar[str] = "GPT"
+    says: ClassVar[str] = "a causal language model that answers p(what follows | what stands before it)"
+    drawn: ClassVar[bool] = True
+    abilities: ClassVar[Abilities] = Abilities(False, False, True, True, None)
     reads_future: ClassVar[bool] = False
+    refusal: ClassVar[str] = (
+        "it gives a token after an asked one, or leaves one before it unknown. Use a model that was trained with "
+        "ac-gpt."
+    )
 
     def answers(self, query: Query) -> bool:
         """A query with nothing given after an asked token, and nothing unknown before one."""
@@ -25,22 +37,43 @@ class Gpt(Method):
         known = all(given or asked for given, asked in zip(query.given[:last], query.asked[:last], strict=True))
         return known and not query.needs_future
 
+    def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
+        """As `Method.score` says, in one causal pass; MASK is never read."""
+        how["mask"] = how["bos"]  # stands where nothing is read any more: after the last asked token
+        return score.log_probs(model, queries, future=False, **how)
+
     def log_probs(
+        self, model: PreTrainedModel, queries: Sequence[Query], *, future: bool = True, **how: Any
+    ) -> list[list[float]]:
+        """As `Method.log_probs` says; without the future whatever stands after an asked token is ignored."""
+        if future:
+            return super().log_probs(model, queries, **how)
+        return score.log_probs(model, queries, future=False, **how)
+
+    def sample(
+        self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
+    ) -> list[list[Drawn]]:
+        """As `Method.sample` says, with a cache; given tokens are forced when they are reached."""
+        if future:
+            self.check(queries)
+        return sampler.sample(queries, n, sampling, future=False)
+
+    def insisted(self) -> Method:
+        """Shown copies, as AC-GPT is: the network takes them, whatever it makes of them."""
+        return AcGpt()
+
+    def conditioning(self, distribution: Conditioning) -> Conditioning:
+        """Nothing is given, all is asked."""
+        return Conditioning((Empty(),))
+
+    def lay_out(
         self,
-        model: PreTrainedModel,
-        queries: Sequence[Query],
+        tokens: np.ndarray,
+        roles: np.ndarray,
+        rngs: Sequence[np.random.Generator],
         *,
         bos: int,
         mask: int | None,
-        backend: str,
-        budget: int,
-    ) -> list[list[float]]:
-        """As `Method.log_probs` says, in one causal pass; MASK is never read."""
-        for number, query in enumerate(queries, start=1):
-            if not self.answers(query):
-                raise QueryError(
-                    f"a plain causal model cannot answer query {number} of {len(queries)}: it gives a token after an "
-                    "asked one, or leaves one before it unknown. Use a model that was trained with ac-gpt."
-                )
-        mask = bos  # stands where nothing is read any more: after the last asked token
-        return score.log_probs(model, queries, bos=bos, mask=mask, future=False, backend=backend, budget=budget)
+    ) -> Slots:
+        """BOS and the text."""
+        return copies_and_text(tokens, roles, bos=bos, mask=mask)

@@ -1,0 +1,67 @@
+"""`acgpt methods`: what each method can do, table 1 of the paper, from what the code declares."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+from acgpt.commands.options import emit, hush, option
+
+COLUMNS = {
+    "evaluates_any": "evaluates any conditional",
+    "samples_any": "samples any conditional",
+    "left_to_right": "left to right",
+    "single_pass": "single pass",
+    "fine_tunes": "tunes a causal LLM",
+}
+MARKS = {True: "✓", False: "✗", None: "–"}
+
+
+def methods(
+    as_json: Annotated[bool, option("--json", help="For programs: one JSON object with the keys named above.")] = False,
+) -> None:
+    r"""What each method can do: table 1 of the paper.
+
+    evaluates any     gives p(asked | given) exactly, whatever is asked and given
+    samples any       draws from p(asked | given), whatever is asked and given
+    left to right     takes asked tokens apart from left to right
+    single pass       answers a query in one forward pass
+    tunes an LLM      a pretrained causal model can be tuned to it
+
+    acgpt train tiny-cpu corpus=data/mine output=runs/sigma method=sigma-gpt-random
+    acgpt evaluate runs/sigma/model data/mine --how order=random
+
+    Keys of --json: methods: for each, by name: title, evaluates_any, samples_any,
+    left_to_right, single_pass, fine_tunes (null: it is one), note, bound,
+    options (of acgpt evaluate --how)
+    """
+    hush()
+    from rich.table import Table
+
+    from acgpt.methods import METHODS
+    from acgpt.show import Page
+
+    if as_json:
+        found = {
+            name: {"title": method.title, **asdict(method.abilities), "bound": method.bound, "options": method.options}
+            for name, method in METHODS.items()
+        }
+        emit({"methods": found})
+        return
+    page, notes = Page(), [method for method in METHODS.values() if method.abilities.note]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("method=", no_wrap=True)
+    for heading in COLUMNS.values():
+        table.add_column(heading, justify="center")
+    for method in METHODS.values():
+        marks = [MARKS[getattr(method.abilities, name)] for name in COLUMNS]
+        mark = f" {notes.index(method) + 1}" if method in notes else ""
+        table.add_row(method.name + mark, *marks)
+    page.print(table)
+    page.note("")
+    for number, method in enumerate(notes, start=1):
+        page.note(f"{number}  {method.abilities.note}.")
+    page.note("\nacgpt evaluate --how KEY=VALUE, where a method leaves a choice:")
+    for method in METHODS.values():
+        for key, words in method.options.items():
+            page.note(f"   {method.name:18} {key:7} {words}")

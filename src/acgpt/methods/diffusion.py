@@ -1,0 +1,191 @@
+"""Diffusion: a masked diffusion language model (MDLM, Sahoo et al., 2024), with given tokens that are never masked.
+
+Noise masks each asked token independently; at time t it is masked with probability t (the log-linear schedule,
+α = 1 - t). The network predicts the masked tokens from the rest, in both directions. It never predicts MASK, and what
+is not masked stays as it is (the SUBS parameterisation); it is not told the time, which the share of MASK tells.
+
+With n asked tokens the evidence lower bound is, for a text x and with S the masked ones,
+
+    log p(x_e | x_c)  ≥  ∫₀¹ 1/t · E[ Σ_{i ∈ S} log p(x_i | x without S) ] dt
+                      =  Σ_k 1/k · E[ Σ_{i ∈ S} log p(x_i | x without S) : S of size k, uniform ]
+
+as the number of masked tokens at a uniform time is uniform from 0 to n, and 1/t is (n + 1)/k on average where k are
+masked. So a text is trained on, and the bound estimated, with k uniform from 1 to n, S any k of the asked tokens, and
+weight n/k: the same loss without the noise of the time and of texts that have nothing to learn.
+
+The bound is also the mean of log-likelihoods over all orders in which tokens can be unmasked one by one, which is why
+it is one: the model, so unmasked, has the mean of the *likelihoods*. It does not come apart from left to right, so it
+cannot say what a token has from its past alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from acgpt.conditioning import ASKED, GIVEN
+from acgpt.decode import Sampler, Sampling, randomness
+from acgpt.errors import InputError
+from acgpt.methods import masked
+from acgpt.methods.base import Abilities, Drawn, Method
+from acgpt.methods.sigma_gpt import whole_number
+from acgpt.query import Query
+from acgpt.score import layout_log_probs
+from acgpt.slots import Slots
+
+
+class Diffusion(Method):
+    """A bound on any conditional, estimated by chance; samples of any.
+
+    Args:
+        draws: How many sets of masked tokens the bound of a query is estimated from. Their sizes are spread evenly.
+        steps: Of the time from all masked to none, in sampling. Tokens of one step are drawn independently.
+        seed: Of the masked tokens of `draws`.
+    """
+
+    name: ClassVar[str] = "diffusion"
+    title: ClassVar[str] = "Diffusion"
+    says: ClassVar[str] = "a masked diffusion language model that bounds p(any tokens | any other tokens)"
+    abilities: ClassVar[Abilities] = Abilities(
+        False, True, False, True, False,
+        note="a pass gives one estimate of a bound, not the probability; and causal models have since been tuned to "
+        "masked diffusion (DiffuLLaMA, Dream), with attention in both directions, which acgpt does not do",
+    )  # fmt: skip
+    reads_future: ClassVar[bool] = True
+    bound: ClassVar[bool] = True
+    needs_mask: ClassVar[bool] = True
+    options: ClassVar[Mapping[str, str]] = {
+        "draws": "passes that the bound of a text is estimated from",
+        "steps": "steps of sampling",
+        "seed": "of the draws",
+    }
+
+    def __init__(self, draws: int = 32, steps: int = 1000, seed: int = 0) -> None:
+        if draws < 1 or steps < 1 or seed < 0:
+            raise InputError(f"draws and steps are at least 1, seed at least 0: not {draws}, {steps} and {seed}.")
+        self.draws, self.steps, self.seed = draws, steps, seed
+
+    def configured(self, options: Mapping[str, str]) -> Method:
+        """With another number of draws or steps."""
+        super().configured({name: value for name, value in options.items() if name not in self.options})
+        return Diffusion(**{name: whole_number(name, value) for name, value in options.items()})
+
+    @property
+    def chain(self) -> bool:
+        """The bound does not come apart."""
+        return False
+
+    def answers(self, query: Query) -> bool:
+        """Every query, by a bound."""
+        return True
+
+    def score(
+        self,
+        model: PreTrainedModel,
+        queries: Sequence[Query],
+        *,
+        bos: int,
+        mask: int | None,
+        backend: str,
+        budget: int,
+    ) -> list[list[float]]:
+        """Numbers whose sum over a query estimates its bound, without bias: what each token adds to it."""
+        assert mask is not None
+        answers = [np.zeros(len(query.asked_positions)) for query in queries]
+        parts = [masked.parts(query, bos=bos, mask=mask) for query in queries]
+        sets = [self.masked_sets(query) for query in queries]
+        passes = [(number, each) for number in range(len(queries)) for each in range(self.draws)]
+        for group in masked.groups([len(queries[number]) for number, _ in passes], budget):
+            members = [passes[each] for each in group]
+            texts, places, targets = [], [], []
+            for number, each in members:
+                (start, asked, tokens), hidden = parts[number], sets[number][each]
+                text = start.copy()
+                text[asked[~hidden]] = tokens[~hidden]
+                texts.append(text)
+                places.append(asked[hidden])
+                targets.append(tokens[hidden])
+            layout = masked.both_ways(texts, places, targets, bos=bos)
+            for (number, each), scores in zip(members, layout_log_probs(model, layout, backend, mask), strict=True):
+                answers[number][sets[number][each]] += scores * len(answers[number]) / len(scores) / self.draws
+        return [answer.tolist() for answer in answers]
+
+    def masked_sets(self, query: Query) -> np.ndarray:
+        """(draws, n) which of the n asked tokens are masked in each draw; a function of the seed and the query."""
+        rng, n = randomness(query, 0, self.seed), len(query.asked_positions)
+        times = (np.arange(self.draws) + rng.random()) / self.draws  # spread evenly: less noise than each by itself
+        sizes = 1 + (times * n).astype(np.int64)
+        ranks = rng.random((self.draws, n)).argsort(axis=1).argsort(axis=1)
+        hidden: np.ndarray = ranks < np.minimum(sizes, n)[:, None]
+        return hidden
+
+    def sample(
+        self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
+    ) -> list[list[Drawn]]:
+        """As `Method.sample` says, by ancestral sampling: as time goes from 1 to 0, masked tokens are drawn.
+
+        A token is unmasked in any of the steps with the same probability, whatever the others do, so which tokens are
+        drawn in which step is known beforehand; a step in which none is drawn changes nothing, and takes no pass.
+        The log-probabilities are those with which the tokens were drawn.
+        """
+        mask = self.mask(sampler.mask)
+        assert mask is not None
+        if not future:
+            for query in queries:
+                self.left_to_right(query)  # refuses
+        rows = [(number, sample) for number in range(len(queries)) for sample in range(n)]
+        answers: list[list[Drawn]] = [[] for _ in queries]
+        for group in masked.groups([len(queries[number]) for number, _ in rows], sampler.budget):
+            members = [rows[each] for each in group]
+            texts = [masked.shown(queries[number], bos=sampler.bos, mask=mask) for number, _ in members]
+            scores = [np.zeros(len(text)) for text in texts]
+            uniform, due = [], []
+            for number, sample in members:
+                rng, asked = randomness(queries[number], sample, sampling.seed), queries[number].asked_positions
+                step = (rng.random(len(asked)) * self.steps).astype(np.int64)
+                uniform.append(rng.random(len(queries[number]) + 1))
+                due.append([np.array(asked)[step == each] for each in np.unique(step)])
+            for turn in range(max(map(len, due))):
+                active = [row for row, steps in enumerate(due) if turn < len(steps)]
+                places = [due[row][turn] for row in active]
+                chances = [uniform[row][place] for row, place in zip(active, places, strict=True)]
+                drawn = masked.draws(sampler, [texts[row] for row in active], places, chances, mask, sampling)
+                for row, place, (tokens, log_probs) in zip(active, places, drawn, strict=True):
+                    texts[row][place], scores[row][place] = tokens, log_probs
+            for (number, _), text, score in zip(members, texts, scores, strict=True):
+                at = list(queries[number].asked_positions)
+                answers[number].append((text[at], score[at]))
+        return answers
+
+    def lay_out(
+        self,
+        tokens: np.ndarray,
+        roles: np.ndarray,
+        rngs: Sequence[np.random.Generator],
+        *,
+        bos: int,
+        mask: int | None,
+    ) -> Slots:
+        """k of a text's n asked tokens are masked and predicted, with weight n/k; k is uniform from 1 to n."""
+        assert mask is not None
+        asked = roles == ASKED
+        counts = asked.sum(axis=1)
+        sizes = np.array([rng.integers(1, n, endpoint=True) for rng, n in zip(rngs, counts, strict=True)])
+        chances = np.where(asked, np.stack([rng.random(tokens.shape[1]) for rng in rngs]), 2.0)
+        predicted = chances.argsort(axis=1).argsort(axis=1) < sizes[:, None]
+        hidden = predicted | ~(asked | (roles == GIVEN))
+        weights = np.broadcast_to((counts / sizes)[:, None], tokens.shape)
+        return masked.lay_out(
+            tokens, hidden, predicted, asked=int(counts.sum()), bos=bos, mask=mask, weights=weights
+        )  # fmt: skip
+
+    def longest(self, length: int) -> int:
+        """BOS and the text."""
+        return length + 1
+
+    def room(self, length: int, given: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The whole text in both directions; at most a prediction for each asked token."""
+        return np.full_like(given, length + 1), asked

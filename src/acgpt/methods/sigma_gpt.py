@@ -1,0 +1,233 @@
+"""σ-GPT (Pannatier et al., 2024): a causal model of texts in any order, given tokens first.
+
+    query      The   [cat]   sat   [on]            given: The, sat     asked: [cat], [on]
+
+    slot       BOS    The    sat    cat            one causal mask over the text as it is ordered
+    position    0      1      3      2             RoPE, of the token that is read
+    aims at     1      3      2      4             a learned table, of the token that is predicted (see `sigma_network`)
+    predicts    –      –     cat    on
+
+Given tokens come first, then asked ones: in the *temporal* variant of the paper both from left to right, in the
+*random* one each in a random order, new for every text and epoch. Either way a query is answered in one pass and
+exactly, by the chain rule along the order; tokens that are unknown are left out of it, and nothing stands for them.
+
+A model of random orders can be asked in any: the paper's numbers imply the order from left to right, which is the
+default. `order=random` takes one at random, a function of `seed` and the query; `orders=K` averages the *probability*
+of the asked tokens over K such orders, which is a better model of them than any single one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any, ClassVar
+
+import numpy as np
+from transformers import GPTNeoXForCausalLM, PreTrainedModel
+
+from acgpt import score
+from acgpt.conditioning import ASKED, UNKNOWN
+from acgpt.decode import Sampler, Sampling, randomness
+from acgpt.errors import InputError, ModelError
+from acgpt.methods.base import Abilities, Drawn, Method
+from acgpt.query import Query
+from acgpt.sigma_network import SigmaGPTForCausalLM
+from acgpt.slots import Slots
+
+RANK = np.array([1, 0, 2])  # by role: given tokens come first, then asked ones, then those that nobody needs
+
+
+class SigmaGptTemporal(Method):
+    """Any conditional, exactly and in one pass: given tokens from left to right, then asked ones from left to right."""
+
+    name: ClassVar[str] = "sigma-gpt-temporal"
+    title: ClassVar[str] = "σ-GPT temporal"
+    says: ClassVar[str] = "a language model of texts in any order that answers p(any tokens | any other tokens)"
+    abilities: ClassVar[Abilities] = Abilities(
+        True, True, True, True, False,
+        note="the paper's row is of random orders, of which this variant keeps the one from left to right",
+    )  # fmt: skip
+    reads_future: ClassVar[bool] = True
+    network: ClassVar[type[GPTNeoXForCausalLM]] = SigmaGPTForCausalLM
+    shuffles: ClassVar[bool] = False  # in training
+    learns_given: bool = False  # are given tokens predicted, too?
+
+    def answers(self, query: Query) -> bool:
+        """Every query."""
+        return True
+
+    def order(self, query: Query, number: int) -> np.ndarray:
+        """The positions of the given tokens, then of the asked ones, in the order in which they are read."""
+        return np.array(query.given_positions + query.asked_positions)
+
+    def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
+        """As `Method.score` says, in one pass."""
+        return self.score_in_order(model, queries, 0, **how)
+
+    def score_in_order(
+        self, model: PreTrainedModel, queries: Sequence[Query], number: int, **how: Any
+    ) -> list[list[float]]:
+        """The same, in the order of this number."""
+        check_network(model)
+        orders = [self.order(query, number) for query in queries]
+        ordered = [in_order(query, order) for query, order in zip(queries, orders, strict=True)]
+        answers = score.log_probs(model, ordered, future=False, orders=orders, **how)
+        return [
+            from_left_to_right(query, order, np.array(answer)).tolist()
+            for query, order, answer in zip(queries, orders, answers, strict=True)
+        ]
+
+    def sample(
+        self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
+    ) -> list[list[Drawn]]:
+        """As `Method.sample` says, with a cache; without the future, given tokens are forced when they are reached."""
+        check_network(sampler.model)
+        if future:
+            orders = [self.order(query, 0) for query in queries]
+        else:
+            orders = [np.array(self.left_to_right(query).asked_positions) for query in queries]
+        ordered = [in_order(query, order) for query, order in zip(queries, orders, strict=True)]
+        drawn = sampler.sample(ordered, n, sampling, future=False, orders=orders)
+        return [
+            [(from_left_to_right(q, o, tokens), from_left_to_right(q, o, scores)) for tokens, scores in samples]
+            for q, o, samples in zip(queries, orders, drawn, strict=True)
+        ]
+
+    def learning_from(self, loss: str) -> Method:
+        """Given tokens are predicted along the order as well as asked ones, if wanted."""
+        method = copy(self)
+        method.learns_given = loss == "all"
+        return method
+
+    def room(self, length: int, given: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """No copies; a prediction for each token that is learnt from."""
+        return np.zeros_like(given), asked + given * self.learns_given
+
+    def lay_out(
+        self,
+        tokens: np.ndarray,
+        roles: np.ndarray,
+        rngs: Sequence[np.random.Generator],
+        *,
+        bos: int,
+        mask: int | None,
+    ) -> Slots:
+        """BOS and the text in its order but for the last token; each slot aims at the next position of the order.
+
+        What is unknown comes last, where no prediction sees it.
+        """
+        count, length = tokens.shape
+        rank = RANK[roles] + (np.stack([rng.random(length) for rng in rngs]) if self.shuffles else 0.0)
+        order = rank.argsort(axis=1, kind="stable")  # (B, T) places, from 0
+        ordered = np.take_along_axis(tokens, order, axis=1)
+        kinds = np.take_along_axis(roles, order, axis=1)
+        asked = kinds != UNKNOWN if self.learns_given else kinds == ASKED
+        return Slots(
+            copy_ids=tokens[:0, 0],
+            copy_positions=order[:0, 0],
+            n_copies=np.zeros(count, dtype=np.int64),
+            text_ids=np.concatenate([np.full((count, 1), bos), ordered[:, :-1]], axis=1).ravel(),
+            text_positions=np.concatenate([np.zeros((count, 1), dtype=np.int64), order[:, :-1] + 1], axis=1).ravel(),
+            n_texts=np.full(count, length),
+            rows=np.flatnonzero(asked),
+            targets=ordered[asked],
+            asked=int(asked.sum()),
+            aims=(order + 1).ravel(),
+        )
+
+
+class SigmaGptRandom(SigmaGptTemporal):
+    """Any conditional, exactly for an order of the asked tokens; of a model that was trained on random orders.
+
+    Args:
+        order: "left-to-right", or "random": shuffled within the given and within the asked tokens, as in training.
+        orders: Over how many orders, all random if more than one, the probability of the asked tokens is averaged.
+        seed: Of the random orders.
+    """
+
+    name: ClassVar[str] = "sigma-gpt-random"
+    title: ClassVar[str] = "σ-GPT random"
+    abilities: ClassVar[Abilities] = Abilities(True, True, False, True, False)
+    shuffles: ClassVar[bool] = True
+    options: ClassVar[Mapping[str, str]] = {
+        "order": "left-to-right or random",
+        "orders": "a number of random orders to average over",
+        "seed": "of random orders",
+    }
+
+    def __init__(self, order: str = "left-to-right", orders: int = 1, seed: int = 0) -> None:
+        if order not in ("left-to-right", "random"):
+            raise InputError(f"order is left-to-right or random, not {order!r}.")
+        if orders < 1 or seed < 0:
+            raise InputError(f"orders is at least 1 and seed at least 0, not {orders} and {seed}.")
+        self.random, self.orders, self.seed = order == "random" or orders > 1, orders, seed
+
+    def configured(self, options: Mapping[str, str]) -> Method:
+        """With other orders."""
+        super().configured({name: value for name, value in options.items() if name not in self.options})
+        numbers = {name: whole_number(name, options[name]) for name in ("orders", "seed") if name in options}
+        return SigmaGptRandom(options.get("order", "left-to-right"), **numbers)
+
+    @property
+    def chain(self) -> bool:
+        """Only if it is asked from left to right."""
+        return not self.random
+
+    def order(self, query: Query, number: int) -> np.ndarray:
+        """As in `SigmaGptTemporal`, or shuffled within the two parts."""
+        if not self.random:
+            return super().order(query, number)
+        rng = randomness(query, number, self.seed)
+        parts = (np.array(part, dtype=np.int64) for part in (query.given_positions, query.asked_positions))
+        return np.concatenate([rng.permutation(part) for part in parts])
+
+    def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
+        """As `Method.score` says, a pass an order.
+
+        Of several orders only the sum over a query means something, the log of the mean probability. Each token has
+        the mean of its log-probabilities, and an equal share of what that sum has more than theirs.
+        """
+        answers = [self.score_in_order(model, queries, number, **how) for number in range(self.orders)]
+        return [log_mean_exp(np.array(of_query)).tolist() for of_query in zip(*answers, strict=True)]
+
+
+def log_mean_exp(scores: np.ndarray) -> np.ndarray:
+    """(A,) numbers whose sum is the log of the mean of exp of the sums of the rows of `scores`, (K, A)."""
+    sums = scores.sum(axis=1)
+    best = sums.max()
+    total = best + math.log(np.exp(sums - best).mean()) if np.isfinite(best) else best
+    mean: np.ndarray = scores.mean(axis=0) if len(scores) > 1 else scores[0]
+    if len(scores) > 1 and np.isfinite(mean).all():
+        mean += (total - mean.sum()) / len(mean)
+    return mean
+
+
+def whole_number(name: str, text: str) -> int:
+    """The value of an option."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InputError(f"{name} is a whole number, not {text!r}.") from error
+
+
+def check_network(model: PreTrainedModel) -> None:
+    """Refuse a network that would not hear what it is to predict."""
+    if not isinstance(model, SigmaGPTForCausalLM):
+        raise ModelError(
+            f"σ-GPT needs a network that is told which position to predict, and {type(model).__name__} is not: ask it "
+            "by its own method."
+        )
+
+
+def in_order(query: Query, order: np.ndarray) -> Query:
+    """The query with its tokens in this order of their positions; those that are not in it are left out."""
+    places = (order - 1).tolist()
+    return Query(*([values[place] for place in places] for values in (query.tokens, query.given, query.asked)))
+
+
+def from_left_to_right(query: Query, order: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The values of the asked tokens, in the order of their positions; they came in `order`."""
+    asked = np.array([query.asked[position - 1] for position in order])
+    sorted_values: np.ndarray = values[order[asked].argsort()]
+    return sorted_values

@@ -1,0 +1,200 @@
+"""Diffusion: the bound, enumerated over unmasking orders, is one; estimator, loss and sampler agree with it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from models import masked_logits
+from toys import BOS, all_fillings, answer, counted, learner_of, mask_of, p_value, query, sampler_of, toy
+
+from acgpt.batches import Budget, fill
+from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, generator
+from acgpt.decode import Sampling
+from acgpt.errors import InputError, QueryError
+from acgpt.methods import Diffusion, method_of
+from acgpt.query import Query
+
+MODEL = toy("diffusion", vocabulary=3, scale=1.0)
+MASK = mask_of(MODEL, "diffusion")
+QUESTIONS = [query("gaag"), query("aaa"), query("augaa"), query("agaga")]
+
+
+@cache
+def scores_of(text):
+    """(T + 1, V) log-probabilities at every place of a text, all of which see all: transformers' own attention."""
+    logits = masked_logits(MODEL, list(text), list(range(len(text))), [[True] * len(text)] * len(text))
+    logits[:, MASK] = -math.inf
+    return logits.log_softmax(-1)
+
+
+def shown(question, revealed):
+    """The text with the given tokens and those asked ones that have been unmasked."""
+    known = zip(question.tokens, question.given, range(1, len(question) + 1), strict=True)
+    return (BOS, *(token if given or position in revealed else MASK for token, given, position in known))
+
+
+def along_orders(question):
+    """log p of the asked tokens for every order of unmasking them one by one."""
+    sums = []
+    for order in itertools.permutations(question.asked_positions):
+        steps = (scores_of(shown(question, order[:i]))[p, question.tokens[p - 1]] for i, p in enumerate(order))
+        sums.append(float(sum(steps)))
+    return np.array(sums)
+
+
+def masked_sum(question, hidden):
+    """Σ log p of the masked tokens, all predicted at once."""
+    scores = scores_of(shown(question, set(question.asked_positions) - set(hidden)))
+    return sum(scores[p, question.tokens[p - 1]].item() for p in hidden)
+
+
+def by_time(question):
+    """MDLM's bound as it is written: an integral over time, the masks of every time enumerated."""
+    asked, (nodes, weights) = question.asked_positions, np.polynomial.legendre.leggauss(20)
+    total = 0.0
+    for time, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+        for size in range(1, len(asked) + 1):
+            for hidden in itertools.combinations(asked, size):
+                chance = time**size * (1 - time) ** (len(asked) - size)
+                total += weight * chance / time * masked_sum(question, hidden)
+    return total
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=str)
+def test_the_bound_is_one_and_is_the_same_by_orders_and_by_time(question):
+    sums = along_orders(question)
+    likelihood = math.log(np.exp(sums).mean())
+    assert sums.mean() < likelihood - 1e-6  # -bound ≥ the negative log-likelihood, and not by rounding
+    assert by_time(question) == pytest.approx(sums.mean(), abs=1e-9)
+    total = sum(np.exp(along_orders(filled)).mean() for filled in all_fillings(question, 3))
+    assert total == pytest.approx(1)  # it is a likelihood
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=str)
+def test_the_estimate_agrees_with_the_enumerated_bound(question):
+    n = len(question.asked_positions)
+    got = answer(Diffusion(draws=3000), MODEL, [question])[0]
+    spread = [
+        n / size * masked_sum(question, hidden)
+        for size in range(1, n + 1)
+        for hidden in itertools.combinations(question.asked_positions, size)
+    ]
+    assert abs(sum(got) - along_orders(question).mean()) < 4 * np.std(spread) / math.sqrt(3000) + 1e-9
+    assert len(got) == n and all(value < 0 for value in got)
+
+
+def test_an_estimate_is_unbiased_at_any_number_of_draws_and_a_function_of_seed_and_query():
+    question = QUESTIONS[0]
+    want = along_orders(question).mean()
+    for draws in (1, 3):
+        each = [sum(answer(Diffusion(draws=draws, seed=seed), MODEL, [question])[0]) for seed in range(400)]
+        assert abs(np.mean(each) - want) < 4 * np.std(each) / math.sqrt(400)
+    together = answer(Diffusion(draws=5), MODEL, QUESTIONS, budget=30)
+    for question, got in zip(QUESTIONS, together, strict=True):
+        assert answer(Diffusion(draws=5), MODEL, [question])[0] == pytest.approx(got, abs=1e-12)
+
+
+def test_the_sizes_of_a_querys_masked_sets_are_spread_evenly():
+    sets = Diffusion(draws=8).masked_sets(query("aaaagaaaa"))
+    assert sorted(sets.sum(axis=1).tolist()) == list(range(1, 9))
+
+
+def test_a_part_of_a_bound_means_nothing_so_the_past_alone_is_refused():
+    with pytest.raises(QueryError, match=r"left to right.*ac-gpt"):
+        answer("diffusion", MODEL, [query("gag")], future=False)
+    with pytest.raises(QueryError, match="left to right"):
+        method_of("diffusion").sample(sampler_of(MODEL, "diffusion"), [query("gag")], 1, Sampling(), False)
+    with pytest.raises(InputError, match="no option order"):
+        method_of("diffusion").configured({"order": "random"})
+    with pytest.raises(InputError, match="at least 1"):
+        method_of("diffusion").configured({"draws": "0"})
+
+
+# ---- sampling -------------------------------------------------------------------------------------------------------
+
+
+def ancestral(question, steps):
+    """The distribution of the sampler, enumerated: every step for every token, then every choice of tokens."""
+    asked, chances = question.asked_positions, []
+    for choice in itertools.product(range(3), repeat=len(asked)):
+        tokens = list(question.tokens)
+        for position, token in zip(asked, choice, strict=True):
+            tokens[position - 1] = token
+        filled, total = Query(tokens, question.given, question.asked), 0.0
+        for times in itertools.product(range(steps), repeat=len(asked)):
+            p, done = steps ** -len(asked), []
+            for now in range(steps):
+                due = [position for position, time in zip(asked, times, strict=True) if time == now]
+                scores = scores_of(shown(filled, done))
+                p *= math.exp(sum(scores[position, filled.tokens[position - 1]].item() for position in due))
+                done += due
+            total += p
+        chances.append(total)
+    return chances
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_samples_come_as_often_as_the_ancestral_process_says(steps):
+    question = query("agaga", [1, 2, 0, 1, 2])
+    with torch.inference_mode():
+        (samples,) = Diffusion(steps=steps).sample(
+            sampler_of(MODEL, "diffusion"), [question], 2000, Sampling(seed=5)
+        )  # fmt: skip
+    chances = ancestral(question, steps)
+    assert sum(chances) == pytest.approx(1)
+    assert p_value(counted(samples, 3), chances) > 1e-3
+
+
+def test_steps_in_which_nothing_changes_take_no_pass(monkeypatch):
+    from acgpt.methods import masked
+
+    passes = []
+    monkeypatch.setattr(
+        masked, "both_ways", lambda *a, original=masked.both_ways, **k: passes.append(1) or original(*a, **k)
+    )
+    with torch.inference_mode():
+        Diffusion(steps=10**6).sample(sampler_of(MODEL, "diffusion"), [query("agaga")], 4, Sampling(seed=1))
+    assert len(passes) == 3  # a pass a token, whatever the number of steps
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
+def batch_of(words, seed=0, tokens=None, budget=None):
+    roles = np.array([[{"g": GIVEN, "a": ASKED, "u": UNKNOWN}[r] for r in word] for word in words], dtype=np.int8)
+    tokens = np.random.default_rng(seed).integers(0, 3, roles.shape) if tokens is None else tokens
+    rngs = [generator(seed, 0, item) for item in range(len(words))]
+    slots = method_of("diffusion").lay_out(tokens, roles, rngs, bos=BOS, mask=MASK)
+    return tokens, slots, fill(slots, longest=roles.shape[1] + 1, bos=BOS, budget=budget)
+
+
+@pytest.mark.parametrize("budget", [None, Budget(64, 64)])
+def test_the_loss_is_that_of_its_definition(budget):
+    words = ["gaggaa", "aaaaaa", "agauga", "ggggga"]
+    tokens, slots, batch = batch_of(words, budget=budget)
+    expected = 0.0
+    for text, word, seen in zip(tokens.tolist(), words, slots.copy_ids.reshape(4, 7)[:, 1:].tolist(), strict=True):
+        question = query(word, text)
+        hidden = [p for p in question.asked_positions if seen[p - 1] == MASK]
+        revealed = set(question.asked_positions) - set(hidden)
+        assert tuple(seen) == shown(question, revealed)[1:] and hidden
+        expected -= len(question.asked_positions) / len(hidden) * masked_sum(question, hidden)
+    assert learner_of(MODEL, "diffusion", 6)(**batch).item() == pytest.approx(expected, rel=1e-6)
+    assert batch["asked"] == "".join(words).count("a")
+
+
+def test_the_loss_is_the_bound_on_average():
+    question, texts = query("gaag"), 2000
+    tokens = np.tile(np.array(question.tokens), (texts, 1))
+    _, slots, batch = batch_of(["gaag"] * texts, tokens=tokens)
+    with torch.no_grad():
+        mean = learner_of(MODEL, "diffusion", 4)(**batch).item() / texts
+    hidden = slots.copy_ids.reshape(texts, 5) == MASK
+    assert p_value(np.bincount(hidden.sum(1), minlength=3)[1:], [1 / 2, 1 / 2]) > 1e-3  # k is uniform
+    spread = [2 / size * masked_sum(question, each) for size in (1, 2) for each in itertools.combinations((2, 3), size)]
+    assert abs(mean + along_orders(question).mean()) < 4 * np.std(spread) / math.sqrt(texts)

@@ -1,0 +1,117 @@
+"""FIM: a causal model of moved texts; exact on gaps, and silent on all else."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from toys import (
+    BOS,
+    all_fillings,
+    answer,
+    counted,
+    every_query,
+    learner_of,
+    mask_of,
+    p_value,
+    query,
+    sampler_of,
+    total_probability,
+    toy,
+)
+
+from acgpt.batches import Budget, fill
+from acgpt.conditioning import ASKED, GIVEN, Blocks, Conditioning, Empty, Infilling
+from acgpt.decode import Sampling
+from acgpt.errors import InputError, QueryError
+from acgpt.methods import method_of
+
+
+def by_hand(model, prefix, middle, suffix):
+    """log p of the middle, from a plain causal pass of transformers over the moved text."""
+    mask = mask_of(model, "fim")
+    ids = [BOS, *prefix, mask, *suffix, mask, *middle]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    logits[:, mask] = -math.inf
+    scores = logits.log_softmax(-1)
+    start = len(ids) - len(middle)
+    return [scores[start - 1 + place, token].item() for place, token in enumerate(middle)]
+
+
+def split(question):
+    ((first, last),) = question.blanks
+    tokens = list(question.tokens)
+    return tokens[: first - 1], tokens[first - 1 : last], tokens[last:]
+
+
+@pytest.mark.parametrize("roles", ["ggaag", "aaagg", "gggaa", "aaaaaa", "gag"])
+def test_a_gap_is_scored_as_the_moved_text_is(roles):
+    model = toy("fim")
+    assert answer("fim", model, [query(roles)])[0] == pytest.approx(by_hand(model, *split(query(roles))), abs=1e-9)
+
+
+def test_it_answers_one_gap_with_everything_around_it_given_and_nothing_else():
+    model, answered = toy("fim"), 0
+    for question in every_query(4, "gau"):
+        runs = "".join("a" if a else "u" if not g else "g" for a, g in zip(question.asked, question.given, strict=True))
+        wanted = "u" not in runs and len(runs.replace("g", " ").split()) == 1
+        assert method_of("fim").answers(question) is wanted
+        answered += wanted
+        if not wanted:
+            with pytest.raises(QueryError, match=r"query 1 of 1.*one run.*ac-gpt"):
+                answer("fim", model, [question])
+            with pytest.raises(QueryError, match="one run"):
+                method_of("fim").sample(sampler_of(model, "fim"), [question], 1, Sampling())
+    assert answered == 4 + 3 + 2 + 1
+
+
+@pytest.mark.parametrize("roles", ["gag", "aaa", "gaagg"])
+def test_what_is_asked_is_a_distribution_without_mask(roles):
+    assert total_probability("fim", toy("fim", vocabulary=3), query(roles), 3) == pytest.approx(1, abs=1e-9)
+
+
+def test_without_the_future_a_token_has_what_reading_the_text_as_one_gap_gives_it():
+    model = toy("fim")
+    whole = by_hand(model, [], query("aaaaa").tokens, [])
+    for question in every_query(5):
+        want = [whole[position - 1] for position in question.asked_positions]
+        assert answer("fim", model, [question], future=False)[0] == pytest.approx(want, abs=1e-9)
+
+
+@pytest.mark.parametrize(("roles", "future"), [("gaaag", True), ("agaga", False)])
+def test_samples_come_as_often_as_their_probability_says(roles, future):
+    model, question = toy("fim", vocabulary=3, scale=0.3), query(roles, [1, 2, 0, 1, 2])
+    with torch.inference_mode():
+        (samples,) = method_of("fim").sample(sampler_of(model, "fim"), [question], 3000, Sampling(seed=3), future)
+    fillings = list(all_fillings(question, 3))
+    probabilities = [math.exp(sum(scores)) for scores in answer("fim", model, fillings, future=future)]
+    assert sum(probabilities) == pytest.approx(1)
+    assert p_value(counted(samples, 3), probabilities) > 1e-3
+
+
+@pytest.mark.parametrize("budget", [None, Budget(0, 64)])
+def test_the_loss_is_that_of_the_moved_text(budget):
+    model, words = toy("fim"), ["ggaaag", "aaaaaa", "aggggg", "ggggga"]
+    roles = np.array([[{"g": GIVEN, "a": ASKED}[role] for role in word] for word in words], dtype=np.int8)
+    tokens = np.random.default_rng(0).integers(0, 4, roles.shape)
+    slots = method_of("fim").lay_out(tokens, roles, [], bos=BOS, mask=mask_of(model, "fim"))
+    expected = 0.0
+    for text, word in zip(tokens.tolist(), words, strict=True):
+        expected -= sum(by_hand(model, *split(query(word, text))))
+    batch = fill(slots, longest=8, bos=BOS, budget=budget)
+    assert learner_of(model, "fim", 6)(**batch).item() == pytest.approx(expected, rel=1e-10)
+    assert (batch["asked"], batch["slots"]) == ("".join(words).count("a"), 4 * 8)
+
+
+def test_it_is_trained_on_gaps_of_the_sizes_that_a_recipe_names():
+    mixed = Conditioning((Blocks(r_min=0.1, r_max=0.4), Infilling(r_max=0.9, f_max=0.5), Empty()), (2.0, 1.0, 1.0))
+    got = method_of("fim").conditioning(mixed)
+    assert got.parts == (Infilling(r_min=0.1, r_max=0.4), Infilling(r_max=0.9, f_max=0.5), Empty())
+    assert got.weights == mixed.weights
+    with pytest.raises(InputError, match="unknown"):
+        method_of("fim").conditioning(Conditioning((Blocks(unknown=0.1),)))
+    with pytest.raises(InputError, match="one run"):
+        method_of("fim").lay_out(np.zeros((1, 3), dtype=int), np.array([[0, 1, 0]]), [], bos=BOS, mask=5)

@@ -1,0 +1,225 @@
+"""Every method through the same trainer, exporter, loader, evaluator and command line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from runs import SMALL, loss_of, read_rows, write_corpus
+from typer.testing import CliRunner
+
+import acgpt
+from acgpt.batches import Batches
+from acgpt.cli import app
+from acgpt.conditioning import Conditioning
+from acgpt.corpus import Corpus
+from acgpt.errors import InputError, QueryError
+from acgpt.methods import METHODS, method_of
+from acgpt.modes import MODES
+from acgpt.recipe import make
+from acgpt.train import train
+
+OTHERS = [name for name in METHODS if name not in ("ac-gpt", "gpt")]
+KEYS = SMALL | {"length": 15, "steps": 30, "save_every": 15, "eval_every": 15, "log_every": 1, "final_texts": 3}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Without a MASK in its tokenizer, as GPT-2's has none."""
+    return write_corpus(tmp_path_factory.mktemp("corpus"), mask=False)
+
+
+@pytest.fixture(scope="module")
+def runs(corpus, tmp_path_factory):
+    """A finished run of each method, when it is first asked for."""
+    folder, done = tmp_path_factory.mktemp("runs"), {}
+
+    def run(name):
+        if name not in done:
+            done[name] = train(recipe(name, corpus, folder / name), quiet=True)
+        return folder / name, done[name]
+
+    return run
+
+
+def recipe(name, corpus, folder, **keys):
+    return make(KEYS | {"corpus": str(corpus), "output": str(folder), "method": name} | keys, "a test")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_it_learns_and_its_folder_opens_and_says_what_it_is(name, runs):
+    folder, results = runs(name)
+    losses = list(loss_of(folder).values())
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.5
+    files = {path.suffix for path in (folder / "model").iterdir()}
+    assert ".safetensors" in files and not files & {".bin", ".pt", ".pkl"}
+    lm = acgpt.load(folder / "model", device="cpu")
+    assert lm.metadata.method == name
+    method = method_of(name)
+    assert (lm.mask is not None) is method.needs_mask
+    assert lm.vocabulary == len(lm.tokenizer) + method.needs_mask
+    assert lm.reads_future and results["parameters"] == sum(p.numel() for p in lm.model.parameters())
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(name, corpus, runs, tmp_path, monkeypatch):
+    whole, _ = runs(name)
+    broken = tmp_path / "broken"
+    asked = []
+
+    def stop_half_way(self, step):
+        asked.append(step)
+        return step == 15
+
+    with monkeypatch.context() as patch:
+        patch.setattr("acgpt.train.Reporter.stops", stop_half_way)
+        assert train(recipe(name, corpus, broken), quiet=True) is None
+    assert max(asked) == 15 and not (broken / "model").exists()
+    assert train(recipe(name, corpus, broken), resume=True, quiet=True) is not None
+    one, other = ((each / "model" / "model.safetensors").read_bytes() for each in (whole, broken))
+    assert one == other
+    assert read_rows(whole) == read_rows(broken)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_command_evaluates_it_in_the_modes_that_it_can_answer(name, corpus, runs, tmp_path):
+    folder, results = runs(name)
+    words = ["evaluate", str(folder / "model"), str(corpus), "--limit", "3", "--length", "15", "--device", "cpu"]
+    words += ["--split", "validation", "--sets", str(tmp_path / "set.safetensors")]
+    got = CliRunner().invoke(app, [*words, "--json"])
+    assert got.exit_code == 0, got.output
+    found = json.loads(got.stdout)
+    method = method_of(name)
+    assert found["method"] == name and found["bound"] is method.bound
+    if name == "diffusion":
+        unanswered = {"infilling-no-future", "training-no-future"}
+    elif name == "fim":
+        unanswered = {"training"}
+    else:
+        unanswered = set()
+    assert {mode for mode in MODES if found["modes"][mode] is None} == unanswered
+    assert found["set"]["hash"] == results["evaluation_sets"]["final"]["hash"]
+    for mode, answer in results["evaluation"]["modes"].items():  # what training said of the network it exported
+        if answer is None:
+            assert found["modes"][mode] is None
+        else:
+            assert found["modes"][mode]["mean_nll"] == pytest.approx(answer["mean_nll"], abs=1e-4)
+    table = CliRunner().invoke(app, words)
+    assert ("≤" in table.stdout) is method.bound
+    assert ("--" in table.stdout) is bool(unanswered)
+
+
+def test_the_command_asks_as_it_is_told_to(corpus, runs, tmp_path):
+    def evaluated(name, *how):
+        folder, _ = runs(name)
+        words = ["evaluate", str(folder / "model"), str(corpus), "--limit", "3", "--length", "15", "--device", "cpu"]
+        words += ["--split", "validation", "--sets", str(tmp_path / "set.safetensors"), "--json"]
+        return CliRunner().invoke(app, [*words, *(word for option in how for word in ("--how", option))])
+
+    def perplexities(*how):
+        found = json.loads(evaluated(*how).stdout)
+        return {mode: answer and answer["perplexity"] for mode, answer in found["modes"].items()}
+
+    plain, shuffled = perplexities("sigma-gpt-random"), perplexities("sigma-gpt-random", "order=random")
+    other, several = (
+        perplexities("sigma-gpt-random", "order=random", "seed=1"),
+        perplexities("sigma-gpt-random", "orders=4"),
+    )
+    assert all(plain.values())
+    for found in (shuffled, other, several):  # some tokens have seen their future
+        assert {mode for mode, value in found.items() if value is None} == {"infilling-no-future", "training-no-future"}
+    assert len({round(found["training"], 6) for found in (plain, shuffled, other, several)}) == 4
+    assert perplexities("diffusion", "draws=4")["training"] != perplexities("diffusion")["training"]
+    for options, words in ((["order=sideways"], "left-to-right"), (["order"], "KEY=VALUE"), (["draws=3"], "no option")):
+        refused = evaluated("sigma-gpt-random", *options)
+        assert refused.exit_code == 2 and words in refused.output
+
+
+def test_the_command_scores_with_a_model_that_only_bounds_and_says_so(runs):
+    folder, _ = runs("diffusion")
+    words = ["score", "The cat {{sat}} on the mat.", "-m", str(folder / "model"), "--device", "cpu"]
+    told = CliRunner().invoke(app, words)
+    assert told.exit_code == 0 and "bounds" in told.stdout and "past only" not in told.stdout
+    assert json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["bound"] is True
+    shown = CliRunner().invoke(app, ["show", "The cat {{sat}}", "-m", str(folder / "model")])
+    assert shown.exit_code == 2 and "diffusion" in shown.output
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_batch_of_a_run_has_one_shape_and_is_a_function_of_the_seed(name, corpus):
+    texts, method = Corpus.open(corpus).tokens("train"), method_of(name)
+    distribution = Conditioning.from_dict({"r_max": 0.8})
+
+    def batches(fixed, seed=3):
+        return Batches(
+            texts, count=24, size=4, length=15, conditioning=method.conditioning(distribution), seed=seed, bos=0,
+            mask=340 if method.needs_mask else None, fixed=fixed, balance=distribution, method=method,
+        )  # fmt: skip
+
+    shapes, filled, again, other = set(), batches(True), batches(True), batches(True, seed=4)
+    for number in range(24):
+        batch = filled[number]
+        shapes.add(tuple((key, tuple(value.shape)) for key, value in batch.items() if torch.is_tensor(value)))
+        for key, value in again[number].items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(batch[key])), key
+    assert len(shapes) == 1
+    assert any(not torch.equal(filled[n]["ids"], other[n]["ids"]) for n in range(4))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_filling_up_a_batch_teaches_nothing(name, corpus):
+    from toys import learner_of, toy
+
+    from acgpt.batches import Budget, fill
+    from acgpt.conditioning import generator
+
+    method, model, length = method_of(name), toy(name, vocabulary=12, length=9), 9
+    distribution = method.conditioning(Conditioning.from_dict({"r_max": 0.8}))
+    rngs = [generator(5, 0, item) for item in range(4)]
+    tokens = np.random.default_rng(1).integers(1, 12, (4, length))
+    roles = np.stack([distribution.roles(length, rng) for rng in rngs])
+    slots = method.lay_out(tokens, roles, rngs, bos=0, mask=12 if method.needs_mask else None)
+    learner = learner_of(model, name, length)
+    gradients = []
+    for budget in (None, Budget(len(slots.copy_ids) + 64 * bool(len(slots.copy_ids)), 64)):
+        learner.zero_grad()
+        loss = learner(**fill(slots, longest=method.longest(length), bos=0, budget=budget))
+        loss.backward()
+        gradients.append((loss.item(), [weight.grad.clone() for weight in learner.parameters()]))
+    assert gradients[0][0] == pytest.approx(gradients[1][0], rel=1e-12)
+    for one, two in zip(gradients[0][1], gradients[1][1], strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_language_model_asks_by_its_own_method(name, runs):
+    folder, _ = runs(name)
+    lm, method = acgpt.load(folder / "model", device="cpu"), method_of(name)
+    question = lm.query("The cat {{sat}} on the mat.")
+    with torch.inference_mode():
+        (want,) = method.log_probs(lm.model, [question], bos=lm.bos, mask=lm.mask, backend="dense", budget=2**13)
+    score = lm.log_prob(question)
+    assert score.log_prob == pytest.approx(sum(want), abs=1e-5)
+    assert score.future and score.bound is method.bound
+    (sample,) = lm.sample("The cat {{_2}} the mat.", seed=1)
+    assert (sample.text, sample.bound) == (lm.sample("The cat {{_2}} the mat.", seed=1)[0].text, method.bound)
+    assert sample.text.startswith("The cat") and sample.text.endswith(" the mat.")
+    if method.bound:
+        with pytest.raises(QueryError, match="bounds"):
+            lm.rank("The {{cat|dog}} saw the mat.")
+        with pytest.raises(QueryError, match="left to right"):
+            lm.log_prob(question, future=False)
+    else:
+        assert sum(each.probability for each in lm.rank("The {{cat|dog}} saw the mat.")) == pytest.approx(1)
+        assert lm.log_prob(question, future=False).log_prob != pytest.approx(score.log_prob, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_only_methods_that_leave_a_causal_model_one_are_for_pretrained_ones(name, corpus, tmp_path):
+    words = recipe(name, corpus, tmp_path / "run", base=str(tmp_path / "nowhere"), model="tiny")
+    with pytest.raises(InputError) as caught:
+        train(words, quiet=True)
+    refused = "not for pretrained" in str(caught.value)
+    assert refused is (method_of(name).abilities.fine_tunes is False)

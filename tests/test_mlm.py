@@ -1,0 +1,136 @@
+"""MLM: its conditionals are those of brute force, one pass a token, and its loss that of its definition."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from models import masked_logits
+from toys import (
+    BOS,
+    all_fillings,
+    answer,
+    counted,
+    every_query,
+    learner_of,
+    mask_of,
+    p_value,
+    query,
+    sampler_of,
+    total_probability,
+    toy,
+)
+
+from acgpt.batches import Budget, fill
+from acgpt.conditioning import ASKED, GIVEN, UNKNOWN
+from acgpt.decode import Sampling
+from acgpt.errors import QueryError
+from acgpt.methods import method_of
+from acgpt.query import Query
+
+
+def scores_of(model, text):
+    """(T + 1, V) log-probabilities at every place of a text, all of which see all: transformers' own attention."""
+    everything = [[True] * len(text)] * len(text)
+    logits = masked_logits(model, text, list(range(len(text))), everything)
+    logits[:, mask_of(model, "mlm")] = -math.inf
+    return logits.log_softmax(-1)
+
+
+def by_brute_force(model, question):
+    """Unmask from left to right, a pass a token."""
+    mask = mask_of(model, "mlm")
+    text = [BOS, *(token if given else mask for token, given in zip(question.tokens, question.given, strict=True))]
+    found = []
+    for position in question.asked_positions:
+        token = question.tokens[position - 1]
+        found.append(scores_of(model, text)[position, token].item())
+        text[position] = token
+    return found
+
+
+@pytest.mark.parametrize("roles", ["gagag", "aaaaa", "agugau", "ggaga", "uaugaa"])
+def test_its_conditionals_are_those_of_brute_force(roles):
+    model = toy("mlm")
+    assert answer("mlm", model, [query(roles)])[0] == pytest.approx(by_brute_force(model, query(roles)), abs=1e-9)
+
+
+def test_a_batch_of_any_budget_says_what_each_query_says_alone():
+    model, questions = toy("mlm"), [query("gaaga"), query("a"), query("aaaaaa"), query("gga")]
+    want = [by_brute_force(model, question) for question in questions]
+    for budget in (1, 20, 10**6):
+        for got, wanted in zip(answer("mlm", model, questions, budget=budget), want, strict=True):
+            assert got == pytest.approx(wanted, abs=1e-9)
+
+
+@pytest.mark.parametrize("roles", ["gag", "aaa", "aug", "agga"])
+def test_what_is_asked_is_a_distribution_without_mask(roles):
+    assert total_probability("mlm", toy("mlm", vocabulary=3), query(roles), 3) == pytest.approx(1, abs=1e-9)
+
+
+def test_a_token_that_is_still_masked_changes_nothing_before_it():
+    model = toy("mlm")
+    for question in every_query(4):
+        scores = answer("mlm", model, [question])[0]
+        last = question.asked_positions[-1]
+        tokens = list(question.tokens)
+        tokens[last - 1] = (tokens[last - 1] + 1) % 3
+        others = answer("mlm", model, [Query(tokens, question.given, question.asked)])[0]
+        assert others[:-1] == pytest.approx(scores[:-1], abs=1e-12) and others[-1] != pytest.approx(scores[-1])
+
+
+def test_without_the_future_a_token_has_what_unmasking_the_whole_text_gives_it():
+    model = toy("mlm")
+    whole = by_brute_force(model, query("aaaaa"))
+    for question in every_query(5):
+        want = [whole[position - 1] for position in question.asked_positions]
+        assert answer("mlm", model, [question], future=False)[0] == pytest.approx(want, abs=1e-9)
+
+
+def test_it_cannot_be_asked_without_a_mask():
+    with pytest.raises(QueryError, match=r"MASK.*mask=ID"):
+        method_of("mlm").log_probs(toy("mlm"), [query("ga")], bos=BOS, mask=None, backend="dense", budget=100)
+
+
+@pytest.mark.parametrize("future", [True, False])
+def test_samples_come_as_often_as_their_probability_says(future):
+    model, question = toy("mlm", vocabulary=3, scale=0.3), query("agaga", [1, 2, 0, 1, 2])
+    with torch.inference_mode():
+        (samples,) = method_of("mlm").sample(sampler_of(model, "mlm"), [question], 2000, Sampling(seed=3), future)
+    fillings = list(all_fillings(question, 3))
+    probabilities = [math.exp(sum(scores)) for scores in answer("mlm", model, fillings, future=future)]
+    assert sum(probabilities) == pytest.approx(1)
+    assert p_value(counted(samples, 3), probabilities) > 1e-3
+
+
+def test_a_sample_carries_its_log_probabilities_and_is_the_same_in_any_batch():
+    model, questions = toy("mlm", length=8), [query("gaugaaga"), query("a"), query("ggga")]
+    with torch.inference_mode():
+        drawn = method_of("mlm").sample(sampler_of(model, "mlm"), questions, 2, Sampling(seed=9))
+        alone = method_of("mlm").sample(sampler_of(model, "mlm"), questions[:1], 2, Sampling(seed=9))
+    assert [t.tolist() for t, _ in drawn[0]] == [t.tolist() for t, _ in alone[0]]
+    for question, samples in zip(questions, drawn, strict=True):
+        for tokens, scores in samples:
+            full = list(question.tokens)
+            for position, token in zip(question.asked_positions, tokens, strict=True):
+                full[position - 1] = int(token)
+            finished = Query(full, question.given, question.asked)
+            assert scores.tolist() == pytest.approx(by_brute_force(model, finished), abs=1e-9)
+
+
+@pytest.mark.parametrize("budget", [None, Budget(64, 64)])
+def test_the_loss_is_that_of_predicting_all_asked_tokens_at_once(budget):
+    model, words = toy("mlm"), ["gaggaa", "aaaaaa", "agauga", "ggggga"]
+    roles = np.array([[{"g": GIVEN, "a": ASKED, "u": UNKNOWN}[r] for r in word] for word in words], dtype=np.int8)
+    tokens, mask = np.random.default_rng(0).integers(0, 4, roles.shape), mask_of(model, "mlm")
+    slots = method_of("mlm").lay_out(tokens, roles, [], bos=BOS, mask=mask)
+    expected = 0.0
+    for text, word in zip(tokens.tolist(), words, strict=True):
+        shown = [BOS, *(token if role == "g" else mask for token, role in zip(text, word, strict=True))]
+        scores = scores_of(model, shown)
+        expected -= sum(scores[p, text[p - 1]].item() for p in range(1, 7) if word[p - 1] == "a")
+    batch = fill(slots, longest=7, bos=BOS, budget=budget)
+    assert learner_of(model, "mlm", 6)(**batch).item() == pytest.approx(expected, rel=1e-10)
+    assert batch["asked"] == "".join(words).count("a")

@@ -1,0 +1,301 @@
+"""σ-GPT: exact in any order, told what to predict, and with nothing given a causal model of its kind."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from models import masked_logits
+from toys import (
+    BOS,
+    all_fillings,
+    answer,
+    counted,
+    every_query,
+    learner_of,
+    p_value,
+    query,
+    sampler_of,
+    total_probability,
+    toy,
+)
+from transformers import AutoModelForCausalLM
+
+from acgpt.batches import Budget, fill
+from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, generator
+from acgpt.decode import Sampling
+from acgpt.errors import InputError, ModelError, QueryError
+from acgpt.methods import SigmaGptRandom, method_of
+
+TEMPORAL, RANDOM = "sigma-gpt-temporal", "sigma-gpt-random"
+EXACT = {"rtol": 0, "atol": 1e-9}
+
+
+def by_hand(model, order, tokens, asked):
+    """log p of the asked tokens as `order` (positions) reads them, with the network's parts taken one by one."""
+    ids = torch.tensor([BOS, *(tokens[p - 1] for p in order[:-1])])
+    network, positions, aims = model.gpt_neox, torch.tensor([[0, *order[:-1]]]), torch.tensor(order)
+    hidden = network.embed_in.weight[ids] + network.embed_target.weight[aims]
+    hidden = hidden[None]
+    cos, sin = network.rotary_emb(hidden, positions)
+    slots = len(order)
+    for layer in network.layers:
+        attention = layer.attention
+        qkv = attention.query_key_value(layer.input_layernorm(hidden))
+        q, k, v = qkv.view(1, slots, 4, 3 * attention.head_size).transpose(1, 2).chunk(3, dim=-1)
+        q, k = (turned(x, cos, sin) for x in (q, k))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        hidden = hidden + attention.dense(out.transpose(1, 2).reshape(1, slots, -1))
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    scores = model.lm_head(network.final_layer_norm(hidden))[0].log_softmax(-1)
+    found = {p: scores[slot, tokens[p - 1]].item() for slot, p in enumerate(order)}
+    return [found[p] for p in sorted(order) if asked[p - 1]]
+
+
+def turned(x, cos, sin):
+    """RoPE, as in its paper: halves of a head are the two coordinates of a plane."""
+    one, other = x.chunk(2, dim=-1)
+    return x * cos[:, None] + torch.cat([-other, one], dim=-1) * sin[:, None]
+
+
+# ---- scoring --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("roles", ["gagag", "aaaaa", "agugau", "ggaga", "uauga"])
+@torch.inference_mode()
+def test_temporal_reads_what_is_given_and_then_what_is_asked_both_from_left_to_right(roles):
+    model, question = toy(TEMPORAL), query(roles)
+    order = [*question.given_positions, *question.asked_positions]
+    want = by_hand(model, order, question.tokens, question.asked)
+    assert answer(TEMPORAL, model, [question])[0] == pytest.approx(want, abs=1e-9)
+    assert answer(RANDOM, model, [question])[0] == pytest.approx(want, abs=1e-9)  # from left to right by default
+
+
+@torch.inference_mode()
+def test_random_orders_shuffle_the_two_parts_and_depend_on_the_seed_and_the_query_alone():
+    model, question = toy(RANDOM, length=8), query("gagaagag")
+    orders = set()
+    for seed in range(12):
+        method = SigmaGptRandom("random", seed=seed)
+        order = method.order(question, 0).tolist()
+        orders.add(tuple(order))
+        assert sorted(order[:4]) == list(question.given_positions) and sorted(order[4:]) == list(
+            question.asked_positions
+        )
+        want = by_hand(model, order, question.tokens, question.asked)
+        both = answer(method, model, [query("aga"), question])
+        assert both[1] == pytest.approx(want, abs=1e-9)
+        assert answer(method, model, [question])[0] == pytest.approx(both[1], abs=1e-12)
+    assert len(orders) > 6
+
+
+def test_several_orders_are_averaged_as_probabilities():
+    model, question = toy(RANDOM), query("gaaga")
+    each = [
+        sum(by_hand(model, SigmaGptRandom("random").order(question, number).tolist(), question.tokens, question.asked))
+        for number in range(4)
+    ]
+    got = answer(SigmaGptRandom(orders=4), model, [question])[0]
+    assert sum(got) == pytest.approx(math.log(np.mean(np.exp(each))), abs=1e-9)
+    assert len(set(np.round(each, 6))) > 1
+
+
+@pytest.mark.parametrize("method", [TEMPORAL, SigmaGptRandom("random", seed=1), SigmaGptRandom(orders=3)], ids=str)
+@pytest.mark.parametrize("roles", ["gag", "aaa", "aug", "agga"])
+def test_what_is_asked_is_a_distribution(method, roles):
+    name = method if isinstance(method, str) else method.name
+    assert total_probability(method, toy(name, vocabulary=3), query(roles), 3) == pytest.approx(1, abs=1e-9)
+
+
+def test_with_nothing_given_temporal_is_the_causal_model_that_anyone_would_run():
+    model, question = toy(TEMPORAL), query("aaaaaa")
+    ids = torch.tensor([[BOS, *question.tokens]])
+    with torch.no_grad():
+        scores = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
+    want = [scores[place, token].item() for place, token in enumerate(question.tokens)]
+    assert answer(TEMPORAL, model, [question])[0] == pytest.approx(want, abs=1e-9)
+    changed = ids.clone()
+    changed[0, 4] = (changed[0, 4] + 1) % 4
+    with torch.no_grad():
+        others = model(input_ids=changed, use_cache=False).logits[0].log_softmax(-1)
+    torch.testing.assert_close(others[:4], scores[:4], **EXACT)  # and it is causal
+
+
+def test_no_prediction_sees_the_token_that_it_predicts_nor_a_later_one_of_the_order():
+    model = toy(TEMPORAL)
+    for question in every_query(4):
+        scores = answer(TEMPORAL, model, [question])[0]
+        for number, position in enumerate(question.asked_positions):
+            tokens = list(question.tokens)
+            tokens[position - 1] = (tokens[position - 1] + 1) % 4
+            others = answer(TEMPORAL, model, [type(question)(tokens, question.given, question.asked)])[0]
+            assert others[:number] == pytest.approx(scores[:number], abs=1e-12)
+
+
+def test_without_the_future_a_token_has_what_reading_from_left_to_right_gives_it():
+    model = toy(TEMPORAL)
+    whole = answer(TEMPORAL, model, [query("aaaaaa")])[0]
+    for question in every_query(6):
+        want = [whole[position - 1] for position in question.asked_positions]
+        assert answer(TEMPORAL, model, [question], future=False)[0] == pytest.approx(want, abs=1e-9)
+    with pytest.raises(QueryError, match="left to right"):
+        answer(SigmaGptRandom("random"), model, [query("gag")], future=False)
+
+
+def test_a_network_that_would_not_hear_what_it_is_to_predict_is_refused():
+    for name in (TEMPORAL, RANDOM):
+        with pytest.raises(ModelError, match="GPTNeoXForCausalLM is not"):
+            answer(name, toy("gpt"), [query("gag")])
+        with pytest.raises(ModelError, match="own method"):
+            method_of(name).sample(sampler_of(toy("gpt"), name), [query("gag")], 1, Sampling())
+
+
+def test_options_that_are_not_there_are_refused():
+    method = method_of(RANDOM)
+    assert method.configured({"orders": "3", "seed": "5"}).orders == 3
+    for options, words in (
+        ({"order": "backwards"}, "left-to-right or random"),
+        ({"orders": "many"}, "whole number"),
+        ({"orders": "0"}, "at least 1"),
+        ({"draws": "3"}, "no option draws"),
+    ):
+        with pytest.raises(InputError, match=words):
+            method.configured(options)
+    with pytest.raises(InputError, match="has none"):
+        method_of(TEMPORAL).configured({"order": "random"})
+
+
+# ---- sampling -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "future"), [(TEMPORAL, True), (TEMPORAL, False), (SigmaGptRandom("random", seed=4), True)], ids=str
+)
+def test_samples_come_as_often_as_their_probability_says(method, future):
+    name = method if isinstance(method, str) else method.name
+    chosen = method_of(name) if isinstance(method, str) else method
+    model, question, n = toy(name, vocabulary=3, scale=0.3), query("agaga", [1, 2, 0, 1, 2]), 3000
+    with torch.inference_mode():
+        (samples,) = chosen.sample(sampler_of(model, name), [question], n, Sampling(seed=3), future)
+    fillings = list(all_fillings(question, 3))
+    probabilities = [math.exp(sum(scores)) for scores in answer(chosen, model, fillings, future=future)]
+    assert sum(probabilities) == pytest.approx(1)
+    assert p_value(counted(samples, 3), probabilities) > 1e-3
+
+
+def test_a_sample_carries_the_log_probabilities_of_one_pass_in_a_ragged_batch():
+    for name, chosen in ((TEMPORAL, method_of(TEMPORAL)), (RANDOM, SigmaGptRandom("random", seed=2))):
+        model = toy(name, length=12)
+        questions = [query("gagaugaagaag"), query("a"), query("ggga"), query("aaaag")]
+        with torch.inference_mode():
+            drawn = chosen.sample(sampler_of(model, name), questions, 2, Sampling(seed=9))
+            alone = chosen.sample(sampler_of(model, name), questions[:1], 2, Sampling(seed=9))
+        assert [t.tolist() for t, _ in drawn[0]] == [t.tolist() for t, _ in alone[0]]
+        for question, samples in zip(questions, drawn, strict=True):
+            for tokens, scores in samples:
+                full = list(question.tokens)
+                for position, token in zip(question.asked_positions, tokens, strict=True):
+                    full[position - 1] = int(token)
+                finished = type(question)(full, question.given, question.asked)
+                assert scores.tolist() == pytest.approx(answer(chosen, model, [finished])[0], abs=1e-9)
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
+def batch_of(name, roles, seed=0, budget=None):
+    roles = np.array([[{"g": GIVEN, "a": ASKED, "u": UNKNOWN}[r] for r in word] for word in roles], dtype=np.int8)
+    tokens = np.random.default_rng(seed).integers(0, 4, roles.shape)
+    rngs = [generator(seed, 0, item) for item in range(len(roles))]
+    slots = method_of(name).lay_out(tokens, roles, rngs, bos=BOS, mask=None)
+    return tokens, slots, fill(slots, longest=roles.shape[1], bos=BOS, budget=budget)
+
+
+@pytest.mark.parametrize("budget", [None, Budget(0, 64)])
+@pytest.mark.parametrize("name", [TEMPORAL, RANDOM])
+def test_the_loss_is_that_of_its_definition(name, budget):
+    words = ["gaggaa", "aaaaaa", "agauga", "ggggga"]
+    tokens, slots, batch = batch_of(name, words, budget=budget)
+    model = toy(name)
+    orders = slots.aims.reshape(tokens.shape)
+    expected = 0.0
+    with torch.no_grad():
+        for text, word, order in zip(tokens, words, orders, strict=True):
+            kinds = [word[position - 1] for position in order]
+            assert kinds == sorted(kinds, key="gau".index)  # given first, then asked, then what nobody needs
+            expected -= sum(by_hand(model, order.tolist(), text.tolist(), [role == "a" for role in word]))
+    assert learner_of(model, name, 6)(**batch).item() == pytest.approx(expected, rel=1e-10)
+    assert batch["asked"] == "".join(words).count("a")
+
+
+def test_random_orders_are_new_for_every_text_and_uniform_within_the_parts():
+    words = ["gagaga"] * 600
+    _, slots, _ = batch_of(RANDOM, words)
+    orders = slots.aims.reshape(-1, 6)
+    for part, members in ((orders[:, :3], (1, 3, 5)), (orders[:, 3:], (2, 4, 6))):
+        kinds = list(itertools.permutations(members))
+        counts = [sum(tuple(row) == kind for row in part.tolist()) for kind in kinds]
+        assert sum(counts) == 600
+        assert p_value(counts, [1 / 6] * 6) > 1e-3
+    _, again, _ = batch_of(RANDOM, words)
+    assert np.array_equal(slots.aims, again.aims)
+
+
+@pytest.mark.parametrize("name", [TEMPORAL, RANDOM])
+def test_given_tokens_are_learnt_from_too_if_wanted(name):
+    words, model = ["gaggaa", "agauga"], toy(name)
+    roles = np.array([[{"g": GIVEN, "a": ASKED, "u": UNKNOWN}[r] for r in word] for word in words], dtype=np.int8)
+    tokens = np.random.default_rng(0).integers(0, 4, roles.shape)
+    method = method_of(name).learning_from("all")
+    slots = method.lay_out(tokens, roles, [generator(0, 0, item) for item in range(2)], bos=BOS, mask=None)
+    expected = 0.0
+    with torch.no_grad():
+        for text, word, order in zip(tokens, words, slots.aims.reshape(2, 6), strict=True):
+            expected -= sum(by_hand(model, order.tolist(), text.tolist(), [role != "u" for role in word]))
+    batch = fill(slots, longest=6, bos=BOS)
+    assert learner_of(model, name, 6)(**batch).item() == pytest.approx(expected, rel=1e-10)
+    room = method.room(6, np.array([3, 2]), np.array([3, 3]))
+    assert [each.tolist() for each in room] == [[0, 0], [6, 5]] and batch["asked"] == 11
+    assert not method_of(name).learns_given  # the method that all share is as it was
+    with pytest.raises(InputError, match="cannot learn to predict it"):
+        method_of("ac-gpt").learning_from("all")
+
+
+# ---- the network ----------------------------------------------------------------------------------------------------
+
+
+def test_the_network_is_a_plain_folder_that_transformers_opens(tmp_path):
+    model = toy(TEMPORAL, dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json", ".safetensors"]
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(opened) is type(model)
+    assert opened.gpt_neox.embed_target.weight.shape == (7, 32)
+    ids = torch.tensor([[0, 1, 2, 3]])
+    with torch.no_grad():
+        torch.testing.assert_close(opened(ids).logits, model(ids).logits)
+    assert opened.lm_head.weight is opened.gpt_neox.embed_in.weight
+
+
+def test_generate_of_transformers_runs_it_as_a_causal_model():
+    model = toy(TEMPORAL, dtype=torch.float32)
+    ids = torch.tensor([[0, 1, 2]])
+    got = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)[0].tolist()
+    want = ids[0].tolist()
+    for _ in range(3):
+        with torch.no_grad():
+            want.append(int(model(torch.tensor([want]), use_cache=False).logits[0, -1].argmax()))
+    assert got == want
+
+
+def test_what_it_aims_at_matters():
+    model = toy(TEMPORAL)
+    see = [[other <= slot for other in range(3)] for slot in range(3)]
+    with torch.no_grad():
+        plain = masked_logits(model, [0, 1, 2], [0, 1, 2], see)
+        told = model(input_ids=torch.tensor([[0, 1, 2]]), target_positions=torch.tensor([[3, 3, 3]])).logits[0]
+    assert (plain[0] - told[0]).abs().max() > 1e-2

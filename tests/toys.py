@@ -1,0 +1,100 @@
+"""Networks so small that all they say can be enumerated, for the methods that the paper compares."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import torch
+from scipy import stats
+
+from acgpt.attention import check_model
+from acgpt.decode import Sampler
+from acgpt.learner import Learner, new_model
+from acgpt.methods import method_of
+from acgpt.query import Query
+from acgpt.recipe import Shape
+
+BOS = 0
+
+
+def toy(name, *, vocabulary=4, length=6, scale=0.4, dtype=torch.float64, seed=0):
+    """A network as a method trains it, with weights so large that every token matters; its last id is MASK."""
+    method = method_of(name)
+    model = new_model(
+        Shape(2, 32, 4), vocabulary=vocabulary + method.needs_mask, positions=length + method.overhead,
+        network=method.network,
+    )  # fmt: skip
+    rng = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        weight.data.normal_(0, scale if weight.ndim == 2 else 0.1, generator=rng)
+    model.to(dtype).eval()
+    check_model(model)
+    return model
+
+
+def mask_of(model, name):
+    return model.config.vocab_size - 1 if method_of(name).needs_mask else None
+
+
+def answer(method, model, queries, *, budget=10**6, **how):
+    method = method_of(method) if isinstance(method, str) else method
+    with torch.inference_mode():
+        return method.log_probs(
+            model, queries, bos=BOS, mask=mask_of(model, method.name), backend="dense", budget=budget, **how
+        )
+
+
+def sampler_of(model, name):
+    return Sampler(model, bos=BOS, mask=mask_of(model, name), backend="dense", budget=2**13)
+
+
+def learner_of(model, name, length):
+    method = method_of(name)
+    never = mask_of(model, name)
+    return Learner(model, backend="dense", length=method.longest(length), compiled=False, never=never)
+
+
+def all_fillings(query, vocabulary):
+    """The query with every possible choice of asked tokens."""
+    for choice in itertools.product(range(vocabulary), repeat=len(query.asked_positions)):
+        tokens = list(query.tokens)
+        for position, token in zip(query.asked_positions, choice, strict=True):
+            tokens[position - 1] = token
+        yield Query(tokens, query.given, query.asked)
+
+
+def total_probability(method, model, query, vocabulary):
+    """Over all asked tokens; 1 for a distribution."""
+    return sum(math.exp(sum(scores)) for scores in answer(method, model, list(all_fillings(query, vocabulary))))
+
+
+def query(roles, tokens=None):
+    """A query by a word such as "gaua": given, asked, unknown, asked."""
+    tokens = [(2 * place + 1) % 3 for place in range(len(roles))] if tokens is None else tokens
+    return Query(tokens, [role == "g" for role in roles], [role == "a" for role in roles])
+
+
+def every_query(length, roles="ga"):
+    """A query for every choice of roles in which something is asked."""
+    for word in itertools.product(roles, repeat=length):
+        if "a" in word:
+            yield query("".join(word))
+
+
+def p_value(counts, probabilities):
+    """The chi-square test's; outcomes that are expected fewer than five times are pooled."""
+    counts, wanted = np.array(counts, dtype=float), np.array(probabilities) * sum(counts)
+    rare = wanted < 5
+    if rare.any():
+        counts = np.append(counts[~rare], counts[rare].sum())
+        wanted = np.append(wanted[~rare], wanted[rare].sum())
+    return stats.chisquare(counts, wanted * counts.sum() / wanted.sum()).pvalue
+
+
+def counted(samples, vocabulary):
+    """How often each filling came, in the order of `all_fillings`."""
+    size = len(samples[0][0])
+    numbers = [int(np.dot(tokens, vocabulary ** np.arange(size)[::-1])) for tokens, _ in samples]
+    return np.bincount(numbers, minlength=vocabulary**size)
