@@ -404,16 +404,21 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-def apply(content: dict[str, Any], change: str) -> str:
-    """Put one `key=value` into a recipe; the key."""
+def read_change(change: str) -> tuple[str, Any]:
+    """The key and the value of a `key=value`, the value as YAML writes it (paths and other text as they are)."""
     key, equals, text = change.partition("=")
     key = key.strip()
     if not equals or not key:
         raise InputError(f"{change!r} is no change: write key=value, as in steps=1000 or conditioning.r_max=0.4.")
     try:
-        value = text if get_type_hints(Recipe).get(key) is str else yaml.load(text, Loader)  # a path is no YAML
+        return key, text if get_type_hints(Recipe).get(key) is str else yaml.load(text, Loader)  # a path is no YAML
     except yaml.YAMLError as error:
         raise InputError(f"{change!r}: the value is not YAML: {error}") from error
+
+
+def apply(content: dict[str, Any], change: str) -> str:
+    """Put one `key=value` into a recipe; the key."""
+    key, value = read_change(change)
     *path, last = key.split(".")
     place = content
     for name in path:

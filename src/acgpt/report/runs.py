@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from acgpt.conditioning import Conditioning, Empty, Sized
+from acgpt.conditioning import Conditioning, Empty
 from acgpt.errors import InputError
 from acgpt.methods import method_of
 from acgpt.modes import MODES
@@ -118,7 +118,7 @@ class Run:
     @property
     def r_max(self) -> float:
         """The largest share of a text that was given in training."""
-        return max((float(part.r_max) for part in self.conditioning.parts if isinstance(part, Sized)), default=0.0)
+        return self.conditioning.r_max
 
     @property
     def mix(self) -> float:
