@@ -25,14 +25,14 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 
 from acgpt.conditioning import Conditioning, check_keys
 from acgpt.errors import InputError
 from acgpt.methods import method_of
-from acgpt.recipe import ELSEWHERE, Loader, Recipe, checked, load_recipe, read_change
+from acgpt.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change
 
 BUILT_IN = Path(__file__).parent / "experiments"
 LOGS, LOCKS = "logs", "locks"
@@ -179,15 +179,16 @@ class Experiment:
             name = "-".join(label(key, value) for key, value in chosen.items())
             output = str(Path(self.output) / name)
             changes = [written(key, value) for key, value in {**self.set, **chosen, "output": output}.items()]
-            try:
-                recipe = load_recipe(self.recipe, changes)
-            except InputError as error:
-                raise InputError(f"cell {name}: {error}") from error
-            if name in recipes and recipe != recipes[name][1]:
-                raise InputError(f"two cells are called {name}: their values differ in odd characters only.")
+            if name in recipes:
+                if changes != recipes[name][0]:
+                    raise InputError(f"two cells are called {name}: their values differ in odd characters only.")
+                continue
             if name in (LOGS, LOCKS):
                 raise InputError(f"a cell cannot be called {name}.")
-            recipes.setdefault(name, (changes, recipe))
+            try:
+                recipes[name] = changes, load_recipe(self.recipe, changes)
+            except InputError as error:
+                raise InputError(f"cell {name}: {error}") from error
         shares = sorted({recipe.distribution.r_max for _, recipe in recipes.values() if reads_future(recipe)})
         return tuple(
             Cell(
@@ -284,7 +285,7 @@ def label(key: str, value: Any) -> str:
 
 def written(key: str, value: Any) -> str:
     """`key=value` as `acgpt train` reads it."""
-    if isinstance(value, str) and (get_type_hints(Recipe).get(key) is str or as_yaml(value) == value):
+    if isinstance(value, str) and (kinds().get(key) is str or as_yaml(value) == value):
         return f"{key}={value}"
     return f"{key}={json.dumps(value)}"
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -173,9 +174,8 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
         for each in fields(self):
-            object.__setattr__(self, each.name, checked(each.name, getattr(self, each.name), hints[each.name]))
+            object.__setattr__(self, each.name, checked(each.name, getattr(self, each.name), kinds()[each.name]))
         if (self.steps is None) == (self.epochs is None):
             raise InputError("a recipe says how long to train: give steps or epochs, one of the two.")
         for name, (owner, values, default) in BELONGS.items():
@@ -245,6 +245,12 @@ class Recipe:
     def as_dict(self) -> dict[str, Any]:
         """For JSON and YAML."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+@cache
+def kinds() -> dict[str, Any]:
+    """The keys of a recipe, and of what kind the value of each is."""
+    return get_type_hints(Recipe)
 
 
 # Keys that mean something only beside a certain value of another, and what they are then if nothing is said.
@@ -411,7 +417,7 @@ def read_change(change: str) -> tuple[str, Any]:
     if not equals or not key:
         raise InputError(f"{change!r} is no change: write key=value, as in steps=1000 or conditioning.r_max=0.4.")
     try:
-        return key, text if get_type_hints(Recipe).get(key) is str else yaml.load(text, Loader)  # a path is no YAML
+        return key, text if kinds().get(key) is str else yaml.load(text, Loader)  # a path is no YAML
     except yaml.YAMLError as error:
         raise InputError(f"{change!r}: the value is not YAML: {error}") from error
 
