@@ -438,12 +438,12 @@ def apply(content: dict[str, Any], change: str) -> str:
     return key
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The keys whose values differ, of those that change what is learnt (but for rounding) or measured.
+# Keys that change nothing that is learnt, but for rounding. The corpus is known by its hash, not by its place.
+FREE = frozenset({"corpus", "output", "micro_batch", "workers", "log_every", "save_every", "keep"})
 
-    The corpus is known by its hash, not by its place.
-    """
-    free = {"corpus", "output", "micro_batch", "workers", "log_every", "save_every", "keep"}
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The keys whose values differ, of those that change what is learnt (but for rounding) or measured."""
     return [
-        each.name for each in fields(Recipe) if each.name not in free and one.get(each.name) != other.get(each.name)
+        each.name for each in fields(Recipe) if each.name not in FREE and one.get(each.name) != other.get(each.name)
     ]
