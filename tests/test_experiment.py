@@ -24,6 +24,7 @@ from acgpt.errors import InputError
 from acgpt.experiment import BUILT_IN, Evaluations, Experiment, built_in, load_experiment, make
 from acgpt.experiment_runner import Runner, held, state_of
 from acgpt.methods import METHODS
+from acgpt.report import write
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = sorted(path.stem for path in BUILT_IN.glob("*.yaml"))
@@ -504,3 +505,13 @@ def test_the_tiny_experiment_is_trained_evaluated_and_reported(tmp_path, monkeyp
     before = Forked.count
     run_cli(*words, "--only", "*-seed0")
     assert Forked.count == before  # all of it was done
+    monkeypatch.setattr(write, "find_spec", lambda name: None)  # figures take seconds, and have tests of their own
+    report = write.make_report([out], tmp_path / "report")
+    (table,) = report.content["from-scratch"]["splits"]["validation"].values()
+    compared = [row for row in table if row["set"] in {each[:8] for each in set.union(*hashes)}]
+    assert [(row["r_max"], row["method"]) for row in compared] == [
+        (0.4, "AC-GPT"), (0.4, "GPT"), (0.8, "AC-GPT"), (0.8, "GPT"),
+    ]  # fmt: skip
+    path = out / "gpt-seed0" / "validation-r_max0.8-first64.json"
+    perplexity = json.loads(path.read_text())["modes"]["training-no-future"]["perplexity"]
+    assert compared[3]["training-no-future"]["mean"] == perplexity and compared[3]["training"] is None

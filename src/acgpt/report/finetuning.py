@@ -82,6 +82,13 @@ CAPTIONS = {
     "sweep": "The training distribution with the future, over the causal baseline's without it, each at its own r_max.",
     "curve": "Over the causal twin after as many steps.",
 }
+FIGURES = {
+    "modes": "Perplexities with the future and without it, beside the causal baseline's.",
+    "advantages": "The advantage on the training distribution, in percent of the causal baseline's perplexity; grey is "
+    "the paper's.",
+    "sweep": "The same by r_max; dashed is the paper's.",
+    "curve": "The advantages in the course of training.",
+}
 
 
 def advantage(ours: float | None, baseline: float | None) -> float | None:
@@ -218,6 +225,7 @@ def make(runs: Sequence[Run]) -> Part | None:
         part.tables.update({f"{folder}/{name}": table for name, table in tables.items()})
         add_pictures(part, folder, own, tables)
     add_curve(part, [run for run in tuned if not run.causal], causal, names)
+    part.captions.update({stem: FIGURES[stem.rpartition("/")[2]] for stem in part.pictures})
     return part
 
 

@@ -104,10 +104,10 @@ def section(part: Part, files: Mapping[str, bytes]) -> str:
     pieces = []
     for stem in part.pictures:
         if (drawn := files.get(f"{part.name}/{stem}.svg")) is not None:
-            words = part.captions.get(stem, stem)
+            words = part.captions.get(stem, "")
             data = base64.b64encode(drawn).decode()
-            image = tag("img", src=f"data:image/svg+xml;base64,{data}", alt=words)
-            pieces.append(tag("figure", image, tag("figcaption", escape(f"{stem.partition('/')[0]}: {words}"))))
+            image = tag("img", src=f"data:image/svg+xml;base64,{data}", alt=f"Figure {stem}, of the tables below.")
+            pieces.append(tag("figure", image, tag("figcaption", tag("strong", escape(stem), "."), " ", escape(words))))
     for stem, table in part.tables.items():
         pieces.append(table.html(file_name(f"{part.name}-{stem}")))
     return "\n".join(pieces)
