@@ -302,7 +302,7 @@ def test_the_page_needs_nothing_else_and_can_be_read_by_everybody(tmp_path, figu
     runs.append(write_run(tmp_path / "tuned", measured={"split": "test"}))
     made = make_report(runs, tmp_path / "report")
     drawn = {Path(file).stem for file in made.content["files"] if file.endswith(".png")}
-    assert drawn == {"main", "future", "r_max", "modes", "advantages"}
+    assert drawn == {"main", "future", "r_max", "modes"}
     text = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     page = Reader(text)
     assert page.all("html") == [{"lang": "en"}] and len(page.all("title")) == len(page.all("h1")) == 1
