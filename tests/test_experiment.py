@@ -93,6 +93,16 @@ def test_what_decides_an_evaluation_set_is_in_the_name_of_its_file():
     assert Evaluations().name("a/b", 1.0) == "a_b-r_max1"
 
 
+def test_a_method_can_be_asked_in_further_ways():
+    found = made(grid={"method": ["ac-gpt", "gpt"]}, evaluate={"how": {"ac-gpt": ["order=random,seed=1", "orders=8"]}})
+    first, second = found.cells
+    assert [path.stem for path in first.evaluations] == [
+        "test-r_max0.6", "test-r_max0.6-order_random_seed_1", "test-r_max0.6-orders_8",
+    ]  # fmt: skip
+    assert " --how order=random --how seed=1 -o out/ac-gpt/test-r_max0.6-order_random_seed_1.json" in first.commands[2]
+    assert len(second.evaluations) == 1
+
+
 def test_several_grids_are_one_experiment_and_a_cell_that_is_in_two_is_one():
     grid = [{"method": ["ac-gpt"], "seed": [0, 1]}, {"method": ["gpt", "ac-gpt"], "seed": [1]}]
     assert names(made(grid=grid)) == ["ac-gpt-seed0", "ac-gpt-seed1", "gpt-seed1"]
@@ -132,6 +142,7 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"evaluate": {"r_max": [1.5]}}, "from 0 to 1"),
         ({"evaluate": {"limit": 0}}, "limit must be at least 1"),
         ({"evaluate": {"conditioning": {"bmax": 2}}}, "did you mean 'b_max'"),
+        ({"evaluate": {"how": {"gpt": "order=random"}}}, "evaluate.how names lists"),
         ({"evaluate": ["test"]}, "evaluate must be a mapping"),
     ],
 )

@@ -53,6 +53,8 @@ class Evaluations:
         limit: The first texts of a split only. Default: all.
         seed: Of the conditioning sets.
         conditioning: The training distribution that is asked, if it is not the paper's: {b_max: 4}, say.
+        how: For a method by name, further ways to ask it where it leaves a choice, an evaluation more each, as
+            `acgpt evaluate --how` takes them: {sigma-random: [order=random]}.
     """
 
     splits: Sequence[str] = ("test",)
@@ -60,8 +62,13 @@ class Evaluations:
     limit: int | None = None
     seed: int = 0
     conditioning: Mapping[str, Any] | None = None
+    how: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        ways = self.how.values() if isinstance(self.how, Mapping) else [None]
+        if not all(isinstance(way, list | tuple) and all(isinstance(each, str) for each in way) for way in ways):
+            raise InputError(f"evaluate.how names lists of options by method, such as {{NAME: [a=1, 'a=2,b=3']}}, not "
+                             f"{self.how!r}.")  # fmt: skip
         for name in ("splits", "r_max"):
             values, kind = getattr(self, name), str if name == "splits" else float
             if values is None and name == "r_max":
@@ -78,14 +85,15 @@ class Evaluations:
         if self.conditioning is not None:
             Conditioning.from_dict(self.conditioning)
 
-    def name(self, split: str, r_max: float) -> str:
-        """What the file of an evaluation is called, without its ending: all that decides the evaluation set."""
+    def name(self, split: str, r_max: float, way: str = "") -> str:
+        """What the file of an evaluation is called, without its ending: all that decides what is asked, and how."""
         words = [re.sub(r"[^\w.]+", "_", split).lstrip(".") or "_", f"r_max{r_max:g}"]
         words += [f"first{self.limit}"] if self.limit is not None else []
         words += [f"seed{self.seed}"] if self.seed else []
         if self.conditioning is not None:
             text = json.dumps(Conditioning.from_dict(self.conditioning).as_dict(), sort_keys=True)
             words.append(hashlib.sha256(text.encode()).hexdigest()[:8])
+        words += [re.sub(r"[^\w.]+", "_", way)] if way else []
         return "-".join(words)
 
 
@@ -251,14 +259,13 @@ def evaluations(recipe: Recipe, wanted: Evaluations, shares: Sequence[float]) ->
     options += ["--limit", str(wanted.limit)] if wanted.limit is not None else []
     options += ["--conditioning", json.dumps(wanted.conditioning)] if wanted.conditioning is not None else []
     options += ["--device", recipe.device] if recipe.device != "auto" else []
-    return {
-        (path := folder / f"{wanted.name(split, r_max)}.json"): (
-            "evaluate", model, recipe.corpus, *adapter, "--split", split, "--r-max", f"{r_max:g}", *options,
-            "-o", str(path),
-        )
-        for split in wanted.splits
-        for r_max in r_maxes
-    }  # fmt: skip
+    found: dict[Path, tuple[str, ...]] = {}
+    for split, r_max, way in product(wanted.splits, r_maxes, ("", *wanted.how.get(recipe.method, ()))):
+        path = folder / f"{wanted.name(split, r_max, way)}.json"
+        how = [word for each in way.split(",") if each for word in ("--how", each)]
+        words = ["evaluate", model, recipe.corpus, *adapter, "--split", split, "--r-max", f"{r_max:g}", *options, *how]
+        found[path] = (*words, "-o", str(path))
+    return found
 
 
 # ---- keys and values ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acgpt.commands.options import emit, option
-from acgpt.commands.train import ChangesArgument, MinutesOption, QuietOption, print_recipes
+from acgpt.commands.train import ChangesArgument, QuietOption, print_recipes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +27,7 @@ HELP = {
     "only": "Some cells only: a number, a name or a pattern, 'ac-gpt-*'. May be repeated.",
     "list": "List the cells and how far each has come; without FILE, the experiments that come with acgpt.",
     "print": "Print a command for each cell that is not done, for a scheduler, and run none.",
+    "minutes": "Stop with a checkpoint after so many minutes (exit code 3); the same command goes on.",
     "processes": "Train each cell with N processes, by torchrun.",
     "json": "For programs: one JSON object in a line, with the keys named above.",
 }
@@ -42,7 +43,7 @@ def experiment(
     list_cells: Annotated[bool, option("--list", help=HELP["list"])] = False,
     print_commands: Annotated[bool, option("--print-commands", help=HELP["print"])] = False,
     processes: Annotated[int, option("--nproc-per-node", metavar="N", min=1, help=HELP["processes"])] = 1,
-    minutes: MinutesOption = None,
+    minutes: Annotated[float | None, option("--minutes", metavar="N", help=HELP["minutes"])] = None,
     quiet: QuietOption = False,
     as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
 ) -> None:
