@@ -213,6 +213,13 @@ def test_the_experiments_are_there():
     assert json.loads(run_cli("--list", "--json").stdout) == built_in()
 
 
+@pytest.mark.skipif(set(METHODS) == {"ac-gpt", "gpt"}, reason="a version with these two methods only")
+@pytest.mark.parametrize("name", NAMES)
+def test_an_experiment_names_methods_that_there_are(name):
+    found = load_experiment(name)
+    assert found.cells and set(found.evaluate.how) <= set(METHODS)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_experiment_says_how_its_corpus_is_made_and_its_cells_can_be_trained(name):
     text, found = (BUILT_IN / f"{name}.yaml").read_text(), shipped(name)

@@ -207,7 +207,8 @@ class Display:
     def say(self, cell: Cell, state: State) -> None:
         """A line, if the state is new or the last line is long ago."""
         now, news = time.monotonic(), f"{cell.name} {state.state} {state.evaluated}"
-        if news == self.said and now - self.when < EVERY:
+        ends = state.state == "evaluating" and state.evaluated == state.evaluations  # the next word is: done
+        if ends or (news == self.said and now - self.when < EVERY):
             return
         self.said, self.when = news, now
         words = [state.error or state.state]

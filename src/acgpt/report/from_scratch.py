@@ -183,7 +183,10 @@ def ablation(
 ) -> Table:
     """One size's table, by r_max, then by method as the paper orders them; after each r_max the paper's own rows."""
     groups = list(dict.fromkeys(entry.group for entry in entries))
-    ordered = sorted(entries, key=lambda each: (each.r_max, groups.index(each.group), place(each.method, paper)))
+    ordered = sorted(
+        entries,
+        key=lambda each: (each.r_max, groups.index(each.group), place(each.method, paper), each.asked.options),
+    )
     rows = []
     for entry in ordered:
         about: dict[str, Cell] = {"from": "here", "r_max": entry.r_max, "method": names[entry]}
@@ -277,7 +280,7 @@ def main_panels(entries: Sequence[Entry], names: Mapping[Entry, str], paper: Map
         if not groups:
             continue
         best = max(groups.values(), key=lambda group: (group[0].r_max == R_MAX, len(group)))
-        best.sort(key=lambda entry: place(entry.method, paper))
+        best.sort(key=lambda entry: (place(entry.method, paper), entry.asked.options))
         r_max, name = best[0].r_max, paper["sizes"].get(size, size)
         rows = tuple((names[entry], entry.method, entry.modes) for entry in best)
         panels.append(Panel(f"{name}, r_max {r_max:g}", rows))

@@ -171,16 +171,21 @@ def methods(panels: Sequence[Panel], colours: Mapping[str, str]) -> Figure:
     from matplotlib.patches import Patch
 
     figure, axes = canvas(10, 3.1 * len(panels) + 0.5, len(panels))
+    looks: dict[str, dict[str, Any]] = {}  # another row of a method, asked in another way say, is paler
+    for panel in panels:
+        for name, method, _ in panel.rows:
+            paler = 0.6 ** sum(each["color"] == colours.get(method, PAPER) for each in looks.values())
+            looks.setdefault(name, {"color": colours.get(method, PAPER), "alpha": paler})
     for place, panel in zip(axes, panels, strict=True):
         width = 0.8 / len(panel.rows)
-        for number, (_, method, modes) in enumerate(panel.rows):
+        for number, (name, _, modes) in enumerate(panel.rows):
             for x, mode in enumerate(MODES):
                 mean = modes[mode]
                 if mean is None or not math.isfinite(mean.mean):
                     continue
                 at = x + width * (number - (len(panel.rows) - 1) / 2)
                 bar = place.bar(
-                    at, mean.mean, 0.9 * width, yerr=mean.std, color=colours.get(method, PAPER), edgecolor="white",
+                    at, mean.mean, 0.9 * width, yerr=mean.std, **looks[name], edgecolor="white",
                     hatch="///" if mean.bound else None, error_kw={"elinewidth": 0.8, "ecolor": "0.25"},
                 )  # fmt: skip
                 place.bar_label(bar, fmt="{:.1f}", fontsize=6.5, padding=2, rotation=90)
@@ -188,8 +193,7 @@ def methods(panels: Sequence[Panel], colours: Mapping[str, str]) -> Figure:
         place.set_xticks(range(len(MODES)), [mode.title for mode in MODES.values()], fontsize=8)
         stretch(place, [mean.mean for *_, modes in panel.rows for mean in modes.values() if mean is not None])
         place.spines[["top", "right"]].set_visible(False)
-    names = {name: method for panel in panels for name, method, _ in panel.rows}
-    handles = [Patch(color=colours.get(method, PAPER), label=name) for name, method in names.items()]
+    handles = [Patch(**look, label=name) for name, look in looks.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
 
