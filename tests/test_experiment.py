@@ -103,6 +103,16 @@ def test_a_method_can_be_asked_in_further_ways():
     assert len(second.evaluations) == 1
 
 
+def test_an_adapter_is_evaluated_on_its_base_and_a_tuned_model_as_it_is():
+    keys = {"recipe": "finetune-lora", "set": {"base": "me/base", "corpus": "c"}, "evaluate": {}}
+    (_, adapter), (_, whole) = (
+        made(grid={"seed": [0]}, **keys).cells[0].commands,
+        made(grid={"lora": [None]}, **keys).cells[0].commands,
+    )
+    assert adapter.startswith("acgpt evaluate me/base c --adapter out/seed0/adapter --split test")
+    assert whole.startswith("acgpt evaluate out/loranull/model c --split test")
+
+
 def test_several_grids_are_one_experiment_and_a_cell_that_is_in_two_is_one():
     grid = [{"method": ["ac-gpt"], "seed": [0, 1]}, {"method": ["gpt", "ac-gpt"], "seed": [1]}]
     assert names(made(grid=grid)) == ["ac-gpt-seed0", "ac-gpt-seed1", "gpt-seed1"]

@@ -186,7 +186,7 @@ def test_another_way_of_asking_is_another_row(tmp_path):
 def test_a_mode_that_some_seeds_lack_says_so(tmp_path):
     runs = [scratch(tmp_path / "one"), scratch(tmp_path / "two", (24.0, None, 19.0, 23.0, 23.5), seed=1)]
     (row,) = rows(make_report(runs, tmp_path / "report"))
-    assert row["infilling"]["runs"] == 1 and row["note"] == "infilling: of 1 seeds only."
+    assert row["infilling"]["runs"] == 1 and row["note"] == "infilling: 1 of 2 seeds."
 
 
 # ---- who may be compared --------------------------------------------------------------------------------------------

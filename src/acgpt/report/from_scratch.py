@@ -108,7 +108,7 @@ class Entry:
             words.append(f"trained with r_max {self.first.r_max:g}")
         for mode, mean in self.modes.items():
             if mean is not None and mean.runs != len(self.runs):
-                words.append(f"{mode}: of {mean.runs} seeds only")
+                words.append(f"{mode}: {mean.runs} of {len(self.runs)} seeds")
         return "; ".join(words) + "." if words else None
 
 
