@@ -299,7 +299,9 @@ def log(step):
 log(4)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
 (told / f"{folder.name}.began").touch()
-while (told / f"{folder.name}.waits").exists():
+for _ in range(2000):  # not for ever, lest a mistake hang the tests
+    if not (told / f"{folder.name}.waits").exists():
+        break
     time.sleep(0.01)
 if (told / f"{folder.name}.fails").exists():
     print("error: training has diverged")
