@@ -63,8 +63,8 @@ def write_run(
     """
     recipe = {
         "corpus": "data/wiki", "output": str(folder), "method": method, "conditioning": {"r_max": 0.6},
-        "base": "Qwen/Qwen3-8B", "lora": LORA, "length": 31, "batch": 8, "lr": 1e-4, "eval_split": "validation",
-        "seed": 0, **recipe,
+        "base": "Qwen/Qwen3-8B", "lora": LORA, "model": "small", "length": 31, "batch": 8, "lr": 1e-4,
+        "eval_split": "validation", "seed": 0, **recipe,
     }  # fmt: skip
     results = {
         "recipe": recipe, "steps": 100, "texts": 800, "tokens": 24800, "seconds": 12.5, "hardware": "a CPU",
@@ -389,7 +389,6 @@ def test_evaluations_that_do_not_belong_are_named(tmp_path):
 def test_where_there_is_nothing_to_compare_that_is_said(tmp_path):
     out = tmp_path / "report"
     refused([twin_of(tmp_path / "gpt")], out, "nothing to compare", "method=ac-gpt")
-    refused([write_run(tmp_path / "scratch", base="", lora=None)], out, "nothing to compare", "base")
     refused(
         [write_run(tmp_path / "unmeasured", about={"evaluation": None})], out, "has no evaluation", "acgpt evaluate"
     )
@@ -451,11 +450,8 @@ def test_without_matplotlib_the_tables_are_written_and_it_is_said(tmp_path, monk
     assert "acgpt[plot]" in result.stdout
     assert "matplotlib" not in sys.modules
     assert {path.suffix for path in (tmp_path / "report").rglob("*") if path.is_file()} == {
-        ".md",
-        ".csv",
-        ".tex",
-        ".json",
-    }
+        ".md", ".html", ".csv", ".tex", ".json",
+    }  # fmt: skip
 
 
 def test_names_are_shown_as_they_are_in_latex_and_markdown(tmp_path, figures):
@@ -516,7 +512,7 @@ def test_the_command_prints_the_tables(tmp_path):
         "6.17",
         "+14.90%",
         "-3.45%",
-        "scratch was trained from scratch",
+        "GPT-2 Small (82M), validation",
     ):
         assert words in result.stdout
     assert "Llama" not in result.stdout  # the paper's rows are in the files

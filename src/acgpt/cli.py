@@ -25,7 +25,7 @@ import typer
 from typer.core import TyperGroup
 
 from acgpt import __version__
-from acgpt.commands import draw, evaluate, finetune, merge, methods, prepare, push, report, train
+from acgpt.commands import draw, evaluate, experiment, finetune, merge, methods, prepare, push, report, train
 from acgpt.commands.options import (
     NO_ADAPTER,
     DeviceOption,
@@ -272,8 +272,9 @@ def about(
 
     A model of your own: acgpt prepare (text to tokens), acgpt train or
     acgpt finetune, acgpt evaluate; acgpt draw pictures what they give and ask;
-    acgpt report compares what was trained. acgpt merge and acgpt push: an
-    adapter into its model, a model or adapter to others.
+    acgpt experiment does that for a grid of them, and acgpt report compares
+    what was trained. acgpt merge and acgpt push: an adapter into its model, a
+    model or adapter to others.
 
     For braces that are text write \{{. Inside a slot, a backslash makes text
     of { } | and _ likewise. acgpt COMMAND --help explains the rest.
@@ -536,6 +537,7 @@ def choose_reader(
 
 app.add_typer(draw.app, name="draw")
 app.command()(evaluate.evaluate)
+app.command()(experiment.experiment)
 app.command()(merge.merge)
 app.command()(methods.methods)
 app.command()(prepare.prepare)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -177,9 +178,8 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
         for each in fields(self):
-            object.__setattr__(self, each.name, checked(each.name, getattr(self, each.name), hints[each.name]))
+            object.__setattr__(self, each.name, checked(each.name, getattr(self, each.name), kinds()[each.name]))
         if (self.steps is None) == (self.epochs is None):
             raise InputError("a recipe says how long to train: give steps or epochs, one of the two.")
         for name, (owner, values, default) in BELONGS.items():
@@ -249,6 +249,12 @@ class Recipe:
     def as_dict(self) -> dict[str, Any]:
         """For JSON and YAML."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+@cache
+def kinds() -> dict[str, Any]:
+    """The keys of a recipe, and of what kind the value of each is."""
+    return get_type_hints(Recipe)
 
 
 # Keys that mean something only beside a certain value of another, and what they are then if nothing is said.
@@ -408,16 +414,21 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-def apply(content: dict[str, Any], change: str) -> str:
-    """Put one `key=value` into a recipe; the key."""
+def read_change(change: str) -> tuple[str, Any]:
+    """The key and the value of a `key=value`, the value as YAML writes it (paths and other text as they are)."""
     key, equals, text = change.partition("=")
     key = key.strip()
     if not equals or not key:
         raise InputError(f"{change!r} is no change: write key=value, as in steps=1000 or conditioning.r_max=0.4.")
     try:
-        value = text if get_type_hints(Recipe).get(key) is str else yaml.load(text, Loader)  # a path is no YAML
+        return key, text if kinds().get(key) is str else yaml.load(text, Loader)  # a path is no YAML
     except yaml.YAMLError as error:
         raise InputError(f"{change!r}: the value is not YAML: {error}") from error
+
+
+def apply(content: dict[str, Any], change: str) -> str:
+    """Put one `key=value` into a recipe; the key."""
+    key, value = read_change(change)
     *path, last = key.split(".")
     place = content
     for name in path:
@@ -431,14 +442,17 @@ def apply(content: dict[str, Any], change: str) -> str:
     return key
 
 
+# Keys that change nothing that is learnt, but for rounding. The corpus is known by its hash, not by its place.
+FREE = frozenset({"corpus", "output", "micro_batch", "workers", "log_every", "save_every", "keep"})
+
+
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The keys whose values differ, of those that change what is learnt (but for rounding) or measured.
 
-    The corpus is known by its hash, not by its place. A key that a recipe of an earlier version has not is as it was.
+    A key that a recipe of an earlier version has not is as it was.
     """
-    free = {"corpus", "output", "micro_batch", "workers", "log_every", "save_every", "keep"}
     return [
         each.name
         for each in fields(Recipe)
-        if each.name not in free and one.get(each.name, each.default) != other.get(each.name, each.default)
+        if each.name not in FREE and one.get(each.name, each.default) != other.get(each.name, each.default)
     ]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from acgpt.report.write import Report
 
 HELP = {
-    "runs": "Folders of finished runs.",
+    "runs": "Folders of finished runs, or folders of such folders, as acgpt experiment makes them.",
     "output": "The report's folder; an earlier report in it is replaced.",
     "json": "For programs: one JSON object in a line, with the keys named above.",
 }
@@ -24,20 +24,26 @@ def report(
     output: Annotated[Path, option("--output", "-o", metavar="FOLDER", help=HELP["output"])],
     as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
 ) -> None:
-    r"""Compare fine-tuned models with their causal twins, as the paper does.
+    r"""Compare what was trained, as the paper does, in tables and figures.
 
+    acgpt report results/mine -o report                      (an experiment)
     acgpt evaluate … --split test -o runs/ac/test.json       (further splits)
     acgpt report runs/ac runs/gpt -o report
     acgpt report runs/* -o report --json
 
-    For each split that the runs were evaluated on: perplexities in the five
-    modes, the advantage over the causal twin (method=gpt on the same base, corpus
-    and number of texts, asked the same evaluation set), and the sweep over r_max.
-    FOLDER gets them as Markdown, CSV and LaTeX with the paper's own rows, and
-    figures where matplotlib is installed. docs/report.md explains all of it.
+    For each split that the runs were evaluated on. From scratch: the methods in
+    the five modes by size and r_max, mean and deviation over seeds. Fine-tuned:
+    perplexities, the advantage over the causal twin (method=gpt on the same base,
+    corpus and number of texts, asked the same evaluation set), and the sweep over
+    r_max. FOLDER gets them as one HTML page, as Markdown, CSV and LaTeX with the
+    paper's own rows, and as figures where matplotlib is installed.
+    docs/report.md explains all of it.
 
     Keys of --json:
-      folder, acgpt (version), finetuning: splits: for each, perplexities,
+      folder, acgpt (version),
+      from-scratch: splits: for each, by size, a list of rows (each mode null or
+      mean, std, runs, bound), paper: where its rows are from,
+      finetuning: splits: for each, perplexities,
       advantages (percent) and, if there is one, sweep: lists of rows; curve:
       the advantages in the course of training; paper: where its rows are from,
       runs: name, steps, texts, tokens, seconds, hardware, versions, command,
@@ -70,4 +76,4 @@ def print_report(made: Report, output: Path) -> None:
             page.print()
     for note in made.notes:
         page.note(printable(f"note: {note}"))
-    page.note(printable(f"{output}: {len(made.content['files'])} files; report.md has the paper's own rows too"))
+    page.note(printable(f"{output}: {len(made.content['files'])} files; report.html has the paper's own rows too"))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +23,8 @@ from acgpt.modes import WITHOUT_FUTURE
 from acgpt.recipe import differences
 from acgpt.report import pictures
 from acgpt.report.part import Part
-from acgpt.report.runs import Measured, Run, backbones
-from acgpt.report.tables import Cell, Column, Row, Table
+from acgpt.report.runs import Measured, Run, backbones, sets_in_words
+from acgpt.report.tables import Cell, Column, Row, Table, file_name
 
 PAPER = Path(__file__).parent.parent / "paper" / "finetuning.json"
 ADVANTAGES = {"unconditional": "unconditional", **WITHOUT_FUTURE}  # the run's mode, and its twin's
@@ -82,6 +81,13 @@ CAPTIONS = {
     "Inf: infilling with the future, over the baseline's without it; TD: the training distribution, likewise.",
     "sweep": "The training distribution with the future, over the causal baseline's without it, each at its own r_max.",
     "curve": "Over the causal twin after as many steps.",
+}
+FIGURES = {
+    "modes": "Perplexities with the future and without it, beside the causal baseline's.",
+    "advantages": "The advantage on the training distribution, in percent of the causal baseline's perplexity; grey is "
+    "the paper's.",
+    "sweep": "The same by r_max; dashed is the paper's.",
+    "curve": "The advantages in the course of training.",
 }
 
 
@@ -213,12 +219,13 @@ def make(runs: Sequence[Run]) -> Part | None:
         if swept:
             tables["sweep"] = sweep_table(swept, names, paper)
         part.content["splits"][split] = {name: table.as_dicts() for name, table in tables.items()}
-        folder = re.sub(r"[^\w.-]", "_", split).lstrip(".") or "_"
+        folder = file_name(split)
         while f"{folder}/perplexities" in part.tables:  # another split, whose name differs in odd characters only
             folder += "_"
         part.tables.update({f"{folder}/{name}": table for name, table in tables.items()})
         add_pictures(part, folder, own, tables)
     add_curve(part, [run for run in tuned if not run.causal], causal, names)
+    part.captions.update({stem: FIGURES[stem.rpartition("/")[2]] for stem in part.pictures})
     return part
 
 
@@ -243,12 +250,7 @@ def paper_rows(paper: dict[str, Any], table: str) -> list[Row]:
 
 def captioned(name: str, measured: Sequence[Measured]) -> str:
     """The caption of a table, with a description of each evaluation set in it."""
-    sets = {each.hash: each.set for each in measured}
-    words = [
-        f"{key[:8]} ({of.get('texts')} texts of {of.get('length')} tokens, r_max {of.get('r_max')})"
-        for key, of in sets.items()
-    ]
-    return f"{CAPTIONS[name]} Evaluation sets: {'; '.join(words)}."
+    return f"{CAPTIONS[name]} {sets_in_words(measured)}"
 
 
 def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], paper: dict[str, Any]) -> Table:

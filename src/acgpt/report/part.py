@@ -23,6 +23,7 @@ class Part:
         tables: By file name without ending; written as Markdown, CSV and LaTeX.
         data: Likewise, but only as CSV: too long to read.
         pictures: By file name without ending, what draws each: matplotlib may be missing.
+        captions: What each picture shows, in words.
         notes: What the reader has to know besides.
     """
 
@@ -32,4 +33,5 @@ class Part:
     tables: dict[str, Table]
     data: dict[str, Table] = field(default_factory=dict)
     pictures: dict[str, Callable[[], Figure]] = field(default_factory=dict)
+    captions: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

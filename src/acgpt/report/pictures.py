@@ -6,7 +6,11 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from acgpt.modes import MODES
+from acgpt.report.tables import Mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,7 +18,41 @@ if TYPE_CHECKING:
 
 WITH_FUTURE, WITHOUT_FUTURE, CAUSAL, PAPER = "#1b7f5c", "#8fcbb4", "#b5651d", "#adb5bd"
 LINES = (WITH_FUTURE, "#3a6ea5", "#d1495b", "#7b5ea7", "#e09f3e", "#2a9d8f")
+METHODS = (WITH_FUTURE, "#3a6ea5", "#d1495b", "#e09f3e", CAUSAL, "#7b5ea7", "#56b4e9")  # as the paper orders them
+TOWERS = 4  # so many times the least, and a scale of logarithms is needed to see the others
 KINDS = {"Unconditional": "unconditional", "Infilling": "infilling", "Training dist.": "training"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Methods that may be compared with each other.
+
+    Args:
+        title: Of the panel.
+        rows: What each is called, its method, and its perplexity in each mode.
+        paper: Are they the paper's?
+    """
+
+    title: str
+    rows: tuple[tuple[str, str, Mapping[str, Mean | None]], ...]
+    paper: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A method over r_max.
+
+    Args:
+        name: Of the curve.
+        method: The method.
+        points: r_max, and the perplexity in each mode.
+        paper: Is it the paper's?
+    """
+
+    name: str
+    method: str
+    points: tuple[tuple[float, Mapping[str, Mean | None]], ...]
+    paper: bool = False
 
 
 def rendered(draw: Callable[[], Figure]) -> dict[str, bytes]:
@@ -126,6 +164,123 @@ def curve(curves: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
                     *zip(*points, strict=True), style, color=colour, marker="o", markersize=3, label=f"{name}, {mode}"
                 )
     return finish(figure, axes, "million tokens read", "advantage over the causal twin, %")
+
+
+def methods(panels: Sequence[Panel], colours: Mapping[str, str]) -> Figure:
+    """Every method in every mode, bars with their deviation; a panel below the other."""
+    from matplotlib.patches import Patch
+
+    figure, axes = canvas(10, 3.1 * len(panels) + 0.5, len(panels))
+    looks: dict[str, dict[str, Any]] = {}  # another row of a method, asked in another way say, is paler
+    for panel in panels:
+        for name, method, _ in panel.rows:
+            paler = 0.6 ** sum(each["color"] == colours.get(method, PAPER) for each in looks.values())
+            looks.setdefault(name, {"color": colours.get(method, PAPER), "alpha": paler})
+    for place, panel in zip(axes, panels, strict=True):
+        width = 0.8 / len(panel.rows)
+        for number, (name, _, modes) in enumerate(panel.rows):
+            for x, mode in enumerate(MODES):
+                mean = modes[mode]
+                if mean is None or not math.isfinite(mean.mean):
+                    continue
+                at = x + width * (number - (len(panel.rows) - 1) / 2)
+                bar = place.bar(
+                    at, mean.mean, 0.9 * width, yerr=mean.std, **looks[name], edgecolor="white",
+                    hatch="///" if mean.bound else None, error_kw={"elinewidth": 0.8, "ecolor": "0.25"},
+                )  # fmt: skip
+                place.bar_label(bar, fmt="{:.1f}", fontsize=6.5, padding=2, rotation=90)
+        place.set_title(panel.title, fontsize=10)
+        place.set_xticks(range(len(MODES)), [mode.title for mode in MODES.values()], fontsize=8)
+        stretch(place, [mean.mean for *_, modes in panel.rows for mean in modes.values() if mean is not None])
+        place.spines[["top", "right"]].set_visible(False)
+    handles = [Patch(**look, label=name) for name, look in looks.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
+def stretch(axes: Axes, values: Sequence[float]) -> None:
+    """Room above the bars for their labels; a scale of logarithms where some tower over the others."""
+    finite = [value for value in values if math.isfinite(value)]
+    axes.set_ylabel("perplexity")
+    if finite and max(finite) > TOWERS * min(finite):
+        logarithmic(axes)
+        axes.set_ylim(min(finite) / 2, max(finite) * 4)
+    else:
+        axes.margins(y=0.28)
+
+
+def logarithmic(axes: Axes) -> None:
+    """A scale of logarithms whose numbers are written out."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel("perplexity, logarithmic")
+
+
+def with_and_without(panels: Sequence[Panel]) -> Figure:
+    """The training distribution with the future and without it, method by method; a panel beside the other."""
+    from matplotlib.patches import Patch
+
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = canvas(5.5 * columns, 3.4 * rows + 0.3, rows, columns)
+    for place, panel in zip(axes, panels, strict=False):
+        values = []
+        for x, (*_, modes) in enumerate(panel.rows):
+            future, past = modes["training"], modes["training-no-future"]
+            assert future is not None and past is not None
+            for at, mean, colour in ((x - 0.2, future, WITH_FUTURE), (x + 0.2, past, WITHOUT_FUTURE)):
+                bar = place.bar(at, mean.mean, 0.38, yerr=mean.std, color=colour, error_kw={"elinewidth": 0.8})
+                values.append(mean.mean)
+                place.bar_label(bar, fmt="{:.1f}", fontsize=7, padding=2)
+        names = [
+            f"{name}\n{100 * (modes['training'].mean / modes['training-no-future'].mean - 1):+.1f} %"  # type: ignore[union-attr]
+            for name, _, modes in panel.rows
+        ]
+        place.set_title(panel.title, fontsize=8)
+        place.set_xticks(range(len(names)), names, fontsize=8)
+        stretch(place, values)
+        place.spines[["top", "right"]].set_visible(False)
+    for place in axes[len(panels) :]:
+        place.set_axis_off()
+    names_of = {"with the future": WITH_FUTURE, "without it": WITHOUT_FUTURE}
+    handles = [Patch(color=colour, label=name) for name, colour in names_of.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
+def ranges(sizes: Sequence[tuple[str, Sequence[Curve]]], colours: Mapping[str, str]) -> Figure:
+    """Perplexity against r_max: the training distribution on the left, nothing given on the right; a row a size."""
+    figure, axes = canvas(10, 3.6 * len(sizes) + 0.6, len(sizes), 2)
+    handles: dict[str, Any] = {}
+    for number, (title, curves) in enumerate(sizes):
+        for place, mode in zip(axes[2 * number : 2 * number + 2], ("training", "unconditional"), strict=True):
+            values = []
+            for curve in curves:
+                found = [(r_max, mean) for r_max, modes in curve.points if (mean := modes[mode]) is not None]
+                found = [(r_max, mean) for r_max, mean in found if math.isfinite(mean.mean)]
+                if not found:
+                    continue
+                values += [mean.mean for _, mean in found]
+                drawn = place.errorbar(
+                    [r_max for r_max, _ in found], [mean.mean for _, mean in found],
+                    [mean.std or 0.0 for _, mean in found], color=colours.get(curve.method, PAPER), capsize=2,
+                    linestyle="--" if curve.paper else "-", alpha=0.5 if curve.paper else 1, marker="o", markersize=4,
+                )  # fmt: skip
+                handles.setdefault(curve.name, drawn)
+            place.set_ylabel("perplexity")
+            if values and max(values) > TOWERS * min(values):
+                logarithmic(place)
+            place.set_title(f"{title}: {MODES[mode].title.lower()}", fontsize=10)
+            place.set_xlabel("r_max")
+            place.grid(alpha=0.3)
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8, frameon=False
+    )  # fmt: skip
+    return figure
 
 
 def finish(figure: Figure, axes: Axes, across: str, up: str) -> Figure:

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from acgpt.conditioning import Conditioning, Empty, Sized
+from acgpt.conditioning import Conditioning, Empty
 from acgpt.errors import InputError
 from acgpt.methods import method_of
 from acgpt.modes import MODES
@@ -48,6 +48,16 @@ class Measured:
     def hash(self) -> str:
         """Of the evaluation set: two evaluations may be compared if and only if theirs are the same."""
         return str(self.set["hash"])
+
+    @property
+    def options(self) -> str:
+        """How the method was asked, where it leaves a choice: "order=random"; "" is its own way."""
+        return ", ".join(f"{key}={value}" for key, value in (self.found.get("options") or {}).items())
+
+    @property
+    def bound(self) -> bool:
+        """Are the perplexities only bounds, above the exact ones?"""
+        return bool(self.found.get("bound"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +111,17 @@ class Run:
         return "Baseline" if self.causal else str(self.recipe["method"]).upper()
 
     @property
+    def size(self) -> str:
+        """What a network that was made anew is called, or its layers and width; "" for one that was tuned."""
+        model = "" if self.base else self.recipe["model"]
+        return model if isinstance(model, str) else f"{model['layers']}x{model['width']}"
+
+    @property
+    def seed(self) -> int:
+        """Of its weights, texts and conditioning sets."""
+        return int(self.recipe["seed"])
+
+    @property
     def corpus(self) -> str:
         """The name of the corpus's folder."""
         return Path(self.recipe["corpus"]).name
@@ -118,7 +139,7 @@ class Run:
     @property
     def r_max(self) -> float:
         """The largest share of a text that was given in training."""
-        return max((float(part.r_max) for part in self.conditioning.parts if isinstance(part, Sized)), default=0.0)
+        return self.conditioning.r_max
 
     @property
     def mix(self) -> float:
@@ -140,8 +161,22 @@ class Run:
         return read_log(self.folder / LOG)
 
     def on(self, set_hash: str) -> Measured | None:
-        """Its evaluation on a set."""
-        return next((each for each in self.evaluations if each.hash == set_hash), None)
+        """Its evaluation on a set, asked in the method's own way."""
+        return next((each for each in self.evaluations if each.hash == set_hash and not each.options), None)
+
+
+def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The folders of runs, where some of those named may be folders of runs, as an experiment's is.
+
+    Returns:
+        Those that were named, or are finished; and of those in a folder that was named, the ones that are not.
+    """
+    found, unfinished = [], []
+    for folder in folders:
+        inside = [] if (folder / CONFIG).exists() else sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
+        unfinished += [run for run in inside if not (run / RESULTS).exists()]
+        found += [run for run in inside if (run / RESULTS).exists()] if inside else [folder]
+    return found, unfinished
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -179,7 +214,7 @@ def read_run(folder: Path, name: str) -> Run:
     try:
         run = Run(name, folder, results, evaluations_of(folder, results))
         # All that a report needs is read once here, so that it is found missing here.
-        run.budget, run.r_max, run.mix, run.corpus, run.adapter, run.watched, str(results["corpus_hash"])
+        run.budget, run.r_max, run.mix, run.corpus, run.adapter, run.watched, run.size, run.seed, results["corpus_hash"]
     except InputError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -192,7 +227,7 @@ def read_run(folder: Path, name: str) -> Run:
 
 
 def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[Measured, ...]:
-    """The evaluation at the end of a run, then those that were added; of two on the same set, that of more modes."""
+    """The evaluation at the end of a run, then those that were added; of two that ask the same, that of more modes."""
     method, found = results["recipe"]["method"], {}
     if results["evaluation"] is not None:
         found[folder / RESULTS] = (results["recipe"]["eval_split"], results["evaluation"])
@@ -201,13 +236,14 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[Measured, 
             content = read_json(path)
             if "modes" in content and "set" in content:  # any other file is somebody else's
                 found[path] = (path.stem, content)
-    measured: dict[str, Measured] = {}
+    measured: dict[tuple[str, str], Measured] = {}
     for path, (name, content) in found.items():
         try:
             each = Measured(content["set"].get("split") or name, content["set"], perplexities(content), content)
             asked_as, asked = content["method"], content.get("adapter") or content.get("model")
-            if each.hash not in measured or answered(measured[each.hash]) < answered(each):
-                measured[each.hash] = each
+            key = each.hash, each.options
+            if key not in measured or answered(measured[key]) < answered(each):
+                measured[key] = each
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{path} is no evaluation that acgpt writes ({error!r}): evaluate again.") from error
         if asked is not None and Path(results["recipe"]["output"]).name not in Path(asked).parts:
@@ -255,3 +291,13 @@ def backbones(runs: Sequence[Run]) -> dict[str, str]:
     short = {base: EMBEDDED if base == "default" else Path(base).name or base for base in bases}
     names = list(short.values())
     return {base: base if names.count(name) > 1 else name for base, name in short.items()}
+
+
+def sets_in_words(measured: Sequence[Measured]) -> str:
+    """A description of every evaluation set that these were asked, once."""
+    sets = {each.hash: each.set for each in measured}
+    words = [
+        f"{key[:8]} ({of.get('texts')} texts of {of.get('length')} tokens, r_max {of.get('r_max')})"
+        for key, of in sets.items()
+    ]
+    return f"Evaluation sets: {'; '.join(words)}."

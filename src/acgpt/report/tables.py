@@ -1,7 +1,7 @@
-"""Tables, written once and shown as Markdown, CSV, LaTeX (booktabs), JSON, and in the terminal.
+"""Tables, written once and shown as Markdown, CSV, LaTeX (booktabs), HTML, JSON, and in the terminal.
 
 Rows belong to groups, within which numbers may be compared: the best of each group is bold. A row's note becomes a
-footnote. `--` is what cannot be answered or compared.
+footnote. `--` is what cannot be answered or compared, `≤` what is only a bound, which is never the best.
 """
 
 from __future__ import annotations
@@ -10,20 +10,58 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from acgpt.errors import CONTROLS
+from acgpt.report.markup import tag
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-Cell = str | float | None
 NOTHING, INFINITE = "--", "∞"
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
 TEX |= {">": r"\textgreater{}", "|": r"\textbar{}"} | {each: f"\\{each}" for each in "&%$#_{}"}
+TEX |= {"σ": r"$\sigma$", "±": r"$\pm$", "≤": r"$\le$", "×": r"$\times$", INFINITE: r"$\infty$"}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """What several runs have found that differ in their seed only.
+
+    Args:
+        mean: Over the runs; infinite if one of them is.
+        std: The standard deviation of a sample; `None` for a single run.
+        runs: How many there were, if that is known.
+        bound: Is it only known to be at most this?
+        digits: After the point, if it was printed with so many elsewhere.
+    """
+
+    mean: float
+    std: float | None = None
+    runs: int | None = None
+    bound: bool = False
+    digits: int | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float], bound: bool = False) -> Mean:
+        """Of one or more numbers."""
+        finite = len(values) > 1 and all(map(math.isfinite, values))
+        mean = math.fsum(values) / len(values)
+        std = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (len(values) - 1)) if finite else None
+        return cls(mean, std, len(values), bound)
+
+
+Cell = str | float | Mean | None
+
+
+def rank(cell: Cell) -> float | None:
+    """The number by which a cell is compared: none for words, for what is missing or infinite, and for bounds."""
+    number = (None if cell.bound else cell.mean) if isinstance(cell, Mean) else cell
+    return number if isinstance(number, int | float) and math.isfinite(number) else None
 
 
 @dataclass(frozen=True)
@@ -37,6 +75,7 @@ class Column:
         form: How numbers are written; a % at the end is written behind them. "" for a column of words.
         best: `min` or `max`: what is bold.
         terminal: Is there room for it in the terminal?
+        spread: Are its cells `Mean`? Their parts then have columns of their own in CSV.
     """
 
     key: str
@@ -45,6 +84,7 @@ class Column:
     form: str = ""
     best: Callable[[Iterable[float]], float] | None = None
     terminal: bool = True
+    spread: bool = False
 
     def show(self, value: Cell) -> str:
         """A cell, for people."""
@@ -52,9 +92,18 @@ class Column:
             return NOTHING
         if isinstance(value, str):
             return value.translate(CONTROLS)
+        if isinstance(value, Mean):
+            mean, std = self.parts(value)
+            return ("≤ " if value.bound else "") + mean + (f" ± {std}" if std else "")
         if math.isinf(value):
             return INFINITE
         return format(value, self.form.removesuffix("%")) + ("%" if self.form.endswith("%") else "")
+
+    def parts(self, value: Mean) -> tuple[str, str]:
+        """A mean and its deviation, for people; "" where there is none."""
+        form = self.form if value.digits is None else f".{value.digits}f"
+        mean = INFINITE if math.isinf(value.mean) else format(value.mean, form)
+        return mean, "" if value.std is None else format(value.std, form)
 
 
 @dataclass(frozen=True)
@@ -100,12 +149,15 @@ class Table:
 
     def is_best(self, row: Row, column: Column) -> bool:
         """Is this cell, as it is written, the best of two or more in its group?"""
-        if column.best is None:
+        own = rank(row.cells.get(column.key))
+        if column.best is None or own is None:
             return False
-        cells = [other.cells.get(column.key) for other in self.rows if other.group == row.group]
-        numbers = [cell for cell in cells if isinstance(cell, int | float) and math.isfinite(cell)]
-        best = column.show(column.best(numbers)) if len(numbers) > 1 else None
-        return column.show(row.cells.get(column.key)) == best
+        ranks = [rank(other.cells.get(column.key)) for other in self.rows if other.group == row.group]
+        numbers = [number for number in ranks if number is not None]
+        cell = row.cells.get(column.key)
+        form = f".{cell.digits}f" if isinstance(cell, Mean) and cell.digits is not None else column.form
+        as_written = replace(column, form=form)
+        return len(numbers) > 1 and as_written.show(own) == as_written.show(column.best(numbers))
 
     def grouped(self) -> list[list[Row]]:
         """The rows, group by group."""
@@ -133,10 +185,17 @@ class Table:
         """For spreadsheets: numbers with all their digits, the empty cell for `--`."""
         file = io.StringIO(newline="")
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["source", *(column.key for column in self.columns), "note"])
+        keys = [[each.key, f"{each.key}_std", f"{each.key}_bound"][: 3 if each.spread else 1] for each in self.columns]
+        writer.writerow(["source", *(key for group in keys for key in group), "note"])
+
+        def cells(row: Row, column: Column) -> list[Any]:
+            cell = row.cells.get(column.key)
+            if column.spread:
+                return [cell.mean, cell.std, int(cell.bound)] if isinstance(cell, Mean) else [None] * 3
+            return [cell.translate(CONTROLS) if isinstance(cell, str) else cell]
+
         for row in self.rows:
-            cells = [row.cells.get(column.key) for column in self.columns]
-            shown = [cell.translate(CONTROLS) if isinstance(cell, str) else cell for cell in cells]
+            shown = [each for column in self.columns for each in cells(row, column)]
             writer.writerow(["paper" if row.paper else "run", *shown, row.note])
         return file.getvalue()
 
@@ -149,7 +208,9 @@ class Table:
 
         def cell(row: Row, column: Column) -> str:
             value = row.cells.get(column.key)
-            text = NOTHING if value is None else escape_latex(column.show(value)).replace(INFINITE, r"$\infty$")
+            text = NOTHING if value is None else escape_latex(column.show(value))
+            if isinstance(value, Mean):  # as the paper writes it
+                text = re.sub(r" \$\\pm\$ (.*)", r" {\\scriptsize $\\pm$ \1}", text)
             if column.form.startswith("+") and isinstance(value, int | float):
                 text = rf"$\mathbf{{{text}}}$" if self.is_best(row, column) else f"${text}$"  # a minus, not a hyphen
             elif self.is_best(row, column):
@@ -187,7 +248,41 @@ class Table:
         """For programs: the cells of each row, with its note; the paper's own rows left out."""
         keys = [column.key for column in self.columns]
         rows = [row for row in self.rows if not row.paper]
-        return [{**{key: row.cells.get(key) for key in keys}, "note": row.note} for row in rows]
+
+        def plain(cell: Cell) -> Any:
+            return asdict(cell) if isinstance(cell, Mean) else cell
+
+        return [{**{key: plain(row.cells.get(key)) for key in keys}, "note": row.note} for row in rows]
+
+    def html(self, label: str) -> str:
+        """For a page: a table with its caption, headings that say what they head, and footnotes.
+
+        Args:
+            label: Of the table in its page; links to it and to its notes are made of it.
+        """
+
+        def cell(row: Row, column: Column) -> str:
+            text = escape(column.show(row.cells.get(column.key)))
+            text = tag("strong", text) if self.is_best(row, column) else text
+            if row.note and column.key == self.mark:
+                number = self.notes[row.note]
+                text += tag("sup", tag("a", str(number), href=f"#{label}-{number}", aria_label=f"note {number}"))
+            heads = column.key == self.mark
+            return tag("th" if heads else "td", text, scope="row" if heads else None, class_=kind(column))
+
+        def kind(column: Column) -> str | None:
+            return "number" if column.form else None
+
+        heads = [tag("th", escape(each.title), scope="col", class_=kind(each)) for each in self.columns]
+        bodies = []
+        for group in self.grouped():
+            rows = [tag("tr", *(cell(row, column) for column in self.columns)) for row in group]
+            bodies.append(tag("tbody", "\n", "\n".join(rows), "\n", class_="paper" if group[0].paper else None))
+        caption = tag("caption", tag("strong", escape(self.title), "."), " ", escape(self.caption), id=label)
+        table = tag("table", "\n".join(["", caption, tag("thead", tag("tr", *heads)), *bodies, ""]))
+        notes = [tag("li", escape(text), id=f"{label}-{number}") for text, number in self.notes.items()]
+        region = tag("div", table, class_="wide", role="region", aria_labelledby=label, tabindex=0)
+        return region + (tag("ol", *notes, class_="notes") if notes else "")
 
     def terminal(self) -> RichTable:
         """For the terminal, the paper's own rows left out; notes are numbered as in the other forms."""
@@ -210,6 +305,11 @@ class Table:
             for row in group:
                 table.add_row(*(cell(row, column) for column in columns))
         return table
+
+
+def file_name(text: str) -> str:
+    """A text as the name of a file or folder, with nothing odd in it."""
+    return re.sub(r"[^\w.-]", "_", text).lstrip(".") or "_"
 
 
 def plain_markdown(text: str) -> str:

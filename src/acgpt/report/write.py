@@ -1,7 +1,8 @@
 """A report as a folder: made in memory, written aside, and named when all of it is there.
 
     REPORT/
-      report.md         all tables and figures on one page
+      report.html       all tables and figures on one page, which needs nothing else, no connection either
+      report.md         the same in Markdown
       report.json       the same for programs
       PART/…            each table as .md, .csv and .tex, each figure as .png and .svg
 
@@ -23,15 +24,16 @@ from typing import Any
 
 from acgpt import __version__
 from acgpt.errors import InputError, OutputError
-from acgpt.report import finetuning
+from acgpt.report import finetuning, from_scratch
+from acgpt.report.page import html_page
 from acgpt.report.part import Part
 from acgpt.report.pictures import rendered
-from acgpt.report.runs import Run, read_runs
+from acgpt.report.runs import Run, find_runs, read_runs
 from acgpt.report.tables import plain_markdown
 from acgpt.run_folder import commit
 
-PARTS = (finetuning.make,)  # each takes the runs, and answers None if they are not for it
-PAGE, DATA = "report.md", "report.json"
+PARTS = (from_scratch.make, finetuning.make)  # each takes the runs, and answers None if they are not for it
+PAGE, WEB, DATA = "report.md", "report.html", "report.json"
 NO_PICTURES = "no figures were drawn: they need matplotlib, pip install 'acgpt[plot]'."
 
 
@@ -54,7 +56,8 @@ def make_report(folders: Sequence[str | Path], output: str | Path) -> Report:
     """Compare runs, and write tables and figures into a folder, all or nothing.
 
     Args:
-        folders: Of finished runs.
+        folders: Of finished runs; or folders of such folders, as an experiment's is, where those that are not finished
+            are left out.
         output: The report's folder: a new or empty one, or that of an earlier report, which is replaced.
 
     Raises:
@@ -63,14 +66,10 @@ def make_report(folders: Sequence[str | Path], output: str | Path) -> Report:
     """
     output = Path(output).resolve()
     check_output(output)
-    runs = read_runs([Path(folder) for folder in folders])
+    found, unfinished = find_runs([Path(folder) for folder in folders])
+    runs = read_runs(found)
     parts = [part for make in PARTS if (part := make(runs)) is not None]
-    if not parts:
-        raise InputError(
-            f"nothing to compare: none of {', '.join(str(run.folder) for run in runs)} was fine-tuned. Name runs whose "
-            "recipe has a base."
-        )
-    notes = [f"{run.name} was trained from scratch: left out." for run in runs if not run.base]
+    notes = [f"{folder} is not finished: left out." for folder in unfinished]
     notes += [note for part in parts for note in part.notes]
     files: dict[str, bytes] = {}
     for part in parts:
@@ -81,6 +80,8 @@ def make_report(folders: Sequence[str | Path], output: str | Path) -> Report:
     if find_spec("matplotlib") is None and any(part.pictures for part in parts):
         notes.append(NO_PICTURES)
     files[PAGE] = page(parts, runs, notes, list(files)).encode()
+    made_by = [(run.name, *provenance(run)) for run in runs]
+    files[WEB] = html_page(parts, made_by, notes, files).encode()
     content = {
         "acgpt": __version__,
         **{part.name: part.content for part in parts},
@@ -127,18 +128,24 @@ def page(parts: Sequence[Part], runs: Sequence[Run], notes: Sequence[str], files
             pieces += [f"## {plain_markdown(table.title)}", plain_markdown(table.caption), table.markdown().strip()]
         drawn = [f"{part.name}/{stem}.png" for stem in part.pictures if f"{part.name}/{stem}.png" in files]
         pieces += [f"![{Path(path).stem}]({path})" for path in drawn]
-    pieces += ["# Runs", *map(provenance, runs)]
+    pieces += ["# Runs"]
+    for run in runs:
+        command, took = provenance(run)
+        command = command.replace("`", "'")
+        pieces.append(f"* **{plain_markdown(run.name)}**: `{command}`; {plain_markdown(took)}.")
     pieces += [f"* {plain_markdown(note)}" for note in notes]
     return "\n\n".join(pieces) + "\n"
 
 
-def provenance(run: Run) -> str:
-    """Where the figures of a run come from."""
+def provenance(run: Run) -> tuple[str, str]:
+    """Where the figures of a run come from: its command, and what it took."""
     results, (texts, tokens) = run.results, run.budget
     versions = ", ".join(f"{name} {results['versions'].get(name)}" for name in ("acgpt", "torch", "transformers"))
-    command = " ".join(["acgpt", *map(str, results["command"][1:])]).replace("`", "'")
-    took = f"{texts:,} texts, {tokens:,} tokens, {results['seconds']:,.0f} s on {results['hardware']}; {versions}"
-    return f"* **{plain_markdown(run.name)}**: `{command}`; {plain_markdown(took)}."
+    command = " ".join(["acgpt", *map(str, results["command"][1:])])
+    return (
+        command,
+        f"{texts:,} texts, {tokens:,} tokens, {results['seconds']:,.0f} s on {results['hardware']}; {versions}",
+    )
 
 
 def described(run: Run) -> dict[str, Any]:

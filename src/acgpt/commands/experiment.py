@@ -1,0 +1,219 @@
+"""`acgpt experiment`: a grid of runs over a recipe, trained and evaluated cell by cell."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from acgpt.commands.options import emit, option
+from acgpt.commands.train import ChangesArgument, QuietOption, print_recipes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from acgpt.experiment import Cell
+    from acgpt.experiment_runner import State
+
+HELP = {
+    "file": "A YAML file, or the name of an experiment that comes with acgpt (see --list).",
+    "output": "The folder of the experiment. Default: what the file says.",
+    "only": "Some cells only: a number, a name or a pattern, 'ac-gpt-*'. May be repeated.",
+    "list": "List the cells and how far each has come; without FILE, the experiments that come with acgpt.",
+    "print": "Print a command for each cell that is not done, for a scheduler, and run none.",
+    "minutes": "Stop with a checkpoint after so many minutes (exit code 3); the same command goes on.",
+    "processes": "Train each cell with N processes, by torchrun.",
+    "json": "For programs: one JSON object in a line, with the keys named above.",
+}
+COLOURS = {"done": "green", "failed": "red", "training": "bold", "evaluating": "bold", "stopped": "yellow"}
+EVERY = 30.0  # seconds between two lines on a cell, where nobody is watching
+
+
+def experiment(
+    file: Annotated[str | None, typer.Argument(metavar="FILE", show_default=False, help=HELP["file"])] = None,
+    changes: ChangesArgument = None,
+    output: Annotated[str | None, option("--output", "-o", metavar="FOLDER", help=HELP["output"])] = None,
+    only: Annotated[list[str] | None, option("--only", metavar="CELL", help=HELP["only"])] = None,
+    list_cells: Annotated[bool, option("--list", help=HELP["list"])] = False,
+    print_commands: Annotated[bool, option("--print-commands", help=HELP["print"])] = False,
+    processes: Annotated[int, option("--nproc-per-node", metavar="N", min=1, help=HELP["processes"])] = 1,
+    minutes: Annotated[float | None, option("--minutes", metavar="N", help=HELP["minutes"])] = None,
+    quiet: QuietOption = False,
+    as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
+) -> None:
+    r"""Train and evaluate every cell of a grid: methods, r_max, sizes, seeds.
+
+    acgpt experiment --list
+    acgpt experiment tiny-cpu corpus=data/mine -o results/mine
+    acgpt experiment mine.yaml --list
+    acgpt experiment mine.yaml --only 'ac-gpt-*' --only gpt-seed0
+    acgpt experiment mine.yaml --print-commands > commands.txt
+    acgpt report results/mine -o report
+
+    A cell is a run of acgpt train in a folder of its own, then acgpt evaluate on
+    the splits that the file names. What is done is skipped; what was stopped, by
+    Ctrl-C, a signal, --minutes or a crash, goes on where it was. A cell that
+    fails does not stop the others, and several runners share one experiment
+    without collision. KEY=VALUE changes the recipe of all cells.
+    docs/experiments.md explains the file.
+
+    Exit code: 0 if all cells are done, 1 if one has failed, 3 if some are left.
+
+    Keys of --json:
+      output, done, failed, left (numbers of cells),
+      cells: number, cell (its name), folder, state (waiting, training,
+             evaluating, done, failed, stopped, elsewhere), step, steps, loss,
+             seconds, left (seconds), evaluated, evaluations (numbers), error,
+             commands
+    """
+    from acgpt.experiment import built_in, load_experiment
+
+    if file is None:
+        if not list_cells:
+            raise typer.BadParameter("name a FILE: a YAML file, or one of those that --list shows.")
+        print_recipes(built_in(), as_json)
+        return
+    loaded = load_experiment(file, changes or (), output)
+    cells = loaded.chosen(only or ())
+    from acgpt.experiment_runner import Runner, check_corpora, is_held, state_of
+
+    if print_commands:
+        words = ["acgpt", "experiment", file, *(changes or ()), *(("-o", output) if output else ())]
+        words += ["--nproc-per-node", str(processes)] if processes > 1 else []
+        for cell in cells:
+            if state_of(cell).state != "done":
+                print(shlex.join([*words, "--only", cell.name]))
+        return
+    if list_cells:
+        states = {cell.name: state_of(cell) for cell in cells}
+        held = {cell.name for cell in cells if states[cell.name].state != "done" and is_held(cell)}
+        show_all(loaded.output, cells, states, held, as_json)
+        return
+    check_corpora(cells)
+    with Display(cells, quiet) as display:
+        states = Runner(cells, processes=processes, minutes=minutes, show=display.show).run()
+    show_all(loaded.output, cells, states, set(), as_json)
+    counts = [state.state for state in states.values()]
+    if "failed" in counts:
+        raise typer.Exit(1)
+    if counts.count("done") < len(counts):
+        print("not all cells are done: the same command goes on.", file=sys.stderr)
+        raise typer.Exit(3)
+
+
+def show_all(output: str, cells: Sequence[Cell], states: Mapping[str, State], held: set[str], as_json: bool) -> None:
+    """All cells, for people or for programs; those that are `held` are at work elsewhere."""
+    from dataclasses import replace
+
+    from acgpt.experiment_runner import as_dict
+    from acgpt.show import Page, printable
+
+    states = {name: replace(each, state="elsewhere") if name in held else each for name, each in states.items()}
+    counts = [state.state for state in states.values()]
+    done, failed = counts.count("done"), counts.count("failed")
+    if as_json:
+        found = [{**as_dict(cell, states[cell.name]), "commands": cell.commands} for cell in cells]
+        totals = {"done": done, "failed": failed, "left": len(cells) - done - failed}
+        emit({"output": output, **totals, "cells": found})
+        return
+    page = Page()
+    page.width = page.width if page.is_terminal else max(page.width, 140)
+    page.print(table_of([(cell, states[cell.name]) for cell in cells]))
+    for cell in cells:
+        if error := states[cell.name].error:
+            page.note(printable(f"\n{cell.name}: {error}\n  {cell.log}"), "red")
+    page.note(printable(f"\n{output}: {done} of {len(cells)} cells done" + (f", {failed} failed" if failed else "")))
+
+
+def table_of(rows: Sequence[tuple[Cell, State]]) -> Table:
+    """A row a cell."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for heading in ("", "cell", "state", "step", "loss", "evaluated", "trained", "left"):
+        words = heading in ("cell", "state")
+        table.add_column(heading, justify="left" if words else "right", overflow="fold" if words else "ellipsis")
+    for cell, state in rows:
+        table.add_row(
+            str(cell.number),
+            Text(cell.name),
+            Text(state.state, COLOURS.get(state.state, "dim")),
+            "" if state.steps is None else f"{state.step:,}/{state.steps:,}",
+            "" if state.loss is None else f"{state.loss:.3f}",
+            f"{state.evaluated}/{state.evaluations}" if state.evaluations else "",
+            clock(state.seconds),
+            clock(state.left) if state.state != "done" else "",
+        )
+    return table
+
+
+def clock(seconds: float | None) -> str:
+    """Hours, minutes and seconds."""
+    return "" if seconds is None else str(timedelta(seconds=round(seconds)))
+
+
+class Display:
+    """The cells while they run: a live table on a terminal, else a line now and then, on standard error.
+
+    Args:
+        cells: All that will be run.
+        quiet: Show nothing.
+    """
+
+    def __init__(self, cells: Sequence[Cell], quiet: bool) -> None:
+        from rich.console import Console
+
+        from acgpt.experiment_runner import state_of
+
+        self.cells, self.quiet = cells, quiet
+        self.states = {cell.name: state_of(cell) for cell in cells}
+        self.console: Console = Console(stderr=True)
+        self.live: Any = None
+        self.said, self.when = "", 0.0
+
+    def __enter__(self) -> Display:
+        if self.console.is_terminal and not self.quiet:
+            from rich.live import Live
+
+            self.live = Live(console=self.console, auto_refresh=False, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def show(self, cell: Cell, state: State) -> None:
+        """What is known of a cell now."""
+        self.states[cell.name] = state
+        if self.live is not None:
+            self.live.update(table_of(self.window(cell)), refresh=True)
+        elif not self.quiet:
+            self.say(cell, state)
+
+    def window(self, cell: Cell) -> list[tuple[Cell, State]]:
+        """As many cells around this one as the terminal has lines for."""
+        size = max(3, self.console.height - 3)
+        start = max(0, min(self.cells.index(cell) - size // 2, len(self.cells) - size))
+        return [(each, self.states[each.name]) for each in self.cells[start : start + size]]
+
+    def say(self, cell: Cell, state: State) -> None:
+        """A line, if the state is new or the last line is long ago."""
+        now, news = time.monotonic(), f"{cell.name} {state.state} {state.evaluated}"
+        ends = state.state == "evaluating" and state.evaluated == state.evaluations  # the next word is: done
+        if ends or (news == self.said and now - self.when < EVERY):
+            return
+        self.said, self.when = news, now
+        words = [state.error or state.state]
+        if state.state == "training" and state.step:
+            words.append(f"step {state.step}/{state.steps}, loss {state.loss:.3f}, {clock(state.left)} left")
+        if state.state == "evaluating":
+            words.append(f"{state.evaluated}/{state.evaluations}")
+        print(f"[{cell.number}] {cell.name}: {', '.join(words)}", file=sys.stderr, flush=True)

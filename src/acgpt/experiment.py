@@ -1,0 +1,368 @@
+"""Experiments: a grid of runs over one recipe, cut into cells that know nothing of each other.
+
+    FILE.yaml ──► Experiment ──► Cell, Cell, …       each: acgpt train … --resume, then acgpt evaluate … for each set
+
+    OUTPUT/
+      CELL/                    the run's folder, as `run_folder` describes it
+      CELL/test-r_max0.6.json  an evaluation of what was trained
+      logs/CELL.txt            what the cell's commands said
+      locks/CELL               held while somebody works on the cell
+
+Whether a cell is done is read from its folder alone, so any number of runners, on any machines that share the disk, can
+work on one experiment, be stopped at any moment, and go on. `experiment_runner` runs them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from acgpt.conditioning import Conditioning, check_keys
+from acgpt.errors import InputError
+from acgpt.methods import method_of
+from acgpt.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change
+
+BUILT_IN = Path(__file__).parent / "experiments"
+LOGS, LOCKS = "logs", "locks"
+# What an axis might be called, and the key of a recipe that it is.
+AXES = ELSEWHERE | {"methods": "method", "sizes": "model", "size": "model", "models": "model", "seeds": "seed"}
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """What a cell is asked once it has been trained: `acgpt evaluate`, once for each split and r_max.
+
+    The evaluation set depends on these keys, the recipe's `length` and r_max alone, so cells of one r_max share it.
+
+    Args:
+        splits: Of the corpus, a list.
+        r_max: The largest shares of a text that are given, a list. Default: the cell's own; for a method that reads no
+            future, which has none, those of all other cells.
+        limit: The first texts of a split only. Default: all.
+        seed: Of the conditioning sets.
+        conditioning: The training distribution that is asked, if it is not the paper's: {b_max: 4}, say.
+        how: For a method by name, further ways to ask it where it leaves a choice, an evaluation more each, as
+            `acgpt evaluate --how` takes them: {sigma-gpt-random: [order=random]}.
+    """
+
+    splits: Sequence[str] = ("test",)
+    r_max: Sequence[float] | None = None
+    limit: int | None = None
+    seed: int = 0
+    conditioning: Mapping[str, Any] | None = None
+    how: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ways = self.how.values() if isinstance(self.how, Mapping) else [None]
+        if not all(isinstance(way, list | tuple) and all(isinstance(each, str) for each in way) for way in ways):
+            raise InputError(f"evaluate.how names lists of options by method, such as {{NAME: [a=1, 'a=2,b=3']}}, not "
+                             f"{self.how!r}.")  # fmt: skip
+        for name in ("splits", "r_max"):
+            values, kind = getattr(self, name), str if name == "splits" else float
+            if values is None and name == "r_max":
+                continue
+            if not isinstance(values, list | tuple) or not values:
+                raise InputError(f"evaluate.{name} must be a list, such as [{'test' if kind is str else 0.6}].")
+            object.__setattr__(self, name, tuple(checked(f"evaluate.{name}", value, kind) for value in values))
+        if any(not 0 <= r_max <= 1 for r_max in self.r_max or ()):
+            raise InputError(f"evaluate.r_max are shares, from 0 to 1, not {list(self.r_max or ())}.")
+        if checked("evaluate.limit", self.limit, int | None) is not None and (self.limit or 0) < 1:
+            raise InputError(f"evaluate.limit must be at least 1, not {self.limit}.")
+        if checked("evaluate.seed", self.seed, int) < 0:
+            raise InputError(f"evaluate.seed must be at least 0, not {self.seed}.")
+        if self.conditioning is not None:
+            Conditioning.from_dict(self.conditioning)
+
+    def name(self, split: str, r_max: float, way: str = "") -> str:
+        """What the file of an evaluation is called, without its ending: all that decides what is asked, and how."""
+        words = [re.sub(r"[^\w.]+", "_", split).lstrip(".") or "_", f"r_max{r_max:g}"]
+        words += [f"first{self.limit}"] if self.limit is not None else []
+        words += [f"seed{self.seed}"] if self.seed else []
+        if self.conditioning is not None:
+            text = json.dumps(Conditioning.from_dict(self.conditioning).as_dict(), sort_keys=True)
+            words.append(hashlib.sha256(text.encode()).hexdigest()[:8])
+        words += [re.sub(r"[^\w.]+", "_", way)] if way else []
+        return "-".join(words)
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One run of an experiment, and the evaluations of what it trains.
+
+    Args:
+        number: From 1, in the order of the file.
+        name: Of its folder: the values that the grid gives it.
+        recipe: Its recipe; `recipe.output` is its folder.
+        train: The words that follow `acgpt` to train it.
+        evaluations: The words that follow `acgpt` for each evaluation, by the file that it writes.
+    """
+
+    number: int
+    name: str
+    recipe: Recipe
+    train: tuple[str, ...]
+    evaluations: Mapping[Path, tuple[str, ...]]
+
+    @property
+    def folder(self) -> Path:
+        """Of its run."""
+        return Path(self.recipe.output)
+
+    @property
+    def log(self) -> Path:
+        """What its commands said."""
+        return self.folder.parent / LOGS / f"{self.name}.txt"
+
+    @property
+    def lock(self) -> Path:
+        """Held while somebody works on it."""
+        return self.folder.parent / LOCKS / self.name
+
+    @property
+    def commands(self) -> list[str]:
+        """What it comes to, for a shell."""
+        return [shlex.join(["acgpt", *words]) for words in (self.train, *self.evaluations.values())]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A grid of runs over one recipe.
+
+    Args:
+        recipe: A YAML file, beside this one or as a path, or the name of a recipe that comes with acgpt.
+        output: The folder of the experiment; each cell gets one in it.
+        grid: Keys of the recipe, and for each a list of values: every combination is a cell. Or a list of such grids,
+            whose cells come one after the other. A method that reads no future has one cell for all values of
+            `conditioning`.
+        set: Keys of the recipe that are otherwise in all cells.
+        evaluate: What each cell is asked once it is trained (below). Default: nothing beyond what training asks.
+    """
+
+    recipe: str
+    output: str
+    grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
+    set: Mapping[str, Any] = field(default_factory=dict)
+    evaluate: Evaluations | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("recipe", "output"):
+            if not isinstance(value := getattr(self, name), str) or not value:
+                raise InputError(f"{name} must be text, not {value!r}.")
+        known = tuple(each.name for each in fields(Recipe))
+        check_axes(self.set, known, "set")
+        if not self.grids or not all(self.grids):
+            raise InputError("grid has no values: name keys of the recipe, each with a list, such as seed: [0, 1, 2].")
+        for grid in self.grids:
+            check_axes(grid, known, "grid")
+            for key, values in grid.items():
+                if not isinstance(values, list | tuple) or not values:
+                    raise InputError(f"grid: {key} must be a list of values, such as [{values}], not {values!r}.")
+                for one in self.set:
+                    if one == key or one.startswith(f"{key}."):
+                        raise InputError(f"{one} is in set, and {key} in the grid: leave one of them out.")
+        self.cells  # noqa: B018  (they are checked by being made)
+
+    @property
+    def grids(self) -> Sequence[Mapping[str, Sequence[Any]]]:
+        """One or more."""
+        return [self.grid] if isinstance(self.grid, Mapping) else self.grid
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """Every combination, each once."""
+        recipes: dict[str, tuple[list[str], Recipe]] = {}
+        for chosen in self.combinations():
+            name = "-".join(label(key, value) for key, value in chosen.items())
+            output = str(Path(self.output) / name)
+            changes = [written(key, value) for key, value in {**self.set, **chosen, "output": output}.items()]
+            if name in recipes:
+                if changes != recipes[name][0]:
+                    raise InputError(f"two cells are called {name}: their values differ in odd characters only.")
+                continue
+            if name in (LOGS, LOCKS):
+                raise InputError(f"a cell cannot be called {name}.")
+            try:
+                recipes[name] = changes, load_recipe(self.recipe, changes)
+            except InputError as error:
+                raise InputError(f"cell {name}: {error}") from error
+        shares = sorted({recipe.distribution.r_max for _, recipe in recipes.values() if reads_future(recipe)})
+        return tuple(
+            Cell(
+                number,
+                name,
+                recipe,
+                ("train", self.recipe, *changes, "--resume"),
+                {} if self.evaluate is None else evaluations(recipe, self.evaluate, shares),
+            )
+            for number, (name, (changes, recipe)) in enumerate(recipes.items(), start=1)
+        )
+
+    def combinations(self) -> Iterator[dict[str, Any]]:
+        """The values of each cell by key; where nothing is given in training, those of `conditioning` are left out."""
+        for grid in self.grids:
+            for values in product(*grid.values()):
+                chosen = dict(zip(grid, values, strict=True))
+                method = chosen.get("method", self.set.get("method"))
+                if method is None:
+                    method = load_recipe(self.recipe, [written(key, value) for key, value in self.set.items()]).method
+                if not reads_future(method):
+                    chosen = {key: value for key, value in chosen.items() if key.partition(".")[0] != "conditioning"}
+                yield chosen
+
+    def chosen(self, only: Iterable[str] = ()) -> list[Cell]:
+        """The cells of these numbers, names or patterns (`ac-gpt-*`), in the order of the file; all, for none.
+
+        Raises:
+            InputError: One of them is no cell.
+        """
+        found: set[str] = set()
+        for each in only:
+            mine = {cell.name for cell in self.cells if each in (cell.name, str(cell.number))}
+            mine = mine or {cell.name for cell in self.cells if fnmatchcase(cell.name, each)}
+            if not mine:
+                near = get_close_matches(each, [cell.name for cell in self.cells], n=1)
+                hint = f"did you mean {near[0]}?" if near else f"they have the numbers 1 to {len(self.cells)}."
+                raise InputError(f"there is no cell {each}: {hint} --list shows them.")
+            found |= mine
+        return [cell for cell in self.cells if not found or cell.name in found]
+
+
+def reads_future(recipe: Recipe | str) -> bool:
+    """Does the method read given tokens that stand after an asked one? One that is not known is found out later."""
+    name = recipe.method if isinstance(recipe, Recipe) else recipe
+    try:
+        return method_of(str(name)).reads_future
+    except InputError:
+        return True
+
+
+def evaluations(recipe: Recipe, wanted: Evaluations, shares: Sequence[float]) -> dict[Path, tuple[str, ...]]:
+    """The commands that evaluate a cell, by the files that they write; `shares` are the r_max of all other cells."""
+    own = (recipe.distribution.r_max,)
+    r_maxes = wanted.r_max or (own if reads_future(recipe) else shares or own)
+    folder = Path(recipe.output)
+    asked = (recipe.base, "--adapter", str(folder / "adapter")) if recipe.lora else (str(folder / "model"),)
+    model, *adapter = asked
+    options = ["--length", str(recipe.length), "--seed", str(wanted.seed)]
+    options += ["--limit", str(wanted.limit)] if wanted.limit is not None else []
+    options += ["--conditioning", json.dumps(wanted.conditioning)] if wanted.conditioning is not None else []
+    options += ["--device", recipe.device] if recipe.device != "auto" else []
+    found: dict[Path, tuple[str, ...]] = {}
+    for split, r_max, way in product(wanted.splits, r_maxes, ("", *wanted.how.get(recipe.method, ()))):
+        path = folder / f"{wanted.name(split, r_max, way)}.json"
+        how = [word for each in way.split(",") if each for word in ("--how", each)]
+        words = ["evaluate", model, recipe.corpus, *adapter, "--split", split, "--r-max", f"{r_max:g}", *options, *how]
+        found[path] = (*words, "-o", str(path))
+    return found
+
+
+# ---- keys and values ------------------------------------------------------------------------------------------------
+
+
+def check_axes(keys: Any, known: tuple[str, ...], where: str) -> None:
+    """Refuse what is no mapping, and keys that a recipe does not have; suggest the one that was meant."""
+    if not isinstance(keys, Mapping):
+        raise InputError(f"{where} must be a mapping of keys of the recipe, not {keys!r}.")
+    for key in keys:
+        if key in AXES:
+            raise InputError(f"{where} has no key {key!r}: here it is {AXES[key]!r}.")
+        check_keys({str(key).partition(".")[0]: None}, known, where)
+        if key == "output":
+            raise InputError(f"{where} cannot name an output: every cell gets a folder in that of the experiment.")
+
+
+def label(key: str, value: Any) -> str:
+    """A value in the name of a cell: of methods and sizes the name, of others with the key, `r_max0.6`."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    text = re.sub(r"[^\w.+-]+", "_", text).strip("_.")
+    return text if key in ("method", "model") else key.rpartition(".")[2] + text
+
+
+def written(key: str, value: Any) -> str:
+    """`key=value` as `acgpt train` reads it."""
+    if isinstance(value, str) and (kinds().get(key) is str or as_yaml(value) == value):
+        return f"{key}={value}"
+    return f"{key}={json.dumps(value)}"
+
+
+def as_yaml(text: str) -> Any:
+    """What YAML takes a text for; `None` for what is no YAML."""
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError:
+        return None
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def built_in() -> dict[str, str]:
+    """The experiments that come with acgpt, by name, and the line with which each begins."""
+    files = sorted(BUILT_IN.glob("*.yaml"))
+    return {path.stem: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for path in files}
+
+
+def load_experiment(name: str | Path, changes: Sequence[str] = (), output: str | Path | None = None) -> Experiment:
+    """An experiment from its file.
+
+    Args:
+        name: A YAML file, or the name of an experiment that comes with acgpt.
+        changes: `key=value` each, keys of the recipe that are otherwise in all cells; they go before those of `set`.
+        output: The folder of the experiment, instead of the file's.
+
+    Raises:
+        InputError: The file cannot be read, or a key or value is wrong; the message says which was probably meant.
+    """
+    path = Path(name)
+    if not path.is_file() and str(name).removesuffix(".yaml") in built_in():
+        path = BUILT_IN / f"{path.name.removesuffix('.yaml')}.yaml"
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        near = get_close_matches(str(name), built_in(), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise InputError(
+            f"cannot read the experiment {name} ({error}): {hint}Name a YAML file, or one of acgpt's own: "
+            f"{', '.join(built_in())}."
+        ) from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{name} is not an experiment in YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{name} must be a mapping of keys to values, not {type(content).__name__}.")
+    if output is not None:
+        content["output"] = str(output)
+    if isinstance(recipe := content.get("recipe"), str) and (path.parent / recipe).is_file():
+        content["recipe"] = str(path.parent / recipe)
+    return make(content, str(name), changes)
+
+
+def make(content: Mapping[str, Any], source: str, changes: Sequence[str] = ()) -> Experiment:
+    """An experiment from its keys and values; `source` names it in errors."""
+    content = dict(content)
+    check_keys(content, tuple(each.name for each in fields(Experiment)), source)
+    for key in ("recipe", "output", "grid"):
+        if key not in content:
+            raise InputError(f"{source} has no {key}: an experiment has a recipe, an output and a grid.")
+    try:
+        if changes and isinstance(content.setdefault("set", {}), Mapping):
+            content["set"] = {**content["set"], **dict(map(read_change, changes))}
+        if content.get("evaluate") is not None:
+            if not isinstance(content["evaluate"], Mapping):
+                raise InputError(f"evaluate must be a mapping such as {{splits: [test]}}, not {content['evaluate']!r}.")
+            check_keys(content["evaluate"], tuple(each.name for each in fields(Evaluations)), "evaluate")
+            content["evaluate"] = Evaluations(**content["evaluate"])
+        return Experiment(**content)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error

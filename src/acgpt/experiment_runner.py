@@ -1,0 +1,274 @@
+"""Running the cells of an experiment, one after the other, each by the commands that it consists of.
+
+A cell's commands are processes of their own: what one of them does wrong, or to the memory, concerns no other cell. The
+runner holds the cell's lock, passes signals on, and reads from the run's folder how far it has come.
+
+    waiting ──► training ──► evaluating ──► done
+                   │              │
+                   └──────┬───────┘
+               failed, or stopped (by a signal, or because time is up)        elsewhere: another runner has the cell
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from acgpt.corpus import Corpus
+from acgpt.errors import InputError, OutputError
+from acgpt.experiment import Cell
+from acgpt.run_folder import CONFIG, LOG, RESULTS, check_same
+from acgpt.training_log import read_log
+
+PROGRAM = (sys.executable, "-m", "acgpt")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+STOPPED = 3  # the exit code of a training run that was asked to stop
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # all mean: stop, so that it can go on later
+ALL = ("waiting", "training", "evaluating", "done", "failed", "stopped", "elsewhere")
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a cell has come.
+
+    Args:
+        state: One of `ALL`.
+        step: The last that its log has, or from which it would go on.
+        steps: Of how many; `None` if it has not begun.
+        loss: The last.
+        seconds: That it has trained.
+        left: Seconds of training to go, at the rate so far.
+        evaluated: How many of its evaluations are there.
+        evaluations: Of how many.
+        error: Why it failed.
+    """
+
+    state: str
+    step: int = 0
+    steps: int | None = None
+    loss: float | None = None
+    seconds: float | None = None
+    left: float | None = None
+    evaluated: int = 0
+    evaluations: int = 0
+    error: str | None = None
+
+
+def state_of(cell: Cell) -> State:
+    """How far a cell has come, from its folder: done, stopped, failed if the folder is another run's, or waiting."""
+    there = [path for path in cell.evaluations if path.exists()]
+    state = State("waiting", evaluated=len(there), evaluations=len(cell.evaluations))
+    if not (cell.folder / CONFIG).exists():
+        return state
+    try:
+        check_same(cell.folder, cell.recipe)
+        config = json.loads((cell.folder / CONFIG).read_text(encoding="utf-8"))
+        steps, rows = int(config["steps"]), read_log(cell.folder / LOG)
+    except (InputError, OSError, ValueError, KeyError) as error:
+        return replace(state, state="failed", error=str(error))
+    last = rows[-1] if rows else {}
+    trained = (cell.folder / RESULTS).exists()
+    step, seconds = int(last.get("step", 0)), float(last.get("seconds", 0))
+    return replace(
+        state,
+        state="done" if trained and len(there) == len(cell.evaluations) else "stopped",
+        step=step,
+        steps=steps,
+        loss=last.get("loss"),
+        seconds=seconds,
+        left=0.0 if trained else seconds / step * (steps - step) if step else None,
+    )
+
+
+def check_corpora(cells: Sequence[Cell]) -> None:
+    """Find out before hours of training that a corpus, or a split that is to be evaluated, is not there.
+
+    Raises:
+        InputError: So it is.
+    """
+    for place in dict.fromkeys(cell.recipe.corpus for cell in cells):
+        if not place:
+            raise InputError("the recipe names no corpus: add corpus=FOLDER.")
+        corpus = Corpus.open(place)
+        for cell in cells:
+            for words in cell.evaluations.values() if cell.recipe.corpus == place else ():
+                corpus.tokens(words[words.index("--split") + 1])
+
+
+@contextlib.contextmanager
+def held(cell: Cell) -> Iterator[int | None]:
+    """The lock of a cell, as a descriptor that its processes inherit; `None` if somebody else has it (Unix only).
+
+    The system lets go of it when the last process that has it ends, however it ends.
+    """
+    try:
+        cell.lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(cell.lock, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {cell.lock}: {error.strerror}. Make room there, or name another -o."
+        ) from error
+    try:
+        if os.name == "posix":
+            import fcntl
+
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield None
+                return
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_held(cell: Cell) -> bool:
+    """Does somebody work on it?"""
+    if not cell.lock.exists():
+        return False
+    with held(cell) as descriptor:
+        return descriptor is None
+
+
+class Runner:
+    """Runs cells.
+
+    Args:
+        cells: Those to run, in this order.
+        processes: That train one together, by torchrun; 1 is without it.
+        minutes: After so many it stops, as it does when it is asked to.
+        show: Called with a cell and its state whenever the state may have changed, about once a second.
+    """
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        *,
+        processes: int = 1,
+        minutes: float | None = None,
+        show: Callable[[Cell, State], object] = lambda cell, state: None,
+    ) -> None:
+        if minutes is not None and not minutes > 0:
+            raise InputError(f"the minutes that an experiment may take must be above 0, not {minutes}.")
+        if processes < 1:
+            raise InputError(f"a cell is trained by at least one process, not by {processes}.")
+        self.cells, self.processes, self.show = cells, processes, show
+        self.end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        self.asked = 0  # how often somebody has asked to stop
+        self.child: subprocess.Popen[bytes] | None = None
+
+    def stops(self) -> bool:
+        """Is it time to stop?"""
+        return self.asked > 0 or time.monotonic() >= self.end
+
+    def run(self) -> dict[str, State]:
+        """Run all of them that are not done; what became of each, by name.
+
+        A cell that fails does not keep the others from running. Ctrl-C, SIGTERM and SIGHUP stop the cell that runs,
+        with a checkpoint, and leave the rest; a second Ctrl-C does not wait for the checkpoint.
+        """
+        states = {}
+        with self.listening():
+            for cell in self.cells:
+                states[cell.name] = state = self.take(cell)
+                self.show(cell, state)
+        return states
+
+    def take(self, cell: Cell) -> State:
+        """Run one cell, unless it is done, time is up, or somebody else has it."""
+        before = state_of(cell)
+        if before.state in ("done", "failed") or self.stops():
+            return before
+        with held(cell) as lock:
+            if lock is None:
+                return replace(before, state="elsewhere")
+            for path, words in ((None, cell.train), *cell.evaluations.items()):
+                if (path or cell.folder / RESULTS).exists():
+                    continue
+                if self.stops():
+                    return stopped(cell)
+                if error := self.execute(cell, words, lock):
+                    return replace(state_of(cell), state="failed", error=error) if not self.stops() else stopped(cell)
+            return state_of(cell)
+
+    def execute(self, cell: Cell, words: Sequence[str], lock: int) -> str | None:
+        """One command of a cell; why it failed, if it did."""
+        trains = words[0] == "train"
+        program = (*TORCHRUN, str(self.processes), "-m", "acgpt") if trains and self.processes > 1 else PROGRAM
+        if trains and self.end < math.inf:
+            words = (*words, "--minutes", f"{max(0.01, (self.end - time.monotonic()) / 60):.2f}")
+        cell.log.parent.mkdir(parents=True, exist_ok=True)
+        with cell.log.open("ab") as log:
+            log.write(f"$ {shlex.join(['acgpt', *words])}\n".encode())
+            log.flush()
+            # A session of its own: Ctrl-C comes to the runner, which passes it on.
+            self.child = subprocess.Popen(
+                [*program, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True, pass_fds=(lock,) if os.name == "posix" else (),
+            )  # fmt: skip
+            if self.asked:  # while it was started
+                self.child.terminate()
+            while self.child.poll() is None:
+                self.show(cell, replace(state_of(cell), state="training" if trains else "evaluating", error=None))
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.child.wait(1 if not self.asked else 0.1)
+            code, self.child = self.child.returncode, None
+        if code == 0:
+            return None
+        if code == STOPPED and trains:
+            self.end = min(self.end, time.monotonic())  # somebody else has asked it to stop: so do we
+        return f"acgpt {words[0]} ended with code {code}: {last_line(cell.log)}"
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within, signals that ask to stop are passed on to the command that runs."""
+
+        def handle(number: int, where: Any) -> None:
+            self.asked += 1
+            if (child := self.child) is None or child.poll() is not None:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                if self.asked > 1 and number == signal.SIGINT and os.name == "posix":
+                    os.killpg(child.pid, signal.SIGKILL)  # the user will not wait
+                else:
+                    child.terminate()
+
+        main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
+        numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+        heard = [each for each in numbers if main and signal.getsignal(each) != signal.SIG_IGN]
+        before = {each: signal.signal(each, handle) for each in heard}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+def stopped(cell: Cell) -> State:
+    """A cell that was asked to stop: where it will go on."""
+    state = state_of(cell)
+    return state if state.state == "done" else replace(state, state="stopped")
+
+
+def last_line(log: Path) -> str:
+    """What a command said last."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    found = [line for line in lines if line]
+    return next((line for line in reversed(found) if line.startswith("error:")), found[-1])[:500]
+
+
+def as_dict(cell: Cell, state: State) -> dict[str, Any]:
+    """A cell and its state for programs."""
+    return {"number": cell.number, "cell": cell.name, "folder": str(cell.folder), **asdict(state)}

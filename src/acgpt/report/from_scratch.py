@@ -1,0 +1,330 @@
+"""Training from scratch, as in the paper's ablation: every method in the five modes, by size and r_max.
+
+Runs that differ in their seed only are one row: the mean of their perplexities and its standard deviation. Rows may be
+compared if they are of one size, have read as much of the same text, and were asked the same evaluation set.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from acgpt.modes import MODES, WITHOUT_FUTURE
+from acgpt.recipe import FREE
+from acgpt.report import pictures
+from acgpt.report.part import Part
+from acgpt.report.pictures import Curve, Panel
+from acgpt.report.runs import Measured, Run, sets_in_words
+from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, rank
+
+PAPER = Path(__file__).parent.parent / "paper" / "from_scratch.json"
+R_MAX = 0.6  # of the paper's main results
+
+COLUMNS = (
+    Column("from", "from", terminal=False),
+    Column("r_max", "r_max", r"$r_{\max}$", "g"),
+    Column("method", "method"),
+    Column("corpus", "corpus", terminal=False),
+    Column("texts", "texts read", form=",", terminal=False),
+    Column("unconditional", "unconditional", form=".2f", best=min, spread=True),
+    Column("infilling", "infilling", form=".2f", best=min, spread=True),
+    Column("training", "training", form=".2f", best=min, spread=True),
+    Column("infilling-no-future", "infilling no future", form=".2f", best=min, spread=True),
+    Column("training-no-future", "training no future", form=".2f", best=min, spread=True),
+    Column("seeds", "seeds", form="d"),
+    Column("set", "set"),
+)
+CAPTION = (
+    "Perplexity, lower is better: mean ± standard deviation over seeds (of a sample; none for a single seed). r_max "
+    "is that of the evaluation set. Bold: the best of the exact numbers of one size that have read as much of the same "
+    "text and were asked the same set. ≤ is a bound and is not ranked; -- is what a method cannot answer."
+)
+OTHERS = (
+    "The paper's rows are of other texts, budgets and evaluation sets: compare the order of the methods, not the "
+    "levels. They are bold by the same rule, as they are printed."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """Runs that differ in their seed only, on one evaluation set.
+
+    Args:
+        runs: One a seed.
+        measured: The evaluation of each, on the same set, asked in the same way.
+    """
+
+    runs: tuple[Run, ...]
+    measured: tuple[Measured, ...]
+
+    @property
+    def first(self) -> Run:
+        """Any of the runs: what is asked of it here is the same for all."""
+        return self.runs[0]
+
+    @property
+    def asked(self) -> Measured:
+        """Any of the evaluations, likewise."""
+        return self.measured[0]
+
+    @property
+    def method(self) -> str:
+        """Its name."""
+        return str(self.first.recipe["method"])
+
+    @property
+    def r_max(self) -> float:
+        """Of the evaluation set."""
+        return float(self.asked.set.get("r_max") or 0.0)
+
+    @property
+    def own(self) -> bool:
+        """Was it asked at the r_max that it was trained with? What has no r_max is at home everywhere."""
+        return self.first.causal or self.first.r_max == self.r_max
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """What has the same may be compared."""
+        return self.first.size, self.first.results["corpus_hash"], self.first.budget, self.asked.hash
+
+    @cached_property
+    def modes(self) -> dict[str, Mean | None]:
+        """The perplexity in each mode."""
+        found: dict[str, Mean | None] = {}
+        for mode in MODES:
+            values = [value for each in self.measured if (value := each.modes[mode]) is not None]
+            found[mode] = Mean.of(values, self.asked.bound) if values else None
+        return found
+
+    @property
+    def note(self) -> str | None:
+        """What a footnote has to say."""
+        words = []
+        if not self.own:
+            words.append(f"trained with r_max {self.first.r_max:g}")
+        for mode, mean in self.modes.items():
+            if mean is not None and mean.runs != len(self.runs):
+                words.append(f"{mode}: {mean.runs} of {len(self.runs)} seeds")
+        return "; ".join(words) + "." if words else None
+
+
+def variant(run: Run) -> dict[str, Any]:
+    """All that decides what a run has learnt, but for its seed."""
+    left_out = FREE | {"seed", "final_texts"} | ({"conditioning"} if run.causal else set())
+    kept = {key: value for key, value in run.recipe.items() if key not in left_out and not key.startswith("eval_")}
+    return {**kept, "corpus": run.results["corpus_hash"], "budget": run.budget}
+
+
+def entries_of(runs: Sequence[Run]) -> tuple[list[Entry], list[str]]:
+    """The rows that runs come to, in the order of the runs; and notes on runs that repeat another."""
+    groups: dict[tuple[str, str, str], dict[int, tuple[Run, Measured]]] = {}
+    notes = {}
+    for run in runs:
+        described, seed = json.dumps(variant(run), sort_keys=True), run.seed
+        for each in run.evaluations:
+            seeds = groups.setdefault((described, each.hash, each.options), {})
+            if seed in seeds:
+                notes[run] = f"{run.name} repeats {seeds[seed][0].name}, seed {seed} included: left out."
+            else:
+                seeds[seed] = run, each
+    pairs = [list(seeds.values()) for seeds in groups.values()]
+    return [Entry(tuple(run for run, _ in each), tuple(m for _, m in each)) for each in pairs], list(notes.values())
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def make(runs: Sequence[Run]) -> Part | None:
+    """The part on training from scratch; `None` if no run is one."""
+    scratch = [run for run in runs if not run.base]
+    if not scratch:
+        return None
+    paper = json.loads(PAPER.read_text(encoding="utf-8"))
+    entries, notes = entries_of(scratch)
+    part = Part("from-scratch", "Training from scratch", {"splits": {}, "paper": paper["source"]}, {}, notes=notes)
+    for split in dict.fromkeys(entry.asked.split for entry in entries):
+        own = [entry for entry in entries if entry.asked.split == split]
+        names = in_words(own, paper["methods"])
+        folder = file_name(split)
+        while any(stem.startswith(f"{folder}/") for stem in part.tables):  # a name that differs in odd characters only
+            folder += "_"
+        content = {}
+        for size in sizes_of(own, paper):
+            table = ablation(split, size, [entry for entry in own if entry.first.size == size], names, paper)
+            part.tables[f"{folder}/{file_name(size)}"] = table
+            content[size] = table.as_dicts()
+        part.content["splits"][split] = content
+        add_pictures(part, folder, own, names, paper)
+    return part
+
+
+def in_words(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry, str]:
+    """What each row is called: the method, and what tells it from others of the method that were asked the same."""
+    names = {}
+    for entry in entries:
+
+        def kind(each: Entry) -> tuple[object, ...]:
+            return each.method, each.group, each.asked.options, each.own
+
+        mine, peers = variant(entry.first), [variant(each.first) for each in entries if kind(each) == kind(entry)]
+        differing = [key for key in mine if any(peer.get(key) != mine[key] for peer in peers)]
+        words = [f"{key} {json.dumps(mine[key]).strip(chr(34))}" for key in differing]
+        options = [entry.asked.options] if entry.asked.options else []
+        names[entry] = ", ".join([titles.get(entry.method, entry.method), *options, *words])
+    return names
+
+
+def ablation(
+    split: str, size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
+) -> Table:
+    """One size's table, by r_max, then by method as the paper orders them; after each r_max the paper's own rows."""
+    groups = list(dict.fromkeys(entry.group for entry in entries))
+    ordered = sorted(
+        entries,
+        key=lambda each: (each.r_max, groups.index(each.group), place(each.method, paper), each.asked.options),
+    )
+    rows = []
+    for entry in ordered:
+        about: dict[str, Cell] = {"from": "here", "r_max": entry.r_max, "method": names[entry]}
+        about |= {"corpus": entry.first.corpus, "texts": entry.first.budget[0]}
+        cells = {**about, **entry.modes, "seeds": len(entry.runs), "set": entry.asked.hash[:8]}
+        rows.append(Row(cells, entry.group, entry.note))
+    theirs = paper_rows(paper, size, {entry.r_max for entry in entries})
+    caption = f"{CAPTION} {sets_in_words([entry.asked for entry in ordered])}" + (f" {OTHERS}" if theirs else "")
+    title = f"{paper['sizes'].get(size, size)}, {split}"
+    beside = sorted([*rows, *theirs], key=lambda row: (row.cells["r_max"], row.paper))
+    return Table(title, caption, COLUMNS, tuple(beside), "method")
+
+
+def place(method: str, paper: Mapping[str, Any]) -> int:
+    """Where the paper's tables have a method; what they have not comes last."""
+    return [*paper["methods"], method].index(method)
+
+
+def paper_rows(paper: Mapping[str, Any], size: str, r_maxes: set[float]) -> list[Row]:
+    """The paper's own rows of a size."""
+    rows = []
+    for found in paper["perplexities"]:
+        if found["model"] == size and found["r_max"] in r_maxes:
+            about: dict[str, Cell] = {"from": "paper", "r_max": found["r_max"], "corpus": found["corpus"]}
+            about |= {"method": paper["methods"][found["method"]], "seeds": paper["seeds"].get(found["corpus"])}
+            group = ("paper", found["corpus"], found["r_max"])
+            rows.append(Row({**about, **paper_modes(paper, found)}, group, paper=True))
+    return rows
+
+
+def paper_modes(paper: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Mean | None]:
+    """A row of the paper in each mode."""
+    digits = paper["digits"][found["corpus"]]
+    pairs = {mode: found[mode] for mode in MODES}
+    return {mode: Mean(pair[0], pair[1], digits=digits) if pair else None for mode, pair in pairs.items()}
+
+
+# ---- pictures -------------------------------------------------------------------------------------------------------
+
+
+def add_pictures(
+    part: Part, folder: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
+) -> None:
+    """The pictures of one split."""
+    panels = main_panels(entries, names, paper)
+    colours = dict(zip(paper["methods"], pictures.METHODS, strict=True))
+    drawn = {
+        "main": (
+            partial(pictures.methods, panels, colours),
+            f"Perplexity of each method in the five modes ({'; '.join(panel.title for panel in panels)}). Lower is "
+            "better; hatched bars are bounds. The tables have the numbers.",
+        )
+    }
+    both = [each for panel in panels if (each := with_and_without(panel)).rows]
+    if any(not panel.paper for panel in both):
+        drawn["future"] = (
+            partial(pictures.with_and_without, both),
+            "Perplexity on the training distribution with the future (dark) and without it (light), and by how much "
+            "the future lowers it, for the methods that answer both exactly. What is over twice as bad as the best is "
+            "in the tables only.",
+        )
+    curves = [(size, found) for size in sizes_of(entries, paper) if (found := sweep(size, entries, names, paper))]
+    if curves:
+        titled = [(paper["sizes"].get(size, size), found) for size, found in curves]
+        drawn["r_max"] = (
+            partial(pictures.ranges, titled, colours),
+            "Perplexity by r_max, on the training distribution and with nothing given, of models that were trained and "
+            "asked at the same r_max; each r_max has an evaluation set of its own. Dashed: the paper's.",
+        )
+    for stem, (draw, words) in drawn.items() if panels else ():
+        part.pictures[f"{folder}/{stem}"], part.captions[f"{folder}/{stem}"] = draw, words
+
+
+def sizes_of(entries: Sequence[Entry], paper: Mapping[str, Any]) -> list[str]:
+    """The sizes: those of the paper in its order, then others."""
+    found = dict.fromkeys(entry.first.size for entry in entries)
+    return [
+        *(size for size in paper["sizes"] if size in found),
+        *(size for size in found if size not in paper["sizes"]),
+    ]
+
+
+def main_panels(entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]) -> list[Panel]:
+    """Of each size the methods at the r_max of the paper's main results, or that of most; beside it the paper's."""
+    panels = []
+    for size in sizes_of(entries, paper):
+        groups: dict[object, list[Entry]] = {}
+        for entry in entries:
+            if entry.first.size == size and entry.own:
+                groups.setdefault(entry.group, []).append(entry)
+        if not groups:
+            continue
+        best = max(groups.values(), key=lambda group: (group[0].r_max == R_MAX, len(group)))
+        best.sort(key=lambda entry: (place(entry.method, paper), entry.asked.options))
+        r_max, name = best[0].r_max, paper["sizes"].get(size, size)
+        rows = tuple((names[entry], entry.method, entry.modes) for entry in best)
+        panels.append(Panel(f"{name}, r_max {r_max:g}", rows))
+        found = [row for row in paper["perplexities"] if (row["model"], row["r_max"]) == (size, r_max)]
+        for corpus in dict.fromkeys(row["corpus"] for row in found):
+            theirs = [row for row in found if row["corpus"] == corpus]
+            rows = tuple((paper["methods"][row["method"]], row["method"], paper_modes(paper, row)) for row in theirs)
+            panels.append(Panel(f"the paper: {name}, r_max {r_max:g}, {corpus}", rows, paper=True))
+    return panels
+
+
+def with_and_without(panel: Panel) -> Panel:
+    """The panel with those methods alone that answer the training distribution with the future and without, exactly.
+
+    Like the paper's, it is on those that compete: what is over twice as bad as the best without the future is left out.
+    """
+    pasts = {name: rank(modes[WITHOUT_FUTURE["training"]]) for name, _, modes in panel.rows}
+    best = min((past for past in pasts.values() if past is not None), default=0.0)
+    kept = [
+        row for row in panel.rows
+        if rank(row[2]["training"]) is not None and (past := pasts[row[0]]) is not None and past <= 2 * best
+    ]  # fmt: skip
+    return replace(panel, rows=tuple(kept))
+
+
+def sweep(size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]) -> list[Curve]:
+    """The curves of a size over r_max, the paper's beside them; none if there is but one r_max."""
+    found: dict[str, list[Entry]] = {}
+    for entry in sorted(entries, key=lambda each: each.r_max):
+        if entry.first.size == size and entry.own and not entry.asked.bound:
+            same = variant(entry.first)
+            if "conditioning" in same:
+                same["conditioning"] = {key: value for key, value in same["conditioning"].items() if key != "r_max"}
+            asked = [entry.asked.set.get(key) for key in ("texts", "length", "seed", "corpus_hash")]
+            found.setdefault(json.dumps([same, asked, entry.asked.options], sort_keys=True), []).append(entry)
+    curves = []
+    for own in found.values():
+        if len({entry.r_max for entry in own}) > 1:
+            points = tuple((entry.r_max, entry.modes) for entry in own)
+            curves.append(Curve(names[own[0]], own[0].method, points))
+    curves.sort(key=lambda curve: place(curve.method, paper))
+    for method in dict.fromkeys(curve.method for curve in curves):
+        rows = [row for row in paper["perplexities"] if (row["model"], row["method"]) == (size, method)]
+        points = tuple((row["r_max"], paper_modes(paper, row)) for row in rows if row["corpus"] == "WikiText-103")
+        if points:
+            curves.append(Curve(f"{paper['methods'][method]}, the paper", method, points, paper=True))
+    return curves

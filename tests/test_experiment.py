@@ -1,0 +1,547 @@
+"""Experiments: what a file comes to, what is refused in it, and cells that are run, fail, are stopped and go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from runs import SMALL, Command, until, write_corpus
+from typer.testing import CliRunner
+
+from acgpt import experiment, experiment_runner
+from acgpt.cli import app
+from acgpt.errors import InputError
+from acgpt.experiment import BUILT_IN, Evaluations, Experiment, built_in, load_experiment, make
+from acgpt.experiment_runner import Runner, held, state_of
+from acgpt.methods import METHODS
+from acgpt.report import write
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = sorted(path.stem for path in BUILT_IN.glob("*.yaml"))
+
+
+def made(output: Path | str = "out", **keys: Any) -> Experiment:
+    content = {"recipe": "tiny-cpu", "output": str(output), "grid": {"seed": [0, 1]}}
+    return make(content | keys, "mine.yaml")
+
+
+def names(found: Experiment) -> list[str]:
+    return [cell.name for cell in found.cells]
+
+
+def run_cli(*arguments: str | Path, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["experiment", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+# ---- what a file comes to -------------------------------------------------------------------------------------------
+
+
+def test_every_combination_is_a_cell_with_its_own_recipe_and_folder():
+    grid = {"model": ["tiny", "small"], "conditioning.r_max": [0.2, 1.0], "seed": [0, 1, 2]}
+    found = made(grid=grid, set={"corpus": "data/x", "steps": 50})
+    assert len(found.cells) == 12 and len(set(names(found))) == 12
+    assert names(found)[:4] == [f"tiny-r_max{r}-seed{s}" for r, s in ((0.2, 0), (0.2, 1), (0.2, 2), (1.0, 0))]
+    last = found.cells[-1]
+    assert (last.number, last.name, str(last.folder)) == (12, "small-r_max1.0-seed2", "out/small-r_max1.0-seed2")
+    recipe = last.recipe
+    assert (recipe.model, recipe.conditioning, recipe.seed) == ("small", {"r_max": 1.0}, 2)
+    assert (recipe.corpus, recipe.steps, recipe.muon_lr) == ("data/x", 50, 0.005)
+
+
+def test_the_command_of_a_cell_gives_its_recipe():
+    from acgpt.recipe import load_recipe
+
+    grid = {"model": [{"layers": 2, "width": 32, "heads": 4}], "lr": [1e-5], "mask": [None, "true"], "base": [""]}
+    for cell in made(grid=grid, set={"corpus": "data/my corpus: 1", "conditioning": {"r_max": 0.3}}).cells:
+        program, command, recipe, *changes, resume = shlex.split(cell.commands[0])
+        assert (program, command, recipe, resume) == ("acgpt", "train", "tiny-cpu", "--resume")
+        assert load_recipe(recipe, changes) == cell.recipe
+        assert cell.recipe.lr == 1e-5 and cell.recipe.corpus == "data/my corpus: 1"
+
+
+def test_a_method_that_reads_no_future_is_trained_once_and_asked_at_every_r_max():
+    grid = {"method": ["ac-gpt", "gpt"], "conditioning.r_max": [0.8, 0.2], "seed": [0]}
+    found = made(grid=grid, set={"corpus": "c"}, evaluate={"splits": ["test", "validation"], "limit": 9})
+    assert names(found) == ["ac-gpt-r_max0.8-seed0", "ac-gpt-r_max0.2-seed0", "gpt-seed0"]
+    files = [[path.name for path in cell.evaluations] for cell in found.cells]
+    assert files[0] == ["test-r_max0.8-first9.json", "validation-r_max0.8-first9.json"]
+    assert files[2] == [f"{split}-r_max{r}-first9.json" for split in ("test", "validation") for r in (0.2, 0.8)]
+    command = found.cells[1].commands[1]
+    assert command == (
+        "acgpt evaluate out/ac-gpt-r_max0.2-seed0/model c --split test --r-max 0.2 --length 127 --seed 0 --limit 9 "
+        "-o out/ac-gpt-r_max0.2-seed0/test-r_max0.2-first9.json"
+    )
+    base = made(grid={"seed": [0]}, set={"method": "gpt"}, evaluate={})
+    assert [path.name for path in base.cells[0].evaluations] == ["test-r_max0.6.json"]
+
+
+def test_what_decides_an_evaluation_set_is_in_the_name_of_its_file():
+    ways = [{}, {"limit": 5}, {"seed": 1}, {"conditioning": {"b_max": 4}}, {"conditioning": {"b_max": 5}}]
+    assert len({Evaluations(**way).name("test", 0.6) for way in ways}) == len(ways)
+    assert Evaluations().name("a/b", 1.0) == "a_b-r_max1"
+
+
+def test_a_method_can_be_asked_in_further_ways():
+    found = made(grid={"method": ["ac-gpt", "gpt"]}, evaluate={"how": {"ac-gpt": ["order=random,seed=1", "orders=8"]}})
+    first, second = found.cells
+    assert [path.stem for path in first.evaluations] == [
+        "test-r_max0.6", "test-r_max0.6-order_random_seed_1", "test-r_max0.6-orders_8",
+    ]  # fmt: skip
+    assert " --how order=random --how seed=1 -o out/ac-gpt/test-r_max0.6-order_random_seed_1.json" in first.commands[2]
+    assert len(second.evaluations) == 1
+
+
+def test_an_adapter_is_evaluated_on_its_base_and_a_tuned_model_as_it_is():
+    keys = {"recipe": "finetune-lora", "set": {"base": "me/base", "corpus": "c"}, "evaluate": {}}
+    (_, adapter), (_, whole) = (
+        made(grid={"seed": [0]}, **keys).cells[0].commands,
+        made(grid={"lora": [None]}, **keys).cells[0].commands,
+    )
+    assert adapter.startswith("acgpt evaluate me/base c --adapter out/seed0/adapter --split test")
+    assert whole.startswith("acgpt evaluate out/loranull/model c --split test")
+
+
+def test_several_grids_are_one_experiment_and_a_cell_that_is_in_two_is_one():
+    grid = [{"method": ["ac-gpt"], "seed": [0, 1]}, {"method": ["gpt", "ac-gpt"], "seed": [1]}]
+    assert names(made(grid=grid)) == ["ac-gpt-seed0", "ac-gpt-seed1", "gpt-seed1"]
+
+
+def test_more_values_leave_the_names_of_the_others_as_they_are():
+    assert set(names(made())) < set(names(made(grid={"seed": [2, 1, 0]})))
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"gird": {}}, "no key 'gird': did you mean 'grid'"),
+        ({"grid": {"seeds": [0]}}, "grid has no key 'seeds': here it is 'seed'"),
+        ({"grid": {"methods": ["gpt"]}}, "here it is 'method'"),
+        ({"grid": {"sizes": ["small"]}}, "here it is 'model'"),
+        ({"grid": {"r_max": [0.2]}}, "here it is 'conditioning.r_max'"),
+        ({"grid": {"stepz": [1]}}, "grid has no key 'stepz': did you mean 'steps'"),
+        ({"grid": {"conditioning.rmax": [0.5]}}, "did you mean 'r_max'"),
+        ({"grid": {"seed": 3}}, "seed must be a list"),
+        ({"grid": {"seed": []}}, "seed must be a list"),
+        ({"grid": {}}, "grid has no values"),
+        ({"grid": []}, "grid has no values"),
+        ({"grid": ["seed"]}, "grid must be a mapping"),
+        ({"grid": {"output": ["a"]}}, "cannot name an output"),
+        ({"set": {"output": "a"}}, "cannot name an output"),
+        ({"set": {"seed": 1}}, "seed is in set, and seed in the grid"),
+        ({"set": {"conditioning.b_max": 3}, "grid": {"conditioning": [{"r_max": 1.0}]}}, "leave one of them out"),
+        ({"grid": {"seed": ["one"]}}, "cell seedone: tiny-cpu: seed must be a whole number"),
+        ({"grid": {"method": ["ac-gtp"]}}, "cell ac-gtp: tiny-cpu: method must be one of"),
+        ({"grid": {"optimizer": ["adamw"]}, "set": {"muon_lr": 1e-3}}, "muon_lr goes with optimizer=muon"),
+        ({"grid": {"base": ["a/b", "a_b"]}}, "two cells are called basea_b"),
+        ({"recipe": "tiny-cup"}, "did you mean tiny-cpu"),
+        ({"output": ""}, "output must be text"),
+        ({"evaluate": {"split": ["test"]}}, "evaluate has no key 'split': did you mean 'splits'"),
+        ({"evaluate": {"splits": "test"}}, "evaluate.splits must be a list"),
+        ({"evaluate": {"r_max": [1.5]}}, "from 0 to 1"),
+        ({"evaluate": {"limit": 0}}, "limit must be at least 1"),
+        ({"evaluate": {"conditioning": {"bmax": 2}}}, "did you mean 'b_max'"),
+        ({"evaluate": {"how": {"gpt": "order=random"}}}, "evaluate.how names lists"),
+        ({"evaluate": ["test"]}, "evaluate must be a mapping"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_what_was_probably_meant(keys, words):
+    with pytest.raises(InputError) as caught:
+        made(**keys)
+    assert words in str(caught.value) and str(caught.value).startswith("mine.yaml")
+
+
+def test_a_mistake_ends_the_command_with_code_2_before_anything_is_written(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("recipe: tiny-cpu\noutput: out\ngrid: {sede: [0]}\n")
+    assert "did you mean 'seed'" in run_cli(path, code=2).stderr
+    assert "did you mean tiny-cpu" in run_cli("tiny-cpuu", code=2).stderr
+    path.write_text("recipe: tiny-cpu\noutput: out\noutput: out\ngrid: {seed: [0]}\n")
+    assert "twice" in run_cli(path, code=2).stderr
+    path.write_text("recipe: tiny-cpu\ngrid: {seed: [0]}\n")
+    assert "has no output" in run_cli(path, code=2).stderr
+    missing = run_cli("tiny-cpu", f"corpus={tmp_path / 'none'}", "-o", tmp_path / "out", code=2)
+    assert "none" in missing.stderr
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_split_that_the_corpus_has_not_is_found_before_training(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus")
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({
+        "recipe": "tiny-cpu", "output": str(tmp_path / "out"), "grid": {"seed": [0]},
+        "set": {"corpus": str(corpus)}, "evaluate": {"splits": ["test"]},
+    }))  # fmt: skip
+    assert "test" in run_cli(file, code=2).stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_recipe_beside_the_file_is_found_from_anywhere(tmp_path):
+    (tmp_path / "base.yaml").write_text("steps: 7\nwarmup: 1\n")
+    (tmp_path / "mine.yaml").write_text("recipe: base.yaml\noutput: out\ngrid: {seed: [0]}\n")
+    (cell,) = load_experiment(tmp_path / "mine.yaml", ["corpus=x: y"], tmp_path / "other").cells
+    assert (cell.recipe.steps, cell.recipe.corpus, cell.folder) == (7, "x: y", tmp_path / "other" / "seed0")
+
+
+def test_cells_are_chosen_by_number_name_and_pattern():
+    found = made(grid={"method": ["ac-gpt", "gpt"], "seed": [0, 1]})
+    assert [cell.name for cell in found.chosen(["2", "gpt-*"])] == ["ac-gpt-seed1", "gpt-seed0", "gpt-seed1"]
+    assert [cell.name for cell in found.chosen(["gpt-seed1"])] == ["gpt-seed1"]
+    assert len(found.chosen()) == 4
+    for wrong in ("5", "0", "ac-gpt-seed7"):
+        with pytest.raises(InputError, match="there is no cell"):
+            found.chosen([wrong])
+
+
+# ---- those that come with acgpt -------------------------------------------------------------------------------------
+
+
+def shipped(name: str) -> Experiment:
+    """With the methods that this version has."""
+    content = yaml.safe_load((BUILT_IN / f"{name}.yaml").read_text())
+    grids = content["grid"] if isinstance(content["grid"], list) else [content["grid"]]
+    for grid in grids:
+        grid["method"] = [method for method in grid["method"] if method in METHODS]
+    content["grid"] = [grid for grid in grids if grid["method"]]
+    return make(content, name)
+
+
+def test_the_experiments_are_there():
+    assert set(built_in()) == {"wikitext103-ablation", "wikitext103-fast", "tiny-cpu"}
+    assert all(20 < len(words) <= 115 for words in built_in().values())
+    assert json.loads(run_cli("--list", "--json").stdout) == built_in()
+
+
+@pytest.mark.skipif(set(METHODS) == {"ac-gpt", "gpt"}, reason="a version with these two methods only")
+@pytest.mark.parametrize("name", NAMES)
+def test_an_experiment_names_methods_that_there_are(name):
+    found = load_experiment(name)
+    assert found.cells and set(found.evaluate.how) <= set(METHODS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_experiment_says_how_its_corpus_is_made_and_its_cells_can_be_trained(name):
+    text, found = (BUILT_IN / f"{name}.yaml").read_text(), shipped(name)
+    (command,) = (line for line in text.splitlines() if line.startswith("#     acgpt prepare "))
+    assert {cell.recipe.corpus for cell in found.cells} == {command.split("-o ")[1]}
+    assert f"#     acgpt experiment {name}" in text and found.output == f"results/{name}"
+    assert all(len(line) <= 120 for line in text.splitlines())
+    assert all(cell.evaluations for cell in found.cells)
+    assert f"`{name}`" in (ROOT / "docs" / "experiments.md").read_text()
+
+
+def test_the_ablation_is_the_papers():
+    paper = json.loads((ROOT / "src" / "acgpt" / "paper" / "from_scratch.json").read_text())
+    rows = [row for row in paper["perplexities"] if row["corpus"] == "WikiText-103"]
+    grid = yaml.safe_load((BUILT_IN / "wikitext103-ablation.yaml").read_text())["grid"]
+    for key, name in (("model", "model"), ("conditioning.r_max", "r_max"), ("method", "method")):
+        assert {row[name] for row in rows} <= set(grid[key])
+    assert grid["seed"] == [0, 1, 2] and set(grid["method"]) == set(paper["methods"])
+    causal = [cell for cell in shipped("wikitext103-ablation").cells if cell.recipe.method == "gpt"]
+    assert len(causal) == 9 and all(len(cell.evaluations) == 2 * 5 for cell in causal)
+
+
+def key_table(kind: Any) -> str:
+    """The keys of a dataclass with their meanings, from its docstring."""
+    lines = [line.strip() for line in kind.__doc__.partition("Args:\n")[2].strip().splitlines()]
+    words: dict[str, str] = {}
+    for line in lines:
+        name, colon, rest = line.partition(": ")
+        if colon and name in {each.name for each in fields(kind)}:
+            words[name] = rest
+        else:
+            words[next(reversed(words))] += f" {line}"
+    assert list(words) == [each.name for each in fields(kind)]
+    return "\n".join(f"| `{name}` | {text} |" for name, text in words.items())
+
+
+def test_every_key_is_in_the_documentation_with_its_meaning():
+    text = (ROOT / "docs" / "experiments.md").read_text()
+    for kind in (Experiment, Evaluations):
+        assert key_table(kind) in text, key_table(kind)
+
+
+# ---- running, with a stand-in for acgpt -----------------------------------------------------------------------------
+
+# It trains nothing, but reads the same words and leaves the same files; what it is to do otherwise, a file tells it.
+STAND_IN = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+kind, *words = sys.argv[1:]
+told = Path(os.environ["TOLD"])
+if kind == "evaluate":
+    path = Path(words[words.index("-o") + 1])
+    if (told / "evaluate-fails").exists():
+        sys.exit("error: no such split")
+    path.write_text("{}")
+    sys.exit()
+from acgpt.recipe import load_recipe  # takes a moment
+
+words = words[: words.index("--minutes")] if "--minutes" in words else words
+recipe = load_recipe(words[0], [word for word in words[1:] if word != "--resume"])
+folder = Path(recipe.output)
+folder.mkdir(exist_ok=True)
+(folder / "config.json").write_text(json.dumps({"recipe": recipe.as_dict(), "corpus_hash": "", "steps": 10}))
+def log(step):
+    (folder / "log.csv").write_text(f"step,loss,seconds\\n{step},{5 - step / 10},{2 * step}\\n")
+log(4)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+(told / f"{folder.name}.began").touch()
+for _ in range(2000):  # not for ever, lest a mistake hang the tests
+    if not (told / f"{folder.name}.waits").exists():
+        break
+    time.sleep(0.01)
+if (told / f"{folder.name}.fails").exists():
+    print("error: training has diverged")
+    sys.exit(2)
+log(10)
+(folder / "results.json").write_text("{}")
+"""
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """The folder that tells the stand-in what to do: NAME.waits, NAME.fails; and where it says that it has begun."""
+    script, folder = tmp_path / "stand_in.py", tmp_path / "told"
+    script.write_text(STAND_IN)
+    folder.mkdir()
+    monkeypatch.setattr(experiment_runner, "PROGRAM", (sys.executable, str(script)))
+    monkeypatch.setenv("TOLD", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    return folder
+
+
+def three(tmp_path: Path) -> Experiment:
+    return made(tmp_path / "out", grid={"seed": [0, 1, 2]}, set={"corpus": "c"}, evaluate={"splits": ["a", "b"]})
+
+
+def test_a_cell_that_fails_is_reported_and_the_others_run(tmp_path, told):
+    found = three(tmp_path)
+    (told / "seed1.fails").touch()
+    shown = []
+    states = Runner(found.cells, show=lambda cell, state: shown.append((cell.name, state.state))).run()
+    assert {name: state.state for name, state in states.items()} == {
+        "seed0": "done",
+        "seed1": "failed",
+        "seed2": "done",
+    }
+    assert states["seed1"].error == "acgpt train ended with code 2: error: training has diverged"
+    assert (states["seed0"].step, states["seed0"].evaluated, states["seed0"].left) == (10, 2, 0)
+    assert ("seed0", "training") in shown and shown[-1] == ("seed2", "done")
+    said = found.cells[1].log.read_text()
+    assert said.startswith(f"$ {found.cells[1].commands[0]}\n") and "diverged" in said
+    (told / "seed1.fails").unlink()
+    assert {state.state for state in Runner(found.cells).run().values()} == {"done"}
+    for cell in found.cells:  # those that were done were not trained again
+        assert cell.log.read_text().count("$ acgpt train") == (2 if cell.name == "seed1" else 1)
+
+
+def test_an_evaluation_that_failed_is_made_up_without_training_again(tmp_path, told):
+    cells = three(tmp_path).cells[:1]
+    (told / "evaluate-fails").touch()
+    state = Runner(cells).run()["seed0"]
+    assert (state.state, state.evaluated) == ("failed", 0) and "error: no such split" in state.error
+    (told / "evaluate-fails").unlink()
+    assert Runner(cells).run()["seed0"].state == "done"
+    assert cells[0].log.read_text().count("$ acgpt train") == 1
+
+
+def test_a_folder_of_another_recipe_is_not_taken_for_the_cells(tmp_path, told):
+    assert Runner(three(tmp_path).cells[:1]).run()["seed0"].state == "done"
+    other = made(tmp_path / "out", grid={"seed": [0]}, set={"corpus": "c", "lr": 1e-4})
+    state = Runner(other.cells).run()["seed0"]
+    assert state.state == "failed" and "a run of another recipe: lr differ" in state.error
+    moved = made(tmp_path / "out", grid={"seed": [0]}, set={"corpus": "elsewhere/c"})  # known by its hash
+    assert state_of(moved.cells[0]).state == "done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_cell_and_leaves_the_others_and_all_goes_on(tmp_path, told, number):
+    found = three(tmp_path)
+    (told / "seed1.waits").touch()
+
+    def ask() -> None:
+        until(lambda: (told / "seed1.began").exists())
+        os.kill(os.getpid(), number)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    states = Runner(found.cells).run()
+    asking.join()
+    assert [state.state for state in states.values()] == ["done", "stopped", "waiting"]
+    assert (states["seed1"].step, states["seed1"].steps, states["seed1"].left) == (4, 10, 12)
+    (told / "seed1.waits").unlink()
+    assert {state.state for state in Runner(found.cells).run().values()} == {"done"}
+
+
+def test_when_time_is_up_nothing_more_is_begun(tmp_path, told):
+    runner = Runner(three(tmp_path).cells, minutes=1)
+    (told / "seed1.waits").touch()
+
+    def ask() -> None:
+        until(lambda: (told / "seed1.began").exists())
+        runner.end = 0.0
+        runner.child.terminate()  # as acgpt train ends by itself
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    states = runner.run()
+    asking.join()
+    assert [state.state for state in states.values()] == ["done", "stopped", "waiting"]
+    assert "--minutes 1.00" in three(tmp_path).cells[0].log.read_text()
+
+
+def test_two_runners_do_not_work_on_one_cell(tmp_path, told):
+    found = three(tmp_path)
+    (told / "seed0.waits").touch()
+    first: dict[str, Any] = {}
+    running = threading.Thread(target=lambda: first.update(Runner(found.cells).run()))
+    running.start()
+    until(lambda: (told / "seed0.began").exists())
+    second = Runner(found.cells).run()
+    assert [state.state for state in second.values()] == ["elsewhere", "done", "done"]
+    listed = run_cli_on(found, tmp_path, "--list", "--json")
+    assert [cell["state"] for cell in listed["cells"]] == ["elsewhere", "done", "done"]
+    (told / "seed0.waits").unlink()
+    running.join()
+    assert {state.state for state in first.values()} == {"done"}
+    assert all(cell.log.read_text().count("$ acgpt train") == 1 for cell in found.cells)
+
+
+def run_cli_on(found: Experiment, tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    file = tmp_path / "mine.yaml"
+    content = {"recipe": found.recipe, "output": found.output, "grid": found.grid, "set": found.set}
+    file.write_text(yaml.safe_dump(content | {"evaluate": {"splits": list(found.evaluate.splits)}}))
+    return json.loads(run_cli(file, *arguments).stdout)
+
+
+def test_a_cell_stays_locked_while_its_command_outlives_the_runner(tmp_path, told):
+    cell = three(tmp_path).cells[0]
+    with held(cell) as lock:
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock,))
+    try:
+        with held(cell) as again:
+            assert again is None
+    finally:
+        child.communicate(b"\n")
+    with held(cell) as again:
+        assert again is not None
+
+
+def test_torchrun_trains_a_cell_and_does_not_evaluate_it(tmp_path, told, monkeypatch):
+    script = tmp_path / "torchrun.py"
+    script.write_text(
+        "import subprocess, sys\n"
+        "assert sys.argv[1:4] == ['2', '-m', 'acgpt'], sys.argv\n"
+        f"sys.exit(subprocess.call([sys.executable, {str(tmp_path / 'stand_in.py')!r}, *sys.argv[4:]]))"
+    )
+    monkeypatch.setattr(experiment_runner, "TORCHRUN", (sys.executable, str(script)))
+    assert Runner(three(tmp_path).cells[:1], processes=2).run()["seed0"].state == "done"
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_that_are_printed_run_one_cell_each(tmp_path, told, monkeypatch):
+    monkeypatch.setattr(experiment_runner, "check_corpora", lambda cells: None)
+    found = three(tmp_path)
+    where = ["tiny-cpu", "corpus=c", "grid=no"]  # a change that is wrong is found here as well
+    assert "no key 'grid'" in run_cli(*where, code=2).stderr
+    run_cli_on(found, tmp_path, "--list", "--json")  # writes the file
+    file = tmp_path / "mine.yaml"
+    lines = run_cli(file, "lr=0.001", "--print-commands", "--nproc-per-node", "1").stdout.splitlines()
+    assert [shlex.split(line) for line in lines] == [
+        ["acgpt", "experiment", str(file), "lr=0.001", "--only", f"seed{seed}"] for seed in range(3)
+    ]
+    result = run_cli(*shlex.split(lines[1])[2:])
+    assert "seed1" in result.stdout and "1 of 1 cells done" in result.stdout and "seed1: done" in result.stderr
+    assert len(run_cli(file, "lr=0.001", "--print-commands").stdout.splitlines()) == 2
+    (told / "seed2.fails").touch()
+    answer = json.loads(run_cli(file, "lr=0.001", "--json", "--quiet", code=1).stdout)
+    assert (answer["done"], answer["failed"], answer["left"]) == (2, 1, 0)
+    assert [cell["state"] for cell in answer["cells"]] == ["done", "done", "failed"]
+    assert "diverged" in answer["cells"][2]["error"] and answer["cells"][2]["commands"][0].startswith("acgpt train")
+    assert "--nproc-per-node 4" in run_cli(file, "--print-commands", "--nproc-per-node", "4").stdout
+
+
+def test_on_a_terminal_there_is_a_table_of_cells_around_the_one_that_runs(tmp_path):
+    from acgpt.commands.experiment import Display
+
+    found = made(tmp_path / "out", grid={"seed": list(range(100))})
+    display = Display(found.cells, quiet=False)
+    display.console.height = 13
+    assert [cell.number for cell, _ in display.window(found.cells[0])] == list(range(1, 11))
+    assert [cell.number for cell, _ in display.window(found.cells[50])] == list(range(46, 56))
+    assert [cell.number for cell, _ in display.window(found.cells[99])] == list(range(91, 101))
+
+
+# ---- as it is -------------------------------------------------------------------------------------------------------
+
+
+class Forked:
+    """A command of acgpt as the runner starts it, but forked from a process that has imported everything already."""
+
+    count = 0
+
+    def __init__(self, words: list[str], **how: Any) -> None:
+        Forked.count += 1
+        output = Path(how["stdout"].name).with_suffix(f".{Forked.count}")
+        self.command, self.pid = Command(*words[len(experiment_runner.PROGRAM) :], output=output), 0
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float) -> None:
+        self.command.process.join(timeout)
+
+    def terminate(self) -> None:
+        self.command.process.terminate()
+
+    @property
+    def returncode(self) -> int | None:
+        return self.command.process.exitcode
+
+
+def test_the_tiny_experiment_is_trained_evaluated_and_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment_runner.subprocess, "Popen", Forked)
+    corpus, out = write_corpus(tmp_path / "corpus"), tmp_path / "results"
+    small = {**SMALL, "steps": 4, "eval_every": 0, "corpus": str(corpus), "workers": 0}
+    words = ["tiny-cpu", *(experiment.written(key, value) for key, value in small.items()), "-o", out]
+    answer = json.loads(run_cli(*words, "--only", "*-seed0", "--json", "--quiet").stdout)
+    assert [cell["cell"] for cell in answer["cells"]] == ["ac-gpt-r_max0.4-seed0", "ac-gpt-r_max0.8-seed0", "gpt-seed0"]
+    assert all((cell["state"], cell["step"]) == ("done", 4) for cell in answer["cells"])
+    asked: dict[float, dict[str, str]] = {}
+    for cell in answer["cells"]:
+        for path in Path(cell["folder"]).glob("validation-r_max*.json"):
+            found = json.loads(path.read_text())
+            asked.setdefault(found["set"]["r_max"], {})[cell["cell"]] = found["set"]["hash"]
+    assert {r_max: sorted(each) for r_max, each in asked.items()} == {
+        0.4: ["ac-gpt-r_max0.4-seed0", "gpt-seed0"], 0.8: ["ac-gpt-r_max0.8-seed0", "gpt-seed0"],
+    }  # fmt: skip
+    hashes = [set(each.values()) for each in asked.values()]
+    assert all(len(each) == 1 for each in hashes) and len(set.union(*hashes)) == 2
+    before = Forked.count
+    run_cli(*words, "--only", "*-seed0")
+    assert Forked.count == before  # all of it was done
+    monkeypatch.setattr(write, "find_spec", lambda name: None)  # figures take seconds, and have tests of their own
+    report = write.make_report([out], tmp_path / "report")
+    (table,) = report.content["from-scratch"]["splits"]["validation"].values()
+    compared = [row for row in table if row["set"] in {each[:8] for each in set.union(*hashes)}]
+    assert [(row["r_max"], row["method"]) for row in compared] == [
+        (0.4, "AC-GPT"), (0.4, "GPT"), (0.8, "AC-GPT"), (0.8, "GPT"),
+    ]  # fmt: skip
+    path = out / "gpt-seed0" / "validation-r_max0.8-first64.json"
+    perplexity = json.loads(path.read_text())["modes"]["training-no-future"]["perplexity"]
+    assert compared[3]["training-no-future"]["mean"] == perplexity and compared[3]["training"] is None

@@ -1,0 +1,331 @@
+"""Reports of training from scratch: the paper's numbers as printed, seeds as rows, who may be the best, the page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import statistics
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_report import evaluation, write_run
+from typer.testing import CliRunner
+
+from acgpt.cli import app
+from acgpt.methods import METHODS, AcGpt
+from acgpt.report import write
+from acgpt.report.from_scratch import PAPER
+from acgpt.report.tables import Column, Mean, Row, Table
+from acgpt.report.write import make_report
+
+MODES = ("unconditional", "infilling", "training", "infilling-no-future", "training-no-future")
+DATA = json.loads(PAPER.read_text(encoding="utf-8"))
+AC = (24.0, 22.0, 19.0, 23.0, 23.5)
+GPT = (23.0, None, None, 22.5, 23.0)
+
+
+class Other(AcGpt):
+    """A method that no version has."""
+
+    name = "other"
+
+
+@pytest.fixture(autouse=True)
+def only_tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take a second, so they are drawn only in tests that ask for `figures`."""
+    monkeypatch.setitem(METHODS, "other", Other())
+    if "figures" not in request.fixturenames:
+        monkeypatch.setattr(write, "find_spec", lambda name: None)
+
+
+@pytest.fixture
+def figures() -> None:
+    """With figures."""
+
+
+def scratch(folder: Path, perplexities: tuple[float | None, ...] = AC, r_max: float = 0.6, **how: Any) -> Path:
+    """A run from scratch that was asked at the r_max that it was trained with."""
+    recipe = {"base": "", "lora": None, "model": "small", "conditioning": {"r_max": r_max}}
+    how["measured"] = {"r_max": r_max} | how.get("measured", {})
+    return write_run(folder, perplexities, **(recipe | how))
+
+
+def rows(report: Any, size: str = "small", split: str = "validation") -> list[dict[str, Any]]:
+    return report.content["from-scratch"]["splits"][split][size]
+
+
+def lines(folder: Path, size: str = "small") -> dict[str, str]:
+    """The lines of the Markdown table of the runs, by r_max and method."""
+    text = (folder / "from-scratch" / "validation" / f"{size}.md").read_text(encoding="utf-8")
+    found = [line for line in text.splitlines() if line.startswith("| here")]
+    return {" ".join(line.split(" | ")[1:3]): line for line in found}
+
+
+# ---- the paper's own numbers ----------------------------------------------------------------------------------------
+
+
+def paper(model: str, r_max: float, method: str, corpus: str = "WikiText-103") -> dict[str, Any]:
+    (found,) = [
+        row for row in DATA["perplexities"]
+        if (row["corpus"], row["model"], row["r_max"], row["method"]) == (corpus, model, r_max, method)
+    ]  # fmt: skip
+    return found
+
+
+def test_all_of_the_papers_rows_are_there():
+    assert len(DATA["perplexities"]) == 3 * 5 * 5 + 4
+    for model in ("small", "base", "medium"):
+        for r_max in (0.2, 0.4, 0.6, 0.8, 1.0):
+            for method in ("ac-gpt", "sigma-gpt-temporal", "sigma-gpt-random", "mlm", "gpt"):
+                row = paper(model, r_max, method)
+                missing = [mode for mode in MODES if row[mode] is None]
+                assert missing == (["infilling", "training"] if method == "gpt" else [])
+    assert {row["method"] for row in DATA["perplexities"]} <= set(DATA["methods"])
+
+
+def test_the_papers_columns_have_the_sums_that_its_tables_have():
+    # Summed over the tables' LaTeX with another program (awk): means, then deviations, mode by mode.
+    sums = {
+        "small": (1557.5, 1684.7, 644.9, 1466.0, 1536.3, 418.5, 660.9, 22.0, 450.6, 431.3),
+        "base": (2559.2, 3944.2, 491.0, 2746.4, 2579.9, 613.0, 1309.3, 13.3, 837.0, 659.7),
+        "medium": (2930.5, 4380.8, 437.9, 3351.4, 2987.0, 1163.3, 1270.4, 9.7, 1505.9, 1208.3),
+    }
+    for model, expected in sums.items():
+        found = [row for row in DATA["perplexities"] if (row["model"], row["corpus"]) == (model, "WikiText-103")]
+        columns = [sum(row[mode][i] for row in found if row[mode]) for i in (0, 1) for mode in MODES]
+        assert columns == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("row", "mode", "printed"),
+    [
+        (("small", 0.2, "sigma-gpt-random"), "unconditional", [194.8, 94.7]),
+        (("small", 0.4, "mlm"), "infilling-no-future", [51.3, 1.2]),
+        (("small", 0.6, "ac-gpt"), "training", [15.2, 0.2]),
+        (("small", 0.8, "gpt"), "training-no-future", [17.8, 0.4]),
+        (("base", 0.2, "sigma-gpt-temporal"), "infilling", [15.9, 0.0]),
+        (("base", 1.0, "sigma-gpt-random"), "infilling", [600.0, 42.1]),
+        (("medium", 0.6, "sigma-gpt-temporal"), "training", [13.7, 0.3]),
+        (("medium", 1.0, "ac-gpt"), "training", [12.7, 0.1]),
+        (("base", 0.4, "sigma-gpt-random", "FineWeb"), "unconditional", [593.46, 224.63]),
+        (("base", 0.4, "gpt", "FineWeb"), "infilling-no-future", [26.85, 0.04]),
+    ],
+)
+def test_numbers_are_as_the_paper_prints_them(row, mode, printed):
+    assert paper(*row)[mode] == printed
+
+
+def test_the_tables_say_what_the_papers_text_says():
+    at = {method: paper("small", 0.6, method) for method in ("ac-gpt", "sigma-gpt-temporal", "gpt", "mlm")}
+    assert [at[method]["unconditional"][0] for method in at] == [18.4, 18.8, 17.9, 48.4]
+    assert (at["mlm"]["infilling"][0], at["ac-gpt"]["infilling"][0]) == (45.4, 17.1)
+    for method, mode, percent in [
+        ("ac-gpt", "infilling", 3), ("sigma-gpt-temporal", "infilling", 4), ("ac-gpt", "training", 16),
+        ("sigma-gpt-temporal", "training", 15),
+    ]:  # fmt: skip
+        future, past = at[method][mode][0], at[method][f"{mode}-no-future"][0]
+        assert round(100 * (1 - future / past)) == percent
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_mean_and_its_deviation_are_those_of_a_sample():
+    values = [18.4, 18.9, 17.2, 18.0]
+    found = Mean.of(values)
+    assert (found.mean, found.std) == pytest.approx((statistics.mean(values), statistics.stdev(values)))
+    assert (Mean.of([3.0]).std, Mean.of([3.0]).runs) == (None, 1)
+    infinite = Mean.of([3.0, float("inf")])
+    assert infinite.mean == float("inf") and infinite.std is None
+
+
+def test_runs_that_differ_in_their_seed_are_one_row(tmp_path):
+    runs = [scratch(tmp_path / f"s{seed}", tuple(x + seed for x in AC), seed=seed) for seed in range(3)]
+    (row,) = rows(make_report(runs, tmp_path / "report"))
+    assert row["seeds"] == 3 and row["note"] is None
+    assert row["training"] == {"mean": 20.0, "std": 1.0, "runs": 3, "bound": False, "digits": None}
+    assert "| 25.00 ± 1.00 | 23.00 ± 1.00 | 20.00 ± 1.00 |" in lines(tmp_path / "report")["0.6 AC-GPT"]
+
+
+@pytest.mark.parametrize("change", [{"lr": 2e-4}, {"about": {"texts": 900}}, {"about": {"corpus_hash": "web"}}])
+def test_runs_that_differ_in_anything_else_are_rows_of_their_own(tmp_path, change):
+    runs = [scratch(tmp_path / "one"), scratch(tmp_path / "two", seed=1, **change)]
+    found = rows(make_report(runs, tmp_path / "report"))
+    assert [row["seeds"] for row in found] == [1, 1]
+    if "lr" in change:
+        assert [row["method"] for row in found] == ["AC-GPT, lr 0.0001", "AC-GPT, lr 0.0002"]
+
+
+def test_what_changes_nothing_that_is_learnt_makes_no_row(tmp_path):
+    free = {"workers": 7, "keep": 1, "eval_every": 3, "corpus": "elsewhere/wiki", "micro_batch": 2}
+    runs = [scratch(tmp_path / "one"), scratch(tmp_path / "two", seed=1, **free)]
+    runs += [scratch(tmp_path / f"g{i}", GPT, method="gpt", seed=i, conditioning={"r_max": i / 2}) for i in (0, 1)]
+    found = rows(make_report(runs, tmp_path / "report"))
+    assert [(row["method"], row["seeds"]) for row in found] == [("AC-GPT", 2), ("GPT", 2)]
+
+
+def test_a_seed_counts_once(tmp_path):
+    runs = [scratch(tmp_path / "one"), scratch(tmp_path / "again", (9.0,) * 5)]
+    made = make_report(runs, tmp_path / "report")
+    (row,) = rows(made)
+    assert row["seeds"] == 1 and row["training"]["mean"] == 19.0
+    assert any("again repeats one" in note for note in made.notes)
+
+
+def test_another_way_of_asking_is_another_row(tmp_path):
+    shuffled = {**evaluation("other", (90.0,) * 5, r_max=0.6), "options": {"order": "random"}}
+    run = scratch(tmp_path / "one", method="other", further={"shuffled": shuffled})
+    found = rows(make_report([run], tmp_path / "report"))
+    assert {row["method"]: row["training"]["mean"] for row in found} == {"other": 19.0, "other, order=random": 90.0}
+
+
+def test_a_mode_that_some_seeds_lack_says_so(tmp_path):
+    runs = [scratch(tmp_path / "one"), scratch(tmp_path / "two", (24.0, None, 19.0, 23.0, 23.5), seed=1)]
+    (row,) = rows(make_report(runs, tmp_path / "report"))
+    assert row["infilling"]["runs"] == 1 and row["note"] == "infilling: 1 of 2 seeds."
+
+
+# ---- who may be compared --------------------------------------------------------------------------------------------
+
+
+def test_the_best_is_bold_among_those_that_were_asked_the_same(tmp_path):
+    runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "gpt", GPT, method="gpt")]
+    runs += [scratch(tmp_path / "other", (1.0,) * 5, method="other", measured={"texts": 9})]  # another set
+    runs += [scratch(tmp_path / "base", (2.0,) * 5, model="base")]  # another size
+    runs += [scratch(tmp_path / "longer", (3.0,) * 5, method="other", about={"texts": 1600})]  # another budget
+    make_report(runs, tmp_path / "report")
+    found = lines(tmp_path / "report")
+    assert "| 24.00 | 22.00 | 19.00 | 23.00 | 23.50 |" in found["0.6 AC-GPT"]
+    assert "| **23.00** | -- | -- | **22.50** | **23.00** |" in found["0.6 GPT"]
+    assert "**" not in found["0.6 other"] and "**" not in lines(tmp_path / "report", "base")["0.6 AC-GPT"]
+
+
+def test_a_bound_is_marked_and_never_ranked(tmp_path):
+    low = evaluation("other", (None, 2.0, 1.0, None, None), r_max=0.6)
+    bound = scratch(tmp_path / "bound", method="other", about={"evaluation": {**low, "bound": True}})
+    exact = scratch(tmp_path / "exact", (24.0, 22.0, 20.0, 23.0, 23.5), method="ac-gpt", seed=3, lr=1)
+    make_report([scratch(tmp_path / "ac"), exact, bound], tmp_path / "report")
+    found = lines(tmp_path / "report")
+    assert "| -- | ≤ 2.00 | ≤ 1.00 | -- | -- |" in found["0.6 other"]
+    assert "**19.00**" in found["0.6 AC-GPT, lr 0.0001"] and "**" not in found["0.6 other"]
+    text = (tmp_path / "report" / "from-scratch" / "validation" / "small.csv").read_text(encoding="utf-8")
+    (row,) = [row for row in csv.DictReader(io.StringIO(text)) if row["method"] == "other"]
+    assert (row["training"], row["training_bound"], row["unconditional"]) == ("1.0", "1", "")
+    tex = (tmp_path / "report" / "from-scratch" / "validation" / "small.tex").read_text(encoding="utf-8")
+    assert r"other & wiki & 800 & -- & $\le$ 2.00 & $\le$ 1.00 &" in tex
+
+
+def test_a_causal_run_stands_at_every_r_max_that_it_was_asked(tmp_path):
+    more = {f"r{r}": evaluation("gpt", GPT, r_max=r) for r in (0.2, 1.0)}
+    runs = [scratch(tmp_path / f"ac{r}", r_max=r) for r in (1.0, 0.2)]
+    runs.append(scratch(tmp_path / "gpt", GPT, r_max=0.6, method="gpt", about={"evaluation": None}, further=more))
+    found = rows(make_report(runs, tmp_path / "report"))
+    assert [(row["r_max"], row["method"]) for row in found] == [
+        (0.2, "AC-GPT"), (0.2, "GPT"), (1.0, "AC-GPT"), (1.0, "GPT"),
+    ]  # fmt: skip
+    assert len({row["set"] for row in found if row["r_max"] == 0.2}) == 1 and len({row["set"] for row in found}) == 2
+
+
+def test_a_run_that_is_asked_at_another_r_max_than_its_own_is_marked(tmp_path):
+    run = scratch(tmp_path / "ac", further={"cross": evaluation("ac-gpt", AC, r_max=0.2)})
+    found = rows(make_report([run], tmp_path / "report"))
+    assert [(row["r_max"], row["note"]) for row in found] == [(0.2, "trained with r_max 0.6."), (0.6, None)]
+
+
+def test_the_papers_rows_stand_beside_ours_of_the_same_size_and_r_max(tmp_path):
+    runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "tiny", model="tiny")]
+    runs.append(scratch(tmp_path / "own", model={"layers": 2, "width": 32, "heads": 4}))
+    make_report(runs, tmp_path / "report")
+    folder = tmp_path / "report" / "from-scratch" / "validation"
+    text = (folder / "small.md").read_text(encoding="utf-8")
+    theirs = [line for line in text.splitlines() if line.startswith("| paper")]
+    assert len(theirs) == 5 and all("| 0.6 |" in line for line in theirs)
+    assert "| 18.4 ± 0.0 | **17.1 ± 0.2** | **15.2 ± 0.2** | 17.6 ± 0.2 | 18.1 ± 0.1 |" in theirs[0]
+    assert "| **17.9 ± 0.0** | -- | -- | **17.4 ± 0.1** | **17.7 ± 0.1** |" in theirs[4]
+    assert "| paper" not in (folder / "tiny.md").read_text(encoding="utf-8")
+    assert (folder / "2x32.md").exists()
+
+
+def test_a_folder_of_runs_is_read_and_what_is_not_finished_is_left_out(tmp_path):
+    for seed in (0, 1):
+        scratch(tmp_path / "results" / f"ac-seed{seed}", seed=seed)
+    (tmp_path / "results" / "ac-seed1" / "results.json").unlink()
+    (tmp_path / "results" / "logs").mkdir()
+    made = make_report([tmp_path / "results"], tmp_path / "report")
+    assert [row["seeds"] for row in rows(made)] == [1]
+    assert made.notes[0].endswith("ac-seed1 is not finished: left out.")
+
+
+# ---- every form -----------------------------------------------------------------------------------------------------
+
+
+def test_means_are_written_as_the_paper_writes_them():
+    columns = (Column("name", "name"), Column("p", "p", form=".1f", best=min, spread=True))
+    shown = (Row({"name": "σ-a", "p": Mean(18.04, 0.06, 3)}, 0), Row({"name": "b", "p": Mean(18.01, None, 1)}, 0))
+    table = Table("T", "C.", columns, (*shown, Row({"name": "c", "p": Mean(9.0, bound=True)}, 0)), "name")
+    assert table.latex("x").partition("\\midrule\n")[2].splitlines()[:3] == [
+        r"$\sigma$-a & \textbf{18.0 {\scriptsize $\pm$ 0.1}} \\", r"b & \textbf{18.0} \\", r"c & $\le$ 9.0 \\",
+    ]  # fmt: skip
+    assert table.as_csv().splitlines()[:2] == ["source,name,p,p_std,p_bound,note", "run,σ-a,18.04,0.06,0,"]
+
+
+class Reader(HTMLParser):
+    """Reads a page, and finds what is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in ("img", "meta"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def test_the_page_needs_nothing_else_and_can_be_read_by_everybody(tmp_path, figures):
+    runs = [scratch(tmp_path / f"ac{r}{seed}", r_max=r, seed=seed) for r in (0.2, 0.6) for seed in (0, 1)]
+    runs.append(scratch(tmp_path / "a<b>&'\"", GPT, method="gpt"))
+    runs.append(scratch(tmp_path / "worse", (99.0, None, None, None, None), method="other"))
+    runs.append(write_run(tmp_path / "tuned", measured={"split": "test"}))
+    made = make_report(runs, tmp_path / "report")
+    drawn = {Path(file).stem for file in made.content["files"] if file.endswith(".png")}
+    assert drawn == {"main", "future", "r_max", "modes"}
+    text = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    page = Reader(text)
+    assert page.all("html") == [{"lang": "en"}] and len(page.all("title")) == len(page.all("h1")) == 1
+    for image in page.all("img"):
+        assert image["src"].startswith("data:image/svg+xml;base64,") and image["alt"]
+    assert len(page.all("img")) == sum(name.endswith(".svg") for name in made.content["files"]) > 3
+    outside = re.sub(r"base64,[\w+/=]+", "", text)
+    assert "http" not in outside and "url(" not in outside and "<script" not in outside and "<link" not in outside
+    tables = page.all("table")
+    assert len(tables) == len(page.all("caption")) == sum(name.endswith(".tex") for name in made.content["files"])
+    assert all(cell.get("scope") in ("row", "col") for cell in page.all("th"))
+    ids = [attributes["id"] for _, attributes in page.found if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    links = [link["href"] for link in page.all("a")] + [f"#{each['aria-labelledby']}" for each in page.all("section")]
+    assert all(link.startswith("#") and link[1:] in ids for link in links)
+    assert "a&lt;b&gt;&amp;&#x27;&quot;" in text and "<strong>19.00</strong>" not in text
+    assert "<strong>23.00</strong>" in text and "15.2 ± 0.2" in text
+
+
+def test_the_command_prints_the_tables_without_the_papers_rows(tmp_path):
+    runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "gpt", GPT, method="gpt")]
+    result = CliRunner().invoke(app, ["report", *map(str, runs), "-o", str(tmp_path / "report")])
+    assert result.exit_code == 0, result.output
+    for words in ("GPT-2 Small (82M), validation", "AC-GPT", "19.00", "--", "report.html"):
+        assert words in result.stdout
+    assert "17.9 ± 0.0" not in result.stdout
