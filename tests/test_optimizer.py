@@ -14,6 +14,7 @@ from acgpt.learner import new_model
 from acgpt.networks import add_lora
 from acgpt.optimizer import Joined, Muon, build_optimizer, orthogonalise, rate
 from acgpt.recipe import Lora, Shape
+from acgpt.sigma_network import SigmaGPTForCausalLM
 
 RATES = {"lr": 1e-3, "muon_lr": 2e-2, "betas": (0.8, 0.9), "weight_decay": 0.3}
 
@@ -57,6 +58,13 @@ def test_muon_gets_the_matrices_of_the_blocks_and_nothing_else():
     blocks = [name for name, weight in model.named_parameters() if ".layers." in name and weight.ndim == 2]
     assert sorted(held) == sorted(blocks)
     assert len(held) == 2 * 4  # qkv, output, up, down
+
+
+def test_a_table_of_positions_is_no_matrix_of_a_block():
+    model = new_model(Shape(2, 16, 2), vocabulary=32, positions=8, network=SigmaGPTForCausalLM)
+    tables = {name for name, _ in model.named_parameters() if "embed" in name}
+    assert len(tables) == 2  # of tokens, and of positions
+    assert tables <= set(names_of(build_optimizer(model, muon=True, **RATES).optimizers[0], model)[0])
 
 
 @pytest.mark.parametrize("muon", [False, True])

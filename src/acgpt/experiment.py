@@ -25,17 +25,18 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from acgpt.conditioning import Conditioning, check_keys
 from acgpt.errors import InputError
-from acgpt.methods import method_of
+from acgpt.methods import method_of, parted
 from acgpt.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change
 
 BUILT_IN = Path(__file__).parent / "experiments"
 LOGS, LOCKS = "logs", "locks"
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 # What an axis might be called, and the key of a recipe that it is.
 AXES = ELSEWHERE | {"methods": "method", "sizes": "model", "size": "model", "models": "model", "seeds": "seed"}
 
@@ -53,6 +54,8 @@ class Evaluations:
         limit: The first texts of a split only. Default: all.
         seed: Of the conditioning sets.
         conditioning: The training distribution that is asked, if it is not the paper's: {b_max: 4}, say.
+        dtype: Of the weights, as `acgpt evaluate --dtype` takes it. Default: auto.
+        batch_tokens: At most so many go through the model at a time. Default: what the device can take.
         how: For a method by name, further ways to ask it where it leaves a choice, an evaluation more each, as
             `acgpt evaluate --how` takes them: {sigma-gpt-random: [order=random]}.
     """
@@ -62,6 +65,8 @@ class Evaluations:
     limit: int | None = None
     seed: int = 0
     conditioning: Mapping[str, Any] | None = None
+    dtype: Dtype = "auto"
+    batch_tokens: int | None = None
     how: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,6 +74,12 @@ class Evaluations:
         if not all(isinstance(way, list | tuple) and all(isinstance(each, str) for each in way) for way in ways):
             raise InputError(f"evaluate.how names lists of options by method, such as {{NAME: [a=1, 'a=2,b=3']}}, not "
                              f"{self.how!r}.")  # fmt: skip
+        for name, each in self.how.items():
+            try:
+                for way in each:
+                    method_of(name).configured(dict(parted(word) for word in way.split(",")))
+            except InputError as error:
+                raise InputError(f"evaluate.how, {name}: {error}") from error
         for name in ("splits", "r_max"):
             values, kind = getattr(self, name), str if name == "splits" else float
             if values is None and name == "r_max":
@@ -80,6 +91,9 @@ class Evaluations:
             raise InputError(f"evaluate.r_max are shares, from 0 to 1, not {list(self.r_max or ())}.")
         if checked("evaluate.limit", self.limit, int | None) is not None and (self.limit or 0) < 1:
             raise InputError(f"evaluate.limit must be at least 1, not {self.limit}.")
+        if checked("evaluate.batch_tokens", self.batch_tokens, int | None) is not None and (self.batch_tokens or 0) < 1:
+            raise InputError(f"evaluate.batch_tokens must be at least 1, not {self.batch_tokens}.")
+        checked("evaluate.dtype", self.dtype, Dtype)
         if checked("evaluate.seed", self.seed, int) < 0:
             raise InputError(f"evaluate.seed must be at least 0, not {self.seed}.")
         if self.conditioning is not None:
@@ -259,6 +273,8 @@ def evaluations(recipe: Recipe, wanted: Evaluations, shares: Sequence[float]) ->
     options += ["--limit", str(wanted.limit)] if wanted.limit is not None else []
     options += ["--conditioning", json.dumps(wanted.conditioning)] if wanted.conditioning is not None else []
     options += ["--device", recipe.device] if recipe.device != "auto" else []
+    options += ["--dtype", wanted.dtype] if wanted.dtype != "auto" else []
+    options += ["--batch-tokens", str(wanted.batch_tokens)] if wanted.batch_tokens is not None else []
     found: dict[Path, tuple[str, ...]] = {}
     for split, r_max, way in product(wanted.splits, r_maxes, ("", *wanted.how.get(recipe.method, ()))):
         path = folder / f"{wanted.name(split, r_max, way)}.json"

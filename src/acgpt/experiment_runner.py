@@ -222,6 +222,8 @@ class Runner:
                 self.child.terminate()
             while self.child.poll() is None:
                 self.show(cell, replace(state_of(cell), state="training" if trains else "evaluating", error=None))
+                if not trains and self.stops():  # training stops by itself, with a checkpoint
+                    self.child.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.child.wait(1 if not self.asked else 0.1)
             code, self.child = self.child.returncode, None

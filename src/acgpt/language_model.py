@@ -413,7 +413,7 @@ class LanguageModel:
     def _reads_future(self, adapter: Choice) -> bool:
         """Does whoever may answer say that it can read the future?"""
         if adapter is None and self._routing:
-            return any(method_of(said).reads_future for said in self._says.values())
+            return any(said.reads_copies for said in self._says.values() if said is not None)
         return method_of(self._said(self._named(adapter))).reads_future
 
     def _method(self, way: Route) -> Method:
@@ -505,7 +505,6 @@ class LanguageModel:
             tokens=token_scores(query, texts, log_probs.tolist()),
             future=way.future,
             adapter=way.adapter,
-            bound=self._method(way).bound,
             text="".join(texts),
             fills=tuple("".join(texts[first - 1 : last]) for first, last in encoded.slots),
             seed=seed,

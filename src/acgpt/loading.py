@@ -69,8 +69,8 @@ def load(
         mask: As in `LanguageModel`.
         attention: As in `LanguageModel`.
         router: As in `LanguageModel`; without it the first of several adapters answers, unless another is named. The
-            embedded model's own adapter is routed to by default: it answers what needs the future, and the model itself
-            what does not, which it does better.
+            embedded model's own adapter is routed to by default: it answers what needs the future; the model itself,
+            which has not been tuned to any kind of text, what does not.
     """
     place = choose_device(device)
     model = None if is_default(model) else model
@@ -125,7 +125,7 @@ def resolve(model: Source | None, adapter: Source | Literal[False] | None) -> tu
     if adapter is None and (Path(source) / ADAPTER_CONFIG).is_file():
         return base_of_adapter(Path(source)), source
     if adapter is None and is_default(model):
-        adapter = EMBEDDED
+        return source, str(DEFAULT_ADAPTER)
     return source, None if adapter is None or adapter is False else adapter_source(adapter)
 
 

@@ -127,8 +127,9 @@ def build_optimizer(
 
 
 def embeddings(model: PreTrainedModel) -> list[nn.Module]:
-    """The tables of a model: its token embeddings, and its vocabulary projection."""
-    return [table for table in (model.get_input_embeddings(), model.get_output_embeddings()) if table is not None]
+    """The tables of a model: all its embeddings, of tokens or positions, and its vocabulary projection."""
+    head = model.get_output_embeddings()
+    return [module for module in model.modules() if isinstance(module, nn.Embedding) or module is head]
 
 
 def rate(step: int, *, steps: int, warmup: int, shape: str, final: float, cooldown: float) -> float:

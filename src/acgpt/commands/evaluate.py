@@ -109,9 +109,9 @@ def evaluate(
     from acgpt.corpus import Corpus
     from acgpt.evaluate import evaluate
     from acgpt.evaluation_set import keep
-    from acgpt.loading import load
-    from acgpt.metadata import tokenizer_hash
-    from acgpt.methods import method_of
+    from acgpt.loading import is_default, load
+    from acgpt.metadata import DEFAULT, tokenizer_hash
+    from acgpt.methods import method_of, parted
     from acgpt.modes import modes_named
 
     names = [] if modes is None else [name.strip() for name in modes.split(",")]
@@ -144,7 +144,7 @@ def evaluate(
         keep(evaluation_set, path)
     result = {
         "model": model,
-        "adapter": adapter,
+        "adapter": None if not lm.adapters else adapter or (DEFAULT if is_default(model) else None),
         "corpus": None if corpus is None else str(corpus),
         **evaluation.as_dict(),
         "options": options,
@@ -228,24 +228,16 @@ def find_set(
     return find_or_build(corpus, sets, limit=limit, training=training, **how)
 
 
-def parted(text: str) -> tuple[str, str]:
-    """The name and the value of an option that was written as KEY=VALUE."""
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise InputError(f"--how {text} is no option of a method: write KEY=VALUE, as in --how order=random.")
-    return name, value
-
-
 def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
     """The model's own method, unless another was asked for; a warning if the model has not learned that one."""
     from acgpt.methods import method_of
 
     own = method_of(lm.metadata)
-    if forced is not None and forced.reads_future and forced.name != own.name:
+    causal = own.drawn and forced is not None and not forced.reads_future  # such a model reads from left to right too
+    if forced is not None and forced.name != own.name and not causal:
+        where = " wherever the future is read" if own.drawn else ""
         warnings.warn(
-            f"the model does not say that it was trained with {forced.name}: expect bad answers wherever the future is "
-            "read.",
-            stacklevel=2,
+            f"the model does not say that it was trained with {forced.name}: expect bad answers{where}.", stacklevel=2
         )
     return forced or own
 

@@ -5,7 +5,7 @@ Nothing outside this package asks which method a model has: it takes the one tha
 
 from __future__ import annotations
 
-from acgpt.errors import ModelError
+from acgpt.errors import InputError, ModelError
 from acgpt.metadata import Metadata
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.methods.base import Abilities, Method
@@ -31,7 +31,20 @@ __all__ = [
     "SigmaGptRandom",
     "SigmaGptTemporal",
     "method_of",
+    "parted",
 ]
+
+
+def parted(text: str) -> tuple[str, str]:
+    """The name and the value of a method's option that was written as KEY=VALUE.
+
+    >>> parted("order=random")
+    ('order', 'random')
+    """
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise InputError(f"--how {text} is no option of a method: write KEY=VALUE, as in --how order=random.")
+    return name, value
 
 
 def method_of(model: Metadata | str | None) -> Method:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from acgpt.modes import MODES, WITHOUT_FUTURE
-from acgpt.recipe import FREE
+from acgpt.recipe import FREE, Recipe
 from acgpt.report import pictures
 from acgpt.report.part import Part
 from acgpt.report.pictures import Curve, Panel
@@ -115,7 +115,8 @@ class Entry:
 def variant(run: Run) -> dict[str, Any]:
     """All that decides what a run has learnt, but for its seed."""
     left_out = FREE | {"seed", "final_texts"} | ({"conditioning"} if run.causal else set())
-    kept = {key: value for key, value in run.recipe.items() if key not in left_out and not key.startswith("eval_")}
+    recipe = {each.name: each.default for each in fields(Recipe) if each.default is not MISSING} | dict(run.recipe)
+    kept = {key: value for key, value in recipe.items() if key not in left_out and not key.startswith("eval_")}
     return {**kept, "corpus": run.results["corpus_hash"], "budget": run.budget}
 
 
