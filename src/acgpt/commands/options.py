@@ -26,15 +26,13 @@ def option(*names: str, **how: Any) -> Any:
 HELP = {
     "template": "A text with {{slots}}, in quotes; or - to read templates from standard input, one a line.",
     "file": "Read templates from this UTF-8 file, one a line.",
-    "model": "A folder, a Hugging Face hub id or a .gguf file. Default: the embedded SmolLM2-135M-Instruct, "
-    "with an adapter that reads the future.",
-    "adapter": "A PEFT adapter for the model: a folder or a hub id; none: no adapter, for the embedded model too.",
+    "model": "A folder, a Hugging Face hub id or a .gguf file. Default: the embedded SmolLM2-135M-Instruct.",
+    "adapter": "A PEFT adapter for the model: a folder or a hub id.",
     "device": "auto, cpu, cuda, cuda:1, mps. Default: auto, the best there is.",
     "dtype": "auto, float32, bfloat16, float16, float64. Default: auto, float32; on CUDA, what the checkpoint has.",
     "future": "Use what stands after a slot? Default: if the model says that it can (score shows both).",
     "json": "For programs: one JSON object a template, in a line of its own, with the keys named above.",
 }
-NO_ADAPTER = "none"  # what --adapter says for it
 TemplateArgument = Annotated[str | None, typer.Argument(metavar="TEMPLATE", show_default=False, help=HELP["template"])]
 FileOption = Annotated[Path | None, option("--file", "-f", metavar="PATH", help=HELP["file"])]
 ModelOption = Annotated[str | None, option("--model", "-m", metavar="NAME", help=HELP["model"])]
