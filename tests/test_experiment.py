@@ -94,13 +94,21 @@ def test_what_decides_an_evaluation_set_is_in_the_name_of_its_file():
 
 
 def test_a_method_can_be_asked_in_further_ways():
-    found = made(grid={"method": ["ac-gpt", "gpt"]}, evaluate={"how": {"ac-gpt": ["order=random,seed=1", "orders=8"]}})
-    first, second = found.cells
+    ways = {"sigma-gpt-random": ["order=random,seed=1", "orders=8"]}
+    first, second = made(grid={"method": ["sigma-gpt-random", "gpt"]}, evaluate={"how": ways}).cells
     assert [path.stem for path in first.evaluations] == [
         "test-r_max0.6", "test-r_max0.6-order_random_seed_1", "test-r_max0.6-orders_8",
     ]  # fmt: skip
-    assert " --how order=random --how seed=1 -o out/ac-gpt/test-r_max0.6-order_random_seed_1.json" in first.commands[2]
+    assert (
+        " --how order=random --how seed=1 -o out/sigma-gpt-random/test-r_max0.6-order_random_seed_1.json"
+        in (first.commands[2])
+    )
     assert len(second.evaluations) == 1
+
+
+def test_an_evaluation_can_be_told_its_dtype_and_how_much_at_a_time():
+    (cell,) = made(grid={"seed": [0]}, evaluate={"dtype": "bfloat16", "batch_tokens": 4096}).cells
+    assert " --dtype bfloat16 --batch-tokens 4096 " in cell.commands[1]
 
 
 def test_an_adapter_is_evaluated_on_its_base_and_a_tuned_model_as_it_is():
@@ -153,6 +161,11 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"evaluate": {"limit": 0}}, "limit must be at least 1"),
         ({"evaluate": {"conditioning": {"bmax": 2}}}, "did you mean 'b_max'"),
         ({"evaluate": {"how": {"gpt": "order=random"}}}, "evaluate.how names lists"),
+        ({"evaluate": {"how": {"gtp": ["order=random"]}}}, "there is no method 'gtp'"),
+        ({"evaluate": {"how": {"gpt": ["order=random"]}}}, "the method gpt has no option order"),
+        ({"evaluate": {"how": {"sigma-gpt-random": ["order"]}}}, "write KEY=VALUE"),
+        ({"evaluate": {"dtype": "bf16"}}, "evaluate.dtype must be one of"),
+        ({"evaluate": {"batch_tokens": 0}}, "batch_tokens must be at least 1"),
         ({"evaluate": ["test"]}, "evaluate must be a mapping"),
     ],
 )

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import acgpt
 from acgpt.batches import Batches
 from acgpt.cli import app
+from acgpt.commands.evaluate import choose_method
 from acgpt.conditioning import Conditioning
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError, QueryError
@@ -191,6 +192,24 @@ def test_filling_up_a_batch_teaches_nothing(name, corpus):
     assert gradients[0][0] == pytest.approx(gradients[1][0], rel=1e-12)
     for one, two in zip(gradients[0][1], gradients[1][1], strict=True):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mlm", "diffusion", "fim"])
+def test_a_mask_that_texts_have_is_refused(name, corpus, tmp_path):
+    tokens = Corpus.open(corpus).tokens("train")
+    tokenizer = Corpus.open(corpus).tokenizer()
+    common = tokenizer.convert_ids_to_tokens(int(np.bincount(tokens.chunk(0, 15)).argmax()))
+    assert common != tokenizer.bos_token
+    with pytest.raises(InputError, match="that no text has"):
+        train(recipe(name, corpus, tmp_path / "run", mask=common), quiet=True)
+    with pytest.raises(InputError, match="MASK is BOS"):
+        train(recipe(name, corpus, tmp_path / "other", mask=tokenizer.bos_token), quiet=True)
+
+
+def test_asking_by_another_method_than_its_own_is_warned_of(corpus, runs):
+    folder, _ = runs("mlm")
+    with pytest.warns(UserWarning, match=r"trained with gpt: expect bad answers\."):
+        choose_method(method_of("gpt"), acgpt.load(folder / "model", device="cpu"))
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -168,6 +168,12 @@ def test_what_changes_nothing_that_is_learnt_makes_no_row(tmp_path):
     assert [(row["method"], row["seeds"]) for row in found] == [("AC-GPT", 2), ("GPT", 2)]
 
 
+def test_a_key_that_an_earlier_version_had_not_is_as_it_was(tmp_path):
+    runs = [scratch(tmp_path / "earlier"), scratch(tmp_path / "now", seed=1, loss="asked")]
+    (row,) = rows(make_report(runs, tmp_path / "report"))
+    assert row["seeds"] == 2
+
+
 def test_a_seed_counts_once(tmp_path):
     runs = [scratch(tmp_path / "one"), scratch(tmp_path / "again", (9.0,) * 5)]
     made = make_report(runs, tmp_path / "report")
