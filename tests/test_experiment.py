@@ -298,6 +298,11 @@ if kind == "evaluate":
     path = Path(words[words.index("-o") + 1])
     if (told / "evaluate-fails").exists():
         sys.exit("error: no such split")
+    (told / "evaluate.began").touch()
+    for _ in range(2000):
+        if not (told / "evaluate.waits").exists():
+            break
+        time.sleep(0.01)
     path.write_text("{}")
     sys.exit()
 from acgpt.recipe import load_recipe  # takes a moment
@@ -414,6 +419,25 @@ def test_when_time_is_up_nothing_more_is_begun(tmp_path, told):
     asking.join()
     assert [state.state for state in states.values()] == ["done", "stopped", "waiting"]
     assert "--minutes 1.00" in three(tmp_path).cells[0].log.read_text()
+
+
+def test_when_time_is_up_an_evaluation_is_broken_off_and_can_be_had_later(tmp_path, told):
+    found = three(tmp_path)
+    runner = Runner(found.cells, minutes=1)
+    (told / "evaluate.waits").touch()
+
+    def ask() -> None:
+        until(lambda: (told / "evaluate.began").exists())
+        runner.end = 0.0
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    states = runner.run()
+    asking.join()
+    assert [state.state for state in states.values()] == ["stopped", "waiting", "waiting"]
+    assert not any(path.exists() for path in found.cells[0].evaluations)
+    (told / "evaluate.waits").unlink()
+    assert {state.state for state in Runner(found.cells).run().values()} == {"done"}
 
 
 def test_two_runners_do_not_work_on_one_cell(tmp_path, told):
