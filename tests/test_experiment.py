@@ -21,9 +21,10 @@ from typer.testing import CliRunner
 from acgpt import experiment, experiment_runner
 from acgpt.cli import app
 from acgpt.errors import InputError
-from acgpt.experiment import BUILT_IN, Evaluations, Experiment, built_in, load_experiment, make
+from acgpt.experiment import BUILT_IN, Evaluations, Experiment, load_experiment, make
 from acgpt.experiment_runner import Runner, held, state_of
 from acgpt.methods import METHODS
+from acgpt.recipe import built_in
 from acgpt.report import write
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -231,9 +232,9 @@ def shipped(name: str) -> Experiment:
 
 
 def test_the_experiments_are_there():
-    assert set(built_in()) == {"wikitext103-ablation", "wikitext103-fast", "tiny-cpu"}
-    assert all(20 < len(words) <= 115 for words in built_in().values())
-    assert json.loads(run_cli("--list", "--json").stdout) == built_in()
+    assert set(built_in(BUILT_IN)) == {"wikitext103-ablation", "wikitext103-fast", "tiny-cpu"}
+    assert all(20 < len(words) <= 115 for words in built_in(BUILT_IN).values())
+    assert json.loads(run_cli("--list", "--json").stdout) == built_in(BUILT_IN)
 
 
 @pytest.mark.skipif(set(METHODS) == {"ac-gpt", "gpt"}, reason="a version with these two methods only")

@@ -196,8 +196,8 @@ def test_a_change_that_makes_no_sense_is_refused(changes, words, tmp_path):
         ("conditioning: {r_max: 1, r_max: 0}", "r_max stands there twice"),
         ("- steps", "must be a mapping"),
         ("", "must be a mapping"),
-        ("steps: [", "not a recipe in YAML"),
-        ("steps: !!python/object/apply:os.getcwd []", "not a recipe in YAML"),
+        ("steps: [", "no recipe in YAML"),
+        ("steps: !!python/object/apply:os.getcwd []", "no recipe in YAML"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused(text, words, tmp_path):

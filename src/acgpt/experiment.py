@@ -32,7 +32,7 @@ import yaml
 from acgpt.conditioning import Conditioning, check_keys
 from acgpt.errors import InputError
 from acgpt.methods import method_of, parted
-from acgpt.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change
+from acgpt.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change, read_yaml
 
 BUILT_IN = Path(__file__).parent / "experiments"
 LOGS, LOCKS = "logs", "locks"
@@ -324,12 +324,6 @@ def as_yaml(text: str) -> Any:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def built_in() -> dict[str, str]:
-    """The experiments that come with acgpt, by name, and the line with which each begins."""
-    files = sorted(BUILT_IN.glob("*.yaml"))
-    return {path.stem: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for path in files}
-
-
 def load_experiment(name: str | Path, changes: Sequence[str] = (), output: str | Path | None = None) -> Experiment:
     """An experiment from its file.
 
@@ -341,22 +335,7 @@ def load_experiment(name: str | Path, changes: Sequence[str] = (), output: str |
     Raises:
         InputError: The file cannot be read, or a key or value is wrong; the message says which was probably meant.
     """
-    path = Path(name)
-    if not path.is_file() and str(name).removesuffix(".yaml") in built_in():
-        path = BUILT_IN / f"{path.name.removesuffix('.yaml')}.yaml"
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        near = get_close_matches(str(name), built_in(), n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise InputError(
-            f"cannot read the experiment {name} ({error}): {hint}Name a YAML file, or one of acgpt's own: "
-            f"{', '.join(built_in())}."
-        ) from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{name} is not an experiment in YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{name} must be a mapping of keys to values, not {type(content).__name__}.")
+    content, path = read_yaml(name, BUILT_IN, "experiment")
     if output is not None:
         content["output"] = str(output)
     if isinstance(recipe := content.get("recipe"), str) and (path.parent / recipe).is_file():

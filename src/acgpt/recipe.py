@@ -332,10 +332,37 @@ def in_words(wanted: Any) -> str:
     return words.get(wanted, "a mapping")
 
 
-def built_in() -> dict[str, str]:
-    """The recipes that come with acgpt, by name, and the line with which each begins."""
-    files = sorted(BUILT_IN.glob("*.yaml"))
+def built_in(folder: Path = BUILT_IN) -> dict[str, str]:
+    """The recipes that come with acgpt, or other such files, by name, and the line with which each begins."""
+    files = sorted(folder.glob("*.yaml"))
     return {path.stem: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for path in files}
+
+
+def read_yaml(name: str | Path, folder: Path, kind: str, hint: str = "") -> tuple[dict[str, Any], Path]:
+    """The content of a YAML file, and where it lies.
+
+    Args:
+        name: The file, or the name of one that comes with acgpt.
+        folder: Of those.
+        kind: What such a file is, for errors.
+        hint: What was probably meant, for errors.
+    """
+    path, own = Path(name), built_in(folder)
+    if not path.is_file() and str(name).removesuffix(".yaml") in own:
+        path = folder / f"{path.name.removesuffix('.yaml')}.yaml"
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        near = get_close_matches(str(name), own, n=1)
+        hint += f"did you mean {near[0]}? " if near else ""
+        raise InputError(
+            f"cannot read the {kind} {name} ({error}): {hint}Name a YAML file, or one of acgpt's own: {', '.join(own)}."
+        ) from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{name} is no {kind} in YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{name} must be a mapping of keys to values, not {type(content).__name__}.")
+    return content, path
 
 
 def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
@@ -348,23 +375,8 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
             `steps` its `epochs` and a `warmup` that is as long, `optimizer=adamw` its `muon_lr`, `lora.rank` its
             `lora.alpha`.
     """
-    path = Path(name)
-    if not path.is_file() and str(name).removesuffix(".yaml") in built_in():
-        path = BUILT_IN / f"{path.name.removesuffix('.yaml')}.yaml"
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        near = get_close_matches(str(name), built_in(), n=1)
-        hint = "name the recipe first, then what is to be otherwise. " if "=" in str(name) else ""
-        hint += f"did you mean {near[0]}? " if near else ""
-        raise InputError(
-            f"cannot read the recipe {name} ({error}): {hint}Name a YAML file, or one of acgpt's own: "
-            f"{', '.join(built_in())}."
-        ) from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{name} is not a recipe in YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{name} must be a mapping of keys to values, not {type(content).__name__}.")
+    hint = "name the recipe first, then what is to be otherwise. " if "=" in str(name) else ""
+    content, _ = read_yaml(name, BUILT_IN, "recipe", hint)
     changed = [apply(content, change) for change in changes]
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in changed and other not in changed:

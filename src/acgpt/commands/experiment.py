@@ -72,12 +72,13 @@ def experiment(
              seconds, left (seconds), evaluated, evaluations (numbers), error,
              commands
     """
-    from acgpt.experiment import built_in, load_experiment
+    from acgpt.experiment import BUILT_IN, load_experiment
+    from acgpt.recipe import built_in
 
     if file is None:
         if not list_cells:
             raise typer.BadParameter("name a FILE: a YAML file, or one of those that --list shows.")
-        print_recipes(built_in(), as_json)
+        print_recipes(built_in(BUILT_IN), as_json)
         return
     loaded = load_experiment(file, changes or (), output)
     cells = loaded.chosen(only or ())
