@@ -242,6 +242,15 @@ def test_a_run_that_is_asked_at_another_r_max_than_its_own_is_marked(tmp_path):
     assert [(row["r_max"], row["note"]) for row in found] == [(0.2, "trained with r_max 0.6."), (0.6, None)]
 
 
+def test_the_main_picture_is_of_those_that_read_the_future(tmp_path, figures):
+    runs = [scratch(tmp_path / "ac", r_max=0.4), scratch(tmp_path / "gpt", GPT, method="gpt", r_max=0.6)]
+    make_report(runs, tmp_path / "report")
+    caption = (
+        (tmp_path / "report" / "report.html").read_text().partition("in the five modes (")[2].partition("Lower")[0]
+    )
+    assert "r_max 0.4" in caption and "r_max 0.6" not in caption
+
+
 def test_the_papers_rows_stand_beside_ours_of_the_same_size_and_r_max(tmp_path):
     runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "tiny", model="tiny")]
     runs.append(scratch(tmp_path / "own", model={"layers": 2, "width": 32, "heads": 4}))

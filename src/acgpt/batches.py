@@ -223,11 +223,6 @@ class Batches(Dataset[dict[str, Any]]):
         """Batch `number`, from 0."""
         epoch, items = self.items_of(number)
         tokens = np.stack([self.texts.chunk(int(item), self.length) for item in items])
-        if self.method.needs_mask and (tokens == self.mask).any():
-            raise InputError(
-                f"the text holds the token {self.mask}, which is to stand for what is masked and has no probability: "
-                "name a token with mask=… that no text has."
-            )
         rngs = [generator(self.seed, epoch, int(item)) for item in items]
         roles = np.stack([self.conditioning.roles(self.length, rng) for rng in rngs])
         slots = self.method.lay_out(tokens, roles, rngs, bos=self.bos, mask=self.mask)

@@ -207,6 +207,10 @@ class Tokens:
             at = end
         return found
 
+    def holds(self, token: int | None) -> bool:
+        """Is this token anywhere among them?"""
+        return any((self.shard(number) == token).any() for number in range(len(self.files)))
+
     def chunks(self, length: int) -> int:
         """How many whole chunks of `length` tokens there are; what remains after the last is not used."""
         if length < 1:

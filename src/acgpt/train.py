@@ -104,8 +104,11 @@ def train(
             "conditioning.unknown needs a MASK token, and the tokenizer has none: name one of its tokens with mask=…"
             + ("." if recipe.base else ", or prepare the corpus with --mask-token.")
         )
-    if method.needs_mask and mask == bos:
-        raise InputError(f"MASK is BOS, token {bos}, which has a meaning of its own: name another with mask=….")
+    if method.needs_mask and (mask == bos or texts.holds(mask)):
+        raise InputError(
+            f"mask={tokenizer.convert_ids_to_tokens(mask)}: a token that texts have, or BOS, cannot stand for what is "
+            "masked, as it is never predicted. Leave mask out, or name one that no text has."
+        )
     if not (conditioning.hides or method.needs_mask):  # a MASK that was never read means nothing to the network
         product.metadata = replace(product.metadata, mask_token_id=None)
     batches = Batches(

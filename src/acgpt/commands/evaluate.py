@@ -228,16 +228,25 @@ def find_set(
 
 
 def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
-    """The model's own method, unless another was asked for; a warning if the model has not learned that one."""
+    """The model's own method, unless another was asked for; a warning if the model has not learned that one.
+
+    Raises:
+        InputError: The model is not a causal one, which any other method would take it for.
+    """
     from acgpt.methods import method_of
 
     own = method_of(lm.metadata)
-    causal = own.drawn and forced is not None and not forced.reads_future  # such a model reads from left to right too
-    if forced is not None and forced.name != own.name and not causal:
-        where = " wherever the future is read" if own.drawn else ""
-        warnings.warn(
-            f"the model does not say that it was trained with {forced.name}: expect bad answers{where}.", stacklevel=2
-        )
+    if forced is not None and forced.name != own.name:
+        if not own.drawn:
+            raise InputError(
+                f"--method {forced.name}: the model is of method {own.name}, and no other: leave --method out."
+            )
+        if forced.reads_future:
+            warnings.warn(
+                f"the model does not say that it was trained with {forced.name}: expect bad answers wherever the "
+                "future is read.",
+                stacklevel=2,
+            )
     return forced or own
 
 

@@ -188,7 +188,7 @@ class Method(ABC):
         if not self.chain:
             raise QueryError(
                 f"{self.name} does not take a text apart from left to right, so it cannot say what a token has from "
-                "its past alone: leave out future=False, or use a model that was trained with ac-gpt."
+                "its past alone: leave out future=False (--no-future), or use a model that was trained with ac-gpt."
             )
         known = [given or asked for given, asked in zip(query.given, query.asked, strict=True)]
         return Query(query.tokens, [False] * len(query), known)

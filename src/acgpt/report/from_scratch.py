@@ -280,7 +280,7 @@ def main_panels(entries: Sequence[Entry], names: Mapping[Entry, str], paper: Map
                 groups.setdefault(entry.group, []).append(entry)
         if not groups:
             continue
-        best = max(groups.values(), key=lambda group: (group[0].r_max == R_MAX, len(group)))
+        best = max(groups.values(), key=preference)
         best.sort(key=lambda entry: (place(entry.method, paper), entry.asked.options))
         r_max, name = best[0].r_max, paper["sizes"].get(size, size)
         rows = tuple((names[entry], entry.method, entry.modes) for entry in best)
@@ -291,6 +291,11 @@ def main_panels(entries: Sequence[Entry], names: Mapping[Entry, str], paper: Map
             rows = tuple((paper["methods"][row["method"]], row["method"], paper_modes(paper, row)) for row in theirs)
             panels.append(Panel(f"the paper: {name}, r_max {r_max:g}, {corpus}", rows, paper=True))
     return panels
+
+
+def preference(group: Sequence[Entry]) -> tuple[bool, bool, int]:
+    """Which of several groups to draw: one that says something of the future, at the paper's r_max, the largest."""
+    return any(entry.modes["training"] for entry in group), group[0].r_max == R_MAX, len(group)
 
 
 def with_and_without(panel: Panel) -> Panel:
