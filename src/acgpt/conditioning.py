@@ -118,9 +118,10 @@ class Sets:
                 f"unknown is the share of asked tokens turned unknown, from 0 to below 1, not {self.unknown!r}."
             )
 
-    def hidden(self, asked: int) -> int:
-        """How many of so many asked tokens are turned unknown; never all of them."""
-        return min(floor(self.unknown * asked), asked - 1)
+    def hidden(self, asked: np.ndarray) -> np.ndarray:
+        """How many of so many asked tokens are turned unknown; never all of them. For all texts at once."""
+        hidden: np.ndarray = np.minimum(np.floor(self.unknown * asked + 1e-9), asked - 1).astype(np.int64)
+        return hidden
 
 
 @dataclass(frozen=True)
@@ -301,14 +302,14 @@ class Conditioning:
         for number, part in enumerate(self.parts):
             if part.unknown:
                 mine = parts == number
-                asked[mine] -= [part.hidden(int(count)) for count in asked[mine]]
+                asked[mine] -= part.hidden(asked[mine])
         return asked
 
     def roles(self, length: int, rng: np.random.Generator) -> np.ndarray:
         """(length,) int8 `GIVEN`, `ASKED` or `UNKNOWN` for each token of a text; at least one is asked."""
         (part,), (size,) = self.sizes(length, rng.random((1, 2)))
         roles: np.ndarray = self.parts[part].place(length, int(size), rng).astype(np.int8)
-        if hidden := self.parts[part].hidden(length - int(size)):
+        if hidden := int(self.parts[part].hidden(length - size)):
             asked = np.flatnonzero(roles == ASKED)
             roles[rng.choice(asked, size=hidden, replace=False, shuffle=False)] = UNKNOWN
         return roles
