@@ -1,6 +1,7 @@
 """Write the tables of docs/benchmarks.md, finetuning.md and results.md from the result files in benchmarks/results.
 
-python benchmarks/render.py            rewrite what stands between <!-- table NAME --> and <!-- end -->
+python benchmarks/render.py            rewrite what stands between <!-- table NAME --> (a result file) or
+                                       <!-- report FOLDER TABLE … --> (kept runs) and <!-- end -->
 python benchmarks/render.py --check    only say whether the page is up to date (exit code 1 if not)
 """
 
@@ -8,8 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import statistics
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +224,35 @@ TABLES = {
 }
 
 
+def reported(kept: Sequence[str]) -> str:
+    """A table that `acgpt report` makes of kept runs (keep_runs.py); or, of the name "commands", how they were made.
+
+    Args:
+        kept: A folder of benchmarks/results, the name of the table, and what is left out: runs, or the "paper".
+    """
+    from acgpt.report import finetuning
+    from acgpt.report.runs import find_runs, read_runs
+
+    name, table, *without = kept
+    folders, _ = find_runs([ROOT / "benchmarks" / "results" / name])
+    runs = read_runs([folder for folder in folders if folder.name not in without])
+    if table != "commands":
+        part = finetuning.make(runs)
+        assert part is not None
+        made = part.tables[table]
+        made = replace(made, rows=tuple(row for row in made.rows if not (row.paper and "paper" in without)))
+        return f"{made.markdown()}\n{made.caption}"
+    words = {run.name: [word for word in run.results["command"] if not word.startswith("output=")] for run in runs}
+    common = [word for word in next(iter(words.values())) if all(word in of_run for of_run in words.values())]
+    rows = [
+        [name, " ".join(f"`{word}`" for word in of_run if word not in common), f"{run.results['seconds']:.0f} s"]
+        for run, (name, of_run) in zip(runs, words.items(), strict=True)
+    ]
+    first = runs[0].results
+    record = {**first["versions"], **first, "command": shlex.join([*common, "output=runs/RUN", "KEYS"])}
+    return f"{markdown(['run', 'keys', 'time'], rows)}\n\n{provenance(record)}"
+
+
 def rendered(page: str) -> str:
     """The page with every table written anew."""
 
@@ -229,7 +262,11 @@ def rendered(page: str) -> str:
         body = TABLES[record["benchmark"]](record)
         return f"<!-- table {name} -->\n{body}\n\n{provenance(record)}\n<!-- end -->"
 
-    return re.sub(r"<!-- table (\S+) -->.*?<!-- end -->", table, page, flags=re.DOTALL)
+    def report(match: re.Match[str]) -> str:
+        return f"<!-- report {match[1]} -->\n{reported(match[1].split())}\n<!-- end -->"
+
+    page = re.sub(r"<!-- table (\S+) -->.*?<!-- end -->", table, page, flags=re.DOTALL)
+    return re.sub(r"<!-- report (.+?) -->.*?<!-- end -->", report, page, flags=re.DOTALL)
 
 
 def main() -> None:

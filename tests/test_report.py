@@ -284,6 +284,8 @@ def test_the_sweep_takes_each_run_at_its_own_r_max(tmp_path, figures):
         )
         twin[f"at{r_max}"] = evaluation("gpt", (8.0, None, None, 8.0, 8.0), r_max=r_max)
     twin["at0.3"] = evaluation("gpt", (8.0, None, None, 8.0, 8.0), r_max=0.3)
+    mixed = {"r_max": 0.6, "infilling": 0.5}  # given otherwise than the others: no point of their curve
+    runs.append(write_run(tmp_path / "mixed", (8.0, 7.5, 7.9, 8.0, 8.0), conditioning=mixed))
     runs.append(twin_of(tmp_path / "gpt", (8.0, None, None, 8.0, 8.0), further=twin))
     make_report(runs, tmp_path / "report")
     rows = table(tmp_path / "report", "sweep")

@@ -26,12 +26,13 @@ from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluate import evaluate
 from acgpt.evaluation_set import EvaluationSet
+from acgpt.learner import Learner
 from acgpt.metadata import Metadata
 from acgpt.methods import method_of
 from acgpt.optimizer import rate
 from acgpt.plan import arguments, settle
 from acgpt.recipe import make
-from acgpt.run_folder import SITTING, OutputError
+from acgpt.run_folder import SITTING, OutputError, last_checkpoint
 from acgpt.train import asked_to_stop, train
 
 
@@ -515,13 +516,29 @@ def listening():
 
 def test_a_second_ctrl_c_does_not_wait(listening):
     before = signal.getsignal(signal.SIGINT)
-    with asked_to_stop(math.inf) as time_to_stop:
+    with asked_to_stop(math.inf, lambda: True) as time_to_stop:
         assert not time_to_stop()
         signal.raise_signal(signal.SIGINT)
         assert time_to_stop()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_step_has_ended_does_not_wait_for_it(
+    number, listening, corpus, tmp_path, monkeypatch
+):
+    def compiles_for_ever(self, **batch):
+        signal.raise_signal(number)
+        raise AssertionError("it goes on")
+
+    recipe = recipe_of(corpus, tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(Learner, "forward", compiles_for_ever)
+        assert train(recipe, quiet=True) is None
+    assert last_checkpoint(tmp_path / "run") is None
+    assert train(recipe, resume=True, quiet=True) is not None
 
 
 def test_once_training_is_over_ctrl_c_ends_the_last_evaluation(corpus, tmp_path, monkeypatch):
@@ -532,7 +549,7 @@ def test_once_training_is_over_ctrl_c_ends_the_last_evaluation(corpus, tmp_path,
 
 def test_a_run_in_the_background_goes_on_ignoring_ctrl_c(listening):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with asked_to_stop(math.inf) as time_to_stop:
+    with asked_to_stop(math.inf, lambda: True) as time_to_stop:
         signal.raise_signal(signal.SIGINT)
         assert not time_to_stop()
 

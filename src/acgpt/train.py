@@ -70,7 +70,8 @@ def train(
             A finished run is left as it is.
         quiet: Show no progress.
         minutes: Stop with a checkpoint when training has taken so long, to be resumed later. So do SIGTERM, which
-            schedulers send before they end a job, and Ctrl-C; a second Ctrl-C does not wait for the checkpoint.
+            schedulers send before they end a job, and Ctrl-C; a second Ctrl-C does not wait for the checkpoint. Before
+            the first step has ended there is nothing to save, and both stop at once.
 
     Returns:
         The contents of the run's `results.json`; `None` if the run was stopped before its end.
@@ -149,21 +150,34 @@ def train(
                 f"nothing will be evaluated: the corpus has no text for it in a split {recipe.eval_split!r}."
             )
         try:
-            with asked_to_stop(end) as reporter.asked_to_stop:  # afterwards there is a checkpoint: Ctrl-C may come
+            # Afterwards there is a checkpoint: Ctrl-C may come.
+            with asked_to_stop(end, lambda: reporter.steps > 0) as reporter.asked_to_stop:
                 trainer.resume(last_checkpoint(folder) if resume else None)
             return finish(trainer, reporter, sets.get("final"), about) if not reporter.stopped else None
+        except NothingToSave:
+            return None
         finally:
             reporter.close()
 
 
+class NothingToSave(KeyboardInterrupt):
+    """A wish to stop that came before the first step had ended."""
+
+
 @contextmanager
-def asked_to_stop(end: float) -> Iterator[Callable[[], bool]]:
-    """Within, a function that says whether it is time to stop: the end has come, or SIGTERM or Ctrl-C has."""
+def asked_to_stop(end: float, begun: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
+    """Within, a function that says whether it is time to stop: the end has come, or SIGTERM or Ctrl-C has.
+
+    Until `begun` says that there is something to save, a signal stops at once: the first step may take a minute to
+    compile, or, if the signal has reached the compiler's processes as well, never end.
+    """
     asked = threading.Event()
 
     def handle(number: int, where: Any) -> None:
         if asked.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt  # the user will not wait
+        if not begun():
+            raise NothingToSave
         if number == signal.SIGINT and sys.stderr.isatty():
             os.write(2, b"\nstopping after this step, with a checkpoint; Ctrl-C again: at once\n")
         asked.set()
@@ -238,6 +252,7 @@ class Reporter(TrainerCallback):
         self.board: Any = None  # TensorBoard's writer, where there is one
         self.asked_to_stop: Callable[[], bool] = lambda: False  # says whether it is time to stop
         self.stopped = False
+        self.steps = 0  # that this sitting has taken
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Take up the log of the run so far."""
@@ -250,6 +265,7 @@ class Reporter(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Move the bar. A step that is evaluated or saved has a row in the log, so that a resumed log has no gap."""
+        self.steps += 1
         self.bar.advance(state.global_step)
         last = state.global_step == state.max_steps
         if not last and self.stops(state.global_step):

@@ -285,13 +285,14 @@ def advantage_table(compared: Sequence[Comparison], names: dict[str, str], paper
 
 
 def sweep(compared: Sequence[Comparison]) -> list[list[Comparison]]:
-    """Runs of one base, adapter, corpus, budget and mix, each evaluated at its own: a list a sweep, by r_max."""
+    """Runs that differ in nothing but r_max, each evaluated at its own: a list a sweep, by r_max."""
     found: dict[object, list[Comparison]] = {}
     for each in compared:
         run = each.run
         if each.measured.set.get("r_max") == run.r_max and each.advantages["training"] is not None:
-            lora = json.dumps(run.lora, sort_keys=True)
-            found.setdefault((run.base, lora, run.results["corpus_hash"], run.budget, run.mix), []).append(each)
+            parts = [part | {"r_max": None} for part in run.conditioning.as_dict()["parts"]]
+            trained = json.dumps([run.lora, parts], sort_keys=True)
+            found.setdefault((run.base, trained, run.results["corpus_hash"], run.budget), []).append(each)
     several = [group for group in found.values() if len({each.run.r_max for each in group}) > 1]
     return [sorted(group, key=lambda each: each.run.r_max) for group in several]
 
