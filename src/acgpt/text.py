@@ -92,11 +92,16 @@ def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return _tokenise(text, tokenizer)[0]
 
 
-def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The text that each token contributes; joined, they are the decoded text.
+def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, ends: Sequence[int] | None = None) -> list[str]:
+    """The text that each token contributes, or each part of several tokens; joined, they are the decoded text.
 
     A character whose bytes are spread over several tokens comes with the token that completes it; the others
     contribute "". Takes time linear in the number of tokens, as each is decoded with the few that come before it only.
+
+    Args:
+        ids: The tokens.
+        tokenizer: Theirs.
+        ends: How many tokens there are up to the end of each part, the last part's included; by default a part a token.
     """
 
     def decoded(part: Sequence[int]) -> str:
@@ -109,7 +114,7 @@ def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     # The tokens before `done` decode to text[:reached], whatever follows them. Those from `start` on are decoded again
     # with each new token, as some tokenizers drop a space before the first token they see.
     start, done, reached, again = 0, 0, 0, ""
-    for end in range(1, len(ids) + 1):
+    for end in range(1, len(ids) + 1) if ends is None else ends:
         new = decoded(ids[start:end])[len(again) :]
         agreed = reached + _agreement(new, text[reached : reached + len(new)])
         result.append(text[settled:agreed])

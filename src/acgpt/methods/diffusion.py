@@ -144,7 +144,8 @@ class Diffusion(Method):
             scores = [np.zeros(len(text)) for text in texts]
             uniform, due = [], []
             for number, sample in members:
-                rng, asked = randomness(queries[number], sample, sampling.seed), queries[number].asked_positions
+                rng = randomness(queries[number], sampling.first + sample, sampling.seed)
+                asked = queries[number].asked_positions
                 step = (rng.random(len(asked)) * self.steps).astype(np.int64)
                 uniform.append(rng.random(len(queries[number]) + 1))
                 due.append([np.array(asked)[step == each] for each in np.unique(step)])
@@ -159,6 +160,10 @@ class Diffusion(Method):
                 at = list(queries[number].asked_positions)
                 answers[number].append((text[at], score[at]))
         return answers
+
+    def rows_at_once(self, sampler: Sampler, length: int) -> int:
+        """As many as go through the model in one pass."""
+        return max(1, sampler.budget // (length + 2))
 
     def lay_out(
         self,

@@ -50,10 +50,11 @@ def draws(
         sampling: How a token is drawn.
     """
     layout = both_ways(texts, places, places, bos=sampler.bos)
-    logits = layout_logits(sampler.model, layout, sampler.backend, mask)
-    wide = torch.float32 if logits.device.type == "mps" else torch.float64
-    uniform = torch.from_numpy(np.concatenate(chances)).to(wide).to(logits.device)
-    tokens, log_probs = (x.cpu().numpy() for x in draw(logits, uniform, sampling))
+    wide = torch.float32 if sampler.model.device.type == "mps" else torch.float64
+    uniform = torch.from_numpy(np.concatenate(chances)).to(wide).to(sampler.model.device)
+    with sampler.meter.passes():
+        drawn = draw(layout_logits(sampler.model, layout, sampler.backend, mask), uniform, sampling)
+    tokens, log_probs = (x.cpu().numpy() for x in drawn)
     check_numbers(log_probs)
     ends = np.cumsum([len(place) for place in places])[:-1]
     return list(zip(np.split(tokens, ends), np.split(log_probs, ends), strict=True))

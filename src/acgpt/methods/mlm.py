@@ -83,7 +83,7 @@ class Mlm(Method):
             questions = [queries[number] for number, _ in members]
             texts = [masked.shown(query, bos=sampler.bos, mask=mask, given=future) for query in questions]
             known = [masked.shown(query, bos=sampler.bos, mask=mask) for query in questions]
-            uniform = [noise(queries[number], sample, sampling.seed) for number, sample in members]
+            uniform = [noise(queries[number], sampling.first + sample, sampling.seed) for number, sample in members]
             scores = [np.zeros(len(query.asked_positions)) for query in questions]
             for step in range(max(len(query.asked_positions) for query in questions)):
                 active = [row for row, query in enumerate(questions) if step < len(query.asked_positions)]
@@ -99,6 +99,10 @@ class Mlm(Method):
             for (number, _), text, score in zip(members, texts, scores, strict=True):
                 answers[number].append((text[list(queries[number].asked_positions)], score))
         return answers
+
+    def rows_at_once(self, sampler: Sampler, length: int) -> int:
+        """As many as go through the model in one pass."""
+        return max(1, sampler.budget // (length + 2))
 
     def lay_out(
         self,
