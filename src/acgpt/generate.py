@@ -6,6 +6,7 @@
     FOLDER/MODE.jsonl        a line a sample, in the order of the texts
     FOLDER/MODE.json         the record of the whole; where it is, the samples are complete
     FOLDER/MODE.jsonl.part   what has been drawn so far, a group of samples a line, until all are
+    FOLDER/index.json        what each mode came to, once all that were wanted are there
 
 A sample is a function of the seed, the query and the sample's number, but for rounding, which depends on what a batch
 holds. So samples are drawn in groups that are a function of the configuration, a group is written at once, and one
@@ -50,7 +51,7 @@ from acgpt.modes import MODES, Mode, modes_named
 from acgpt.query import Query
 from acgpt.text import pieces
 
-KIND = "generations"
+KIND, INDEX = "generations", "index.json"
 PROMPT, TOP_P, TEMPERATURE = 20, 0.95, 0.8  # as in the paper's experiments
 BLANK = "____"
 OWN = ("mode", "future")  # of a file's configuration, what another file in the same folder may have otherwise

@@ -16,8 +16,6 @@ from acgpt.commands.evaluate import NO_ANSWER, check_writable, choose_method, fi
 from acgpt.commands.options import AdapterOption, DeviceOption, Dtype, DtypeOption, emit, hush, option
 from acgpt.errors import InputError, OutputError
 
-INDEX = "index.json"  # of a folder of generations: what each mode came to
-
 HELP = {
     "mode": "A mode, by name; may be repeated. Default: all, the five of them.",
     "output": "The folder of the files, MODE.jsonl and MODE.json.",
@@ -91,12 +89,12 @@ def generate(
         raise typer.BadParameter("name a folder for the files: --output FOLDER.")
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file: name a folder with -o.")
-    check_writable(output / INDEX)
+    check_writable(output / "index.json")
     hush()
     from acgpt.corpus import Corpus
     from acgpt.decode import Sampling
     from acgpt.evaluation_set import keep
-    from acgpt.generate import Generator
+    from acgpt.generate import INDEX, Generator
     from acgpt.loading import load
     from acgpt.methods import method_of, parted
     from acgpt.modes import modes_named
