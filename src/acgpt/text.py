@@ -114,13 +114,34 @@ def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, ends: Sequenc
     # The tokens before `done` decode to text[:reached], whatever follows them. Those from `start` on are decoded again
     # with each new token, as some tokenizers drop a space before the first token they see.
     start, done, reached, again = 0, 0, 0, ""
-    for end in range(1, len(ids) + 1) if ends is None else ends:
+
+    def read(end: int) -> tuple[str, int]:
+        """What the tokens up to `end` add to text[:reached], and up to which character the text agrees."""
         new = decoded(ids[start:end])[len(again) :]
-        agreed = reached + _agreement(new, text[reached : reached + len(new)])
-        result.append(text[settled:agreed])
-        settled = max(settled, agreed)
-        if new and agreed == reached + len(new) and not new.endswith("\ufffd"):  # no character is left incomplete
+        return new, reached + _agreement(new, text[reached : reached + len(new)])
+
+    def whole(new: str, agreed: int) -> bool:
+        """Is no character left incomplete?"""
+        return bool(new) and agreed == reached + len(new) and not new.endswith("\ufffd")
+
+    def settle(end: int, new: str, agreed: int) -> str:
+        """The characters that the tokens up to `end` have completed."""
+        nonlocal settled, start, done, reached, again
+        piece, settled = text[settled:agreed], max(settled, agreed)
+        if whole(new, agreed):
             start, done, reached, again = done, end, agreed, decoded(ids[done:end])
+        return piece
+
+    begin = 0
+    for end in range(1, len(ids) + 1) if ends is None else ends:
+        piece, (new, agreed) = "", read(end)
+        if end > begin + 1 and not whole(
+            new, agreed
+        ):  # the part ends in half a character: which of its tokens began it?
+            piece = "".join(settle(each, *read(each)) for each in range(begin + 1, end))
+            new, agreed = read(end)
+        result.append(piece + settle(end, new, agreed))
+        begin = end
     if result:
         result[-1] += text[settled:]
     return result
@@ -128,6 +149,8 @@ def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, ends: Sequenc
 
 def _agreement(a: str, b: str) -> int:
     """The number of characters that both start with."""
+    if a == b:  # nearly always, and quicker
+        return len(a)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
