@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections import Counter
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 import pytest
@@ -260,6 +260,7 @@ def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, c
         ("half a line more", content + content.splitlines()[1][:300], sum(groups)),
         ("half of the last line", content[:-300], sum(groups[:-1])),
         ("half of the first line", content[:50], 0),
+        ("a line of nothing", content[:-300] + b"\0" * 299 + b"\n", sum(groups[:-1])),
     ):
         folder = tmp_path / name
         folder.mkdir()
@@ -297,6 +298,21 @@ def test_what_is_done_is_left_as_it_is(models, corpus, tmp_path, monkeypatch):
             assert json.loads(path.read_text()) == json.loads(content)
         else:
             assert (path.stat().st_mtime_ns, path.read_bytes()) == (when, content)
+
+
+@pytest.mark.parametrize("name", ["ac-gpt", "mlm", "diffusion"])
+def test_progress_counts_the_tokens_that_are_drawn_and_goes_on_where_it_was(name, tmp_path, monkeypatch):
+    generator, seen = Generator(model_of(name), set_of(), samples=8, budget=8 * (LENGTH + 2)), []
+    generator.sampler.most_rows = 8
+    calls = iter(range(20))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "line_of", lambda *a: line_of(*a) if next(calls, None) is not None else stop())
+        generator.write("training", tmp_path)
+    record = generator.write("training", tmp_path, progress=lambda *numbers: seen.append(numbers))
+    there, total, drawn = seen[0]
+    assert drawn == 0 and 0 < there < total == record["tokens"]
+    assert seen[-1] == (total, total, total - there) and len(seen) > 10
+    assert all(a[0] <= b[0] and b[0] - b[2] == there for a, b in pairwise(seen))
 
 
 def test_a_part_that_another_process_draws_is_left_alone(tmp_path):
@@ -421,9 +437,9 @@ def test_a_disk_that_refuses_ends_with_code_1_and_what_was_drawn_stays(models, c
     assert len(lines_of(tmp_path / "o" / "unconditional.jsonl")) == 2
 
 
-def test_a_stray_file_in_the_folder_is_not_overwritten(models, corpus, tmp_path):
-    (tmp_path / "unconditional.json").write_text('{"mine": 1}')
+@pytest.mark.parametrize("name", ["unconditional.json", "index.json", "training.jsonl.part"])
+def test_a_stray_file_in_the_folder_is_not_overwritten(models, corpus, tmp_path, name):
+    (tmp_path / name).write_text("mine\n")
     how = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "-o", tmp_path]
-    assert "no record of generations" in run(*how, code=2).stderr
-    assert (tmp_path / "unconditional.json").read_text() == '{"mine": 1}'
-    assert {path.name for path in tmp_path.iterdir()} == {"unconditional.json"}
+    assert f"{name} is no " in run(*how, code=2).stderr
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine\n")]

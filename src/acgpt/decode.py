@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
@@ -339,6 +339,7 @@ class Sampler:
         self.step_cost = STEP_COST["cuda" if self.cuda else "other"]
         self.grain = 128 if self.cuda else 32  # the cache is read in multiples of this many slots
         self.meter = Meter(model.device)  # of all passes
+        self.notice: Callable[[int], object] = lambda tokens: None  # called as tokens are drawn, with their number
         self.decoder: Decoder | None = None
         self.orders: Sequence[np.ndarray] | None = None  # of the queries of this call
         self.never: int | None = None
@@ -442,6 +443,7 @@ class Sampler:
                 shape = int(working[group[0]]), width, int(capacities[group[0]]), how
                 with self.meter.passes(len(group)):
                     decoder.play(len(group), *shape, self.orders is not None, self.never)
+                self.notice(int((draws[group] >= 0).sum()))
 
         text, log_probs = decoder.text.cpu().numpy(), decoder.log_probs.cpu().numpy()
         check_numbers(log_probs[: len(rows), :-1])
@@ -484,6 +486,7 @@ class Sampler:
         decoder.copies[r, 0] = copies.to(device)
         first = texts.to(device)  # the first asked position: the text has been run up to it
         decoder.put(r, first, *draw(prefill.logits[i.to(device)], decoder.noise[r, first], sampling))
+        self.notice(len(members))
 
 
 # What a captured step depends on besides its inputs: where the weights lie, and which adapters are at work.

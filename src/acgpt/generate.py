@@ -186,7 +186,7 @@ class Generator:
             mode: Its name, as in `modes`.
             folder: Gets `MODE.jsonl` and `MODE.json`; made if need be.
             about: What else the record is to say: "model", "adapter", "corpus".
-            progress: Called with the number of samples that are there, of all, and of tokens drawn by this call.
+            progress: Called with the number of tokens that are there, of all, and of those drawn by this call.
 
         Returns:
             The record; `None` if the method cannot answer in this mode.
@@ -205,7 +205,6 @@ class Generator:
         if (there := config_in(record)) is not None and lines.exists():
             same(record, there, config)
             part.unlink(missing_ok=True)
-            progress(len(queries) * self.samples, len(queries) * self.samples, 0)
             return read_record(record)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -229,8 +228,16 @@ class Generator:
     ) -> None:
         """Draw the groups that are not in the part yet, and add each to it as soon as it is there."""
         rows = self.method.rows_at_once(self.sampler, self.evaluation_set.length)
-        done, tokens, total = sum(len(group["samples"]) for group in drawn), 0, len(queries) * self.samples
-        progress(done, total, tokens)
+        before = sum(len(line["log_probs"]) for group in drawn for line in group["samples"])
+        total, tokens = self.samples * sum(len(query.asked_positions) for query in queries), 0
+
+        def notice(count: int) -> None:
+            nonlocal tokens
+            tokens += count
+            progress(before + tokens, total, tokens)
+
+        self.sampler.notice = notice
+        notice(0)
         meter, begun = self.sampler.meter, time.perf_counter()
         for group in groups_of(queries, self.samples, rows)[len(drawn) :]:
             calls, busy = meter.calls, meter.seconds
@@ -250,8 +257,6 @@ class Generator:
             file.write(as_line(drawn[-1]))
             file.flush()
             os.fsync(file.fileno())
-            done, tokens = done + len(lines), tokens + sum(len(line["log_probs"]) for line in lines)
-            progress(done, total, tokens)
 
     def record(
         self,
@@ -401,15 +406,20 @@ def opened(part: Path, config: Mapping[str, Any]) -> Iterator[tuple[BinaryIO, li
                     f"another process is drawing {part}: wait for it, or name another folder with -o."
                 ) from error
         file.seek(0)
-        lines = file.read().split(b"\n")[:-1]  # the last is empty, or half a line
+        config_line, *lines = file.read().split(b"\n")  # the last is empty, or half a line
         if lines:
-            same(part, json.loads(lines[0]), config)
-            file.truncate(sum(len(line) + 1 for line in lines))
+            same(part, json.loads(config_line), config)
         else:
+            config_line = as_line(config)[:-1]
             file.truncate(0)
-            file.write(as_line(config))
-            file.flush()
-        yield file, [json.loads(line) for line in lines[1:]]
+            file.write(config_line + b"\n")
+        groups: list[dict[str, Any]] = []
+        with contextlib.suppress(ValueError):  # what a machine that went down has left in the place of a line
+            for line in lines[:-1]:
+                groups.append(json.loads(line))
+        file.truncate(len(config_line) + 1 + sum(len(line) + 1 for line in lines[: len(groups)]))
+        file.flush()
+        yield file, groups
 
 
 def config_in(path: Path) -> dict[str, Any] | None:
@@ -424,8 +434,8 @@ def config_in(path: Path) -> dict[str, Any] | None:
         if not first.endswith(b"\n"):
             return None
         try:
-            found = json.loads(first)
-        except ValueError as error:
+            found = dict(json.loads(first))
+        except (ValueError, TypeError) as error:
             raise InputError(f"{path} is no part of generations: delete it, or name another folder.") from error
     return dict(found)
 

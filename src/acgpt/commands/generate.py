@@ -114,6 +114,7 @@ def generate(
         sampling=sampling, budget=batch_tokens,
     )  # fmt: skip
     evaluation_set.require_tokenizer(generator.tokenizer_hash)
+    earlier = read_index(output / INDEX)
     if names and not any(generator.answers(each) for each in wanted):
         raise InputError(
             f"a model of method {generator.method.name} cannot answer {', '.join(wanted)}: name another --mode."
@@ -137,7 +138,7 @@ def generate(
         "folder": str(output),
         "modes": {name: summary(name, record) for name, record in records.items()},
     }
-    write_index(output / INDEX, result)
+    write_index(output / INDEX, {**result, "modes": {**earlier, **result["modes"]}})
     if as_json:
         emit(result)
     else:
@@ -150,25 +151,29 @@ def summary(mode: str, record: Mapping[str, Any] | None) -> dict[str, Any] | Non
     return None if record is None else {"file": f"{mode}.jsonl", **{key: record[key] for key in keys}}
 
 
+def read_index(path: Path) -> dict[str, Any]:
+    """What each mode of earlier commands came to."""
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["modes"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no index of generations: move it elsewhere, or name another folder.") from error
+
+
 def write_index(path: Path, result: Mapping[str, Any]) -> None:
-    """What each mode came to, those of earlier commands included."""
+    """What each mode came to, for whoever finds the folder."""
     from acgpt.files import write_whole
 
-    modes = dict(result["modes"])
-    if path.exists():
-        try:
-            modes = json.loads(path.read_text(encoding="utf-8"))["modes"] | modes
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is no index of generations: move it elsewhere.") from error
     try:
-        write_whole(path, json.dumps({**result, "modes": modes}, indent=2) + "\n")
+        write_whole(path, json.dumps(result, indent=2) + "\n")
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}. Make room there.") from error
 
 
 @contextmanager
 def bar(mode: str) -> Iterator[Callable[[int, int, int], None]]:
-    """A progress bar on standard error, if somebody is watching: samples, tokens a second, and the time left."""
+    """A progress bar on standard error, if somebody is watching: tokens, how many a second, and the time left."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

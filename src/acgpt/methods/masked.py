@@ -106,6 +106,7 @@ def fill(
             logits = run(sampler.model, read[None], layout.positions[None], backend, at)[0]
             tokens, scores = draw(forbid(logits, mask), uniform[at], sampling)
         ids[at], log_probs[at] = tokens, scores.to(wide)
+        sampler.notice(len(at))
     filled, scored = (np.split(x.cpu().numpy(), ends[:-1]) for x in (ids, log_probs))
     check_numbers(np.concatenate(scored))
     place_of = {row: i for i, row in enumerate(order)}
