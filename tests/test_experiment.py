@@ -125,7 +125,9 @@ def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at()
         "-o out/ac-gpt-r_max0.8/generations/a-r_max0.8-first200"
     )
     (cell,) = made(grid={"seed": [0]}, generate={"modes": ["training", "infilling"], "seed": 10**7}).cells
-    assert "--mode infilling --mode training" in cell.commands[1] and "--seed 10000000 " in cell.commands[1]
+    assert (
+        "--mode infilling --mode training --if-possible " in cell.commands[1] and "--seed 10000000 " in cell.commands[1]
+    )
     ways = [
         {}, {"limit": 5}, {"samples": 2}, {"prompt": 5}, {"top_p": 0.9}, {"temperature": 1}, {"seed": 1},
         {"set_seed": 1}, {"conditioning": {"b_max": 4}}, {"modes": ["training"]}, {"modes": ["infilling"]},

@@ -388,6 +388,9 @@ def test_the_command_draws_the_modes_that_were_named_and_says_so(models, corpus,
     }
     assert set(rows) == set(MODES) and rows["training"] == ["--"] * 5 and "--" not in rows["infilling"]
     assert "cannot be answered by a model of method fim" in table
+    other = tmp_path / "none"
+    run(*how[:-1], other, "--mode", "training", "--if-possible")
+    assert json.loads((other / "index.json").read_text())["modes"] == {"training": None}
     index = json.loads((out / "index.json").read_text())
     assert {mode for mode, found in index["modes"].items() if found is None} == {"training"} and len(
         index["modes"]
@@ -400,7 +403,7 @@ def test_the_command_draws_the_modes_that_were_named_and_says_so(models, corpus,
         (["{corpus}"], "--output"),
         (["-o", "{tmp}/o"], "CORPUS"),
         (["{corpus}", "-o", "{tmp}/o", "--mode", "sideways"], "no mode 'sideways'"),
-        (["{corpus}", "-o", "{tmp}/o", "--mode", "training"], "method gpt cannot answer training"),
+        (["{corpus}", "-o", "{tmp}/o", "--mode", "training"], "method gpt cannot answer in the mode training"),
         (["{corpus}", "-o", "{tmp}/o", "--prompt", "24"], "--prompt 23 or less"),
         (["{corpus}", "-o", "{tmp}/o", "--top-p", "0"], "top_p must be above 0"),
         (["{corpus}", "-o", "{tmp}/o", "--split", "dev"], "no split 'dev'"),

@@ -99,7 +99,7 @@ def test_joined_pieces_are_the_decoded_text_whatever_the_tokens(
     assert "".join(found) == "".join(pieces(ids, tokenizer, [len(ids) // 2, len(ids)])) == text
 
 
-@thorough
+@settings(thorough, max_examples=60)
 @given(text=texts, data=st.data())
 def test_parts_of_several_tokens_contribute_what_their_tokens_do(
     text: str, data: st.DataObject, tokenizer: PreTrainedTokenizerBase

@@ -327,6 +327,7 @@ def generations(recipe: Recipe, wanted: Generations, shares: Sequence[float]) ->
     """The commands by which a cell draws, by the files that they write last; `shares` as in `evaluations`."""
     found: dict[Path, tuple[str, ...]] = {}
     options = [word for mode in wanted.modes or ("all",) for word in ("--mode", mode)]
+    options += ["--if-possible"] if wanted.modes else []
     for key in ("samples", "prompt", "top_p", "temperature", "seed", "set_seed"):
         options += [f"--{key.replace('_', '-')}", str(getattr(wanted, key))]
     for split, r_max in product(wanted.splits, r_maxes(recipe, wanted, shares)):

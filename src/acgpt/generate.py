@@ -469,8 +469,6 @@ def writing(folder: Path) -> Iterator[None]:
     """What a disk refuses, said in words."""
     try:
         yield
-    except InputError:
-        raise
     except OSError as error:
         raise OutputError(
             f"cannot write into {folder}: {error.strerror or error}. Make room there, or name another folder; what has "

@@ -18,6 +18,7 @@ from acgpt.errors import InputError, OutputError
 
 HELP = {
     "mode": "A mode, by name; may be repeated. Default: all, the five of them.",
+    "if_possible": "Not an error if the method can answer none of the modes that were named.",
     "output": "The folder of the files, MODE.jsonl and MODE.json.",
     "samples": "Samples of each text. Default: 1.",
     "prompt": "Of the unconditional mode: tokens of the text that are given. Default: 20.",
@@ -36,6 +37,7 @@ def generate(
     ] = None,
     output: Annotated[Path | None, option("--output", "-o", metavar="FOLDER", help=HELP["output"])] = None,
     mode: Annotated[list[str] | None, option("--mode", metavar="NAME", help=HELP["mode"])] = None,
+    if_possible: Annotated[bool, option("--if-possible", help=HELP["if_possible"])] = False,
     split: Annotated[str | None, option("--split", metavar="NAME", help=evaluate.HELP["split"])] = None,
     r_max: Annotated[float | None, option("--r-max", metavar="R", min=0, max=1, help=evaluate.HELP["r_max"])] = None,
     length: Annotated[int | None, option("--length", metavar="T", min=1, help=evaluate.HELP["length"])] = None,
@@ -115,9 +117,10 @@ def generate(
     )  # fmt: skip
     evaluation_set.require_tokenizer(generator.tokenizer_hash)
     earlier = read_index(output / INDEX)
-    if names and not any(generator.answers(each) for each in wanted):
+    if names and not if_possible and not any(generator.answers(each) for each in wanted):
         raise InputError(
-            f"a model of method {generator.method.name} cannot answer {', '.join(wanted)}: name another --mode."
+            f"a model of method {generator.method.name} cannot answer in the mode {' or '.join(wanted)}: name another "
+            "--mode, or add --if-possible."
         )
     generator.check(output)
     if new:
