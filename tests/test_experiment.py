@@ -133,6 +133,8 @@ def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at()
         {"set_seed": 1}, {"conditioning": {"b_max": 4}}, {"modes": ["training"]}, {"modes": ["infilling"]},
     ]  # fmt: skip
     assert len({Generations(**way).name("test", 0.6) for way in ways}) == len(ways)
+    fast = shipped("wikitext103-fast").cells[0]
+    assert [path.parent.name for path in fast.generations] == ["test-r_max0.6-first200"]  # all modes: no names of any
 
 
 def test_an_adapter_is_evaluated_on_its_base_and_a_tuned_model_as_it_is():

@@ -36,7 +36,7 @@ from acgpt.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.generate import INDEX
 from acgpt.methods import method_of, parted
-from acgpt.modes import modes_named
+from acgpt.modes import MODES, modes_named
 from acgpt.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change, read_yaml
 
 BUILT_IN = Path(__file__).parent / "experiments"
@@ -133,8 +133,8 @@ class Generations:
         if self.modes is not None and (not isinstance(self.modes, list | tuple) or not self.modes):
             raise InputError("generate.modes must be a list, such as [infilling].")
         try:
-            if self.modes is not None:
-                object.__setattr__(self, "modes", tuple(mode.name for mode in modes_named(self.modes)))
+            names = tuple(mode.name for mode in modes_named(self.modes or ()))
+            object.__setattr__(self, "modes", None if len(names) == len(MODES) else names)
             for name in ("top_p", "temperature"):
                 object.__setattr__(self, name, checked(f"generate.{name}", getattr(self, name), float))
             Sampling(temperature=self.temperature, top_p=self.top_p)
