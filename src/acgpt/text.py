@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from acgpt.errors import InputError, ModelError, TemplateError
@@ -109,6 +109,13 @@ def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, ends: Sequenc
         return str(tokenizer.decode(list(part), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     text = decoded(ids)
+    if ends is not None and tokenizer.is_fast:  # parts that make the text each by itself, as most do, take no more
+        alone = [
+            str(tokenizer.backend_tokenizer.decode(list(ids[begin:end]), skip_special_tokens=False))
+            for begin, end in pairwise([0, *ends])
+        ]
+        if "".join(alone) == text:
+            return alone
     result: list[str] = []
     settled = 0  # so many characters of the text have found their token
     # The tokens before `done` decode to text[:reached], whatever follows them. Those from `start` on are decoded again
