@@ -2,6 +2,7 @@
 
     python benchmarks/decoding.py --device cuda --size 124M --batch 64 --tokens 1024
     python benchmarks/decoding.py --device cpu --size tiny --batch 4 --tokens 64
+    python benchmarks/decoding.py --generate --device cuda --size 82M --batch 200 --tokens 1024
 
 All on the same model, batch, lengths and sampling (temperature 0.8, top-p 0.95, the paper's), token ids in and token
 ids out: what `LanguageModel.sample` adds, turning ids into text, is not in it. "Left to right" starts
@@ -9,22 +10,36 @@ from BOS alone, which is what `generate` can do. "Scattered" has 30 % of the tok
 60 % in blocks of 32, both read through copies and counted by the tokens asked. They are run at several widths of a
 step: 1 is lockstep, 128 lets (nearly) every row take its whole run of given tokens at once, `auto` is what acgpt
 chooses. The loop without a cache is timed at eight lengths and summed over all by the trapezoidal rule.
+
+`--generate` times `acgpt generate` instead: every method in every mode, `--batch` texts of `--tokens` tokens at r_max
+0.6, to the files on the disk; "outside" is the share of the time that is not the model's. Methods that capture their
+steps draw once before they are timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import tempfile
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
-from common import VOCABULARY, build_model, clock, copy_bandwidth, machine, report
-from transformers import GenerationConfig, PreTrainedModel
+from common import SIZES, VOCABULARY, build_model, clock, copy_bandwidth, machine, report
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from acgpt import Query, decode
+from acgpt import LanguageModel, Query, decode
 from acgpt.attention import check_model, choose_backend
 from acgpt.decode import Sampler, Sampling
+from acgpt.evaluation_set import EvaluationSet
+from acgpt.generate import Generator
+from acgpt.learner import new_model
+from acgpt.metadata import Metadata
+from acgpt.methods import METHODS
+from acgpt.modes import MODES
+from acgpt.recipe import Shape
 
 BOS = 50256
 
@@ -54,8 +69,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--ours", action="store_true", help="leave out generate and the loop without a cache")
     parser.add_argument("--profile", action="store_true", help="print where a step of ours spends its time")
+    parser.add_argument("--generate", action="store_true", help="time acgpt generate: every method in every mode")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="with --generate: some methods only")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), help="with --generate: some modes only")
+    parser.add_argument("--batch-tokens", type=int, help="with --generate: as acgpt generate takes it")
     args = parser.parse_args()
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
+    if args.generate:
+        generation(args, dtype)
+        return
     steps = args.tokens - 1  # BOS takes the first position
     sampling = Sampling(temperature=0.8, top_p=0.95, seed=0)
 
@@ -144,6 +166,55 @@ def main() -> None:
         rows,
         record,
     )
+
+
+def invented_tokenizer() -> PreTrainedTokenizerFast:
+    """As many tokens as GPT-2 has, of invented words: decoding them takes as long."""
+    from tokenizers import Tokenizer, decoders, models
+
+    tokenizer = Tokenizer(models.WordLevel({f"Ġw{i}": i for i in range(VOCABULARY)}, unk_token="Ġw0"))
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
+    """What `acgpt generate` takes, method by method and mode by mode; weights are random, which changes nothing."""
+    length = args.tokens - 1  # BOS takes the first position
+    tokens = np.random.default_rng(0).integers(0, BOS, args.batch * length)
+    evaluation_set = EvaluationSet.build(tokens, tokenizer_hash="", length=length)
+    tokenizer, records = invented_tokenizer(), {}
+    for name in args.methods:
+        method = METHODS[name]
+        model = new_model(
+            Shape(*SIZES[args.size]), vocabulary=VOCABULARY + method.needs_mask, positions=length + method.overhead,
+            network=method.network,
+        )  # fmt: skip
+        mask = VOCABULARY if method.needs_mask else None
+        lm = LanguageModel(
+            model.to(args.device, dtype).eval(), tokenizer, metadata=Metadata(method=name), bos=BOS, mask=mask
+        )
+        generator = Generator(lm, evaluation_set, prompt=min(20, length - 1), budget=args.batch_tokens)
+        for mode in (mode for mode in args.modes if generator.answers(mode)):
+            for _ in range(1 if name in ("mlm", "diffusion") else 2):
+                with tempfile.TemporaryDirectory() as folder:
+                    record = generator.write(mode, Path(folder))
+            assert record is not None
+            keys = ("tokens", "calls", "seconds", "tokens_per_second", "outside")
+            records[f"{name}, {mode}"] = {key: record[key] for key in keys}
+        del generator, lm, model
+    about = {key: value for key, value in vars(args).items() if key not in ("repeats", "ours", "profile", "generate")}
+    report(
+        f"Generating {args.batch} × {args.tokens} tokens, {args.size}, {dtype}, {machine(args.device)['hardware']}",
+        ["", "tokens", "calls", "seconds", "tokens/s", "outside the model"],
+        [
+            [
+                name, f"{r['tokens']:,}", f"{r['calls']:,}", f"{r['seconds']:.2f}", f"{r['tokens_per_second']:,.0f}",
+                f"{r['outside']:.0%}",
+            ]
+            for name, r in records.items()
+        ],
+        {"benchmark": "generation", **about, **machine(args.device), "generation": records},
+    )  # fmt: skip
 
 
 def profile(sampler: Sampler, queries: list[Query], n: int, sampling: Sampling) -> None:

@@ -42,6 +42,18 @@ def decoding(record: dict[str, Any]) -> str:
     return markdown(["", "seconds", "tokens/s", "× generate"], rows) + "\n\n" + note
 
 
+def generation(record: dict[str, Any]) -> str:
+    """What drawing takes, a row a method and mode."""
+    rows = [
+        [
+            name, f"{r['tokens']:,}", f"{r['calls']:,}", f"{r['seconds']:.2f}", f"{r['tokens_per_second']:,.0f}",
+            f"{r['outside']:.0%}",
+        ]
+        for name, r in record["generation"].items()
+    ]  # fmt: skip
+    return markdown(["", "tokens", "calls", "seconds", "tokens/s", "outside the model"], rows)
+
+
 def scoring(record: dict[str, Any]) -> str:
     """Seconds, texts and tokens a second, and the ratio to one pass."""
     texts, tokens, ratio = record["texts_per_second"], record["asked_tokens_per_second"], record["over_one_pass"]
@@ -217,6 +229,7 @@ TABLES = {
     "finetuning_rates": finetuning_rates,
     "from_scratch": from_scratch,
     "gaps": gaps,
+    "generation": generation,
     "resume": resume,
     "scoring": scoring,
     "training": training,

@@ -567,6 +567,8 @@ def test_the_log_prob_of_half_precision_logits_is_taken_in_float32():
         ({"top_p": float("nan")}, "top_p"),
         ({"top_k": 0}, "top_k"),
         ({"top_k": -1}, "top_k"),
+        ({"first": -1}, "first"),
+        ({"first": 0.5}, "first"),
     ],
 )
 def test_impossible_sampling_is_refused(how, name):

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from acgpt import experiment, experiment_runner
 from acgpt.cli import app
 from acgpt.errors import InputError
-from acgpt.experiment import BUILT_IN, Evaluations, Experiment, load_experiment, make
+from acgpt.experiment import BUILT_IN, Evaluations, Experiment, Generations, load_experiment, make
 from acgpt.experiment_runner import Runner, held, state_of
 from acgpt.methods import METHODS
 from acgpt.recipe import built_in
@@ -112,6 +112,31 @@ def test_an_evaluation_can_be_told_its_dtype_and_how_much_at_a_time():
     assert " --dtype bfloat16 --batch-tokens 4096 " in cell.commands[1]
 
 
+def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at():
+    grid = {"method": ["ac-gpt", "gpt"], "conditioning.r_max": [0.8, 0.2]}
+    wanted = {"splits": ["a", "b"], "limit": 200, "dtype": "bfloat16"}
+    found = made(grid=grid, set={"corpus": "c"}, evaluate={}, generate=wanted)
+    folders = [[str(path) for path in cell.generations] for cell in found.cells]
+    assert folders[0] == [f"out/ac-gpt-r_max0.8/generations/{s}-r_max0.8-first200/index.json" for s in ("a", "b")]
+    assert len(folders[2]) == 4  # one that reads no future, at every r_max
+    assert found.cells[0].commands[2] == (
+        "acgpt generate out/ac-gpt-r_max0.8/model c --split a --r-max 0.8 --length 127 --mode all --samples 1 "
+        "--prompt 20 --top-p 0.95 --temperature 0.8 --seed 0 --set-seed 0 --limit 200 --dtype bfloat16 "
+        "-o out/ac-gpt-r_max0.8/generations/a-r_max0.8-first200"
+    )
+    (cell,) = made(grid={"seed": [0]}, generate={"modes": ["training", "infilling"], "seed": 10**7}).cells
+    assert (
+        "--mode infilling --mode training --if-possible " in cell.commands[1] and "--seed 10000000 " in cell.commands[1]
+    )
+    ways = [
+        {}, {"limit": 5}, {"samples": 2}, {"prompt": 5}, {"top_p": 0.9}, {"temperature": 1}, {"seed": 1},
+        {"set_seed": 1}, {"conditioning": {"b_max": 4}}, {"modes": ["training"]}, {"modes": ["infilling"]},
+    ]  # fmt: skip
+    assert len({Generations(**way).name("test", 0.6) for way in ways}) == len(ways)
+    fast = shipped("wikitext103-fast").cells[0]
+    assert [path.parent.name for path in fast.generations] == ["test-r_max0.6-first200"]  # all modes: no names of any
+
+
 def test_an_adapter_is_evaluated_on_its_base_and_a_tuned_model_as_it_is():
     keys = {"recipe": "finetune-lora", "set": {"base": "me/base", "corpus": "c"}, "evaluate": {}}
     (_, adapter), (_, whole) = (
@@ -168,6 +193,18 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"evaluate": {"dtype": "bf16"}}, "evaluate.dtype must be one of"),
         ({"evaluate": {"batch_tokens": 0}}, "batch_tokens must be at least 1"),
         ({"evaluate": ["test"]}, "evaluate must be a mapping"),
+        ({"generate": ["test"]}, "generate must be a mapping"),
+        ({"generate": {"mode": ["training"]}}, "generate has no key 'mode': did you mean 'modes'"),
+        ({"generate": {"modes": ["sampling"]}}, "generate: there is no mode 'sampling'"),
+        ({"generate": {"modes": "training"}}, "generate.modes must be a list"),
+        ({"generate": {"splits": []}}, "generate.splits must be a list"),
+        ({"generate": {"limit": 0}}, "generate.limit must be at least 1"),
+        ({"generate": {"samples": 0}}, "generate.samples must be at least 1"),
+        ({"generate": {"prompt": -1}}, "generate.prompt must be at least 0"),
+        ({"generate": {"top_p": 0}}, "top_p must be above 0"),
+        ({"generate": {"temperature": "hot"}}, "generate.temperature must be a number"),
+        ({"generate": {"seed": -1}}, "generate.seed must be at least 0"),
+        ({"generate": {"dtype": "bf16"}}, "generate.dtype must be one of"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_what_was_probably_meant(keys, words):
@@ -282,7 +319,7 @@ def key_table(kind: Any) -> str:
 
 def test_every_key_is_in_the_documentation_with_its_meaning():
     text = (ROOT / "docs" / "experiments.md").read_text()
-    for kind in (Experiment, Evaluations):
+    for kind in (Experiment, Evaluations, Generations):
         assert key_table(kind) in text, key_table(kind)
 
 
@@ -295,8 +332,11 @@ from pathlib import Path
 
 kind, *words = sys.argv[1:]
 told = Path(os.environ["TOLD"])
-if kind == "evaluate":
+if kind in ("evaluate", "generate"):
     path = Path(words[words.index("-o") + 1])
+    if kind == "generate":
+        path.mkdir(parents=True)
+        path = path / "index.json"
     if (told / "evaluate-fails").exists():
         sys.exit("error: no such split")
     (told / "evaluate.began").touch()
@@ -375,6 +415,30 @@ def test_an_evaluation_that_failed_is_made_up_without_training_again(tmp_path, t
     (told / "evaluate-fails").unlink()
     assert Runner(cells).run()["seed0"].state == "done"
     assert cells[0].log.read_text().count("$ acgpt train") == 1
+
+
+def test_a_cell_draws_once_it_is_evaluated_and_never_twice(tmp_path, told):
+    keys = {"set": {"corpus": "c"}, "evaluate": {"splits": ["a"]}, "generate": {"splits": ["a", "b"]}}
+    found, shown = made(tmp_path / "out", grid={"seed": [0]}, **keys), []
+    (cell,) = found.cells
+    state = Runner([cell], show=lambda cell, state: shown.append(state.state)).run()["seed0"]
+    assert (state.state, state.evaluated, state.generated, state.generations) == ("done", 1, 2, 2)
+    assert list(dict.fromkeys(shown)) == ["training", "evaluating", "generating", "done"]
+    said = cell.log.read_text()
+    assert [line.split()[2] for line in said.splitlines()] == ["train", "evaluate", "generate", "generate"]
+    next(iter(cell.generations)).unlink()
+    next(iter(cell.generations)).parent.rmdir()
+    state = state_of(cell)
+    assert (state.state, state.generated) == ("stopped", 1)
+    assert Runner([cell]).run()["seed0"].state == "done"
+    assert cell.log.read_text()[len(said) :] == f"$ {cell.commands[2]}\n"
+    file = tmp_path / "mine.yaml"
+    content = {"recipe": "tiny-cpu", "output": found.output, "grid": {"seed": [0, 1]}} | keys
+    file.write_text(yaml.safe_dump(content))
+    table = run_cli(file, "--list").stdout
+    assert "generated" in table and "2/2" in table and "0/2" in table
+    listed = json.loads(run_cli(file, "--list", "--json").stdout)["cells"]
+    assert [each["generated"] for each in listed] == [2, 0] and listed[0]["commands"] == cell.commands
 
 
 def test_a_folder_of_another_recipe_is_not_taken_for_the_cells(tmp_path, told):
@@ -560,10 +624,19 @@ def test_the_tiny_experiment_is_trained_evaluated_and_reported(tmp_path, monkeyp
     monkeypatch.setattr(experiment_runner.subprocess, "Popen", Forked)
     corpus, out = write_corpus(tmp_path / "corpus"), tmp_path / "results"
     small = {**SMALL, "steps": 4, "eval_every": 0, "corpus": str(corpus), "workers": 0}
-    words = ["tiny-cpu", *(experiment.written(key, value) for key, value in small.items()), "-o", out]
+    file = tmp_path / "tiny.yaml"
+    content = yaml.safe_load((BUILT_IN / "tiny-cpu.yaml").read_text())
+    drawn = {"splits": ["validation"], "limit": 3, "modes": ["unconditional", "training"], "r_max": [0.4]}
+    file.write_text(yaml.safe_dump(content | {"generate": drawn}, sort_keys=False))
+    words = [file, *(experiment.written(key, value) for key, value in small.items()), "-o", out]
     answer = json.loads(run_cli(*words, "--only", "*-seed0", "--json", "--quiet").stdout)
     assert [cell["cell"] for cell in answer["cells"]] == ["ac-gpt-r_max0.4-seed0", "ac-gpt-r_max0.8-seed0", "gpt-seed0"]
     assert all((cell["state"], cell["step"]) == ("done", 4) for cell in answer["cells"])
+    for cell in answer["cells"]:
+        (folder,) = (Path(cell["folder"]) / "generations").iterdir()
+        index = json.loads((folder / "index.json").read_text())["modes"]
+        assert (index["training"] is None) is (cell["cell"] == "gpt-seed0") and cell["generated"] == 1
+        assert len((folder / "unconditional.jsonl").read_text().splitlines()) == 3
     asked: dict[float, dict[str, str]] = {}
     for cell in answer["cells"]:
         for path in Path(cell["folder"]).glob("validation-r_max*.json"):

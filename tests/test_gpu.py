@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import toys
 from models import ARCHITECTURES, random_query, tiny_model
 
 from acgpt.attention import BACKENDS, check_model, run
 from acgpt.decode import Sampler, Sampling
 from acgpt.layout import build
+from acgpt.methods import METHODS
 from acgpt.query import Query
 from acgpt.score import token_log_probs
 
@@ -65,6 +67,25 @@ def test_replayed_steps_draw_what_a_single_pass_scores(architecture):
                     logits, layout = logits_of(model, [Query(finished, query.given, query.asked)], "dense", future)
                     want = token_log_probs(logits, layout.targets)
                     assert torch.allclose(torch.from_numpy(log_probs), want, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_method_draws_what_it_draws_on_a_cpu_and_its_time_is_measured(name):
+    method, model = METHODS[name], toys.toy(name, vocabulary=9, length=12)
+    questions = [
+        toys.query(roles) for roles in ("ggaaaa", "gaaaaaaaaa", "gggaaaaag", "aaag")[: 2 if name == "gpt" else 4]
+    ]
+    drawn = {}
+    for device in ("cpu", "cuda"):
+        sampler, noticed = toys.sampler_of(model.to(device), name), []
+        sampler.notice = noticed.append
+        with torch.inference_mode():
+            drawn[device] = method.sample(sampler, questions, 3, Sampling(temperature=0.8, top_p=0.95, seed=1, first=2))
+        assert sampler.meter.calls > 5 and sampler.meter.seconds > 0
+        assert sum(noticed) == 3 * sum(len(question.asked_positions) for question in questions)
+    for ours, theirs in zip(*drawn.values(), strict=True):
+        for (tokens, log_probs), (want, scores) in zip(ours, theirs, strict=True):
+            assert (tokens == want).all() and log_probs == pytest.approx(scores, abs=1e-9)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,20 @@ def test_joined_pieces_are_the_decoded_text_whatever_the_tokens(
     ids = data.draw(st.lists(st.integers(0, 300) | st.integers(0, len(tokenizer) - 1), max_size=12))
     found = pieces(ids, tokenizer)
     assert len(found) == len(ids)
-    assert "".join(found) == tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert "".join(found) == "".join(pieces(ids, tokenizer, [len(ids) // 2, len(ids)])) == text
+
+
+@settings(thorough, max_examples=60)
+@given(text=texts, data=st.data())
+def test_parts_of_several_tokens_contribute_what_their_tokens_do(
+    text: str, data: st.DataObject, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    ids = encode_text(text, tokenizer)
+    cuts = data.draw(st.sets(st.integers(1, max(1, len(ids)))))
+    ends = sorted({cut for cut in cuts if cut < len(ids)} | ({len(ids)} if ids else set()))
+    each, found = pieces(ids, tokenizer), pieces(ids, tokenizer, ends)
+    assert found == ["".join(each[start:end]) for start, end in pairwise([0, *ends])]
 
 
 def test_a_character_comes_with_the_token_that_completes_it(gpt2: PreTrainedTokenizerBase) -> None:

@@ -25,7 +25,7 @@ import typer
 from typer.core import TyperGroup
 
 from acgpt import __version__
-from acgpt.commands import draw, evaluate, experiment, finetune, merge, methods, prepare, push, report, train
+from acgpt.commands import draw, evaluate, experiment, finetune, generate, merge, methods, prepare, push, report, train
 from acgpt.commands.options import (
     DeviceOption,
     Dtype,
@@ -267,9 +267,9 @@ def about(
         What is the model told? Its input and its attention mask, drawn.
 
     A model of your own: acgpt prepare (text to tokens), acgpt train or
-    acgpt finetune, acgpt evaluate; acgpt draw pictures what they give and ask;
-    acgpt experiment does that for a grid of them, and acgpt report compares
-    what was trained. acgpt merge and acgpt push: an adapter into its model, a
+    acgpt finetune, acgpt evaluate, acgpt generate; acgpt draw pictures what
+    they give and ask; acgpt experiment does that for a grid of them, and acgpt
+    report compares what was trained. acgpt merge and acgpt push: an adapter into its model, a
     model or adapter to others.
 
     For braces that are text write \{{. Inside a slot, a backslash makes text
@@ -534,6 +534,7 @@ def choose_reader(
 app.add_typer(draw.app, name="draw")
 app.command()(evaluate.evaluate)
 app.command()(experiment.experiment)
+app.command()(generate.generate)
 app.command()(merge.merge)
 app.command()(methods.methods)
 app.command()(prepare.prepare)

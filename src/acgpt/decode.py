@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
@@ -33,6 +33,7 @@ from transformers.cache_utils import Cache
 from acgpt.attention import BACKENDS, Cached, run
 from acgpt.errors import InputError
 from acgpt.layout import Layout, batches, body_tokens, build
+from acgpt.meter import Meter
 from acgpt.query import Query
 from acgpt.score import check_numbers, forbid
 
@@ -61,18 +62,20 @@ class Sampling:
         top_p: Draw from the smallest set of likeliest tokens that holds this much probability.
         top_k: Draw from this many likeliest tokens.
         seed: Of the noise. A draw depends on (seed, query, sample, position) and on nothing else.
+        first: The number of the first sample that is drawn, from 0: samples 4 and 5 are n = 2 from 4 on.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int | None = None
     seed: int = 0
+    first: int = 0
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p"):
             if not isinstance(getattr(self, name), int | float):
                 raise InputError(f"{name} must be a number, not {getattr(self, name)!r}.")
-        for name in ("top_k", "seed"):
+        for name in ("top_k", "seed", "first"):
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, None if value is None and name == "top_k" else index(value))
@@ -84,6 +87,8 @@ class Sampling:
             raise InputError(f"top_p must be above 0 and at most 1, not {self.top_p}.")
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k must be at least 1, not {self.top_k}.")
+        if self.first < 0:
+            raise InputError(f"first must be at least 0, not {self.first}.")
 
 
 def noise(query: Query, sample: int, seed: int) -> np.ndarray:
@@ -256,12 +261,12 @@ class Decoder:
         """Is there room for a batch of this size: rows, slots, columns, steps, width?"""
         return all(need <= have for need, have in zip(size, self.size, strict=True))
 
-    def read_in(self, rows: list[Row], at: Tensor, bos: int, mask: int | None, seed: int) -> None:
+    def read_in(self, rows: list[Row], at: Tensor, bos: int, mask: int | None, sampling: Sampling) -> None:
         """Write the text of these rows, as far as it is known, and their noise."""
         text, uniform = np.zeros((len(rows), self.size[2]), dtype=np.int64), np.zeros((len(rows), self.size[2]))
         for r, row in enumerate(rows):
             text[r, 0], text[r, 1 : len(row.query) + 1] = bos, body_tokens(row.query, mask)
-            uniform[r, : len(row.query) + 1] = noise(row.query, row.sample, seed)
+            uniform[r, : len(row.query) + 1] = noise(row.query, sampling.first + row.sample, sampling.seed)
         self.text[at, :-1] = torch.from_numpy(text).to(at.device)
         self.log_probs[at] = 0
         self.noise[at, :-1] = torch.from_numpy(uniform).to(self.noise.dtype).to(at.device)  # MPS has no float64
@@ -333,6 +338,8 @@ class Sampler:
         self.slot_bytes: int = 2 * config.num_hidden_layers * heads * head_dim * model.dtype.itemsize  # keys and values
         self.step_cost = STEP_COST["cuda" if self.cuda else "other"]
         self.grain = 128 if self.cuda else 32  # the cache is read in multiples of this many slots
+        self.meter = Meter(model.device)  # of all passes
+        self.notice: Callable[[int], object] = lambda tokens: None  # called as tokens are drawn, with their number
         self.decoder: Decoder | None = None
         self.orders: Sequence[np.ndarray] | None = None  # of the queries of this call
         self.never: int | None = None
@@ -430,11 +437,13 @@ class Sampler:
         if self.cuda:  # powers of two: fewer shapes to capture
             working = np.minimum(2 ** np.ceil(np.log2(working)).astype(int), len(rows))
         changes = np.flatnonzero(np.diff(working) | np.diff(capacities)) + 1
-        how = replace(sampling, seed=0)  # the seed is in the noise: the same captured step serves any
+        how = replace(sampling, seed=0, first=0)  # they are in the noise: the same captured step serves any
         for group in np.split(np.arange(steps), changes):
             if len(group):
                 shape = int(working[group[0]]), width, int(capacities[group[0]]), how
-                decoder.play(len(group), *shape, self.orders is not None, self.never)
+                with self.meter.passes(len(group)):
+                    decoder.play(len(group), *shape, self.orders is not None, self.never)
+                self.notice(int((draws[group] >= 0).sum()))
 
         text, log_probs = decoder.text.cpu().numpy(), decoder.log_probs.cpu().numpy()
         check_numbers(log_probs[: len(rows), :-1])
@@ -454,7 +463,8 @@ class Sampler:
             layout = build(questions, bos=self.bos, mask=self.mask, future=future, first_only=True, orders=orders)
             there, recorder = layout.to(self.model.device), Recorder()
             backend, aims = BACKENDS[self.backend](there), None if there.aims is None else there.aims[None]
-            logits = run(self.model, there.ids[None], there.positions[None], backend, there.rows, recorder, aims)[0]
+            with self.meter.passes():
+                logits = run(self.model, there.ids[None], there.positions[None], backend, there.rows, recorder, aims)[0]
             yield Prefill(group, layout, recorder.states, forbid(logits, self.never))
 
     def begin(self, decoder: Decoder, rows: list[Row], prefill: Prefill, sampling: Sampling) -> None:
@@ -466,7 +476,7 @@ class Sampler:
         i = torch.tensor([place[rows[member].number] for member in members])
         copies, texts = torch.tensor(prefill.layout.copies)[i], torch.tensor(prefill.layout.texts)[i]
         decoder.cache.fill(prefill.states, r, prefill.layout.rectangle()[0][i].to(device))
-        decoder.read_in([rows[member] for member in members], r, self.bos, self.mask, sampling.seed)
+        decoder.read_in([rows[member] for member in members], r, self.bos, self.mask, sampling)
         if self.orders is not None:
             places = np.zeros((len(members), decoder.places.shape[1]), dtype=np.int64)
             for place_of, member in zip(places, members, strict=True):
@@ -476,6 +486,7 @@ class Sampler:
         decoder.copies[r, 0] = copies.to(device)
         first = texts.to(device)  # the first asked position: the text has been run up to it
         decoder.put(r, first, *draw(prefill.logits[i.to(device)], decoder.noise[r, first], sampling))
+        self.notice(len(members))
 
 
 # What a captured step depends on besides its inputs: where the weights lie, and which adapters are at work.

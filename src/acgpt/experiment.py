@@ -1,10 +1,12 @@
 """Experiments: a grid of runs over one recipe, cut into cells that know nothing of each other.
 
-    FILE.yaml ──► Experiment ──► Cell, Cell, …       each: acgpt train … --resume, then acgpt evaluate … for each set
+    FILE.yaml ──► Experiment ──► Cell, Cell, …       each: acgpt train … --resume, then acgpt evaluate … and
+                                                     acgpt generate … for each set
 
     OUTPUT/
       CELL/                    the run's folder, as `run_folder` describes it
       CELL/test-r_max0.6.json  an evaluation of what was trained
+      CELL/generations/test-r_max0.6/    what it has drawn, as `generate` describes it
       logs/CELL.txt            what the cell's commands said
       locks/CELL               held while somebody works on the cell
 
@@ -30,8 +32,11 @@ from typing import Any, Literal
 import yaml
 
 from acgpt.conditioning import Conditioning, check_keys
+from acgpt.decode import Sampling
 from acgpt.errors import InputError
+from acgpt.generate import INDEX
 from acgpt.methods import method_of, parted
+from acgpt.modes import MODES, modes_named
 from acgpt.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change, read_yaml
 
 BUILT_IN = Path(__file__).parent / "experiments"
@@ -80,35 +85,73 @@ class Evaluations:
                     method_of(name).configured(dict(parted(word) for word in way.split(",")))
             except InputError as error:
                 raise InputError(f"evaluate.how, {name}: {error}") from error
-        for name in ("splits", "r_max"):
-            values, kind = getattr(self, name), str if name == "splits" else float
-            if values is None and name == "r_max":
-                continue
-            if not isinstance(values, list | tuple) or not values:
-                raise InputError(f"evaluate.{name} must be a list, such as [{'test' if kind is str else 0.6}].")
-            object.__setattr__(self, name, tuple(checked(f"evaluate.{name}", value, kind) for value in values))
-        if any(not 0 <= r_max <= 1 for r_max in self.r_max or ()):
-            raise InputError(f"evaluate.r_max are shares, from 0 to 1, not {list(self.r_max or ())}.")
-        if checked("evaluate.limit", self.limit, int | None) is not None and (self.limit or 0) < 1:
-            raise InputError(f"evaluate.limit must be at least 1, not {self.limit}.")
-        if checked("evaluate.batch_tokens", self.batch_tokens, int | None) is not None and (self.batch_tokens or 0) < 1:
-            raise InputError(f"evaluate.batch_tokens must be at least 1, not {self.batch_tokens}.")
-        checked("evaluate.dtype", self.dtype, Dtype)
-        if checked("evaluate.seed", self.seed, int) < 0:
-            raise InputError(f"evaluate.seed must be at least 0, not {self.seed}.")
-        if self.conditioning is not None:
-            Conditioning.from_dict(self.conditioning)
+        check_sets(self, "evaluate")
 
     def name(self, split: str, r_max: float, way: str = "") -> str:
         """What the file of an evaluation is called, without its ending: all that decides what is asked, and how."""
-        words = [re.sub(r"[^\w.]+", "_", split).lstrip(".") or "_", f"r_max{r_max:g}"]
-        words += [f"first{self.limit}"] if self.limit is not None else []
-        words += [f"seed{self.seed}"] if self.seed else []
-        if self.conditioning is not None:
-            text = json.dumps(Conditioning.from_dict(self.conditioning).as_dict(), sort_keys=True)
-            words.append(hashlib.sha256(text.encode()).hexdigest()[:8])
+        words = [set_name(split, r_max, self.limit, self.seed, self.conditioning)]
         words += [re.sub(r"[^\w.]+", "_", way)] if way else []
         return "-".join(words)
+
+
+@dataclass(frozen=True)
+class Generations:
+    """What a cell draws once it has been evaluated: `acgpt generate`, once for each split and r_max.
+
+    Args:
+        splits: Of the corpus, a list.
+        modes: A list of their names. Default: all five; what a method cannot answer is left out.
+        r_max: As in `evaluate`.
+        limit: As in `evaluate`.
+        samples: Of each text.
+        prompt: In the unconditional mode so many tokens of a text are given.
+        top_p: Draw from the likeliest tokens that together have this probability.
+        temperature: 1 is the model's own distribution.
+        seed: Of the draws.
+        set_seed: Of the conditioning sets.
+        conditioning: As in `evaluate`.
+        dtype: As in `evaluate`.
+        batch_tokens: As in `evaluate`.
+    """
+
+    splits: Sequence[str] = ("test",)
+    modes: Sequence[str] | None = None
+    r_max: Sequence[float] | None = None
+    limit: int | None = None
+    samples: int = 1
+    prompt: int = 20
+    top_p: float = 0.95
+    temperature: float = 0.8
+    seed: int = 0
+    set_seed: int = 0
+    conditioning: Mapping[str, Any] | None = None
+    dtype: Dtype = "auto"
+    batch_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_sets(self, "generate")
+        if self.modes is not None and (not isinstance(self.modes, list | tuple) or not self.modes):
+            raise InputError("generate.modes must be a list, such as [infilling].")
+        try:
+            names = tuple(mode.name for mode in modes_named(self.modes or ()))
+            object.__setattr__(self, "modes", None if len(names) == len(MODES) else names)
+            for name in ("top_p", "temperature"):
+                object.__setattr__(self, name, checked(f"generate.{name}", getattr(self, name), float))
+            Sampling(temperature=self.temperature, top_p=self.top_p)
+        except InputError as error:
+            raise InputError(f"generate: {error}") from error
+        for name, least in (("samples", 1), ("prompt", 0), ("set_seed", 0)):
+            if checked(f"generate.{name}", getattr(self, name), int) < least:
+                raise InputError(f"generate.{name} must be at least {least}, not {getattr(self, name)}.")
+
+    def name(self, split: str, r_max: float) -> str:
+        """What the folder of generations is called: all that decides what is drawn, where it is not the usual."""
+        words = [set_name(split, r_max, self.limit, self.set_seed, self.conditioning)]
+        usual = {each.name: each.default for each in fields(Generations)}
+        for key in ("samples", "prompt", "top_p", "temperature", "seed"):
+            if (value := getattr(self, key)) != usual[key]:
+                words.append(f"{'draw-' if key == 'seed' else ''}{key}{value}")
+        return "-".join([*words, *(self.modes or ())])
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +164,7 @@ class Cell:
         recipe: Its recipe; `recipe.output` is its folder.
         train: The words that follow `acgpt` to train it.
         evaluations: The words that follow `acgpt` for each evaluation, by the file that it writes.
+        generations: The words that follow `acgpt` for each folder of generations, by the file that it writes last.
     """
 
     number: int
@@ -128,6 +172,7 @@ class Cell:
     recipe: Recipe
     train: tuple[str, ...]
     evaluations: Mapping[Path, tuple[str, ...]]
+    generations: Mapping[Path, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -147,7 +192,8 @@ class Cell:
     @property
     def commands(self) -> list[str]:
         """What it comes to, for a shell."""
-        return [shlex.join(["acgpt", *words]) for words in (self.train, *self.evaluations.values())]
+        asked = {**self.evaluations, **self.generations}
+        return [shlex.join(["acgpt", *words]) for words in (self.train, *asked.values())]
 
 
 @dataclass(frozen=True)
@@ -162,6 +208,7 @@ class Experiment:
             `conditioning`.
         set: Keys of the recipe that are otherwise in all cells.
         evaluate: What each cell is asked once it is trained (below). Default: nothing beyond what training asks.
+        generate: What each cell draws once it is evaluated (below). Default: nothing.
     """
 
     recipe: str
@@ -169,6 +216,7 @@ class Experiment:
     grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
     set: Mapping[str, Any] = field(default_factory=dict)
     evaluate: Evaluations | None = None
+    generate: Generations | None = None
 
     def __post_init__(self) -> None:
         for name in ("recipe", "output"):
@@ -219,6 +267,7 @@ class Experiment:
                 recipe,
                 ("train", self.recipe, *changes, "--resume"),
                 {} if self.evaluate is None else evaluations(recipe, self.evaluate, shares),
+                {} if self.generate is None else generations(recipe, self.generate, shares),
             )
             for number, (name, (changes, recipe)) in enumerate(recipes.items(), start=1)
         )
@@ -264,24 +313,83 @@ def reads_future(recipe: Recipe | str) -> bool:
 
 def evaluations(recipe: Recipe, wanted: Evaluations, shares: Sequence[float]) -> dict[Path, tuple[str, ...]]:
     """The commands that evaluate a cell, by the files that they write; `shares` are the r_max of all other cells."""
+    found: dict[Path, tuple[str, ...]] = {}
+    ways = ("", *wanted.how.get(recipe.method, ()))
+    for split, r_max, way in product(wanted.splits, r_maxes(recipe, wanted, shares), ways):
+        path = Path(recipe.output) / f"{wanted.name(split, r_max, way)}.json"
+        how = [word for each in way.split(",") if each for word in ("--how", each)]
+        words = asking("evaluate", recipe, wanted, split, r_max, ["--seed", str(wanted.seed)])
+        found[path] = (*words, *how, "-o", str(path))
+    return found
+
+
+def generations(recipe: Recipe, wanted: Generations, shares: Sequence[float]) -> dict[Path, tuple[str, ...]]:
+    """The commands by which a cell draws, by the files that they write last; `shares` as in `evaluations`."""
+    found: dict[Path, tuple[str, ...]] = {}
+    options = [word for mode in wanted.modes or ("all",) for word in ("--mode", mode)]
+    options += ["--if-possible"] if wanted.modes else []
+    for key in ("samples", "prompt", "top_p", "temperature", "seed", "set_seed"):
+        options += [f"--{key.replace('_', '-')}", str(getattr(wanted, key))]
+    for split, r_max in product(wanted.splits, r_maxes(recipe, wanted, shares)):
+        folder = Path(recipe.output) / "generations" / wanted.name(split, r_max)
+        found[folder / INDEX] = (*asking("generate", recipe, wanted, split, r_max, options), "-o", str(folder))
+    return found
+
+
+def r_maxes(recipe: Recipe, wanted: Evaluations | Generations, shares: Sequence[float]) -> Sequence[float]:
+    """At which r_max a cell is asked."""
     own = (recipe.distribution.r_max,)
-    r_maxes = wanted.r_max or (own if reads_future(recipe) else shares or own)
+    return wanted.r_max or (own if reads_future(recipe) else shares or own)
+
+
+def asking(
+    command: str, recipe: Recipe, wanted: Evaluations | Generations, split: str, r_max: float, how: Sequence[str]
+) -> list[str]:
+    """The words by which a command asks what a cell has trained."""
     folder = Path(recipe.output)
     asked = (recipe.base, "--adapter", str(folder / "adapter")) if recipe.lora else (str(folder / "model"),)
     model, *adapter = asked
-    options = ["--length", str(recipe.length), "--seed", str(wanted.seed)]
-    options += ["--limit", str(wanted.limit)] if wanted.limit is not None else []
-    options += ["--conditioning", json.dumps(wanted.conditioning)] if wanted.conditioning is not None else []
-    options += ["--device", recipe.device] if recipe.device != "auto" else []
-    options += ["--dtype", wanted.dtype] if wanted.dtype != "auto" else []
-    options += ["--batch-tokens", str(wanted.batch_tokens)] if wanted.batch_tokens is not None else []
-    found: dict[Path, tuple[str, ...]] = {}
-    for split, r_max, way in product(wanted.splits, r_maxes, ("", *wanted.how.get(recipe.method, ()))):
-        path = folder / f"{wanted.name(split, r_max, way)}.json"
-        how = [word for each in way.split(",") if each for word in ("--how", each)]
-        words = ["evaluate", model, recipe.corpus, *adapter, "--split", split, "--r-max", f"{r_max:g}", *options, *how]
-        found[path] = (*words, "-o", str(path))
-    return found
+    words = [command, model, recipe.corpus, *adapter, "--split", split, "--r-max", f"{r_max:g}"]
+    words += ["--length", str(recipe.length), *how]
+    words += ["--limit", str(wanted.limit)] if wanted.limit is not None else []
+    words += ["--conditioning", json.dumps(wanted.conditioning)] if wanted.conditioning is not None else []
+    words += ["--device", recipe.device] if recipe.device != "auto" else []
+    words += ["--dtype", wanted.dtype] if wanted.dtype != "auto" else []
+    words += ["--batch-tokens", str(wanted.batch_tokens)] if wanted.batch_tokens is not None else []
+    return words
+
+
+def set_name(split: str, r_max: float, limit: int | None, seed: int, conditioning: Mapping[str, Any] | None) -> str:
+    """All that decides an evaluation set, as the name of a file."""
+    words = [re.sub(r"[^\w.]+", "_", split).lstrip(".") or "_", f"r_max{r_max:g}"]
+    words += [f"first{limit}"] if limit is not None else []
+    words += [f"seed{seed}"] if seed else []
+    if conditioning is not None:
+        text = json.dumps(Conditioning.from_dict(conditioning).as_dict(), sort_keys=True)
+        words.append(hashlib.sha256(text.encode()).hexdigest()[:8])
+    return "-".join(words)
+
+
+def check_sets(wanted: Evaluations | Generations, key: str) -> None:
+    """Refuse wrong values among those that `evaluate` and `generate` have in common; lists are then tuples."""
+    for name, kind in (("splits", str), ("r_max", float)):
+        values = getattr(wanted, name)
+        if values is None and name == "r_max":
+            continue
+        if not isinstance(values, list | tuple) or not values:
+            raise InputError(f"{key}.{name} must be a list, such as [{'test' if kind is str else 0.6}].")
+        object.__setattr__(wanted, name, tuple(checked(f"{key}.{name}", value, kind) for value in values))
+    if any(not 0 <= r_max <= 1 for r_max in wanted.r_max or ()):
+        raise InputError(f"{key}.r_max are shares, from 0 to 1, not {list(wanted.r_max or ())}.")
+    for name in ("limit", "batch_tokens"):
+        value = checked(f"{key}.{name}", getattr(wanted, name), int | None)
+        if value is not None and value < 1:
+            raise InputError(f"{key}.{name} must be at least 1, not {value}.")
+    checked(f"{key}.dtype", wanted.dtype, Dtype)
+    if checked(f"{key}.seed", wanted.seed, int) < 0:
+        raise InputError(f"{key}.seed must be at least 0, not {wanted.seed}.")
+    if wanted.conditioning is not None:
+        Conditioning.from_dict(wanted.conditioning)
 
 
 # ---- keys and values ------------------------------------------------------------------------------------------------
@@ -353,11 +461,12 @@ def make(content: Mapping[str, Any], source: str, changes: Sequence[str] = ()) -
     try:
         if changes and isinstance(content.setdefault("set", {}), Mapping):
             content["set"] = {**content["set"], **dict(map(read_change, changes))}
-        if content.get("evaluate") is not None:
-            if not isinstance(content["evaluate"], Mapping):
-                raise InputError(f"evaluate must be a mapping such as {{splits: [test]}}, not {content['evaluate']!r}.")
-            check_keys(content["evaluate"], tuple(each.name for each in fields(Evaluations)), "evaluate")
-            content["evaluate"] = Evaluations(**content["evaluate"])
+        for key, kind in (("evaluate", Evaluations), ("generate", Generations)):
+            if content.get(key) is not None:
+                if not isinstance(content[key], Mapping):
+                    raise InputError(f"{key} must be a mapping such as {{splits: [test]}}, not {content[key]!r}.")
+                check_keys(content[key], tuple(each.name for each in fields(kind)), key)
+                content[key] = kind(**content[key])
         return Experiment(**content)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error

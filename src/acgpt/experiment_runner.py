@@ -3,9 +3,9 @@
 A cell's commands are processes of their own: what one of them does wrong, or to the memory, concerns no other cell. The
 runner holds the cell's lock, passes signals on, and reads from the run's folder how far it has come.
 
-    waiting ──► training ──► evaluating ──► done
-                   │              │
-                   └──────┬───────┘
+    waiting ──► training ──► evaluating ──► generating ──► done
+                   │              │              │
+                   └──────┬───────┴──────────────┘
                failed, or stopped (by a signal, or because time is up)        elsewhere: another runner has the cell
 """
 
@@ -36,7 +36,8 @@ PROGRAM = (sys.executable, "-m", "acgpt")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 STOPPED = 3  # the exit code of a training run that was asked to stop
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # all mean: stop, so that it can go on later
-ALL = ("waiting", "training", "evaluating", "done", "failed", "stopped", "elsewhere")
+WORK = {"train": "training", "evaluate": "evaluating", "generate": "generating"}  # what a cell is at, by its command
+ALL = ("waiting", *WORK.values(), "done", "failed", "stopped", "elsewhere")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class State:
         left: Seconds of training to go, at the rate so far.
         evaluated: How many of its evaluations are there.
         evaluations: Of how many.
+        generated: How many of its folders of generations are complete.
+        generations: Of how many.
         error: Why it failed.
     """
 
@@ -63,13 +66,16 @@ class State:
     left: float | None = None
     evaluated: int = 0
     evaluations: int = 0
+    generated: int = 0
+    generations: int = 0
     error: str | None = None
 
 
 def state_of(cell: Cell) -> State:
     """How far a cell has come, from its folder: done, stopped, failed if the folder is another run's, or waiting."""
-    there = [path for path in cell.evaluations if path.exists()]
-    state = State("waiting", evaluated=len(there), evaluations=len(cell.evaluations))
+    evaluated, generated = (sum(path.exists() for path in paths) for paths in (cell.evaluations, cell.generations))
+    asked, drawn = len(cell.evaluations), len(cell.generations)
+    state = State("waiting", evaluated=evaluated, evaluations=asked, generated=generated, generations=drawn)
     if not (cell.folder / CONFIG).exists():
         return state
     try:
@@ -83,7 +89,7 @@ def state_of(cell: Cell) -> State:
     step, seconds = int(last.get("step", 0)), float(last.get("seconds", 0))
     return replace(
         state,
-        state="done" if trained and len(there) == len(cell.evaluations) else "stopped",
+        state="done" if trained and (evaluated, generated) == (asked, drawn) else "stopped",
         step=step,
         steps=steps,
         loss=last.get("loss"),
@@ -93,7 +99,7 @@ def state_of(cell: Cell) -> State:
 
 
 def check_corpora(cells: Sequence[Cell]) -> None:
-    """Find out before hours of training that a corpus, or a split that is to be evaluated, is not there.
+    """Find out before hours of training that a corpus, or a split that is to be asked, is not there.
 
     Raises:
         InputError: So it is.
@@ -103,7 +109,8 @@ def check_corpora(cells: Sequence[Cell]) -> None:
             raise InputError("the recipe names no corpus: add corpus=FOLDER.")
         corpus = Corpus.open(place)
         for cell in cells:
-            for words in cell.evaluations.values() if cell.recipe.corpus == place else ():
+            asked = {**cell.evaluations, **cell.generations} if cell.recipe.corpus == place else {}
+            for words in asked.values():
                 corpus.tokens(words[words.index("--split") + 1])
 
 
@@ -194,7 +201,7 @@ class Runner:
         with held(cell) as lock:
             if lock is None:
                 return replace(before, state="elsewhere")
-            for path, words in ((None, cell.train), *cell.evaluations.items()):
+            for path, words in ((None, cell.train), *cell.evaluations.items(), *cell.generations.items()):
                 if (path or cell.folder / RESULTS).exists():
                     continue
                 if self.stops():
@@ -221,7 +228,7 @@ class Runner:
             if self.asked:  # while it was started
                 self.child.terminate()
             while self.child.poll() is None:
-                self.show(cell, replace(state_of(cell), state="training" if trains else "evaluating", error=None))
+                self.show(cell, replace(state_of(cell), state=WORK[words[0]], error=None))
                 if not trains and self.stops():  # training stops by itself, with a checkpoint
                     self.child.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from acgpt.errors import InputError, ModelError, TemplateError
@@ -92,11 +92,16 @@ def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return _tokenise(text, tokenizer)[0]
 
 
-def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The text that each token contributes; joined, they are the decoded text.
+def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, ends: Sequence[int] | None = None) -> list[str]:
+    """The text that each token contributes, or each part of several tokens; joined, they are the decoded text.
 
     A character whose bytes are spread over several tokens comes with the token that completes it; the others
     contribute "". Takes time linear in the number of tokens, as each is decoded with the few that come before it only.
+
+    Args:
+        ids: The tokens.
+        tokenizer: Theirs.
+        ends: How many tokens there are up to the end of each part, the last part's included; by default a part a token.
     """
 
     def decoded(part: Sequence[int]) -> str:
@@ -104,18 +109,46 @@ def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
         return str(tokenizer.decode(list(part), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     text = decoded(ids)
+    if ends is not None and tokenizer.is_fast:  # parts that make the text each by itself, as most do, take no more
+        alone = [
+            str(tokenizer.backend_tokenizer.decode(list(ids[begin:end]), skip_special_tokens=False))
+            for begin, end in pairwise([0, *ends])
+        ]
+        if "".join(alone) == text:
+            return alone
     result: list[str] = []
     settled = 0  # so many characters of the text have found their token
     # The tokens before `done` decode to text[:reached], whatever follows them. Those from `start` on are decoded again
     # with each new token, as some tokenizers drop a space before the first token they see.
     start, done, reached, again = 0, 0, 0, ""
-    for end in range(1, len(ids) + 1):
+
+    def read(end: int) -> tuple[str, int]:
+        """What the tokens up to `end` add to text[:reached], and up to which character the text agrees."""
         new = decoded(ids[start:end])[len(again) :]
-        agreed = reached + _agreement(new, text[reached : reached + len(new)])
-        result.append(text[settled:agreed])
-        settled = max(settled, agreed)
-        if new and agreed == reached + len(new) and not new.endswith("\ufffd"):  # no character is left incomplete
+        return new, reached + _agreement(new, text[reached : reached + len(new)])
+
+    def whole(new: str, agreed: int) -> bool:
+        """Is no character left incomplete?"""
+        return bool(new) and agreed == reached + len(new) and not new.endswith("\ufffd")
+
+    def settle(end: int, new: str, agreed: int) -> str:
+        """The characters that the tokens up to `end` have completed."""
+        nonlocal settled, start, done, reached, again
+        piece, settled = text[settled:agreed], max(settled, agreed)
+        if whole(new, agreed):
             start, done, reached, again = done, end, agreed, decoded(ids[done:end])
+        return piece
+
+    begin = 0
+    for end in range(1, len(ids) + 1) if ends is None else ends:
+        piece, (new, agreed) = "", read(end)
+        if end > begin + 1 and not whole(
+            new, agreed
+        ):  # the part ends in half a character: which of its tokens began it?
+            piece = "".join(settle(each, *read(each)) for each in range(begin + 1, end))
+            new, agreed = read(end)
+        result.append(piece + settle(end, new, agreed))
+        begin = end
     if result:
         result[-1] += text[settled:]
     return result
@@ -123,6 +156,8 @@ def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 def _agreement(a: str, b: str) -> int:
     """The number of characters that both start with."""
+    if a == b:  # nearly always, and quicker
+        return len(a)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 

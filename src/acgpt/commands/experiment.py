@@ -31,7 +31,14 @@ HELP = {
     "processes": "Train each cell with N processes, by torchrun.",
     "json": "For programs: one JSON object in a line, with the keys named above.",
 }
-COLOURS = {"done": "green", "failed": "red", "training": "bold", "evaluating": "bold", "stopped": "yellow"}
+COLOURS = {
+    "done": "green",
+    "failed": "red",
+    "training": "bold",
+    "evaluating": "bold",
+    "generating": "bold",
+    "stopped": "yellow",
+}
 EVERY = 30.0  # seconds between two lines on a cell, where nobody is watching
 
 
@@ -56,8 +63,8 @@ def experiment(
     acgpt experiment mine.yaml --print-commands > commands.txt
     acgpt report results/mine -o report
 
-    A cell is a run of acgpt train in a folder of its own, then acgpt evaluate on
-    the splits that the file names. What is done is skipped; what was stopped, by
+    A cell is a run of acgpt train in a folder of its own, then acgpt evaluate
+    and acgpt generate on the splits that the file names. What is done is skipped; what was stopped, by
     Ctrl-C, a signal, --minutes or a crash, goes on where it was. A cell that
     fails does not stop the others, and several runners share one experiment
     without collision. KEY=VALUE changes the recipe of all cells.
@@ -68,9 +75,9 @@ def experiment(
     Keys of --json:
       output, done, failed, left (numbers of cells),
       cells: number, cell (its name), folder, state (waiting, training,
-             evaluating, done, failed, stopped, elsewhere), step, steps, loss,
-             seconds, left (seconds), evaluated, evaluations (numbers), error,
-             commands
+             evaluating, generating, done, failed, stopped, elsewhere), step,
+             steps, loss, seconds, left (seconds), evaluated, evaluations,
+             generated, generations (numbers), error, commands
     """
     from acgpt.experiment import BUILT_IN, load_experiment
     from acgpt.recipe import built_in
@@ -138,7 +145,8 @@ def table_of(rows: Sequence[tuple[Cell, State]]) -> Table:
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for heading in ("", "cell", "state", "step", "loss", "evaluated", "trained", "left"):
+    drawn = ["generated"] if any(state.generations for _, state in rows) else []
+    for heading in ("", "cell", "state", "step", "loss", "evaluated", *drawn, "trained", "left"):
         words = heading in ("cell", "state")
         table.add_column(heading, justify="left" if words else "right", overflow="fold" if words else "ellipsis")
     for cell, state in rows:
@@ -149,6 +157,7 @@ def table_of(rows: Sequence[tuple[Cell, State]]) -> Table:
             "" if state.steps is None else f"{state.step:,}/{state.steps:,}",
             "" if state.loss is None else f"{state.loss:.3f}",
             f"{state.evaluated}/{state.evaluations}" if state.evaluations else "",
+            *([f"{state.generated}/{state.generations}"] if drawn else []),
             clock(state.seconds),
             clock(state.left) if state.state != "done" else "",
         )
@@ -207,8 +216,10 @@ class Display:
 
     def say(self, cell: Cell, state: State) -> None:
         """A line, if the state is new or the last line is long ago."""
-        now, news = time.monotonic(), f"{cell.name} {state.state} {state.evaluated}"
-        ends = state.state == "evaluating" and state.evaluated == state.evaluations  # the next word is: done
+        now, news = time.monotonic(), f"{cell.name} {state.state} {state.evaluated} {state.generated}"
+        ends = {  # the next word is another state
+            "evaluating": state.evaluated == state.evaluations, "generating": state.generated == state.generations,
+        }.get(state.state)  # fmt: skip
         if ends or (news == self.said and now - self.when < EVERY):
             return
         self.said, self.when = news, now
@@ -217,4 +228,6 @@ class Display:
             words.append(f"step {state.step}/{state.steps}, loss {state.loss:.3f}, {clock(state.left)} left")
         if state.state == "evaluating":
             words.append(f"{state.evaluated}/{state.evaluations}")
+        if state.state == "generating":
+            words.append(f"{state.generated}/{state.generations}")
         print(f"[{cell.number}] {cell.name}: {', '.join(words)}", file=sys.stderr, flush=True)

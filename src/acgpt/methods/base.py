@@ -169,6 +169,10 @@ class Method(ABC):
             QueryError: `answers` does not accept a query.
         """
 
+    def rows_at_once(self, sampler: Sampler, length: int) -> int:
+        """How many samples of so many tokens one call of `sample` is best asked for."""
+        return sampler.most_rows
+
     def insisted(self) -> Method:
         """How a model of this method is asked by one who insists on the future, though it never learned to read it."""
         return self

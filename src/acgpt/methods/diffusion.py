@@ -141,24 +141,22 @@ class Diffusion(Method):
         for group in masked.groups([len(queries[number]) for number, _ in rows], sampler.budget):
             members = [rows[each] for each in group]
             texts = [masked.shown(queries[number], bos=sampler.bos, mask=mask) for number, _ in members]
-            scores = [np.zeros(len(text)) for text in texts]
-            uniform, due = [], []
+            chances, turns = [], []
             for number, sample in members:
-                rng, asked = randomness(queries[number], sample, sampling.seed), queries[number].asked_positions
+                rng = randomness(queries[number], sampling.first + sample, sampling.seed)
+                asked = np.array(queries[number].asked_positions)
                 step = (rng.random(len(asked)) * self.steps).astype(np.int64)
-                uniform.append(rng.random(len(queries[number]) + 1))
-                due.append([np.array(asked)[step == each] for each in np.unique(step)])
-            for turn in range(max(map(len, due))):
-                active = [row for row, steps in enumerate(due) if turn < len(steps)]
-                places = [due[row][turn] for row in active]
-                chances = [uniform[row][place] for row, place in zip(active, places, strict=True)]
-                drawn = masked.draws(sampler, [texts[row] for row in active], places, chances, mask, sampling)
-                for row, place, (tokens, log_probs) in zip(active, places, drawn, strict=True):
-                    texts[row][place], scores[row][place] = tokens, log_probs
-            for (number, _), text, score in zip(members, texts, scores, strict=True):
-                at = list(queries[number].asked_positions)
-                answers[number].append((text[at], score[at]))
+                chances.append(rng.random(len(queries[number]) + 1))
+                turns.append([asked[step == each] for each in np.unique(step)])
+            drawn = masked.fill(sampler, texts, turns, chances, mask, sampling)
+            for (number, _), (text, scores) in zip(members, drawn, strict=True):
+                at = np.array(queries[number].asked_positions)
+                answers[number].append((text[at], scores[at]))
         return answers
+
+    def rows_at_once(self, sampler: Sampler, length: int) -> int:
+        """As many as go through the model in one pass."""
+        return max(1, sampler.budget // (length + 2))
 
     def lay_out(
         self,

@@ -14,12 +14,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from acgpt.attention import BACKENDS, Backend, run
 from acgpt.decode import Sampler, Sampling, draw
 from acgpt.layout import Layout
 from acgpt.methods.base import Drawn
 from acgpt.query import Query
-from acgpt.score import check_numbers, layout_logits
+from acgpt.score import check_numbers, forbid
 from acgpt.slots import Slots
 
 
@@ -35,28 +37,80 @@ def parts(query: Query, *, bos: int, mask: int) -> tuple[np.ndarray, np.ndarray,
     return shown(query, bos=bos, mask=mask), asked, np.array([query.tokens[position - 1] for position in asked])
 
 
-def draws(
-    sampler: Sampler, texts: Sequence[np.ndarray], places: Sequence[np.ndarray], chances: Sequence[np.ndarray],
-    mask: int, sampling: Sampling,
-) -> list[Drawn]:  # fmt: skip
-    """Draw the tokens at these places of each text, independently.
+def fill(
+    sampler: Sampler,
+    texts: Sequence[np.ndarray],
+    turns: Sequence[Sequence[np.ndarray]],
+    chances: Sequence[np.ndarray],
+    mask: int,
+    sampling: Sampling,
+    *,
+    known: Sequence[np.ndarray] | None = None,
+    reached: Sequence[Sequence[np.ndarray]] | None = None,
+) -> list[Drawn]:
+    """Fill in texts turn by turn: the tokens at some places are drawn, each by itself, and read from then on.
+
+    Which places come when is known before the first draw, so all of it is put on the device at once and no turn waits
+    for the host. Texts are sorted by the number of their turns: those still at work are the first ones, and what is
+    done costs nothing.
 
     Args:
         sampler: The model.
-        texts: As in `both_ways`.
-        places: As in `both_ways`.
-        chances: For each text and place, a number in [0, 1).
+        texts: As in `both_ways`, with MASK where a token is still to come.
+        turns: For each text the places that are drawn in each of its turns.
+        chances: For each text a number in [0, 1) at every place.
         mask: MASK, which is never drawn.
         sampling: How a token is drawn.
+        known: Each text with all that is given, where not all of it is shown from the start.
+        reached: For each text the places at which that is shown from each turn on.
+
+    Returns:
+        For each text, (T + 1,) its tokens, and the log-probabilities of those that were drawn.
     """
-    layout = both_ways(texts, places, places, bos=sampler.bos)
-    logits = layout_logits(sampler.model, layout, sampler.backend, mask)
-    wide = torch.float32 if logits.device.type == "mps" else torch.float64
-    uniform = torch.from_numpy(np.concatenate(chances)).to(wide).to(logits.device)
-    tokens, log_probs = (x.cpu().numpy() for x in draw(logits, uniform, sampling))
-    check_numbers(log_probs)
-    ends = np.cumsum([len(place) for place in places])[:-1]
-    return list(zip(np.split(tokens, ends), np.split(log_probs, ends), strict=True))
+    device = sampler.model.device
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    order = sorted(range(len(texts)), key=lambda row: -len(turns[row]))
+    ends = np.cumsum([len(texts[row]) for row in order])
+    starts = np.concatenate([[0], ends[:-1]])
+    working = [sum(len(turns[row]) > turn for row in order) for turn in range(len(turns[order[0]]))]
+
+    def packed(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.concatenate([arrays[row] for row in order])).to(dtype).to(device)
+
+    def places(of: Sequence[Sequence[np.ndarray]]) -> tuple[Tensor, ...]:
+        """Where in the packed texts these places are, turn by turn."""
+        by_turn = [
+            np.concatenate([starts[i] + of[order[i]][turn] for i in range(count)]) for turn, count in enumerate(working)
+        ]
+        flat = torch.from_numpy(np.concatenate(by_turn)).to(device)
+        return torch.split(flat, [len(each) for each in by_turn])
+
+    ids, uniform = packed(texts, torch.long), packed(chances, wide)
+    given = None if known is None else packed(known, torch.long)
+    log_probs, nothing = torch.zeros_like(uniform), np.zeros(0, dtype=np.int64)
+    shown = None if reached is None else places(reached)
+
+    def laid_out(count: int) -> tuple[Layout, Backend]:
+        """The first texts, whatever they read."""
+        layout = both_ways([texts[row] for row in order[:count]], *[[nothing] * count] * 2, bos=sampler.bos).to(device)
+        return layout, BACKENDS[sampler.backend](layout)
+
+    layout, backend = laid_out(working[0])
+    for turn, (count, at) in enumerate(zip(working, places(turns), strict=True)):
+        if len(layout.copies) != count:
+            layout, backend = laid_out(count)
+        if shown is not None and given is not None:
+            ids[shown[turn]] = given[shown[turn]]
+        read = torch.cat([ids[: ends[count - 1]], layout.ids[ends[count - 1] :]])
+        with sampler.meter.passes():
+            logits = run(sampler.model, read[None], layout.positions[None], backend, at)[0]
+            tokens, scores = draw(forbid(logits, mask), uniform[at], sampling)
+        ids[at], log_probs[at] = tokens, scores.to(wide)
+        sampler.notice(len(at))
+    filled, scored = (np.split(x.cpu().numpy(), ends[:-1]) for x in (ids, log_probs))
+    check_numbers(np.concatenate(scored))
+    place_of = {row: i for i, row in enumerate(order)}
+    return [(filled[place_of[row]], scored[place_of[row]]) for row in range(len(texts))]
 
 
 def both_ways(

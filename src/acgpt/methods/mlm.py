@@ -83,22 +83,19 @@ class Mlm(Method):
             questions = [queries[number] for number, _ in members]
             texts = [masked.shown(query, bos=sampler.bos, mask=mask, given=future) for query in questions]
             known = [masked.shown(query, bos=sampler.bos, mask=mask) for query in questions]
-            uniform = [noise(queries[number], sample, sampling.seed) for number, sample in members]
-            scores = [np.zeros(len(query.asked_positions)) for query in questions]
-            for step in range(max(len(query.asked_positions) for query in questions)):
-                active = [row for row, query in enumerate(questions) if step < len(query.asked_positions)]
-                places = [questions[row].asked_positions[step] for row in active]
-                for row, place in zip(active, places, strict=True):
-                    reached = known[row][:place]
-                    texts[row][:place] = np.where(reached == mask, texts[row][:place], reached)
-                at = [np.array([place]) for place in places]
-                chances = [uniform[row][place] for row, place in zip(active, at, strict=True)]
-                drawn = masked.draws(sampler, [texts[row] for row in active], at, chances, mask, sampling)
-                for row, place, (tokens, log_probs) in zip(active, places, drawn, strict=True):
-                    texts[row][place], scores[row][step] = tokens[0], log_probs[0]
-            for (number, _), text, score in zip(members, texts, scores, strict=True):
-                answers[number].append((text[list(queries[number].asked_positions)], score))
+            chances = [noise(queries[number], sampling.first + sample, sampling.seed) for number, sample in members]
+            asked = [np.array(query.asked_positions) for query in questions]
+            turns = [[place[None] for place in places] for places in asked]
+            given = [np.array(query.given_positions, dtype=np.int64) for query in questions]
+            reached = [np.split(a, np.searchsorted(a, places))[:-1] for a, places in zip(given, asked, strict=True)]
+            drawn = masked.fill(sampler, texts, turns, chances, mask, sampling, known=known, reached=reached)
+            for (number, _), at, (text, scores) in zip(members, asked, drawn, strict=True):
+                answers[number].append((text[at], scores[at]))
         return answers
+
+    def rows_at_once(self, sampler: Sampler, length: int) -> int:
+        """As many as go through the model in one pass."""
+        return max(1, sampler.budget // (length + 2))
 
     def lay_out(
         self,

@@ -1,0 +1,221 @@
+"""`acgpt generate`: draw what an evaluation set asks, in the five modes of the paper, a file a mode."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from acgpt.commands import evaluate
+from acgpt.commands.evaluate import NO_ANSWER, check_writable, choose_method, find_set, training_distribution
+from acgpt.commands.options import AdapterOption, DeviceOption, Dtype, DtypeOption, emit, hush, option
+from acgpt.errors import InputError, OutputError
+
+HELP = {
+    "mode": "A mode, by name; may be repeated. Default: all, the five of them.",
+    "if_possible": "Not an error if the method can answer none of the modes that were named.",
+    "output": "The folder of the files, MODE.jsonl and MODE.json.",
+    "samples": "Samples of each text. Default: 1.",
+    "prompt": "Of the unconditional mode: tokens of the text that are given. Default: 20.",
+    "top_p": "Draw from the likeliest tokens that together have probability P. Default: 0.95.",
+    "temperature": "1 is the model's own distribution, 0 is greedy. Default: 0.8.",
+    "seed": "Of the draws. Default: 0.",
+    "set_seed": "Of the conditioning sets, as acgpt evaluate --seed. Default: 0.",
+    "batch_tokens": "At most so many tokens are read by the model at a time. Default: what the device can take.",
+}
+
+
+def generate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=evaluate.HELP["model"])],
+    corpus: Annotated[
+        Path | None, typer.Argument(metavar="CORPUS", show_default=False, help=evaluate.HELP["corpus"])
+    ] = None,
+    output: Annotated[Path | None, option("--output", "-o", metavar="FOLDER", help=HELP["output"])] = None,
+    mode: Annotated[list[str] | None, option("--mode", metavar="NAME", help=HELP["mode"])] = None,
+    if_possible: Annotated[bool, option("--if-possible", help=HELP["if_possible"])] = False,
+    split: Annotated[str | None, option("--split", metavar="NAME", help=evaluate.HELP["split"])] = None,
+    r_max: Annotated[float | None, option("--r-max", metavar="R", min=0, max=1, help=evaluate.HELP["r_max"])] = None,
+    length: Annotated[int | None, option("--length", metavar="T", min=1, help=evaluate.HELP["length"])] = None,
+    limit: Annotated[int | None, option("--limit", metavar="N", min=1, help=evaluate.HELP["limit"])] = None,
+    samples: Annotated[int, option("--samples", "-n", metavar="N", min=1, help=HELP["samples"])] = 1,
+    prompt: Annotated[int, option("--prompt", metavar="N", min=0, help=HELP["prompt"])] = 20,
+    top_p: Annotated[float, option("--top-p", metavar="P", min=0, max=1, help=HELP["top_p"])] = 0.95,
+    temperature: Annotated[float, option("--temperature", metavar="X", min=0, help=HELP["temperature"])] = 0.8,
+    seed: Annotated[int, option("--seed", "-s", metavar="N", min=0, help=HELP["seed"])] = 0,
+    set_seed: Annotated[int | None, option("--set-seed", metavar="N", min=0, help=HELP["set_seed"])] = None,
+    conditioning: Annotated[
+        str | None, option("--conditioning", metavar="YAML", help=evaluate.HELP["conditioning"])
+    ] = None,
+    sets: Annotated[Path | None, option("--sets", metavar="PATH", help=evaluate.HELP["sets"])] = None,
+    method: Annotated[str | None, option("--method", metavar="NAME", help=evaluate.HELP["method"])] = None,
+    how: Annotated[list[str] | None, option("--how", metavar="KEY=VALUE", help=evaluate.HELP["how"])] = None,
+    adapter: AdapterOption = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = Dtype.auto,
+    batch_tokens: Annotated[int | None, option("--batch-tokens", metavar="N", min=1, help=HELP["batch_tokens"])] = None,
+    as_json: Annotated[bool, option("--json", help=evaluate.HELP["json"])] = False,
+) -> None:
+    r"""Draw what the five modes of the paper ask, by the model's own procedure.
+
+    unconditional          all but the first 20 tokens of a text
+    infilling              the middle of a text, from both its ends
+    training               all but blocks of it, as in training
+    infilling-no-future    the middle, from left to right
+    training-no-future     all but the blocks, from left to right: a block is
+                           read when it is reached
+
+    acgpt generate runs/ac/model data/wikitext-103 --limit 200 -o samples/ac
+    acgpt generate runs/ac/model data/mine --mode infilling -n 5 -o samples
+
+    What is given is that of acgpt evaluate: the same set for every model. Each
+    mode gets MODE.jsonl, a line a sample, and MODE.json, which says how it was
+    made. Stop it at any moment: the same command goes on, and what is done is
+    left as it is. A mode that the method cannot answer is --.
+    docs/generation.md explains the files.
+
+    Keys of --json:
+      model, adapter, corpus, method, options, set, sampling, samples (of each
+      text), folder,
+      modes: for each, null or file, texts, tokens (drawn), calls (of the
+             model), seconds, tokens_per_second, outside (the share of the time
+             that was not the model's)
+    """
+    if corpus is None and sets is None:
+        raise typer.BadParameter("name a CORPUS (see acgpt prepare), or an evaluation set with --sets PATH.")
+    if output is None:
+        raise typer.BadParameter("name a folder for the files: --output FOLDER.")
+    if output.exists() and not output.is_dir():
+        raise InputError(f"{output} is a file: name a folder with -o.")
+    check_writable(output / "index.json")
+    hush()
+    from acgpt.corpus import Corpus
+    from acgpt.decode import Sampling
+    from acgpt.evaluation_set import keep
+    from acgpt.generate import INDEX, Generator
+    from acgpt.loading import load
+    from acgpt.methods import method_of, parted
+    from acgpt.modes import modes_named
+
+    names = [] if not mode or "all" in mode else mode
+    wanted = [each.name for each in modes_named(names)]
+    forced = None if method is None else method_of(method)
+    options = dict(parted(text) for text in how or ())
+    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
+    chosen = {"split": split, "r_max": r_max, "length": length, "seed": set_seed}
+    training = None if conditioning is None else training_distribution(conditioning, r_max)
+    opened = None if corpus is None else Corpus.open(corpus)
+    lm = load(model, adapter, device, dtype.value)
+    evaluation_set, path, new = find_set(opened, sets, chosen, limit, training, lm.positions - 1)
+    generator = Generator(
+        lm, evaluation_set, method=choose_method(forced, lm), options=options, samples=samples, prompt=prompt,
+        sampling=sampling, budget=batch_tokens,
+    )  # fmt: skip
+    evaluation_set.require_tokenizer(generator.tokenizer_hash)
+    earlier = read_index(output / INDEX)
+    if names and not if_possible and not any(generator.answers(each) for each in wanted):
+        raise InputError(
+            f"a model of method {generator.method.name} cannot answer in the mode {' or '.join(wanted)}: name another "
+            "--mode, or add --if-possible."
+        )
+    generator.check(output)
+    if new:
+        keep(evaluation_set, path)
+    about: dict[str, Any] = {"model": model, "adapter": adapter, "corpus": None if corpus is None else str(corpus)}
+    records: dict[str, dict[str, Any] | None] = {}
+    for each in wanted:
+        with bar(each) as progress:
+            records[each] = generator.write(each, output, about=about, progress=progress)
+    result = {
+        "kind": "index",
+        **about,
+        "method": generator.method.name,
+        "options": options,
+        "set": evaluation_set.as_dict() | {"path": str(path)},
+        "sampling": {"temperature": temperature, "top_p": top_p, "seed": seed, "prompt": prompt},
+        "samples": samples,
+        "folder": str(output),
+        "modes": {name: summary(name, record) for name, record in records.items()},
+    }
+    write_index(output / INDEX, {**result, "modes": {**earlier, **result["modes"]}})
+    if as_json:
+        emit(result)
+    else:
+        print_generations(result)
+
+
+def summary(mode: str, record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Of a mode's record, what its folder's index says."""
+    keys = ("texts", "tokens", "calls", "seconds", "tokens_per_second", "outside")
+    return None if record is None else {"file": f"{mode}.jsonl", **{key: record[key] for key in keys}}
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """What each mode of earlier commands came to."""
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["modes"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no index of generations: move it elsewhere, or name another folder.") from error
+
+
+def write_index(path: Path, result: Mapping[str, Any]) -> None:
+    """What each mode came to, for whoever finds the folder."""
+    from acgpt.files import write_whole
+
+    try:
+        write_whole(path, json.dumps(result, indent=2) + "\n")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}. Make room there.") from error
+
+
+@contextmanager
+def bar(mode: str) -> Iterator[Callable[[int, int, int], None]]:
+    """A progress bar on standard error, if somebody is watching: tokens, how many a second, and the time left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    rate = TextColumn("{task.fields[rate]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as shown:
+        task = shown.add_task(mode, total=None, rate="")
+
+        def update(done: int, total: int, tokens: int) -> None:
+            elapsed = shown.tasks[0].elapsed
+            rate = f"{tokens / elapsed:,.0f} tokens/s" if tokens and elapsed else ""
+            shown.update(task, completed=done, total=total, rate=rate)
+
+        yield update
+
+
+def print_generations(result: Mapping[str, Any]) -> None:
+    """The table for people."""
+    from rich.table import Table
+
+    from acgpt.show import Page, printable
+
+    page, about = Page(), result["set"]
+    page.note(printable(f"{result['model']}{' + ' + result['adapter'] if result['adapter'] else ''}"), "bold")
+    page.note(
+        f"method {result['method']}; {about['texts']} texts of {about['length']} tokens, {result['samples']} of each, "
+        f"r_max {about['r_max']}, set {about['hash'][:12]}\n"
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("mode", no_wrap=True)
+    for heading in ("tokens", "calls", "seconds", "tokens/s", "outside the model"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for mode, one in result["modes"].items():
+        cells = [NO_ANSWER] * 5
+        if one is not None:
+            cells = [f"{one['tokens']:,}", f"{one['calls']:,}", f"{one['seconds']:.1f}"]
+            cells += [f"{one['tokens_per_second']:,.0f}", f"{one['outside']:.0%}"]
+        table.add_row(mode, *cells)
+    page.print(table)
+    if None in result["modes"].values():
+        page.note(f"\n{NO_ANSWER}: cannot be answered by a model of method {result['method']}.")
+    page.note(printable(f"\nwrote {result['folder']}"))

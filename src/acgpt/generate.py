@@ -1,0 +1,476 @@
+"""Generations: a model draws the tokens that an evaluation set asks, mode by mode, by its method's own procedure.
+
+    generator = Generator(acgpt.load("runs/ac/model"), evaluation_set)
+    record = generator.write("infilling", Path("samples"))        # None if the method cannot
+
+    FOLDER/MODE.jsonl        a line a sample, in the order of the texts
+    FOLDER/MODE.json         the record of the whole; where it is, the samples are complete
+    FOLDER/MODE.jsonl.part   what has been drawn so far, a group of samples a line, until all are
+    FOLDER/index.json        what each mode came to, once all that were wanted are there
+
+A sample is a function of the seed, the query and the sample's number, but for rounding, which depends on what a batch
+holds. So samples are drawn in groups that are a function of the configuration, a group is written at once, and one
+that was not written whole is drawn again: a run that was killed ends with the bytes of one that was not (on a CPU; a
+GPU rounds as it likes). The first line of the part says what it is a part of, and nothing else is ever added to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from itertools import accumulate, groupby
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+import transformers
+from transformers import PreTrainedTokenizerBase
+
+from acgpt import __version__
+from acgpt.attention import evaluating
+from acgpt.conditioning import ASKED, GIVEN
+from acgpt.decode import Sampler, Sampling
+from acgpt.errors import InputError, OutputError
+from acgpt.evaluate import check_fit
+from acgpt.evaluation_set import EvaluationSet
+from acgpt.files import write_whole
+from acgpt.language_model import LanguageModel
+from acgpt.metadata import tokenizer_hash, weights_hash
+from acgpt.methods import Method, method_of
+from acgpt.modes import MODES, Mode, modes_named
+from acgpt.query import Query
+from acgpt.text import pieces
+
+KIND, INDEX = "generations", "index.json"
+PROMPT, TOP_P, TEMPERATURE = 20, 0.95, 0.8  # as in the paper's experiments
+BLANK = "____"
+OWN = ("mode", "future")  # of a file's configuration, what another file in the same folder may have otherwise
+# Characters that Python's splitlines, but not JSON, takes for the end of a line.
+ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is drawn together: these samples of each of these texts."""
+
+    items: tuple[int, ...]
+    samples: range
+
+    @property
+    def keys(self) -> list[tuple[int, int]]:
+        """The text and the number of every sample."""
+        return [(item, sample) for item in self.items for sample in self.samples]
+
+
+class Generator:
+    """Draws what an evaluation set asks of a model.
+
+    Args:
+        lm: The model and its tokenizer.
+        evaluation_set: What is given and what is asked.
+        method: How the model is asked; by default as it says itself.
+        options: Of the method, as `Method.configured` takes them.
+        samples: Of each text.
+        prompt: In the unconditional mode so many tokens of each text are given, and the rest of it is drawn.
+        sampling: How a token is drawn.
+        budget: At most this many tokens are read at a time; by default what the device can take.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        evaluation_set: EvaluationSet,
+        *,
+        method: Method | None = None,
+        options: Mapping[str, str] | None = None,
+        samples: int = 1,
+        prompt: int = PROMPT,
+        sampling: Sampling | None = None,
+        budget: int | None = None,
+    ) -> None:
+        if samples < 1:
+            raise InputError(f"the number of samples of a text must be at least 1, not {samples}.")
+        if not 0 <= prompt < evaluation_set.length:
+            raise InputError(
+                f"a prompt of {prompt} tokens leaves nothing to draw of texts of {evaluation_set.length}: use --prompt "
+                f"{evaluation_set.length - 1} or less."
+            )
+        self.lm, self.evaluation_set, self.options = lm, evaluation_set, dict(options or {})
+        self.method = (method or method_of(lm.metadata)).configured(self.options)
+        self.samples, self.prompt = samples, prompt
+        self.sampling = sampling or Sampling(temperature=TEMPERATURE, top_p=TOP_P)
+        check_fit(lm.model, evaluation_set, self.method.overhead)
+        self.sampler = Sampler(
+            lm.model, bos=lm.bos, mask=self.method.mask(lm.mask), backend=lm.attention, budget=budget or lm.budget
+        )
+
+    # ---- what is drawn ----------------------------------------------------------------------------------------------
+
+    def queries(self, mode: str) -> list[Query]:
+        """What is given and what is asked of each text; nothing is known of the tokens that are asked."""
+        (chosen,) = modes_named([mode])
+        roles = self.evaluation_set.roles(chosen)
+        if chosen.conditioning == "empty":
+            roles = np.where(np.arange(roles.shape[1]) < self.prompt, np.int8(GIVEN), roles)
+        given, asked = roles == GIVEN, roles == ASKED
+        return [
+            Query([token if known else None for token, known in zip(*row, strict=True)], row[1], wanted)
+            for *row, wanted in zip(self.evaluation_set.tokens.tolist(), given.tolist(), asked.tolist(), strict=True)
+        ]
+
+    def answers(self, mode: str) -> bool:
+        """Can the method answer in this mode?"""
+        return asked_with(self.method, MODES[mode], self.queries(mode)) is not None
+
+    def config(self, mode: str, future: bool) -> dict[str, Any]:
+        """All that decides the samples of a mode, and the bytes of their file: what a run that goes on must have."""
+        sampling = asdict(self.sampling)
+        del sampling["first"]
+        return {
+            "mode": mode,
+            "future": future,
+            "method": self.method.name,
+            "options": self.options,
+            "weights": self.weights,
+            "bos_token_id": self.lm.bos,
+            "mask_token_id": self.sampler.mask,
+            "set": self.evaluation_set.hash,
+            "samples": self.samples,
+            "prompt": self.prompt,
+            **sampling,
+            "dtype": str(self.lm.model.dtype).removeprefix("torch."),
+            "device": self.lm.model.device.type,
+            "attention": self.lm.attention,
+            "batch_tokens": self.sampler.budget,
+        }
+
+    @cached_property
+    def weights(self) -> str:
+        """A fingerprint of the model's weights."""
+        return weights_hash(self.lm.model)
+
+    @cached_property
+    def tokenizer_hash(self) -> str:
+        """Of the model's tokenizer."""
+        return tokenizer_hash(self.lm.tokenizer)
+
+    def check(self, folder: Path) -> None:
+        """Refuse a folder that holds generations, whole or in part, of another configuration."""
+        here = self.config("", False)
+        for path in (folder / f"{mode}{end}" for mode in MODES for end in (".json", ".jsonl.part")):
+            there = config_in(path)
+            if there is not None:
+                same(path, {**there, **{key: here[key] for key in OWN}}, here)
+
+    def write(
+        self,
+        mode: str,
+        folder: Path,
+        *,
+        about: Mapping[str, Any] | None = None,
+        progress: Callable[[int, int, int], object] = lambda done, all, tokens: None,
+    ) -> dict[str, Any] | None:
+        """Draw a mode into a folder, or what is missing of it.
+
+        Args:
+            mode: Its name, as in `modes`.
+            folder: Gets `MODE.jsonl` and `MODE.json`; made if need be.
+            about: What else the record is to say: "model", "adapter", "corpus".
+            progress: Called with the number of tokens that are there, of all, and of those drawn by this call.
+
+        Returns:
+            The record; `None` if the method cannot answer in this mode.
+
+        Raises:
+            InputError: The folder holds generations of another configuration.
+        """
+        queries = self.queries(mode)
+        future = asked_with(self.method, MODES[mode], queries)
+        if future is None:
+            return None
+        lines, record = folder / f"{mode}.jsonl", folder / f"{mode}.json"
+        config = self.config(mode, future)
+        self.check(folder)
+        part = lines.with_name(f"{lines.name}.part")
+        if (there := config_in(record)) is not None and lines.exists():
+            same(record, there, config)
+            part.unlink(missing_ok=True)
+            return read_record(record)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with opened(part, config) as (file, drawn):
+                self.draw(queries, future, file, drawn, progress)
+            found = {(line["item"], line["sample"]): line for group in drawn for line in group["samples"]}
+            content = b"".join(as_line(found[key]) for key in sorted(found))
+            written = self.record(mode, queries, config, drawn, content) | dict(about or {})
+            write_whole(lines, content)
+            write_whole(record, json.dumps(written, indent=2) + "\n")
+            part.unlink()
+        return written
+
+    def draw(
+        self,
+        queries: Sequence[Query],
+        future: bool,
+        file: BinaryIO,
+        drawn: list[dict[str, Any]],
+        progress: Callable[[int, int, int], object],
+    ) -> None:
+        """Draw the groups that are not in the part yet, and add each to it as soon as it is there."""
+        rows = self.method.rows_at_once(self.sampler, self.evaluation_set.length)
+        before = sum(len(line["log_probs"]) for group in drawn for line in group["samples"])
+        total, tokens = self.samples * sum(len(query.asked_positions) for query in queries), 0
+
+        def notice(count: int) -> None:
+            nonlocal tokens
+            tokens += count
+            progress(before + tokens, total, tokens)
+
+        self.sampler.notice = notice
+        notice(0)
+        meter, begun = self.sampler.meter, time.perf_counter()
+        for group in groups_of(queries, self.samples, rows)[len(drawn) :]:
+            calls, busy = meter.calls, meter.seconds
+            sampling = replace(self.sampling, first=group.samples.start)
+            asked = [queries[item] for item in group.items]
+            with torch.inference_mode(), evaluating(self.lm.model):
+                answers = self.method.sample(self.sampler, asked, len(group.samples), sampling, future)
+            samples = [answer for of_text in answers for answer in of_text]
+            lines = [
+                line_of(item, sample, self.sampling.seed, queries[item], *answer, self.lm.tokenizer)
+                for (item, sample), answer in zip(group.keys, samples, strict=True)
+            ]
+            now = time.perf_counter()  # writing a group counts with the next
+            took = {"seconds": now - begun, "model_seconds": meter.seconds - busy, "calls": meter.calls - calls}
+            begun = now
+            drawn.append({**took, "samples": lines})
+            file.write(as_line(drawn[-1]))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def record(
+        self,
+        mode: str,
+        queries: Sequence[Query],
+        config: Mapping[str, Any],
+        drawn: Sequence[Mapping[str, Any]],
+        content: bytes,
+    ) -> dict[str, Any]:
+        """What describes a file of samples."""
+        seconds, busy = (sum(group[key] for group in drawn) for key in ("seconds", "model_seconds"))
+        tokens = self.samples * sum(len(query.asked_positions) for query in queries)
+        cuda = self.lm.model.device.type == "cuda"
+        return {
+            "kind": KIND,
+            "method": self.method.name,
+            "options": self.options,
+            "mode": mode,
+            "r_max": self.evaluation_set.origin.r_max,
+            "set": self.evaluation_set.as_dict(),
+            "sampling": {key: config[key] for key in ("temperature", "top_p", "top_k", "seed", "prompt")},
+            "texts": len(queries),
+            "samples": self.samples,
+            "tokens": tokens,
+            "calls": sum(group["calls"] for group in drawn),
+            "seconds": round(seconds, 3),
+            "model_seconds": round(busy, 3),
+            "outside": round(max(0.0, 1 - busy / seconds), 4),
+            "tokens_per_second": round(tokens / seconds, 1),
+            "tokenizer_hash": self.tokenizer_hash,
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "config": dict(config),
+            "metadata": None if self.lm.metadata is None else asdict(self.lm.metadata),
+            "device": str(self.lm.model.device),
+            "dtype": config["dtype"],
+            "hardware": torch.cuda.get_device_name(self.lm.model.device) if cuda else platform.machine(),
+            "versions": {
+                "acgpt": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__,
+                "numpy": np.__version__, "python": platform.python_version(),
+            },
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": sys.argv,
+        }  # fmt: skip
+
+
+def asked_with(method: Method, mode: Mode, queries: Sequence[Query]) -> bool | None:
+    """Are these asked with the future in view, or from left to right? `None`: the method cannot answer them."""
+    if not mode.future and method.chain:
+        return False if all(method.answers(method.left_to_right(query)) for query in queries) else None
+    # What is not taken apart from left to right can do without the future only where there is none.
+    if not mode.future and any(query.needs_future for query in queries):
+        return None
+    return True if all(map(method.answers, queries)) else None
+
+
+def groups_of(queries: Sequence[Query], samples: int, rows: int) -> list[Group]:
+    """All samples of all texts in groups of at most so many; texts that ask about as much come together."""
+    order = sorted(range(len(queries)), key=lambda item: -len(queries[item].asked_positions))
+    texts, most = max(1, rows // samples), min(samples, rows)
+    return [
+        Group(tuple(order[start : start + texts]), range(first, min(first + most, samples)))
+        for start in range(0, len(order), texts)
+        for first in range(0, samples, most)
+    ]
+
+
+# ---- a line a sample ------------------------------------------------------------------------------------------------
+
+
+def line_of(
+    item: int,
+    sample: int,
+    seed: int,
+    query: Query,
+    drawn: np.ndarray,
+    log_probs: np.ndarray,
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, Any]:
+    """A sample as its file has it.
+
+    Args:
+        item: The number of its text.
+        sample: Its number among those of this text.
+        seed: That it was drawn with.
+        query: What was given and asked.
+        drawn: The tokens that were drawn, from left to right.
+        log_probs: Theirs, under the model itself.
+        tokenizer: The model's.
+    """
+    roles = "".join("g" if g else "a" if a else "u" for g, a in zip(query.given, query.asked, strict=True))
+    fresh = iter(drawn.tolist())
+    tokens = [next(fresh) if role == "a" else token for token, role in zip(query.tokens, roles, strict=True)]
+    runs = list(texts_of(tokens, roles, tokenizer))
+    return {
+        "item": item,
+        "sample": sample,
+        "seed": seed,
+        "roles": roles,
+        "tokens": tokens,
+        "log_probs": [round(score, 6) for score in log_probs.tolist()],
+        "prompt": "".join(
+            "".join(text for _, text in part) if given else BLANK
+            for given, part in groupby(runs, key=lambda run: run[0] == "g")
+        ),
+        "fills": [text for role, text in runs if role == "a"],
+        "text": "".join(BLANK if role == "u" else text for role, text in runs),
+    }
+
+
+def texts_of(tokens: Sequence[int | None], roles: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str]]:
+    """The role and the text of every run of tokens that play the same; that of unknown ones is empty."""
+    start = 0
+    for known, part in groupby(roles, key=lambda role: role != "u"):
+        lengths = [(role, len(list(run))) for role, run in groupby(part)]
+        ends = list(accumulate(length for _, length in lengths))
+        ids = [token for token in tokens[start : start + ends[-1]] if token is not None]
+        texts = pieces(ids, tokenizer, ends) if known else [""]
+        yield from ((role, text) for (role, _), text in zip(lengths, texts, strict=True))
+        start += ends[-1]
+
+
+def as_line(content: Mapping[str, Any]) -> bytes:
+    """JSON in a line of its own, for whoever reads lines in whatever way."""
+    return (json.dumps(content, ensure_ascii=False, allow_nan=False).translate(ENDS) + "\n").encode()
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def opened(part: Path, config: Mapping[str, Any]) -> Iterator[tuple[BinaryIO, list[dict[str, Any]]]]:
+    """The part of a file that has been drawn, to be added to, and the groups in it; a new one if there is none.
+
+    What was not written to the end of its line is cut off.
+
+    Raises:
+        InputError: It is a part of something else, or another process is adding to it.
+    """
+    with part.open("a+b") as file:
+        if os.name == "posix":
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(
+                    f"another process is drawing {part}: wait for it, or name another folder with -o."
+                ) from error
+        file.seek(0)
+        config_line, *lines = file.read().split(b"\n")  # the last is empty, or half a line
+        if lines:
+            same(part, json.loads(config_line), config)
+        else:
+            config_line = as_line(config)[:-1]
+            file.truncate(0)
+            file.write(config_line + b"\n")
+        groups: list[dict[str, Any]] = []
+        with contextlib.suppress(ValueError):  # what a machine that went down has left in the place of a line
+            for line in lines[:-1]:
+                groups.append(json.loads(line))
+        file.truncate(len(config_line) + 1 + sum(len(line) + 1 for line in lines[: len(groups)]))
+        file.flush()
+        yield file, groups
+
+
+def config_in(path: Path) -> dict[str, Any] | None:
+    """The configuration that a record, or a part of a file, was made with; `None` if there is none yet."""
+    if not path.exists():
+        return None
+    if path.suffix == ".json":
+        found = read_record(path)["config"]
+    else:
+        with path.open("rb") as file:
+            first = file.readline()
+        if not first.endswith(b"\n"):
+            return None
+        try:
+            found = dict(json.loads(first))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{path} is no part of generations: delete it, or name another folder.") from error
+    return dict(found)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The record of generations."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["kind"] != KIND or not isinstance(record["config"], dict):
+            raise ValueError("it is of another kind")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} is no record of generations ({error}): move it elsewhere, or name another folder."
+        ) from error
+    return dict(record)
+
+
+def same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse to go on with what was begun otherwise, and say what differs."""
+    differ = [
+        f"{key} {there.get(key)!r}, and not {here.get(key)!r}"
+        for key in dict.fromkeys((*here, *there))
+        if there.get(key) != here.get(key)
+    ]
+    if differ:
+        raise InputError(f"{path} was drawn with {'; '.join(differ)}. Name another folder with -o, or delete it.")
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What a disk refuses, said in words."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"cannot write into {folder}: {error.strerror or error}. Make room there, or name another folder; what has "
+            "been drawn stays."
+        ) from error

@@ -1,0 +1,448 @@
+"""Generations: what is drawn is what was asked, what is given stays, and a run that was killed ends as any other."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections import Counter
+from itertools import groupby, pairwise
+
+import numpy as np
+import pytest
+import torch
+from models import tiny_tokenizer
+from runs import Command, kill_self, replace, write_corpus
+from toys import all_fillings, answer, p_value, query, sampler_of, toy
+from typer.testing import CliRunner
+
+from acgpt import generate as module
+from acgpt.cli import app
+from acgpt.conditioning import Blocks, Conditioning
+from acgpt.corpus import Corpus
+from acgpt.decode import Sampling
+from acgpt.errors import InputError, QueryError
+from acgpt.evaluation_set import EvaluationSet
+from acgpt.generate import Generator, groups_of, line_of
+from acgpt.language_model import LanguageModel
+from acgpt.metadata import Metadata, tokenizer_hash
+from acgpt.methods import METHODS, method_of
+from acgpt.methods.sigma_gpt import SigmaGptRandom
+from acgpt.modes import MODES
+from acgpt.query import Query
+
+LENGTH = 24
+CANNOT = {
+    "gpt": {"infilling", "training"},
+    "fim": {"training"},
+    "diffusion": {"infilling-no-future", "training-no-future"},
+}
+
+
+def model_of(name, *, vocabulary=None, length=LENGTH, dtype=torch.float32, scale=0.2):
+    """A tiny network of a method, and a tokenizer for it; its MASK, if it needs one, is an id after the tokenizer's."""
+    tokenizer = tiny_tokenizer(bos_token="<bos>", eos_token="<eos>")
+    size = len(tokenizer) if vocabulary is None else vocabulary
+    network = toy(name, vocabulary=size, length=length, scale=scale, dtype=dtype)
+    mask = size if method_of(name).needs_mask else None
+    return LanguageModel(network, tokenizer, metadata=Metadata(method=name), bos=0, mask=mask)
+
+
+def set_of(*, texts=6, length=LENGTH, vocabulary=300, **how):
+    tokens = np.random.default_rng(0).integers(3, vocabulary, texts * length)
+    return EvaluationSet.build(tokens, tokenizer_hash=tokenizer_hash(tiny_tokenizer()), length=length, **how)
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+# ---- what is drawn --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_method_draws_what_it_can_answer_and_leaves_the_rest_as_it_was(name, tmp_path):
+    lm, asked = model_of(name), set_of()
+    generator = Generator(lm, asked, samples=2, prompt=5, sampling=Sampling(0.8, 0.95, seed=3))
+    records = {mode: generator.write(mode, tmp_path) for mode in MODES}
+    assert {mode for mode, record in records.items() if record is None} == CANNOT.get(name, set())
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{mode}{end}" for mode, record in records.items() if record for end in (".json", ".jsonl")
+    }
+    for mode, record in records.items():
+        if record is None:
+            continue
+        lines = lines_of(tmp_path / f"{mode}.jsonl")
+        assert [(line["item"], line["sample"]) for line in lines] == [(i, s) for i in range(6) for s in range(2)]
+        for line in lines:
+            true, roles = (
+                asked.tokens[line["item"]],
+                "".join("agu"[role] for role in asked.roles(MODES[mode])[line["item"]]),
+            )
+            assert line["roles"] == ("g" * 5 + "a" * 19 if mode == "unconditional" else roles)
+            given = np.array(list(line["roles"])) == "g"
+            assert np.array_equal(np.array(line["tokens"])[given], true[given])
+            assert len(line["log_probs"]) == (~given).sum() and line["seed"] == 3
+            assert line["text"] == lm.tokenizer.decode(line["tokens"])
+        drawn = {tuple(line["tokens"]) for line in lines}
+        assert len(drawn) == 12 and not drawn & {tuple(text) for text in asked.tokens.tolist()}
+        assert record["tokens"] == sum(len(line["log_probs"]) for line in lines)
+        assert (record["kind"], record["method"], record["mode"]) == ("generations", name, mode)
+        assert record["set"]["hash"] == asked.hash and record == json.loads((tmp_path / f"{mode}.json").read_text())
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "diffusion"])
+def test_log_probs_are_those_of_the_model_itself_in_every_mode(name, tmp_path):
+    lm, asked = model_of(name, dtype=torch.float64), set_of(texts=3)
+    generator = Generator(lm, asked, prompt=4, sampling=Sampling(0.5, 0.9))
+    for mode in MODES:
+        if not generator.write(mode, tmp_path):
+            continue
+        lines = lines_of(tmp_path / f"{mode}.jsonl")
+        queries = [
+            Query(line["tokens"], [role == "g" for role in line["roles"]], [role == "a" for role in line["roles"]])
+            for line in lines
+        ]
+        with torch.inference_mode():
+            want = method_of(name).log_probs(
+                lm.model, queries, bos=0, mask=lm.mask, backend="dense", budget=2**13, future=MODES[mode].future
+            )
+        for line, scores in zip(lines, want, strict=True):
+            assert line["log_probs"] == pytest.approx(scores, abs=2e-6)
+
+
+@pytest.mark.parametrize(("name", "mode"), [("ac-gpt", "training"), ("gpt", "training-no-future")])
+def test_samples_come_as_often_as_the_model_says(name, mode, tmp_path):
+    n, vocabulary = 1500, 4
+    lm = model_of(name, vocabulary=vocabulary, length=4, dtype=torch.float64, scale=1.0)
+    asked = set_of(texts=1, length=4, vocabulary=4, training=Conditioning((Blocks(r_min=0.5, r_max=0.5, b_min=2),)))
+    generator = Generator(lm, asked, samples=n, prompt=1, sampling=Sampling(seed=1))
+    generator.write(mode, tmp_path)
+    (question,) = generator.queries(mode)
+    assert question.needs_future and len(question.asked_positions) == 2
+    lines = lines_of(tmp_path / f"{mode}.jsonl")
+    counts = Counter(tuple(line["tokens"]) for line in lines)
+    fillings = list(all_fillings(question, vocabulary))
+    future = MODES[mode].future
+    probabilities = np.exp([sum(scores) for scores in answer(name, lm.model, fillings, future=future)])
+    assert probabilities.sum() == pytest.approx(1)
+    assert p_value([counts[filling.tokens] for filling in fillings], probabilities) > 1e-3
+    assert sum(counts.values()) == n
+    other = np.exp([sum(scores) for scores in answer("ac-gpt", lm.model, fillings, future=not future)])
+    assert p_value([counts[filling.tokens] for filling in fillings], other) < 1e-6  # it can tell the future apart
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_later_samples_are_those_that_more_samples_would_have_had(name):
+    model, questions = toy(name, vocabulary=9), [query("gaaag"), query("aaaa")]
+    if name == "gpt":
+        questions[0] = query("ggaaa")
+    with torch.inference_mode():
+        all_, some = (
+            method_of(name).sample(sampler_of(model, name), questions, n, Sampling(seed=2, first=first))
+            for n, first in ((5, 0), (2, 3))
+        )
+    for many, few in zip(all_, some, strict=True):
+        assert [tokens.tolist() for tokens, _ in few] == [tokens.tolist() for tokens, _ in many[3:]]
+        assert len({tuple(tokens) for tokens, _ in many}) > 1
+
+
+def test_a_method_of_random_orders_answers_where_there_is_no_future_to_see(tmp_path):
+    generator = Generator(model_of("sigma-gpt-random"), set_of(texts=2), options={"order": "random"}, prompt=3)
+    assert isinstance(generator.method, SigmaGptRandom) and generator.method.random
+    assert {mode for mode in MODES if generator.answers(mode)} == {"unconditional", "infilling", "training"}
+    assert generator.write("unconditional", tmp_path)["options"] == {"order": "random"}
+
+
+def test_unknown_tokens_stay_unknown(tmp_path):
+    lm = model_of("ac-gpt")
+    lm.mask = 2
+    asked = set_of(texts=4, training=Conditioning.from_dict({"r_max": 0.5, "unknown": 0.5}))
+    Generator(lm, asked).write("training", tmp_path)
+    hidden = 0
+    for line in lines_of(tmp_path / "training.jsonl"):
+        hidden += line["roles"].count("u")
+        assert [token is None for token in line["tokens"]] == [role == "u" for role in line["roles"]]
+        assert line["text"].count("____") == sum(role == "u" for role, _ in groupby(line["roles"]))
+    assert hidden
+    lm.mask = None
+    with pytest.raises(QueryError, match="MASK"):
+        Generator(lm, asked).write("training", tmp_path / "other")
+
+
+def test_a_line_shows_what_was_given_and_what_was_drawn():
+    tokenizer = tiny_tokenizer()
+    ids = tokenizer("The cat sat on the mat.")["input_ids"]
+    words = [tokenizer.decode([token]) for token in ids]
+    assert words == ["The", " cat", " sat", " on", " the", " mat", "."]
+    given = [True, False, False, True, False, True, True]
+    asked = [not each for each in given]
+    asked[4] = False
+    question = Query([token if g else None for token, g in zip(ids, given, strict=True)], given, asked)
+    drawn = np.array(tokenizer(" dog and")["input_ids"])
+    line = line_of(7, 1, 5, question, drawn, np.array([-1.23456789, 0.0]), tokenizer)
+    assert line == {
+        "item": 7, "sample": 1, "seed": 5, "roles": "gaagugg",
+        "tokens": [ids[0], *drawn.tolist(), ids[3], None, *ids[5:]],
+        "log_probs": [-1.234568, 0.0], "prompt": "The____ on____ mat.", "fills": [" dog and"],
+        "text": "The dog and on____ mat.",
+    }  # fmt: skip
+
+
+def test_groups_hold_every_sample_once_and_texts_that_ask_as_much():
+    rng = np.random.default_rng(0)
+    queries = [Query([None] * int(n), [False] * int(n)) for n in rng.integers(1, 40, 50)]
+    for samples, rows in ((1, 8), (3, 8), (8, 8), (20, 8), (1, 100), (7, 1)):
+        groups = groups_of(queries, samples, rows)
+        keys = [key for group in groups for key in group.keys]
+        assert sorted(keys) == [(item, sample) for item in range(50) for sample in range(samples)]
+        assert max(len(group.keys) for group in groups) <= max(rows, 1)
+        sizes = [len(queries[item]) for group in groups for item in group.items]
+        assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["ac-gpt", "mlm", "diffusion"])
+def test_calls_are_counted_as_the_network_sees_them(name, tmp_path):
+    lm, seen = model_of(name), []
+    lm.model.register_forward_hook(lambda *_: seen.append(1))
+    record = Generator(lm, set_of(), prompt=10).write("infilling", tmp_path)
+    assert record["calls"] == len(seen) > 10
+    assert 0 < record["model_seconds"] < record["seconds"] and 0 < record["outside"] < 1
+
+
+# ---- stopped and gone on --------------------------------------------------------------------------------------------
+
+MANY = ["--samples", "100", "--limit", "10", "--length", str(LENGTH), "--prompt", "20", "--mode", "unconditional"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"), mask=False)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """The folder of a tiny model of a method, when it is first asked for."""
+
+    def folder(name):
+        place = root / name
+        if not place.exists():
+            model_of(name).save_pretrained(place)
+        return place
+
+    root = tmp_path_factory.mktemp("models")
+    return folder
+
+
+def die_at(number):
+    """Kill the process when so many samples have been drawn."""
+
+    def make(line_of):
+        count = iter(range(number))
+        return lambda *arguments: line_of(*arguments) if next(count, None) is not None else kill_self()
+
+    replace("acgpt.generate:line_of", make)
+
+
+def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, corpus, tmp_path, monkeypatch):
+    words = ["generate", models("ac-gpt"), corpus, *MANY, "--device", "cpu", "-o"]
+    killed = Command(*words, tmp_path / "killed", output=tmp_path / "said", before=die_at, detail=500)
+    whole = CliRunner().invoke(app, [*map(str, words), str(tmp_path / "whole")])
+    assert (whole.exit_code, killed.wait()) == (0, -9)
+    want = (tmp_path / "whole" / "unconditional.jsonl").read_bytes()
+    (part,) = (tmp_path / "killed").iterdir()  # and nothing that could be taken for the whole
+    content = part.read_bytes()
+    groups = [len(json.loads(line)["samples"]) for line in content.splitlines()[1:]]
+    assert 400 < sum(groups) <= 500  # all but what was being drawn
+    drawn = []
+    monkeypatch.setattr(module, "line_of", lambda *arguments: drawn.append(1) or line_of(*arguments))
+    for name, left, there in (
+        ("as it was", content, sum(groups)),
+        ("half a line more", content + content.splitlines()[1][:300], sum(groups)),
+        ("half of the last line", content[:-300], sum(groups[:-1])),
+        ("half of the first line", content[:50], 0),
+        ("a line of nothing", content[:-300] + b"\0" * 299 + b"\n", sum(groups[:-1])),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / part.name).write_bytes(left)
+        drawn.clear()
+        again = CliRunner().invoke(app, [*map(str, words), str(folder)])
+        assert again.exit_code == 0, again.output
+        assert (folder / "unconditional.jsonl").read_bytes() == want, name
+        assert len(drawn) == 1000 - there and want.count(b"\n") == 1000
+        assert {path.name for path in folder.iterdir()} == {"unconditional.jsonl", "unconditional.json", "index.json"}
+
+
+def test_what_is_done_is_left_as_it_is(models, corpus, tmp_path, monkeypatch):
+    words = [
+        "generate",
+        models("gpt"),
+        corpus,
+        "--limit",
+        "2",
+        "--length",
+        LENGTH,
+        "--device",
+        "cpu",
+        "-o",
+        tmp_path / "o",
+    ]
+    words = [*map(str, words)]
+    first = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "o").glob("*.json*")}
+    monkeypatch.setattr(module, "line_of", lambda *_: pytest.fail("drawn again"))
+    second = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert first == second
+    for path, (when, content) in before.items():
+        if path.name == "index.json":
+            assert json.loads(path.read_text()) == json.loads(content)
+        else:
+            assert (path.stat().st_mtime_ns, path.read_bytes()) == (when, content)
+
+
+@pytest.mark.parametrize("name", ["ac-gpt", "mlm", "diffusion"])
+def test_progress_counts_the_tokens_that_are_drawn_and_goes_on_where_it_was(name, tmp_path, monkeypatch):
+    generator, seen = Generator(model_of(name), set_of(), samples=8, budget=8 * (LENGTH + 2)), []
+    generator.sampler.most_rows = 8
+    calls = iter(range(20))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "line_of", lambda *a: line_of(*a) if next(calls, None) is not None else stop())
+        generator.write("training", tmp_path)
+    record = generator.write("training", tmp_path, progress=lambda *numbers: seen.append(numbers))
+    there, total, drawn = seen[0]
+    assert drawn == 0 and 0 < there < total == record["tokens"]
+    assert seen[-1] == (total, total, total - there) and len(seen) > 10
+    assert all(a[0] <= b[0] and b[0] - b[2] == there for a, b in pairwise(seen))
+
+
+def test_a_part_that_another_process_draws_is_left_alone(tmp_path):
+    generator = Generator(model_of("gpt"), set_of(texts=1))
+    with (tmp_path / "unconditional.jsonl.part").open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another process"):
+            generator.write("unconditional", tmp_path)
+    assert generator.write("unconditional", tmp_path)
+
+
+@pytest.mark.parametrize("begun", ["whole", "part", "another mode"])
+def test_another_configuration_in_the_folder_is_refused_with_what_differs(tmp_path, begun, monkeypatch):
+    lm, asked = model_of("ac-gpt"), set_of(texts=2)
+    if begun == "part":
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(module, "line_of", stop)
+            Generator(lm, asked).write("training", tmp_path)
+    else:
+        Generator(lm, asked).write("training", tmp_path)
+    mode = "infilling" if begun == "another mode" else "training"
+    content = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for how, words in (
+        ({"samples": 2}, "samples 1, and not 2"),
+        ({"sampling": Sampling(0.8, 0.9)}, "top_p 0.95, and not 0.9"),
+        ({"sampling": Sampling(0.8, 0.95, seed=1)}, "seed 0, and not 1"),
+        ({"prompt": 3}, "prompt 20, and not 3"),
+        ({"budget": 64}, "batch_tokens 8192, and not 64"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Generator(lm, asked, **how).write(mode, tmp_path)
+    with pytest.raises(InputError, match="set '"):
+        Generator(lm, set_of(texts=1)).write(mode, tmp_path)
+    with torch.no_grad():
+        lm.model.get_input_embeddings().weight += 1
+    with pytest.raises(InputError, match="weights '"):
+        Generator(lm, asked).write(mode, tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == content
+
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def run(*arguments, code=0):
+    words = ["generate", *map(str, arguments), "--device", "cpu"]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "150", "NO_COLOR": "1"})
+    assert result.exit_code == code, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result
+
+
+def test_the_command_draws_the_modes_that_were_named_and_says_so(models, corpus, tmp_path):
+    out = tmp_path / "new" / "samples"
+    how = [models("fim"), corpus, "--length", LENGTH, "--limit", 3, "--r-max", 0.4, "-o", out]
+    got = json.loads(run(*how, "--mode", "training", "--mode", "infilling", "--json").stdout)
+    assert list(got["modes"]) == ["infilling", "training"] and got["modes"]["training"] is None
+    assert got["modes"]["infilling"]["file"] == "infilling.jsonl" and got["set"]["r_max"] == 0.4
+    assert got["sampling"] == {"temperature": 0.8, "top_p": 0.95, "seed": 0, "prompt": 20}
+    record = json.loads((out / "infilling.json").read_text())
+    assert (record["model"], record["corpus"], record["hardware"] != "") == (str(models("fim")), str(corpus), True)
+    assert record["set"]["split"] == "validation" and set(record["versions"]) >= {"acgpt", "torch", "transformers"}
+    from acgpt.evaluation_set import set_of_corpus
+
+    same_set, _ = set_of_corpus(Corpus.open(corpus), split="validation", length=LENGTH, r_max=0.4, limit=3)
+    assert record["set"]["hash"] == same_set.hash  # as acgpt evaluate asks it
+    table = run(*how, "--mode", "all").stdout
+    rows = {
+        line.split()[0]: line.split()[1:] for line in table.splitlines() if line.split()[:1] in [[m] for m in MODES]
+    }
+    assert set(rows) == set(MODES) and rows["training"] == ["--"] * 5 and "--" not in rows["infilling"]
+    assert "cannot be answered by a model of method fim" in table
+    other = tmp_path / "none"
+    run(*how[:-1], other, "--mode", "training", "--if-possible")
+    assert json.loads((other / "index.json").read_text())["modes"] == {"training": None}
+    index = json.loads((out / "index.json").read_text())
+    assert {mode for mode, found in index["modes"].items() if found is None} == {"training"} and len(
+        index["modes"]
+    ) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{corpus}"], "--output"),
+        (["-o", "{tmp}/o"], "CORPUS"),
+        (["{corpus}", "-o", "{tmp}/o", "--mode", "sideways"], "no mode 'sideways'"),
+        (["{corpus}", "-o", "{tmp}/o", "--mode", "training"], "method gpt cannot answer in the mode training"),
+        (["{corpus}", "-o", "{tmp}/o", "--prompt", "24"], "--prompt 23 or less"),
+        (["{corpus}", "-o", "{tmp}/o", "--top-p", "0"], "top_p must be above 0"),
+        (["{corpus}", "-o", "{tmp}/o", "--split", "dev"], "no split 'dev'"),
+        (["{corpus}", "-o", "{corpus}/corpus.json"], "is a file"),
+        (["{corpus}", "-o", "{corpus}/corpus.json/o"], "cannot write"),
+        (["{corpus}", "-o", "{tmp}/o", "--how", "order=random"], "no option order"),
+        (["{corpus}", "-o", "{tmp}/o", "--method", "ac-gtp"], "no method 'ac-gtp'"),
+        (["{other}", "-o", "{tmp}/o"], "another tokenizer"),
+    ],
+)
+def test_what_the_user_can_mend_ends_with_code_2_and_nothing_written(models, corpus, tmp_path, arguments, message):
+    other = corpus
+    if "{other}" in arguments:
+        other = write_corpus(tmp_path / "other")
+        manifest = json.loads((other / "corpus.json").read_text())
+        (other / "corpus.json").write_text(json.dumps(manifest | {"tokenizer_hash": "another"}))
+    for name, path in {"tmp": tmp_path, "corpus": corpus, "other": other}.items():
+        arguments = [argument.replace(f"{{{name}}}", str(path)) for argument in arguments]
+    result = run(models("gpt"), *arguments, "--length", LENGTH, "--limit", 2, code=2)
+    assert message in result.stderr and result.stdout == "" and not (tmp_path / "o").exists()
+
+
+def test_a_disk_that_refuses_ends_with_code_1_and_what_was_drawn_stays(models, corpus, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    how = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "--mode", "unconditional", "-o", tmp_path / "o"]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_whole", full)
+        assert "No space left" in run(*how, code=1).stderr
+    assert [path.name for path in (tmp_path / "o").iterdir()] == ["unconditional.jsonl.part"]
+    monkeypatch.setattr(module, "line_of", lambda *_: pytest.fail("drawn again"))
+    run(*how)
+    assert len(lines_of(tmp_path / "o" / "unconditional.jsonl")) == 2
+
+
+@pytest.mark.parametrize("name", ["unconditional.json", "index.json", "training.jsonl.part"])
+def test_a_stray_file_in_the_folder_is_not_overwritten(models, corpus, tmp_path, name):
+    (tmp_path / name).write_text("mine\n")
+    how = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "-o", tmp_path]
+    assert f"{name} is no " in run(*how, code=2).stderr
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine\n")]
