@@ -25,7 +25,20 @@ import typer
 from typer.core import TyperGroup
 
 from acgpt import __version__
-from acgpt.commands import draw, evaluate, experiment, finetune, generate, merge, methods, prepare, push, report, train
+from acgpt.commands import (
+    draw,
+    evaluate,
+    experiment,
+    finetune,
+    generate,
+    mauve,
+    merge,
+    methods,
+    prepare,
+    push,
+    report,
+    train,
+)
 from acgpt.commands.options import (
     DeviceOption,
     Dtype,
@@ -535,6 +548,7 @@ app.add_typer(draw.app, name="draw")
 app.command()(evaluate.evaluate)
 app.command()(experiment.experiment)
 app.command()(generate.generate)
+app.command()(mauve.mauve)
 app.command()(merge.merge)
 app.command()(methods.methods)
 app.command()(prepare.prepare)

@@ -319,6 +319,12 @@ def without_cache(gguf: Path, error: Exception) -> Path:
     return gguf
 
 
+def cache_folder() -> Path:
+    """Where things are kept that can be made again: `$ACGPT_CACHE`, by default `~/.cache/acgpt`."""
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "acgpt"
+    return Path(os.environ.get("ACGPT_CACHE") or user_cache)
+
+
 def embedded_default() -> Path:
     """The embedded model: converted from its GGUF file to safetensors once, then kept in the user's cache.
 
@@ -333,8 +339,7 @@ def embedded_default() -> Path:
     gguf = found[0]
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "acgpt"
-    cache = Path(os.environ.get("ACGPT_CACHE") or user_cache)
+    cache = cache_folder()
     converted = cache / f"{gguf.stem}-{digest[:12]}"
     if os.access(converted / "config.json", os.R_OK):
         return converted

@@ -43,16 +43,17 @@ FutureOption = Annotated[bool | None, option("--future/--no-future", help=HELP["
 JsonOption = Annotated[bool, option("--json", help=HELP["json"])]
 
 
+def finite(value: Any) -> Any:
+    """What JSON can hold: an infinite number becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def emit(answer: Mapping[str, Any]) -> None:
     """Print one JSON object in a line of its own, at once."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, float):
-            return value if math.isfinite(value) else None
-        if isinstance(value, Mapping):
-            return {key: finite(item) for key, item in value.items()}
-        return [finite(item) for item in value] if isinstance(value, list | tuple) else value
-
     print(json.dumps(finite(answer), allow_nan=False), flush=True)
 
 

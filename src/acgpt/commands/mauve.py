@@ -1,0 +1,338 @@
+"""`acgpt mauve`: how near generated texts are to real ones, and what else can be measured of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from acgpt.commands.evaluate import NO_ANSWER, bar, check_writable, versions
+from acgpt.commands.options import DeviceOption, emit, finite, hush, option
+from acgpt.errors import InputError, ModelError, OutputError
+
+if TYPE_CHECKING:
+    from acgpt.corpus import Corpus
+    from acgpt.features import Featurizer
+    from acgpt.generated import Generation, Generations
+    from acgpt.language_model import LanguageModel
+    from acgpt.reference import Reference
+
+PAPER = "gpt2-large"
+KEPT = ("method", "model", "adapter", "mode", "r_max", "set", "sampling", "samples", "tokenizer_hash")
+
+HELP = {
+    "generated": "A NAME.jsonl that acgpt generate has written, with its NAME.json; or a folder of them; or several.",
+    "reference": "What they are compared with: a folder that acgpt prepare made, or a .jsonl or .txt of texts.",
+    "split": "Of the corpus. Default: test if there is one, else validation.",
+    "rule": "documents: those long enough, cut; windows: all of the split. Default: documents where it has them.",
+    "length": "Tokens of a text of the corpus. Default: as many as the generated texts have, at most 1024.",
+    "skip": "Leave out so many tokens of the split. Default: the region that the prompts are from.",
+    "count": "At most so many texts of reference. Default: 1000.",
+    "field": "Of each line of a .jsonl. Default: text.",
+    "features": "The model whose hidden states are compared: a folder, a hub id, or default, the embedded one. "
+    f"Default: {PAPER}.",
+    "seeds": "So many times k-means, each from another seed, 0 and up. Default: 5.",
+    "asked": "Score what was drawn alone, against what stood there originally; the corpus is that of the prompts.",
+    "judge": "A model that says how likely it finds the texts: as acgpt evaluate takes it, with the same tokenizer, or "
+    "a causal one.",
+    "no_mauve": "Everything but MAUVE, which needs mauve-text and a model of features.",
+    "features_only": "Compute the features and keep them in the cache, for a machine that has mauve-text; no more.",
+    "json": "For programs: one JSON object in a line for each of GENERATED, with the keys named above.",
+    "output": "Where the result goes: a .json for one of GENERATED, a folder for several. Default: beside it.",
+}
+
+
+def mauve(
+    generated: Annotated[list[Path], typer.Argument(metavar="GENERATED", show_default=False, help=HELP["generated"])],
+    reference: Annotated[Path, typer.Argument(metavar="REFERENCE", show_default=False, help=HELP["reference"])],
+    split: Annotated[str | None, option("--split", metavar="NAME", help=HELP["split"])] = None,
+    rule: Annotated[str | None, option("--rule", metavar="NAME", help=HELP["rule"])] = None,
+    length: Annotated[int | None, option("--length", metavar="T", min=1, help=HELP["length"])] = None,
+    skip: Annotated[int | None, option("--skip", metavar="N", min=0, help=HELP["skip"])] = None,
+    count: Annotated[int, option("--count", metavar="N", min=1, help=HELP["count"])] = 1000,
+    field: Annotated[str, option("--field", metavar="NAME", help=HELP["field"])] = "text",
+    features: Annotated[str, option("--features", metavar="MODEL", help=HELP["features"])] = PAPER,
+    seeds: Annotated[int, option("--seeds", metavar="N", min=1, help=HELP["seeds"])] = 5,
+    asked_only: Annotated[bool, option("--asked-only", help=HELP["asked"])] = False,
+    judge: Annotated[str | None, option("--judge", metavar="MODEL", help=HELP["judge"])] = None,
+    no_mauve: Annotated[bool, option("--no-mauve", help=HELP["no_mauve"])] = False,
+    features_only: Annotated[bool, option("--features-only", help=HELP["features_only"])] = False,
+    device: DeviceOption = "auto",
+    as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
+    output: Annotated[Path | None, option("--output", "-o", metavar="PATH", help=HELP["output"])] = None,
+) -> None:
+    r"""How near generated texts are to real ones: MAUVE, and what else is measured.
+
+    acgpt mauve samples/ac-training.jsonl data/wikitext-103 --split test
+    acgpt mauve samples data/wikitext-103 --features default      (all in it, offline)
+    acgpt mauve samples data/wikitext-103 --asked-only            (what was drawn alone)
+    acgpt mauve samples data/wikitext-103 --no-mauve --judge runs/ac/model
+
+    The result is NAME.mauve.json beside each NAME.jsonl (NAME.asked.mauve.json with
+    --asked-only), which acgpt report reads. docs/mauve.md says what is measured.
+    MAUVE takes the package mauve-text: pip install 'acgpt[mauve]'.
+
+    Keys of --json:
+      kind, name, generated, hash (of the file), record (what generated it), scored
+      ("whole text" or "asked part"), texts, empty (texts left out), mauve (null or
+      mean, std, scores, smoothed, seeds, clusters, settings, mauve_text), features
+      (null or model, hash, dimensions, length), reference (corpus or file, hash,
+      texts, …), companions: generated and, where the corpus is that of the
+      prompts, original: distinct_1, distinct_2, distinct_3, repetition, loops;
+      perplexity (of the model itself), judge (null or model, measures, bound,
+      perplexity, log_prob, tokens, original), notes, versions, hardware, seconds,
+      date, command
+    """
+    from acgpt.generated import find_generations
+
+    found = list(find_generations(generated))
+    places = outputs(found, output, asked_only)
+    for path in places:
+        check_writable(path)
+    hush()
+    from acgpt.features import LENGTH, Featurizer
+    from acgpt.loading import load
+    from acgpt.mauve_score import package
+
+    if not (no_mauve or features_only):
+        package()
+    for each in found:  # what is wrong with any of them is found before hours are spent
+        _ = each.samples
+    longest = min(LENGTH, max(len(sample.tokens) for each in found for sample in each.samples))
+    corpus, shared = references(
+        reference, found, split=split, rule=rule, length=length or longest, skip=skip, count=count, field=field,
+        asked_only=asked_only,
+    )  # fmt: skip
+    featurizer = None
+    if not no_mauve:
+        try:
+            featurizer = Featurizer.load(features, device)
+        except ModelError as error:
+            hint = " --features default takes the embedded model, with no download." if features == PAPER else ""
+            raise ModelError(f"{error}{hint}") from error
+    work = Work(corpus, shared, featurizer, None if judge is None else load(judge, device=device), judge, seeds)
+    with bar() as progress:
+        for each, path in zip(found, places, strict=True):
+            start = time.perf_counter()
+            if features_only:
+                work.keep_features(each, asked_only, progress)
+                continue
+            result = work.result(each, asked_only, progress)
+            result |= {
+                "versions": versions(),
+                "hardware": hardware(work),
+                "seconds": round(time.perf_counter() - start, 3),
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                "command": ["acgpt", *sys.argv[1:]],
+            }
+            write(path, result)
+            if as_json:
+                emit(result)
+            else:
+                print_result(result, path)
+
+
+def outputs(found: Sequence[Generations], output: Path | None, asked_only: bool) -> list[Path]:
+    """Where each result goes."""
+    if output is not None and output.suffix == ".json":
+        if len(found) > 1:
+            raise InputError(f"{output} is one file, and there are {len(found)} generations: name a folder with -o.")
+        return [output]
+    ending = ".asked.mauve.json" if asked_only else ".mauve.json"
+    places = [(output or each.path.parent) / f"{each.name}{ending}" for each in found]
+    if len(set(places)) < len(places):
+        raise InputError(f"two of the generations have the same name, and would both be written into {output}.")
+    return places
+
+
+def references(
+    place: Path, found: Sequence[Generations], *, split: str | None, rule: str | None, length: int, skip: int | None,
+    count: int, field: str, asked_only: bool,
+) -> tuple[Corpus | None, Reference | None]:  # fmt: skip
+    """The corpus, if one was named, and the texts that all are compared with; none if each has its own."""
+    from acgpt.corpus import Corpus
+    from acgpt.reference import of_corpus, of_file
+
+    if place.is_dir():
+        corpus = Corpus.open(place)
+        if asked_only:
+            return corpus, None
+        how: dict[str, Any] = {"length": length, "generated": found, "rule": rule, "skip": skip, "count": count}
+        return corpus, of_corpus(corpus, split, **how)
+    if asked_only:
+        raise InputError(f"--asked-only compares with what stood there: name the corpus of the prompts, not {place}.")
+    return None, of_file(place, field, count)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every one of the generations is measured with.
+
+    Args:
+        corpus: Of the reference, if it is one.
+        shared: The texts of reference; `None`: each has its own.
+        featurizer: For MAUVE, if it is wanted.
+        lm: The judge, if there is one.
+        judge: Its name.
+        seeds: How many of k-means.
+    """
+
+    corpus: Corpus | None
+    shared: Reference | None
+    featurizer: Featurizer | None
+    lm: LanguageModel | None
+    judge: str | None
+    seeds: int
+
+    def originals(self, each: Generations) -> list[Generation] | None:
+        """What stood in the corpus where something was drawn; `None` if it is another corpus."""
+        from acgpt.reference import originals
+
+        same = self.corpus is not None and each.record["set"].get("corpus_hash") == self.corpus.hash
+        return originals(each, self.corpus) if same and self.corpus is not None else None
+
+    def sides(self, each: Generations, asked_only: bool) -> tuple[list[str], Reference]:
+        """The generated texts, and those that they are compared with."""
+        from acgpt.reference import Reference, originals
+
+        if self.shared is not None:
+            return [sample.text for sample in each.samples], self.shared
+        assert self.corpus is not None and asked_only
+        real = ["\n".join(sample.fills) for sample in originals(each, self.corpus)]
+        about = {
+            "corpus": str(self.corpus.folder),
+            "corpus_hash": self.corpus.hash,
+            "split": each.record["set"]["split"],
+        }
+        reference = Reference([text for text in real if text], {**about, "rule": "what stood where it was asked"})
+        return ["\n".join(sample.fills) for sample in each.samples], reference
+
+    def keep_features(self, each: Generations, asked_only: bool, progress: Callable[[int, int], None]) -> None:
+        """Have the features in the cache."""
+        assert self.featurizer is not None
+        texts, reference = self.sides(each, asked_only)
+        for side in ([text for text in texts if text], reference.texts):
+            self.featurizer.features(side, progress)
+
+    def result(self, each: Generations, asked_only: bool, progress: Callable[[int, int], None]) -> dict[str, Any]:
+        """All that is measured of one file."""
+        from acgpt.companions import companions, own_perplexity
+        from acgpt.mauve_score import FEW, scores
+
+        written, reference = self.sides(each, asked_only)
+        texts = [text for text in written if text]
+        found = None
+        if self.featurizer is not None:
+            ours, theirs = (self.featurizer.features(side, progress) for side in (texts, reference.texts))
+            found = scores(ours, theirs, range(self.seeds))
+        original = self.originals(each)
+        notes = []
+        if found is not None and min(len(texts), len(reference.texts)) < FEW:
+            notes.append(f"fewer than {FEW} texts on one side: MAUVE is mostly chance.")
+        if reference.about.get("overlaps_prompts"):
+            notes.append("the reference holds texts that prompts were taken from.")
+        if len(texts) < len(written):
+            notes.append(f"{len(written) - len(texts)} texts are empty, and left out of MAUVE.")
+        return {
+            "kind": "mauve",
+            "name": each.name,
+            "generated": str(each.path),
+            "hash": hashlib.sha256(each.path.read_bytes()).hexdigest(),
+            "record": {key: each.record.get(key) for key in KEPT},
+            "scored": "asked part" if asked_only else "whole text",
+            "texts": len(texts),
+            "empty": len(written) - len(texts),
+            "mauve": found,
+            "features": None if self.featurizer is None else self.featurizer.about(),
+            "reference": reference.as_dict(),
+            "companions": {
+                "generated": companions(each.samples),
+                "original": None if original is None else companions(original),
+            },
+            "perplexity": own_perplexity(each.samples),
+            "judge": None if self.lm is None else self.judgement(each, original, progress),
+            "notes": notes,
+        }
+
+    def judgement(
+        self, each: Generations, original: Sequence[Generation] | None, progress: Callable[[int, int], None]
+    ) -> dict[str, Any]:
+        """What the judge says of the samples, and of the original text where that is known."""
+        from acgpt.companions import judged
+        from acgpt.metadata import tokenizer_hash
+
+        assert self.lm is not None
+        same = tokenizer_hash(self.lm.tokenizer) == each.record["tokenizer_hash"]
+        real = None
+        if original is not None and same:
+            real = judged(self.lm, original, same, progress)
+        return {"model": self.judge, **judged(self.lm, each.samples, same, progress), "original": real}
+
+
+def hardware(work: Work) -> str:
+    """What it was computed on."""
+    import torch
+
+    devices = [each.device for each in (work.featurizer and work.featurizer.network, work.lm and work.lm.model) if each]
+    on_gpu = any(device.type == "cuda" for device in devices)
+    return torch.cuda.get_device_name() if on_gpu else platform.machine()
+
+
+def write(path: Path, result: Mapping[str, Any]) -> None:
+    """The result as a file, whole or not at all."""
+    from acgpt.files import write_whole
+
+    try:
+        write_whole(path, json.dumps(finite(result), indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}. Make room, or name another.") from error
+
+
+def print_result(result: Mapping[str, Any], path: Path) -> None:
+    """The table for people."""
+    from rich.table import Table
+
+    from acgpt.show import Page, printable
+
+    page, record, found = Page(), result["record"], result["mauve"]
+    page.note(printable(result["name"]), "bold")
+    page.note(
+        printable(f"method {record['method']}, mode {record['mode']}; {result['texts']} texts, {result['scored']}")
+    )
+    if found is not None:
+        spread = "" if found["std"] is None else f" ± {found['std']:.3f}"
+        page.print(f"MAUVE {found['mean']:.3f}{spread}", style="bold")
+        page.note(
+            printable(
+                f"over {len(found['seeds'])} seeds of k-means, {found['clusters']} clusters; against "
+                f"{result['reference']['texts']} texts; features of {result['features']['model']}"
+            )
+        )
+    own, original, judge = result["companions"]["generated"], result["companions"]["original"], result["judge"]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for title in ("", "generated", "original"):
+        table.add_column(title, justify="left" if not title else "right")
+    for key, title in {
+        "distinct_1": "distinct-1", "distinct_2": "distinct-2", "distinct_3": "distinct-3",
+        "repetition": "repeated 4-grams", "loops": "end in a loop",
+    }.items():  # fmt: skip
+        shown = [NO_ANSWER if side is None or side[key] is None else f"{side[key]:.1%}" for side in (own, original)]
+        table.add_row(title, *shown)
+    if result["perplexity"] is not None:
+        table.add_row("perplexity, its own", f"{result['perplexity']:,.2f}", NO_ANSWER)
+    if judge is not None:
+        shown = [NO_ANSWER if side is None else f"{side['perplexity']:,.2f}" for side in (judge, judge["original"])]
+        table.add_row(f"perplexity, judge's ({judge['measures']})", *shown)
+    page.print(table)
+    for note in result["notes"]:
+        page.note(printable(f"note: {note}"))
+    page.note(printable(f"{path}\n"))

@@ -1,0 +1,140 @@
+"""Texts as vectors, for MAUVE: the last layer's hidden state at the last token of each; computed once, then kept.
+
+What was computed lies in the user's cache (`$ACGPT_CACHE/features`), under a hash of the texts, the model's weights,
+its tokenizer, and the number of tokens that were read. It is always computed in float32, so that features of one
+machine serve on another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from acgpt.errors import ModelError
+from acgpt.files import write_whole
+from acgpt.language_model import positions_of
+from acgpt.loading import cache_folder, choose_device, load_base, resolve
+from acgpt.metadata import tokenizer_hash, weights_hash
+
+VERSION = 1  # of what is computed: another one, other features
+LENGTH = 1024  # tokens of a text that are read, as in the paper
+BUDGET = {"cpu": 2**12, "cuda": 2**16}  # tokens, padding included, that go through the model at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Featurizer:
+    """A model that turns texts into vectors.
+
+    Args:
+        name: As it was named.
+        network: Any causal model of transformers, in float32.
+        tokenizer: Its tokenizer.
+    """
+
+    name: str
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def load(cls, name: str, device: str = "auto") -> Featurizer:
+        """By name: a folder, a hub id, a .gguf file, or "default", the embedded model."""
+        source, adapter = resolve(name, None)
+        if adapter is not None:
+            raise ModelError(f"{name} is an adapter: features are taken from a whole model. acgpt merge makes one.")
+        network, tokenizer = load_base(source, torch.float32)
+        return cls(name, network.to(choose_device(device)).eval(), tokenizer)
+
+    @cached_property
+    def hash(self) -> str:
+        """Of all that decides the features of a text."""
+        content = [VERSION, weights_hash(self.network), tokenizer_hash(self.tokenizer)]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def length(self, most: int = LENGTH) -> int:
+        """How many tokens of a text are read."""
+        return min(most, positions_of(self.network.config.get_text_config()))
+
+    def about(self) -> dict[str, Any]:
+        """For results."""
+        config = self.network.config.get_text_config()
+        return {"model": self.name, "hash": self.hash, "dimensions": config.hidden_size, "length": self.length()}
+
+    def features(
+        self,
+        texts: Sequence[str],
+        progress: Callable[[int, int], object] = lambda done, all: None,
+        cache: Path | None = None,
+    ) -> np.ndarray:
+        """(texts, dimensions) float32, from the cache where they are there.
+
+        Args:
+            texts: None of them empty.
+            progress: Called with how many texts are read, and of how many.
+            cache: The folder where features are kept; by default the user's.
+        """
+        folder = cache_folder() / "features" if cache is None else cache
+        key = json.dumps([self.hash, self.length(), list(texts)])
+        path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
+        if (found := kept(path, len(texts))) is not None:
+            progress(len(texts), len(texts))
+            return found
+        computed = self.compute(texts, progress)
+        try:
+            write_whole(path, save({"features": computed}, metadata={"acgpt_features": json.dumps(self.about())}))
+        except OSError as error:
+            warnings.warn(f"features cannot be kept in {folder} ({error.strerror or error}).", stacklevel=2)
+        return computed
+
+    def compute(self, texts: Sequence[str], progress: Callable[[int, int], object]) -> np.ndarray:
+        """As `features`, without the cache: long texts first, so that too little memory shows at once."""
+        length = self.length()
+        encoded = [self.tokenizer(text, truncation=True, max_length=length)["input_ids"] for text in texts]
+        order = sorted(range(len(texts)), key=lambda i: -len(encoded[i]))
+        config, device = self.network.config.get_text_config(), self.network.device
+        budget = BUDGET.get(device.type, BUDGET["cpu"])
+        found = np.zeros((len(texts), config.hidden_size), np.float32)
+        done = 0
+        progress(done, len(texts))
+        while done < len(order):
+            group = order[done : done + max(1, budget // max(1, len(encoded[order[done]])))]
+            found[group] = self.last_states([encoded[i] for i in group], device)
+            done += len(group)
+            progress(done, len(texts))
+        return found
+
+    def last_states(self, texts: Sequence[Sequence[int]], device: torch.device) -> np.ndarray:
+        """(texts, dimensions) the hidden state after the last layer and its norm, where each text ends."""
+        lengths = torch.tensor([len(text) for text in texts])
+        ids = torch.zeros((len(texts), int(lengths.max())), dtype=torch.long)
+        for row, text in zip(ids, texts, strict=True):
+            row[: len(text)] = torch.tensor(text)
+        mask = torch.arange(ids.shape[1])[None] < lengths[:, None]  # padding stands after the text
+        with torch.inference_mode():
+            states = self.network.base_model(
+                input_ids=ids.to(device), attention_mask=mask.long().to(device), use_cache=False
+            ).last_hidden_state
+            last = states[torch.arange(len(texts), device=device), (lengths - 1).to(device)]
+        return np.asarray(last.float().cpu().numpy())
+
+
+def kept(path: Path, texts: int) -> np.ndarray | None:
+    """Features as they were kept; `None` if they were not, or not whole."""
+    if not path.is_file():
+        return None
+    try:
+        found = load_file(path)["features"]
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
+    return found if found.ndim == 2 and len(found) == texts and found.dtype == np.float32 else None

@@ -1,0 +1,199 @@
+"""Generated texts as files: NAME.jsonl, a sample a line, and beside it NAME.json, the record of the whole.
+
+    a line       item, sample, seed         which text of the evaluation set, and which of its samples
+                 roles                      "gga…": a letter a token; g given, a asked, u unknown
+                 tokens                     the ids of the whole text, what was drawn in its place, without BOS
+                 log_probs                  of the asked tokens, under the model itself at temperature 1; or null
+                 prompt, fills, text        for people: what was given, what was drawn for each blank, all of it
+    the record   kind "generations", method, model, mode, r_max, set, sampling, tokenizer_hash, versions, …
+
+Here they are read and checked; no model is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from acgpt.errors import InputError
+
+KIND = "generations"
+AGAIN = "Generate it again, or leave it out."
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One sample: a line of the file.
+
+    Args:
+        item: The number of its text in the evaluation set.
+        sample: Its number among the samples of that text.
+        roles: A letter a token.
+        tokens: Of the whole text; `None` where one is unknown.
+        log_probs: Of the asked tokens, in nats; `None` where the method has none.
+        fills: What was drawn, a text for each run of asked tokens.
+        text: The whole text.
+    """
+
+    item: int
+    sample: int
+    roles: str
+    tokens: tuple[int | None, ...]
+    log_probs: tuple[float, ...] | None
+    fills: tuple[str, ...]
+    text: str
+
+    @classmethod
+    def of(cls, line: Any) -> Generation:
+        """A line of the file, checked.
+
+        Raises:
+            ValueError: It is none; the message says why.
+        """
+        if not isinstance(line, dict):
+            raise ValueError("it is not a JSON object")
+        kinds: dict[str, type | tuple[type, ...]] = {"item": int, "sample": int, "roles": str, "tokens": list}
+        kinds |= {"log_probs": (list, type(None)), "fills": list, "text": str}
+        for key, kind in kinds.items():
+            if key not in line:
+                raise ValueError(f"it has no {key!r}")
+            if not isinstance(line[key], kind) or isinstance(line[key], bool):
+                raise ValueError(f"its {key!r} is of the wrong type")
+        roles, tokens, log_probs, fills = (line[key] for key in ("roles", "tokens", "log_probs", "fills"))
+        asked = roles.count("a")
+        if len(roles) != len(tokens) or not asked or set(roles) - set("gau"):
+            raise ValueError("its 'roles' are not a letter (g, a or u) for each of its tokens, at least one of them a")
+        for role, token in zip(roles, tokens, strict=True):
+            if not (isinstance(token, int) and token >= 0) and not (token is None and role == "u"):
+                raise ValueError(f"its 'tokens' hold {token!r}, which is no token id")
+        if len(fills) != len(runs(roles)) or not all(isinstance(fill, str) for fill in fills):
+            raise ValueError("its 'fills' are not a text for each run of asked tokens")
+        if log_probs is not None and all(each is None for each in log_probs):
+            log_probs = None
+        if log_probs is not None and not (len(log_probs) == asked and all(is_number(each) for each in log_probs)):
+            raise ValueError("its 'log_probs' are not a number for each asked token")
+        return cls(
+            line["item"],
+            line["sample"],
+            roles,
+            tuple(tokens),
+            None if log_probs is None else tuple(map(float, log_probs)),
+            tuple(fills),
+            line["text"],
+        )
+
+    @property
+    def runs(self) -> list[tuple[int, ...]]:
+        """The tokens of each run of asked ones."""
+        return [tuple(t for t in self.tokens[start:end] if t is not None) for start, end in runs(self.roles)]
+
+
+def is_number(value: object) -> bool:
+    """Is it one, and not a boolean?"""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def runs(roles: str) -> list[tuple[int, int]]:
+    """Where asked tokens stand together: the first of each run, and the place after its last.
+
+    >>> runs("gaaga")
+    [(1, 3), (4, 5)]
+    """
+    found, place = [], 0
+    for role, same in groupby(roles):
+        end = place + len(list(same))
+        if role == "a":
+            found.append((place, end))
+        place = end
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Generations:
+    """The samples of one model in one mode.
+
+    Args:
+        path: Of NAME.jsonl.
+        record: What NAME.json holds.
+    """
+
+    path: Path
+    record: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, path: str | Path) -> Generations:
+        """Of NAME.jsonl, with the record beside it; the samples are read when they are needed."""
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"there is no file {path}: name a .jsonl that acgpt generate has written.")
+        record = record_of(path)
+        if record is None:
+            raise InputError(
+                f"{path} has no record of generations beside it ({path.with_suffix('.json').name}): name a .jsonl that "
+                "acgpt generate has written, and keep the two files together."
+            )
+        for key, kind in {"method": str, "model": str, "mode": str, "set": dict, "tokenizer_hash": str}.items():
+            if not isinstance(record.get(key), kind):
+                raise InputError(f"{path.with_suffix('.json')} says nothing of its {key}. {AGAIN}")
+        if not isinstance(record["set"].get("hash"), str):
+            raise InputError(f"{path.with_suffix('.json')} does not say which evaluation set it is of. {AGAIN}")
+        return cls(path, record)
+
+    @property
+    def name(self) -> str:
+        """The file's, without its ending."""
+        return self.path.stem
+
+    @cached_property
+    def samples(self) -> list[Generation]:
+        """All of them, in order."""
+        found = []
+        try:
+            with self.path.open(encoding="utf-8") as file:
+                for number, line in enumerate(file, start=1):
+                    if line.strip():
+                        try:
+                            found.append(Generation.of(json.loads(line)))
+                        except (ValueError, RecursionError) as error:
+                            raise InputError(f"{self.path}, line {number}: {error}. {AGAIN}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read {self.path}: {error}. {AGAIN}") from error
+        if not found:
+            raise InputError(f"{self.path} holds no sample. {AGAIN}")
+        return found
+
+
+def record_of(path: Path) -> dict[str, Any] | None:
+    """The record beside NAME.jsonl; `None` if there is none, or if it is of something else."""
+    beside = path.with_suffix(".json")
+    if not beside.is_file():
+        return None
+    try:
+        content = json.loads(beside.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {beside}: {error}. {AGAIN}") from error
+    return content if isinstance(content, dict) and content.get("kind") == KIND else None
+
+
+def find_generations(places: Sequence[Path]) -> Iterator[Generations]:
+    """Those that are named, and all in the folders that are named, each once.
+
+    Raises:
+        InputError: A place is neither, or a folder holds none.
+    """
+    seen = set()
+    for place in places:
+        found = [place]
+        if place.is_dir():
+            found = [path for path in sorted(place.glob("*.jsonl")) if record_of(path) is not None]
+            if not found:
+                raise InputError(f"{place} holds no generations: name a folder that acgpt generate has written into.")
+        for path in found:
+            if path.resolve() not in seen:
+                seen.add(path.resolve())
+                yield Generations.open(path)
