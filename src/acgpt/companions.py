@@ -90,10 +90,10 @@ def companions(samples: Sequence[Generation]) -> dict[str, float | None]:
     return found | {"repetition": repetition(samples), "loops": loops(samples)}
 
 
-def with_tokens(sample: Generation, tokens: Sequence[int], fills: Sequence[str]) -> Generation:
+def with_tokens(sample: Generation, tokens: Sequence[int], fills: Sequence[str], text: str) -> Generation:
     """The same question with other tokens where it asks: the original ones, say."""
     filled = [new if role == "a" else old for new, old, role in zip(tokens, sample.tokens, sample.roles, strict=True)]
-    return replace(sample, tokens=tuple(filled), log_probs=None, fills=tuple(fills))
+    return replace(sample, tokens=tuple(filled), log_probs=None, fills=tuple(fills), text=text)
 
 
 # ---- a judge --------------------------------------------------------------------------------------------------------

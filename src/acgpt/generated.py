@@ -12,6 +12,7 @@ Here they are read and checked; no model is needed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Any
 from acgpt.errors import InputError
 
 KIND = "generations"
+BLANK = "____"
 AGAIN = "Generate it again, or leave it out."
 
 
@@ -36,6 +38,7 @@ class Generation:
         roles: A letter a token.
         tokens: Of the whole text; `None` where one is unknown.
         log_probs: Of the asked tokens, in nats; `None` where the method has none.
+        prompt: What was given, for people, with `BLANK` for each run of asked tokens.
         fills: What was drawn, a text for each run of asked tokens.
         text: The whole text.
     """
@@ -45,6 +48,7 @@ class Generation:
     roles: str
     tokens: tuple[int | None, ...]
     log_probs: tuple[float, ...] | None
+    prompt: str
     fills: tuple[str, ...]
     text: str
 
@@ -58,7 +62,7 @@ class Generation:
         if not isinstance(line, dict):
             raise ValueError("it is not a JSON object")
         kinds: dict[str, type | tuple[type, ...]] = {"item": int, "sample": int, "roles": str, "tokens": list}
-        kinds |= {"log_probs": (list, type(None)), "fills": list, "text": str}
+        kinds |= {"log_probs": (list, type(None)), "prompt": str, "fills": list, "text": str}
         for key, kind in kinds.items():
             if key not in line:
                 raise ValueError(f"it has no {key!r}")
@@ -83,6 +87,7 @@ class Generation:
             roles,
             tuple(tokens),
             None if log_probs is None else tuple(map(float, log_probs)),
+            line["prompt"],
             tuple(fills),
             line["text"],
         )
@@ -149,23 +154,32 @@ class Generations:
         """The file's, without its ending."""
         return self.path.stem
 
-    @cached_property
-    def samples(self) -> list[Generation]:
-        """All of them, in order."""
-        found = []
+    def __iter__(self) -> Iterator[Generation]:
+        """The samples in order, as they are read."""
         try:
             with self.path.open(encoding="utf-8") as file:
                 for number, line in enumerate(file, start=1):
                     if line.strip():
                         try:
-                            found.append(Generation.of(json.loads(line)))
+                            yield Generation.of(json.loads(line))
                         except (ValueError, RecursionError) as error:
                             raise InputError(f"{self.path}, line {number}: {error}. {AGAIN}") from error
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read {self.path}: {error}. {AGAIN}") from error
+
+    @cached_property
+    def samples(self) -> list[Generation]:
+        """All of them; at least one."""
+        found = list(self)
         if not found:
             raise InputError(f"{self.path} holds no sample. {AGAIN}")
         return found
+
+    @cached_property
+    def hash(self) -> str:
+        """Of the file of samples."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def record_of(path: Path) -> dict[str, Any] | None:

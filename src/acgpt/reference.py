@@ -28,6 +28,7 @@ from acgpt.corpus import Corpus, Tokens
 from acgpt.corpus_rows import Bad, Damaged, Reader, decode, lines, parse_json
 from acgpt.errors import InputError
 from acgpt.generated import Generation, Generations, runs
+from acgpt.text import pieces
 
 COUNT = 1000  # texts at most, as in the paper for FineWeb
 RULES = ("documents", "windows")
@@ -166,8 +167,15 @@ def parsed(raw: bytes, number: int, where: str, field: str, kind: str) -> str | 
         return Bad(where, "it is not UTF-8")
 
 
-def originals(generated: Generations, corpus: Corpus) -> list[Generation]:
+def originals(
+    generated: Generations, corpus: Corpus, known: dict[tuple[str, int, str], Generation] | None = None
+) -> list[Generation]:
     """Each question once, with the tokens that stand in the corpus where something was drawn.
+
+    Args:
+        generated: What was drawn.
+        corpus: The one that the prompts are from.
+        known: Questions of earlier calls, by set, text and roles: methods are asked the same. Is added to.
 
     Raises:
         InputError: The corpus is not the one that the prompts are from.
@@ -182,18 +190,22 @@ def originals(generated: Generations, corpus: Corpus) -> list[Generation]:
             "originally is not known: name that corpus."
         )
     tokens, tokenizer, length = corpus.tokens(about["split"]), corpus.tokenizer(), int(about["length"])
+    known = {} if known is None else known
     found = {}
     for sample in generated.samples:
-        if (sample.item, sample.roles) in found:
+        key = about["hash"], sample.item, sample.roles
+        if key in known:
+            found[key] = known[key]
             continue
         start = sample.item * length
         own = tokens[start : start + len(sample.roles)].tolist()
-        known = [(a, b) for a, b, role in zip(own, sample.tokens, sample.roles, strict=False) if role == "g"]
-        if len(own) != len(sample.roles) or any(a != b for a, b in known):
+        given = [(a, b) for a, b, role in zip(own, sample.tokens, sample.roles, strict=False) if role == "g"]
+        if len(own) != len(sample.roles) or any(a != b for a, b in given):
             raise InputError(
                 f"{generated.path}: what is given of text {sample.item} is not what {corpus.folder} has there, so what "
                 "was drawn cannot be compared with what stood there."
             )
-        fills = [decoded(own[first:end], tokenizer) for first, end in runs(sample.roles)]
-        found[sample.item, sample.roles] = with_tokens(sample, own, fills)
+        texts = pieces(own, tokenizer)
+        fills = ["".join(texts[first:end]) for first, end in runs(sample.roles)]
+        found[key] = known[key] = with_tokens(sample, own, fills, "".join(texts))
     return list(found.values())

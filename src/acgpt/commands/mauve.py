@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as a_field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from acgpt.reference import Reference
 
 PAPER = "gpt2-large"
-KEPT = ("method", "model", "adapter", "mode", "r_max", "set", "sampling", "samples", "tokenizer_hash")
+KEPT = ("method", "options", "model", "adapter", "mode", "r_max", "set", "sampling", "samples", "tokenizer_hash")
 
 HELP = {
     "generated": "A NAME.jsonl that acgpt generate has written, with its NAME.json; or a folder of them; or several.",
@@ -184,6 +184,7 @@ class Work:
         lm: The judge, if there is one.
         judge: Its name.
         seeds: How many of k-means.
+        known: What stood in the corpus, question by question, as far as it has been read.
     """
 
     corpus: Corpus | None
@@ -192,13 +193,15 @@ class Work:
     lm: LanguageModel | None
     judge: str | None
     seeds: int
+    known: dict[tuple[str, int, str], Generation] = a_field(default_factory=dict)
 
     def originals(self, each: Generations) -> list[Generation] | None:
         """What stood in the corpus where something was drawn; `None` if it is another corpus."""
         from acgpt.reference import originals
 
-        same = self.corpus is not None and each.record["set"].get("corpus_hash") == self.corpus.hash
-        return originals(each, self.corpus) if same and self.corpus is not None else None
+        if self.corpus is None or each.record["set"].get("corpus_hash") != self.corpus.hash:
+            return None
+        return originals(each, self.corpus, self.known)
 
     def sides(self, each: Generations, asked_only: bool) -> tuple[list[str], Reference]:
         """The generated texts, and those that they are compared with."""
@@ -207,7 +210,7 @@ class Work:
         if self.shared is not None:
             return [sample.text for sample in each.samples], self.shared
         assert self.corpus is not None and asked_only
-        real = ["\n".join(sample.fills) for sample in originals(each, self.corpus)]
+        real = ["\n".join(sample.fills) for sample in originals(each, self.corpus, self.known)]
         about = {
             "corpus": str(self.corpus.folder),
             "corpus_hash": self.corpus.hash,
@@ -246,7 +249,7 @@ class Work:
             "kind": "mauve",
             "name": each.name,
             "generated": str(each.path),
-            "hash": hashlib.sha256(each.path.read_bytes()).hexdigest(),
+            "hash": each.hash,
             "record": {key: each.record.get(key) for key in KEPT},
             "scored": "asked part" if asked_only else "whole text",
             "texts": len(texts),
@@ -304,7 +307,7 @@ def print_result(result: Mapping[str, Any], path: Path) -> None:
     from acgpt.show import Page, printable
 
     page, record, found = Page(), result["record"], result["mauve"]
-    page.note(printable(result["name"]), "bold")
+    page.note(printable(result["generated"]), "bold")
     page.note(
         printable(f"method {record['method']}, mode {record['mode']}; {result['texts']} texts, {result['scored']}")
     )

@@ -67,7 +67,8 @@ def html_page(
         tag("dt", escape(name)) + tag("dd", tag("code", escape(command))) + tag("dd", escape(took), class_="soft")
         for name, command, took in made_by
     ]
-    sections["runs"] = ("Runs", tag("dl", *described))
+    if described:
+        sections["runs"] = ("Runs", tag("dl", *described))
     if notes:
         sections["notes"] = ("Notes", tag("ul", *(tag("li", escape(note)) for note in notes)))
     links = [tag("li", tag("a", escape(title), href=f"#{name}")) for name, (title, _) in sections.items()]
@@ -85,23 +86,35 @@ def html_page(
         tag("section", tag("h2", escape(title), id=f"{name}-title"), content, id=name, aria_labelledby=f"{name}-title")
         for name, (title, content) in sections.items()
     ]
-    head = [
-        tag("meta", charset="utf-8"),
-        tag("meta", name_="viewport", content_="width=device-width, initial-scale=1"),
-        tag("title", "acgpt report"),
-        tag("style", STYLE),
-    ]
     body = [
         tag("a", "Skip to the results", class_="skip", href="#results"),
         tag("header", *header),
         tag("main", "\n".join(main), id="results"),
     ]
-    return "<!doctype html>\n" + tag("html", tag("head", *head), tag("body", "\n".join(body)), lang="en") + "\n"
+    return document("acgpt report", "\n".join(body))
+
+
+def document(title: str, body: str, style: str = "") -> str:
+    """A whole page in the style of a report.
+
+    Args:
+        title: Text.
+        body: HTML.
+        style: CSS, after that of all pages.
+    """
+    head = [
+        tag("meta", charset="utf-8"),
+        tag("meta", name_="viewport", content_="width=device-width, initial-scale=1"),
+        tag("title", escape(title)),
+        tag("style", STYLE, style),
+    ]
+    return "<!doctype html>\n" + tag("html", tag("head", *head), tag("body", body), lang="en") + "\n"
 
 
 def section(part: Part, files: Mapping[str, bytes]) -> str:
-    """The figures of a part, where they were drawn, then its tables."""
-    pieces = []
+    """Links to further pages, the figures of a part, where they were drawn, then its tables."""
+    links = [tag("a", escape(title), href=name) for name, (title, _) in part.pages.items()]
+    pieces = [tag("p", ", ".join(links))] if links else []
     for stem in part.pictures:
         if (drawn := files.get(f"{part.name}/{stem}.svg")) is not None:
             words = part.captions.get(stem, "")

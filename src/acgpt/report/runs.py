@@ -234,7 +234,7 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[Measured, 
     for path in sorted(folder.glob("*.json")):
         if path.name not in (RESULTS, CONFIG):
             content = read_json(path)
-            if "modes" in content and "set" in content:  # any other file is somebody else's
+            if "modes" in content and "set" in content and "kind" not in content:  # any other is somebody else's
                 found[path] = (path.stem, content)
     measured: dict[tuple[str, str], Measured] = {}
     for path, (name, content) in found.items():

@@ -4,6 +4,7 @@
       report.html       all tables and figures on one page, which needs nothing else, no connection either
       report.md         the same in Markdown
       report.json       the same for programs
+      samples.html      what was drawn, side by side, if there are generations
       PART/…            each table as .md, .csv and .tex, each figure as .png and .svg
 
 The same runs give the same bytes.
@@ -24,13 +25,13 @@ from typing import Any
 
 from acgpt import __version__
 from acgpt.errors import InputError, OutputError
-from acgpt.report import finetuning, from_scratch
+from acgpt.report import finetuning, from_scratch, generation
 from acgpt.report.page import html_page
 from acgpt.report.part import Part
 from acgpt.report.pictures import rendered
 from acgpt.report.runs import Run, find_runs, read_runs
 from acgpt.report.tables import plain_markdown
-from acgpt.run_folder import commit
+from acgpt.run_folder import CONFIG, RESULTS, commit
 
 PARTS = (from_scratch.make, finetuning.make)  # each takes the runs, and answers None if they are not for it
 PAGE, WEB, DATA = "report.md", "report.html", "report.json"
@@ -57,7 +58,7 @@ def make_report(folders: Sequence[str | Path], output: str | Path) -> Report:
 
     Args:
         folders: Of finished runs; or folders of such folders, as an experiment's is, where those that are not finished
-            are left out.
+            are left out. Generations and their scores are found in any of them, and in folders of nothing else.
         output: The report's folder: a new or empty one, or that of an earlier report, which is replaced.
 
     Raises:
@@ -66,14 +67,17 @@ def make_report(folders: Sequence[str | Path], output: str | Path) -> Report:
     """
     output = Path(output).resolve()
     check_output(output)
-    found, unfinished = find_runs([Path(folder) for folder in folders])
+    places = [Path(folder) for folder in folders]
+    found, unfinished = find_runs([place for place in places if not only_generations(place)])
     runs = read_runs(found)
     parts = [part for make in PARTS if (part := make(runs)) is not None]
+    if (drawn := generation.make(places, runs)) is not None:
+        parts.append(drawn)
     notes = [f"{folder} is not finished: left out." for folder in unfinished]
     notes += [note for part in parts for note in part.notes]
     files: dict[str, bytes] = {}
     for part in parts:
-        files |= table_files(part)
+        files |= table_files(part) | {name: html.encode() for name, (_, html) in part.pages.items()}
         if find_spec("matplotlib") is not None:
             for stem, draw in part.pictures.items():
                 files |= {f"{part.name}/{stem}.{form}": content for form, content in rendered(draw).items()}
@@ -92,6 +96,12 @@ def make_report(folders: Sequence[str | Path], output: str | Path) -> Report:
     files[DATA] = (json.dumps(finite(content), indent=1, allow_nan=False) + "\n").encode()
     write_files(files, output)
     return Report(parts, notes, content)
+
+
+def only_generations(folder: Path) -> bool:
+    """Are there generations in this folder, and no run?"""
+    runs = (folder / CONFIG).exists() or (folder / RESULTS).exists() or any(folder.glob(f"*/{CONFIG}"))
+    return not runs and generation.holds_generations(folder)
 
 
 def check_output(output: Path) -> None:
@@ -124,11 +134,12 @@ def page(parts: Sequence[Part], runs: Sequence[Run], notes: Sequence[str], files
     pieces = []
     for part in parts:
         pieces.append(f"# {part.title}")
+        pieces += [f"[{title}]({name})" for name, (title, _) in part.pages.items()]
         for table in part.tables.values():
             pieces += [f"## {plain_markdown(table.title)}", plain_markdown(table.caption), table.markdown().strip()]
         drawn = [f"{part.name}/{stem}.png" for stem in part.pictures if f"{part.name}/{stem}.png" in files]
         pieces += [f"![{Path(path).stem}]({path})" for path in drawn]
-    pieces += ["# Runs"]
+    pieces += ["# Runs"] if runs else []
     for run in runs:
         command, took = provenance(run)
         command = command.replace("`", "'")

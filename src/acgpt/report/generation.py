@@ -1,0 +1,379 @@
+"""Generation, as in the paper's appendix on sampling: MAUVE by method and mode, what else was measured, and samples.
+
+    FOLDER/**/NAME.jsonl, NAME.json     what acgpt generate has drawn: shown side by side on a page of its own
+    FOLDER/**/*.mauve.json              what acgpt mauve has found of it: the tables
+
+Scores may be compared if they are of the same scored part, evaluation set, reference, features and way of drawing.
+Models that differ in their seed only are one row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from acgpt.errors import InputError
+from acgpt.generated import Generations, record_of
+from acgpt.modes import MODES
+from acgpt.report import from_scratch
+from acgpt.report.from_scratch import place, variant
+from acgpt.report.part import Part
+from acgpt.report.runs import Run, read_json
+from acgpt.report.samples_page import samples_page
+from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name
+
+PAPER = Path(__file__).parent.parent / "paper" / "mauve.json"
+PAGE = "samples.html"
+ENDING = ".mauve.json"
+WHOLE = "whole text"
+ELSEWHERE = "models"  # what the table of models is called of whose training nothing is known
+
+MAUVE = (
+    Column("from", "from", terminal=False),
+    Column("r_max", "r_max", r"$r_{\max}$", "g"),
+    Column("method", "method"),
+    Column("scored", "scored"),
+    *(Column(mode, mode.replace("-", " ", 1).replace("-", " "), form=".3f", best=max, spread=True) for mode in MODES),
+    Column("noise", "k-means ±", form=".3f"),
+    Column("seeds", "seeds", form="d"),
+    Column("features", "features", terminal=False),
+    Column("set", "set"),
+)
+COMPANIONS = (
+    Column("r_max", "r_max", r"$r_{\max}$", "g"),
+    Column("mode", "mode"),
+    Column("method", "method"),
+    *(Column(f"distinct_{n}", f"distinct-{n} %", form=".1f", spread=True) for n in (1, 2, 3)),
+    Column("repetition", "repeated %", form=".1f", spread=True),
+    Column("loops", "loops %", form=".1f", spread=True),
+    Column("own", "own ppl", form=",.2f", spread=True),
+    Column("judged", "judge's ppl", form=",.2f", spread=True),
+    Column("seeds", "seeds", form="d", terminal=False),
+    Column("set", "set", terminal=False),
+)
+CAPTION = (
+    "MAUVE, higher is better: mean ± standard deviation over training seeds (of a sample; none for a single one). "
+    "k-means ± is the largest standard deviation of any of these scores over the seeds of its k-means: a smaller "
+    "difference means nothing. Bold: the best of those that can be compared; -- is what a method cannot draw, or what "
+    "was not scored. Of a whole text, what was given counts too, and is the same for all methods; the asked part is "
+    "scored against what stood there originally."
+)
+OTHERS = (
+    "The paper's rows are of other texts, references and budgets, with features of GPT-2 large, and of whole texts: "
+    "compare the order of the methods, not the levels."
+)
+MEASURED = (
+    "Of the tokens that were drawn: the share of different runs of one, two and three tokens; of runs of four that the "
+    "text had before (repeated); of texts that end in a loop; their perplexity (ppl) under the model itself at "
+    "temperature 1, and under a judge. None is good or bad by itself: the original text, where it is known, is what to "
+    "be near to."
+)
+
+
+# ---- what there is --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """One result of `acgpt mauve`.
+
+    Args:
+        path: Its file.
+        found: What it holds.
+        run: That trained the model, if it is among the runs.
+    """
+
+    path: Path
+    found: Mapping[str, Any]
+    run: Run | None
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """What generated it."""
+        record: Mapping[str, Any] = self.found["record"]
+        return record
+
+    @property
+    def size(self) -> str:
+        """In which table it stands."""
+        return ELSEWHERE if self.run is None else self.run.size or Path(self.run.base).name
+
+    @property
+    def r_max(self) -> float:
+        """Of the evaluation set."""
+        return float(self.record["r_max"])
+
+    @property
+    def options(self) -> str:
+        """How the method was asked, where it leaves a choice."""
+        return ", ".join(f"{key}={value}" for key, value in (self.record.get("options") or {}).items())
+
+    @cached_property
+    def asked(self) -> str:
+        """What was drawn, and how: the same for all that can be compared."""
+        sampling = {key: value for key, value in (self.record.get("sampling") or {}).items() if key != "seed"}
+        return json.dumps([self.record["set"]["hash"], self.record.get("samples"), sampling], sort_keys=True)
+
+    @cached_property
+    def group(self) -> Hashable:
+        """Rows that have the same may be compared. What stood there originally depends on the mode alone."""
+        features, whole = self.found["features"] or {}, self.found["scored"] == WHOLE
+        reference = self.found["reference"]["hash"] if whole else None
+        trained = None if self.run is None else (self.run.results["corpus_hash"], self.run.budget)
+        return self.size, self.r_max, self.found["scored"], self.asked, features.get("hash"), reference, trained
+
+    @cached_property
+    def identity(self) -> Hashable:
+        """All of a row but its seeds: what has the same differs in the seed of its training only."""
+        known = self.record["model"] if self.run is None else json.dumps(variant(self.run), sort_keys=True)
+        return self.record["method"], self.options, self.record.get("adapter") if self.run is None else None, known
+
+    @property
+    def seed(self) -> Hashable:
+        """Of the training."""
+        return None if self.run is None else self.run.seed
+
+
+def find(folders: Sequence[Path], runs: Sequence[Run]) -> tuple[list[Generations], list[Scored], list[str]]:
+    """All generations and all results in these folders, however deep, each once; and notes on what is left out."""
+    generated: dict[Path, Generations] = {}
+    scored: dict[Hashable, Scored] = {}
+    notes = []
+    for folder in folders:
+        for path in sorted(folder.rglob("*.jsonl")):
+            if record_of(path) is not None:
+                generated.setdefault(path.resolve(), Generations.open(path))
+        for path in sorted(folder.rglob(f"*{ENDING}")):
+            each = read_scored(path, runs)
+            beside = generated.get((path.parent / f"{each.found['name']}.jsonl").resolve())
+            if beside is not None and beside.hash != each.found["hash"]:
+                notes.append(f"{path} is of an earlier {beside.path.name}: left out. Score it again with acgpt mauve.")
+                continue
+            scored.setdefault((each.found["hash"], each.identity, each.group), each)
+    return list(generated.values()), list(scored.values()), notes
+
+
+def holds_generations(folder: Path) -> bool:
+    """Is there anything here for this part?"""
+    return any(record_of(path) for path in folder.rglob("*.jsonl")) or any(folder.rglob(f"*{ENDING}"))
+
+
+def read_scored(path: Path, runs: Sequence[Run]) -> Scored:
+    """A result of `acgpt mauve`, checked."""
+    found = read_json(path)
+    try:
+        each = Scored(path, found, run_of(found["record"], path, runs))
+        # All that a report needs is read once here, so that it is found missing here.
+        each.group, each.identity, found["hash"], found["name"], found["companions"]["generated"]["loops"]
+        found["mauve"] and (found["mauve"]["mean"], found["mauve"]["std"])
+        found["judge"] and (found["judge"]["model"], found["judge"]["measures"], found["judge"]["perplexity"])
+        found["companions"]["original"], found["perplexity"], str(each.record["mode"]), each.record["set"]["hash"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path} is no result of acgpt mauve ({error!r}): score it again, or leave it out.") from error
+    return each
+
+
+def run_of(record: Mapping[str, Any], path: Path, runs: Sequence[Run]) -> Run | None:
+    """The run of a model: in whose folder the result lies, or the model; or whose name the model's path has."""
+    model = Path(str(record.get("adapter") or record["model"]))
+    for where in (path.resolve(), model.resolve()):
+        for run in runs:
+            if run.folder.resolve() in where.parents:
+                return run
+    named = [run for run in runs if run.folder.resolve().name in model.parts]
+    return named[0] if len(named) == 1 else None
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
+    """The part on generation; `None` if there is nothing for it in these folders."""
+    generated, scored, notes = find(folders, runs)
+    if not generated and not scored:
+        return None
+    paper = json.loads(PAPER.read_text(encoding="utf-8"))
+    described = json.loads(from_scratch.PAPER.read_text(encoding="utf-8"))
+    paper |= {key: described[key] for key in ("methods", "sizes")}
+    part = Part("generation", "Generation", {"sizes": {}, "paper": paper["source"]}, {}, notes=notes)
+    sizes = dict.fromkeys(each.size for each in scored)
+    for size in (*(s for s in paper["sizes"] if s in sizes), *(s for s in sizes if s not in paper["sizes"])):
+        own = [each for each in scored if each.size == size]
+        tables = {"companions": companions_table(size, own, paper)}
+        with_mauve = [each for each in own if each.found["mauve"] is not None]
+        if with_mauve:
+            tables = {"mauve": mauve_table(size, with_mauve, paper), **tables}
+        part.content["sizes"][size] = {name: table.as_dicts() for name, table in tables.items()}
+        part.tables.update({f"{file_name(size)}/{name}": table for name, table in tables.items()})
+    if generated:
+        labels = [page_label(each, run_of(each.record, each.path, runs), paper) for each in generated]
+        part.pages[PAGE] = ("Samples, side by side", samples_page(generated, labels))
+    return part
+
+
+def page_label(generated: Generations, run: Run | None, paper: Mapping[str, Any]) -> tuple[str, int, str]:
+    """What a sample's column is called, where it stands, and what tells it from others of the same name."""
+    method = str(generated.record["method"])
+    options = [f"{key}={value}" for key, value in (generated.record.get("options") or {}).items()]
+    name = ", ".join([paper["methods"].get(method, method), *options])
+    size = "" if run is None else run.size or Path(run.base).name
+    words = [*([paper["sizes"].get(size, size)] if size else []), f"r_max {generated.record.get('r_max')}"]
+    return name, place(method, paper), ", ".join([*words, str(generated.record["model"])])
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """Results of one row: for each mode, by seed of the training."""
+
+    first: Scored
+    modes: Mapping[str, Mapping[Hashable, Scored]]
+
+    @property
+    def seeds(self) -> int:
+        """How many trainings there are."""
+        return len({seed for found in self.modes.values() for seed in found})
+
+
+def entries_of(scored: Sequence[Scored]) -> list[Entry]:
+    """The rows that results come to."""
+    rows: dict[Hashable, dict[str, dict[Hashable, Scored]]] = {}
+    first: dict[Hashable, Scored] = {}
+    for each in scored:
+        key = (each.group, each.identity)
+        first.setdefault(key, each)
+        rows.setdefault(key, {}).setdefault(str(each.record["mode"]), {}).setdefault(each.seed, each)
+    return [Entry(first[key], modes) for key, modes in rows.items()]
+
+
+def names_of(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry, str]:
+    """The method, how it was asked, and where two of a group would be called the same, the model."""
+
+    def name(entry: Entry) -> str:
+        method = str(entry.first.record["method"])
+        return ", ".join([titles.get(method, method), *([entry.first.options] if entry.first.options else [])])
+
+    taken = [(entry.first.group, name(entry)) for entry in entries]
+    return {
+        entry: f"{name(entry)}, {entry.first.record['model']}" if taken.count(key) > 1 else name(entry)
+        for entry, key in zip(entries, taken, strict=True)
+    }
+
+
+def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -> Table:
+    """One size's scores, by r_max, then by method as the paper orders them; after each r_max the paper's own rows."""
+    entries = entries_of(scored)
+    names, groups = names_of(entries, paper["methods"]), list(dict.fromkeys(each.first.group for each in entries))
+    rows = []
+    for entry in entries:
+        each, missing = entry.first, []
+        cells: dict[str, Cell] = {"from": "here", "r_max": each.r_max, "method": names[entry]}
+        for mode, found in entry.modes.items():
+            cells[mode] = Mean.of([one.found["mauve"]["mean"] for one in found.values()])
+            missing += [f"{mode}: {len(found)} of {entry.seeds} seeds"] if len(found) < entry.seeds else []
+        deviations = [one.found["mauve"]["std"] for found in entry.modes.values() for one in found.values()]
+        noise = max((each for each in deviations if each is not None), default=None)
+        cells |= {"scored": each.found["scored"], "noise": noise, "seeds": entry.seeds}
+        cells |= {"features": Path(each.found["features"]["model"]).name, "set": each.record["set"]["hash"][:8]}
+        rows.append(Row(cells, each.group, "; ".join(missing) + "." if missing else None))
+    order = {entry.first.group: groups.index(entry.first.group) for entry in entries}
+    methods = {names[entry]: place(str(entry.first.record["method"]), paper) for entry in entries}
+    rows.sort(
+        key=lambda row: (
+            row.cells["r_max"],
+            row.cells["scored"] != WHOLE,
+            order[row.group],
+            methods[str(row.cells["method"])],
+        )
+    )
+    theirs = paper_rows(paper, size, {each.r_max for each in scored})
+    beside = sorted([*rows, *theirs], key=lambda row: (row.cells["r_max"], row.paper))
+    caption = f"{CAPTION} {references_in_words(scored)}" + (f" {OTHERS}" if theirs else "")
+    return Table(f"MAUVE, {paper['sizes'].get(size, size)}", caption, MAUVE, tuple(beside), "method")
+
+
+def references_in_words(scored: Sequence[Scored]) -> str:
+    """What was compared with what, for a caption."""
+    words: dict[str, None] = {}
+    for each in scored:
+        of = each.found["reference"]
+        where = of.get("file") or f"{Path(of.get('corpus', '')).name} ({of.get('split')}, {of.get('rule')})"
+        words[f"{each.found['scored']}: {each.found['texts']} texts against {of['texts']} of {where}"] = None
+    return f"{'; '.join(words)}."
+
+
+def paper_rows(paper: Mapping[str, Any], size: str, r_maxes: set[float]) -> list[Row]:
+    """The paper's own rows of a size."""
+    rows = []
+    for found in paper["mauve"]:
+        if found["model"] == size and found["r_max"] in r_maxes:
+            cells: dict[str, Cell] = {"from": f"paper, {found['corpus']}", "r_max": found["r_max"]}
+            cells |= {"method": paper["methods"][found["method"]], "scored": WHOLE, "seeds": paper["seeds"]}
+            for mode in MODES:
+                pair = found[mode]
+                cells[mode] = Mean(pair[0], pair[1], digits=paper["digits"]) if pair else None
+            cells["features"] = "gpt2-large"
+            rows.append(Row(cells, ("paper", found["corpus"], found["r_max"]), paper=True))
+    return rows
+
+
+def companions_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -> Table:
+    """What else was measured, mode by mode; the original text beside it where that is known."""
+    best: dict[Hashable, Scored] = {}  # of several results of one file, one with a judge
+    for each in scored:
+        if (kept := best.get(each.found["hash"])) is None or (kept.found["judge"] is None and each.found["judge"]):
+            best[each.found["hash"]] = each
+    blocks: dict[tuple[float, str, str], dict[Hashable, list[Scored]]] = {}
+    for each in best.values():
+        block = each.r_max, each.asked, str(each.record["mode"])
+        blocks.setdefault(block, {}).setdefault(each.identity, []).append(each)
+    rows = []
+    modes = [*MODES, *sorted({str(each.record["mode"]) for each in scored} - set(MODES))]
+    for group, peers in sorted(blocks.items(), key=lambda item: (item[0][0], item[0][1], modes.index(item[0][2]))):
+        ordered = sorted(peers.values(), key=lambda found: place(str(found[0].record["method"]), paper))
+        labels = [", ".join(filter(None, [title(found[0], paper), found[0].options])) for found in ordered]
+        for label, found in zip(labels, ordered, strict=True):
+            named = f"{label}, {found[0].record['model']}" if labels.count(label) > 1 else label
+            rows.append(Row({"method": named, **measured(found, "generated")}, group, judge_note(found)))
+        original = next((found for found in ordered if found[0].found["companions"]["original"]), None)
+        if original is not None:
+            cells = {**measured(original[:1], "original"), "seeds": None}
+            rows.append(Row({"method": "original", **cells}, group, judge_note(original[:1])))
+    shown = tuple(each for each in COMPANIONS if each.key != "judged" or any(row.cells["judged"] for row in rows))
+    return Table(f"What was drawn, {paper['sizes'].get(size, size)}", MEASURED, shown, tuple(rows), "method")
+
+
+def title(scored: Scored, paper: Mapping[str, Any]) -> str:
+    """The method as the paper names it."""
+    method = str(scored.record["method"])
+    return str(paper["methods"].get(method, method))
+
+
+def measured(found: Sequence[Scored], side: str) -> dict[str, Cell]:
+    """The cells of a row: shares in percent, over seeds; "generated", or "original"."""
+    first = found[0]
+    cells: dict[str, Cell] = {"r_max": first.r_max, "mode": str(first.record["mode"]), "seeds": len(found)}
+    cells["set"] = first.record["set"]["hash"][:8]
+    for key in ("distinct_1", "distinct_2", "distinct_3", "repetition", "loops"):
+        values = [each.found["companions"][side][key] for each in found]
+        cells[key] = Mean.of([100 * value for value in values]) if None not in values else None
+    judges = [
+        each.found["judge"] if side == "generated" else (each.found["judge"] or {}).get("original") for each in found
+    ]
+    numbers = [judge["perplexity"] for judge in judges if judge and judge["perplexity"] is not None]
+    bound = any(judge["bound"] for judge in judges if judge)
+    cells["judged"] = Mean.of(numbers, bound) if len(numbers) == len(found) else None
+    own = [each.found["perplexity"] for each in found]
+    cells["own"] = Mean.of(own) if side == "generated" and None not in own else None
+    return cells
+
+
+def judge_note(found: Sequence[Scored]) -> str | None:
+    """Who judged, and what."""
+    judge = found[0].found["judge"]
+    if judge is None:
+        return None
+    return f"judge: {judge['model']}; it measures {judge['measures']}, {judge['tokens']:,} tokens."

@@ -1,0 +1,220 @@
+"""Samples side by side: for a few texts, what each method drew in each mode, as one HTML page that needs nothing else.
+
+Given text is tinted, what was drawn stands in its place, coloured by how likely the model found it; the log-probability
+shows under the pointer. That is token by token where the tokenizer is at hand (in the folder of the model or of the
+corpus), and else fill by fill. All text is escaped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from acgpt.errors import CONTROLS
+from acgpt.generated import BLANK, Generation, Generations
+from acgpt.modes import MODES
+from acgpt.report.markup import tag
+from acgpt.report.page import document
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TEXTS = 3  # that are shown
+UNKNOWN, END = "▢", "¶\n"
+SURPRISE = (0.5, 0.1, 0.01)  # the probabilities between two colours
+WORDS = ("over 50 %", "over 10 %", "over 1 %", "less")
+Segment = tuple[str, str, list[float]]  # role, text, log-probabilities
+
+STYLE = """
+:root { --given: #dde7f3; --s0: #e6f4ee; --s1: #fbf2cf; --s2: #fbdcbc; --s3: #f5b9b0; --s9: #ece6f5; }
+@media (prefers-color-scheme: dark) {
+  :root { --given: #22344a; --s0: #17362b; --s1: #3c3512; --s2: #4d2f12; --s3: #5a221c; --s9: #332a44; }
+}
+body { max-width: 110rem; }
+h3 { font-size: 1.05rem; margin: 1.6rem 0 .5rem; }
+.legend { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; padding: 0; margin: .8rem 0; list-style: none;
+  font-size: .9rem; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 1rem;
+  align-items: start; }
+.card { border: 1px solid var(--line); border-radius: 8px; overflow: hidden; min-width: 0; }
+.card header { padding: .45rem .8rem; border-bottom: 1px solid var(--line); background: var(--tint); }
+.card header strong { color: var(--mark); }
+.card header small { display: block; color: var(--soft); overflow-wrap: anywhere; }
+.text { padding: .7rem .8rem; max-height: 24rem; overflow-y: auto; white-space: pre-wrap; overflow-wrap: anywhere;
+  font-size: .875rem; line-height: 1.75; }
+.text:focus-visible { outline: 3px solid var(--mark); outline-offset: -3px; }
+.g, .legend b { font-weight: normal; background: var(--given); border-radius: 3px; padding: .1em 0; }
+i { font-style: normal; border-radius: 2px; padding: .1em 0; }
+i:hover { outline: 1.5px solid var(--mark); }
+.s0 { background: var(--s0); } .s1 { background: var(--s1); } .s2 { background: var(--s2); }
+.s3 { background: var(--s3); } .s9 { background: var(--s9); }
+.legend b, .legend i { padding: .1em .5em; }
+@media print { .text { max-height: none; } .cards { display: block; } .card { margin-bottom: 1rem; } }
+"""
+
+
+def samples_page(generated: Sequence[Generations], labels: Sequence[tuple[str, int, str]]) -> str:
+    """The page.
+
+    Args:
+        generated: All that was drawn.
+        labels: For each its method's name, the place of that, and what tells it from others of the name.
+    """
+    sets: dict[str, list[tuple[Generations, tuple[str, int, str]]]] = {}
+    for each, label in sorted(zip(generated, labels, strict=True), key=lambda pair: pair[1][1:]):
+        sets.setdefault(str(each.record["set"]["hash"]), []).append((each, label))
+    tokenizers: dict[str, PreTrainedTokenizerBase | None] = {}
+    sections, links = [], []
+    for number, (key, members) in enumerate(sets.items()):
+        chosen, found = pick([each for each, _ in members])
+        for item in chosen:
+            name, anchor = f"Text {item}" + (f" of set {key[:8]}" if len(sets) > 1 else ""), f"text-{number}-{item}"
+            links.append(tag("li", tag("a", escape(name), href=f"#{anchor}")))
+            pieces = [tag("h2", escape(name), id=f"{anchor}-title")]
+            for mode in modes_of(members):
+                cards = [
+                    card(each, label, sample, segments(sample, tokenizer_of(each.record, tokenizers)))
+                    for each, label in members
+                    if each.record["mode"] == mode and (sample := found[each.path].get(item)) is not None
+                ]
+                if cards:
+                    words = MODES[mode].title if mode in MODES else mode
+                    pieces.append(tag("h3", escape(words)) + tag("div", "\n".join(cards), class_="cards"))
+            sections.append(tag("section", "\n".join(pieces), id=anchor, aria_labelledby=f"{anchor}-title"))
+    colours = [tag("li", tag("i", escape(words), class_=f"s{n}")) for n, words in enumerate(WORDS)]
+    header = [
+        tag("h1", "Samples, side by side"),
+        tag(
+            "p",
+            "The same texts in every mode, by method; the first sample of each. Point at what was drawn for its "
+            "log-probability, in nats, under the model itself. The log-probability of a fill is that of its tokens, "
+            "and its colour that of an average one.",
+            class_="soft",
+        ),
+        tag("ul", tag("li", tag("b", "given")), tag("li", "drawn, with probability:"), *colours, class_="legend"),
+        tag("nav", tag("ul", *links), aria_label="Texts on this page"),
+    ]
+    body = [tag("header", *header), tag("main", "\n".join(sections))]
+    return document("acgpt samples", "\n".join(body), STYLE)
+
+
+def modes_of(members: Sequence[tuple[Generations, Any]]) -> list[str]:
+    """The modes that there are: the five in the paper's order, then others."""
+    found = dict.fromkeys(str(each.record["mode"]) for each, _ in members)
+    return [*(mode for mode in MODES if mode in found), *(mode for mode in found if mode not in MODES)]
+
+
+def pick(generated: Sequence[Generations]) -> tuple[list[int], dict[Path, dict[int, Generation]]]:
+    """The first texts of the first file, and of every file the first sample of each; no more is read than that."""
+    chosen: list[int] = []
+    for sample in generated[0]:
+        chosen += [sample.item] if sample.item not in chosen else []
+        if len(chosen) == TEXTS:
+            break
+    found: dict[Path, dict[int, Generation]] = {}
+    for each in generated:
+        here = found.setdefault(each.path, {})
+        for sample in each:
+            if sample.item in chosen:
+                here.setdefault(sample.item, sample)
+            if len(here) == len(chosen):
+                break
+    return chosen, found
+
+
+def tokenizer_of(
+    record: Mapping[str, Any], known: dict[str, PreTrainedTokenizerBase | None]
+) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that made the tokens, if it is at hand: in the folder of the model, or of the corpus."""
+    key = str(record["tokenizer_hash"])
+    if known.get(key) is None:
+        from transformers import AutoTokenizer
+
+        from acgpt.metadata import tokenizer_hash
+
+        known[key] = None
+        corpus = record.get("corpus")
+        for place in (Path(str(record["model"])), Path(str(corpus)) / "tokenizer" if corpus else None):
+            if place is not None and (place / "tokenizer_config.json").is_file():
+                try:
+                    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place)
+                except (OSError, ValueError):
+                    continue
+                if tokenizer_hash(tokenizer) == key:
+                    known[key] = tokenizer
+                    break
+    return known[key]
+
+
+def segments(sample: Generation, tokenizer: PreTrainedTokenizerBase | None) -> list[Segment]:
+    """The text in pieces: what is given in runs, what was drawn by token, or without a tokenizer by fill."""
+    if tokenizer is not None and None not in sample.tokens:
+        from acgpt.text import pieces
+
+        ids = [token for token in sample.tokens if token is not None]
+        texts = [
+            END if i == tokenizer.eos_token_id else text for i, text in zip(ids, pieces(ids, tokenizer), strict=True)
+        ]
+        scores = iter(sample.log_probs or [math.nan] * sample.roles.count("a"))
+        drawn = [
+            (role, text, [next(scores)] if role == "a" else []) for role, text in zip(sample.roles, texts, strict=True)
+        ]
+        return [(role, text, [x for x in score if not math.isnan(x)]) for role, text, score in drawn]
+    around = sample.prompt.split(BLANK)
+    if len(around) != len(sample.fills) + 1 or "".join(interleaved(around, sample.fills)) != sample.text:
+        return [("a", sample.text, list(sample.log_probs or ()))]  # where the fills stand cannot be told
+    scores = iter(sample.log_probs or ())
+    lengths = [len(run) for run in sample.runs]
+    by_fill = [[next(scores) for _ in range(length)] if sample.log_probs else [] for length in lengths]
+    found: list[Segment] = []
+    for text, fill, own in zip(around, sample.fills, by_fill, strict=False):
+        found += [("g", text, []), ("a", fill, own)]
+    return [*found, ("g", around[-1], [])]
+
+
+def interleaved(around: Sequence[str], fills: Sequence[str]) -> list[str]:
+    """What stands around the fills, and they, in turn."""
+    return [text for pair in zip(around, [*fills, ""], strict=True) for text in pair]
+
+
+def card(generated: Generations, label: tuple[str, int, str], sample: Generation, parts: Sequence[Segment]) -> str:
+    """What one method drew."""
+    name, _, more = label
+    asked = sample.roles.count("a")
+    words = f"{asked} tokens drawn, {sample.roles.count('g')} given"
+    if sample.log_probs:
+        words += f"; perplexity {math.exp(min(-math.fsum(sample.log_probs) / asked, 700)):,.1f}"
+    content = []
+    for role, run in groupby(parts, key=lambda part: part[0]):
+        if role == "a":
+            content += [drawn(text, log_probs) for _, text, log_probs in run if text]
+        else:
+            text = "".join(UNKNOWN if role == "u" else text for _, text, _ in run)
+            content.append(tag("span", shown(text), class_="g") if text else "")
+    header = tag("header", tag("strong", escape(name)), tag("small", escape(words)), tag("small", escape(more)))
+    text = tag(
+        "div", *content, class_="text", tabindex=0, role="region", aria_label=f"{name}: {generated.record['mode']}"
+    )
+    return tag("article", header, text, class_="card")
+
+
+def drawn(text: str, log_probs: Sequence[float]) -> str:
+    """A token, or a fill, with its log-probability."""
+    if not log_probs:
+        return tag("i", shown(text), class_="s9")
+    total = math.fsum(log_probs)
+    words = f"log p {total:.2f}"
+    if len(log_probs) > 1:
+        words += f", {len(log_probs)} tokens: " + " ".join(f"{each:.2f}" for each in log_probs)
+    likely = math.exp(total / len(log_probs))
+    colour = next((n for n, least in enumerate(SURPRISE) if likely > least), len(SURPRISE))
+    return tag("i", shown(text), class_=f"s{colour}", title=words)
+
+
+def shown(text: str) -> str:
+    """A text as HTML; control characters as symbols, line ends as they are."""
+    return escape(text.translate(CONTROLS | {9: "\t", 10: "\n", 13: "\n"}))
