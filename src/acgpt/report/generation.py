@@ -23,7 +23,7 @@ from acgpt.report import from_scratch
 from acgpt.report.from_scratch import place, variant
 from acgpt.report.part import Part
 from acgpt.report.runs import Run, read_json
-from acgpt.report.samples_page import samples_page
+from acgpt.report.samples_page import Shown, samples_page
 from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name
 
 PAPER = Path(__file__).parent.parent / "paper" / "mauve.json"
@@ -210,19 +210,26 @@ def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
         part.content["sizes"][size] = {name: table.as_dicts() for name, table in tables.items()}
         part.tables.update({f"{file_name(size)}/{name}": table for name, table in tables.items()})
     if generated:
-        labels = [page_label(each, run_of(each.record, each.path, runs), paper) for each in generated]
-        part.pages[PAGE] = ("Samples, side by side", samples_page(generated, labels))
+        shown = [column_of(each, run_of(each.record, each.path, runs), paper) for each in generated]
+        part.pages[PAGE] = ("Samples, side by side", samples_page(shown))
     return part
 
 
-def page_label(generated: Generations, run: Run | None, paper: Mapping[str, Any]) -> tuple[str, int, str]:
-    """What a sample's column is called, where it stands, and what tells it from others of the same name."""
-    method = str(generated.record["method"])
+def column_of(generated: Generations, run: Run | None, paper: Mapping[str, Any]) -> Shown:
+    """Where the page of samples has these, and what it calls them."""
+    method, model = str(generated.record["method"]), str(generated.record["model"])
     options = [f"{key}={value}" for key, value in (generated.record.get("options") or {}).items()]
-    name = ", ".join([paper["methods"].get(method, method), *options])
     size = "" if run is None else run.size or Path(run.base).name
-    words = [*([paper["sizes"].get(size, size)] if size else []), f"r_max {generated.record.get('r_max')}"]
-    return name, place(method, paper), ", ".join([*words, str(generated.record["model"])])
+    about = [*([paper["sizes"].get(size, size)] if size else []), f"r_max {generated.record.get('r_max')}"]
+    same = [options, generated.record.get("sampling"), model if run is None else variant(run)]
+    return Shown(
+        generated,
+        ", ".join([paper["methods"].get(method, method), *options]),
+        ", ".join([*about, model if run is None else run.name]),
+        place(method, paper),
+        0 if run is None else run.seed,
+        json.dumps(same, sort_keys=True),
+    )
 
 
 @dataclass(frozen=True, eq=False)

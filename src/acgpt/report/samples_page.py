@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -57,29 +58,51 @@ i:hover { outline: 1.5px solid var(--mark); }
 """
 
 
-def samples_page(generated: Sequence[Generations], labels: Sequence[tuple[str, int, str]]) -> str:
-    """The page.
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A column of the page.
 
     Args:
-        generated: All that was drawn.
-        labels: For each its method's name, the place of that, and what tells it from others of the name.
+        generated: What was drawn.
+        method: What it is called.
+        about: What else there is to say of the model.
+        place: Among the methods.
+        seed: Of the training; of several the first is shown.
+        same: What has the same differs in the seed only.
     """
-    sets: dict[str, list[tuple[Generations, tuple[str, int, str]]]] = {}
-    for each, label in sorted(zip(generated, labels, strict=True), key=lambda pair: pair[1][1:]):
-        sets.setdefault(str(each.record["set"]["hash"]), []).append((each, label))
+
+    generated: Generations
+    method: str
+    about: str
+    place: int
+    seed: int
+    same: str
+
+    @property
+    def mode(self) -> str:
+        """In which it was drawn."""
+        return str(self.generated.record["mode"])
+
+
+def samples_page(columns: Sequence[Shown]) -> str:
+    """The page, of all that was drawn."""
+    sets: dict[str, dict[tuple[str, str, str], Shown]] = {}
+    for each in sorted(columns, key=lambda each: (each.place, each.seed)):
+        here = sets.setdefault(str(each.generated.record["set"]["hash"]), {})
+        here.setdefault((each.mode, each.method, each.same), each)
     tokenizers: dict[str, PreTrainedTokenizerBase | None] = {}
     sections, links = [], []
-    for number, (key, members) in enumerate(sets.items()):
-        chosen, found = pick([each for each, _ in members])
+    for number, (key, members) in enumerate((key, list(members.values())) for key, members in sets.items()):
+        chosen, found = pick([each.generated for each in members])
         for item in chosen:
             name, anchor = f"Text {item}" + (f" of set {key[:8]}" if len(sets) > 1 else ""), f"text-{number}-{item}"
             links.append(tag("li", tag("a", escape(name), href=f"#{anchor}")))
             pieces = [tag("h2", escape(name), id=f"{anchor}-title")]
             for mode in modes_of(members):
                 cards = [
-                    card(each, label, sample, segments(sample, tokenizer_of(each.record, tokenizers)))
-                    for each, label in members
-                    if each.record["mode"] == mode and (sample := found[each.path].get(item)) is not None
+                    card(each, sample, segments(sample, tokenizer_of(each.generated.record, tokenizers)))
+                    for each in members
+                    if each.mode == mode and (sample := found[each.generated.path].get(item)) is not None
                 ]
                 if cards:
                     words = MODES[mode].title if mode in MODES else mode
@@ -90,9 +113,8 @@ def samples_page(generated: Sequence[Generations], labels: Sequence[tuple[str, i
         tag("h1", "Samples, side by side"),
         tag(
             "p",
-            "The same texts in every mode, by method; the first sample of each. Point at what was drawn for its "
-            "log-probability, in nats, under the model itself. The log-probability of a fill is that of its tokens, "
-            "and its colour that of an average one.",
+            "The same texts in every mode, by method: the first sample of each, of the first seed. Point at what was "
+            "drawn for its log-probability, in nats, under the model itself at temperature 1.",
             class_="soft",
         ),
         tag("ul", tag("li", tag("b", "given")), tag("li", "drawn, with probability:"), *colours, class_="legend"),
@@ -102,9 +124,9 @@ def samples_page(generated: Sequence[Generations], labels: Sequence[tuple[str, i
     return document("acgpt samples", "\n".join(body), STYLE)
 
 
-def modes_of(members: Sequence[tuple[Generations, Any]]) -> list[str]:
+def modes_of(members: Sequence[Shown]) -> list[str]:
     """The modes that there are: the five in the paper's order, then others."""
-    found = dict.fromkeys(str(each.record["mode"]) for each, _ in members)
+    found = dict.fromkeys(each.mode for each in members)
     return [*(mode for mode in MODES if mode in found), *(mode for mode in found if mode not in MODES)]
 
 
@@ -181,9 +203,8 @@ def interleaved(around: Sequence[str], fills: Sequence[str]) -> list[str]:
     return [text for pair in zip(around, [*fills, ""], strict=True) for text in pair]
 
 
-def card(generated: Generations, label: tuple[str, int, str], sample: Generation, parts: Sequence[Segment]) -> str:
+def card(column: Shown, sample: Generation, parts: Sequence[Segment]) -> str:
     """What one method drew."""
-    name, _, more = label
     asked = sample.roles.count("a")
     words = f"{asked} tokens drawn, {sample.roles.count('g')} given"
     if sample.log_probs:
@@ -195,11 +216,10 @@ def card(generated: Generations, label: tuple[str, int, str], sample: Generation
         else:
             text = "".join(UNKNOWN if role == "u" else text for _, text, _ in run)
             content.append(tag("span", shown(text), class_="g") if text else "")
-    header = tag("header", tag("strong", escape(name)), tag("small", escape(words)), tag("small", escape(more)))
-    text = tag(
-        "div", *content, class_="text", tabindex=0, role="region", aria_label=f"{name}: {generated.record['mode']}"
-    )
-    return tag("article", header, text, class_="card")
+    header = [tag("strong", escape(column.method)), tag("small", escape(words)), tag("small", escape(column.about))]
+    about = f"{column.method}, {column.mode}"
+    text = tag("div", *content, class_="text", tabindex=0, role="region", aria_label=about)
+    return tag("article", tag("header", *header), text, class_="card")
 
 
 def drawn(text: str, log_probs: Sequence[float]) -> str:
