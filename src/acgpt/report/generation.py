@@ -36,11 +36,11 @@ MAUVE = (
     Column("from", "from", terminal=False),
     Column("r_max", "r_max", r"$r_{\max}$", "g"),
     Column("method", "method"),
+    Column("corpus", "corpus", terminal=False),
     Column("scored", "scored"),
     *(Column(mode, mode.replace("-", " ", 1).replace("-", " "), form=".3f", best=max, spread=True) for mode in MODES),
     Column("noise", "k-means ±", form=".3f"),
     Column("seeds", "seeds", form="d"),
-    Column("features", "features", terminal=False),
     Column("set", "set"),
 )
 COMPANIONS = (
@@ -115,8 +115,7 @@ class Scored:
     @cached_property
     def asked(self) -> str:
         """What was drawn, and how: the same for all that can be compared."""
-        sampling = {key: value for key, value in (self.record.get("sampling") or {}).items() if key != "seed"}
-        return json.dumps([self.record["set"]["hash"], self.record.get("samples"), sampling], sort_keys=True)
+        return json.dumps([self.record["set"]["hash"], how_drawn(self.record)], sort_keys=True)
 
     @cached_property
     def group(self) -> Hashable:
@@ -136,6 +135,11 @@ class Scored:
     def seed(self) -> Hashable:
         """Of the training."""
         return None if self.run is None else self.run.seed
+
+
+def how_drawn(record: Mapping[str, Any]) -> list[Any]:
+    """How many samples of each text, and how a token is drawn, whatever the seed."""
+    return [record.get("samples"), {key: x for key, x in (record.get("sampling") or {}).items() if key != "seed"}]
 
 
 def find(folders: Sequence[Path], runs: Sequence[Run]) -> tuple[list[Generations], list[Scored], list[str]]:
@@ -221,7 +225,7 @@ def column_of(generated: Generations, run: Run | None, paper: Mapping[str, Any])
     options = [f"{key}={value}" for key, value in (generated.record.get("options") or {}).items()]
     size = "" if run is None else run.size or Path(run.base).name
     about = [*([paper["sizes"].get(size, size)] if size else []), f"r_max {generated.record.get('r_max')}"]
-    same = [options, generated.record.get("sampling"), model if run is None else variant(run)]
+    same = [options, how_drawn(generated.record), model if run is None else variant(run)]
     return Shown(
         generated,
         ", ".join([paper["methods"].get(method, method), *options]),
@@ -284,7 +288,7 @@ def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -
         deviations = [one.found["mauve"]["std"] for found in entry.modes.values() for one in found.values()]
         noise = max((each for each in deviations if each is not None), default=None)
         cells |= {"scored": each.found["scored"], "noise": noise, "seeds": entry.seeds}
-        cells |= {"features": Path(each.found["features"]["model"]).name, "set": each.record["set"]["hash"][:8]}
+        cells |= {"corpus": each.run.corpus if each.run else None, "set": each.record["set"]["hash"][:8]}
         rows.append(Row(cells, each.group, "; ".join(missing) + "." if missing else None))
     order = {entry.first.group: groups.index(entry.first.group) for entry in entries}
     methods = {names[entry]: place(str(entry.first.record["method"]), paper) for entry in entries}
@@ -308,8 +312,11 @@ def references_in_words(scored: Sequence[Scored]) -> str:
     for each in scored:
         of = each.found["reference"]
         where = of.get("file") or f"{Path(of.get('corpus', '')).name} ({of.get('split')}, {of.get('rule')})"
-        words[f"{each.found['scored']}: {each.found['texts']} texts against {of['texts']} of {where}"] = None
-    return f"{'; '.join(words)}."
+        features = Path(each.found["features"]["model"]).name
+        words[
+            f"{each.found['scored']}, {each.found['texts']} texts against {of['texts']} of {where}, features of {features}"
+        ] = None
+    return f"Scored here: {'; '.join(words)}."
 
 
 def paper_rows(paper: Mapping[str, Any], size: str, r_maxes: set[float]) -> list[Row]:
@@ -317,12 +324,11 @@ def paper_rows(paper: Mapping[str, Any], size: str, r_maxes: set[float]) -> list
     rows = []
     for found in paper["mauve"]:
         if found["model"] == size and found["r_max"] in r_maxes:
-            cells: dict[str, Cell] = {"from": f"paper, {found['corpus']}", "r_max": found["r_max"]}
+            cells: dict[str, Cell] = {"from": "paper", "r_max": found["r_max"], "corpus": found["corpus"]}
             cells |= {"method": paper["methods"][found["method"]], "scored": WHOLE, "seeds": paper["seeds"]}
             for mode in MODES:
                 pair = found[mode]
                 cells[mode] = Mean(pair[0], pair[1], digits=paper["digits"]) if pair else None
-            cells["features"] = "gpt2-large"
             rows.append(Row(cells, ("paper", found["corpus"], found["r_max"]), paper=True))
     return rows
 

@@ -17,7 +17,7 @@ STYLE = """
   :root { --ink: #e4e9eb; --soft: #a3b0b6; --line: #3a4449; --back: #14191b; --tint: #1c2426; --mark: #7fd1b0; }
 }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 78rem; padding: 1rem 1.5rem 4rem; background: var(--back); color: var(--ink);
+body { margin: 0 auto; max-width: 94rem; padding: 1rem 1.5rem 4rem; background: var(--back); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 1.5rem 0 .25rem; }
 h2 { font-size: 1.35rem; margin: 3rem 0 .5rem; padding-top: .6rem; border-top: 2px solid var(--mark); }
@@ -28,7 +28,8 @@ a:focus-visible, .wide:focus-visible { outline: 3px solid var(--mark); outline-o
 nav ul { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; }
 .wide { overflow-x: auto; margin: 1.5rem 0 .5rem; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; padding-bottom: .6rem; max-width: 75ch; color: var(--soft); }
+caption { text-align: left; padding-bottom: .6rem; color: var(--soft);
+  position: sticky; left: 0; max-width: min(75ch, calc(100vw - 3rem)); }
 caption strong { color: var(--ink); }
 th, td { padding: .3rem .7rem; text-align: left; white-space: nowrap; font-weight: normal; }
 thead th { font-weight: 600; border-bottom: 1.5px solid var(--ink); }
@@ -38,10 +39,11 @@ tbody tr:hover { background: var(--tint); }
 .number { text-align: right; }
 td strong { font-weight: 700; color: var(--mark); }
 .notes { font-size: .85rem; color: var(--soft); margin-top: 0; }
-figure { margin: 2rem 0; }
-figure img { max-width: 100%; height: auto; padding: .5rem; background: #fff; border: 1px solid var(--line);
+figure { margin: 2rem 0; overflow-x: auto; }
+figure img { max-width: max(100%, 40rem); height: auto; padding: .5rem; background: #fff; border: 1px solid var(--line);
   border-radius: 6px; }
-figcaption { font-size: .9rem; color: var(--soft); max-width: 75ch; }
+figcaption { font-size: .9rem; color: var(--soft); position: sticky; left: 0;
+  max-width: min(75ch, calc(100vw - 3rem)); }
 dt { font-weight: 600; margin-top: .8rem; } dd { margin: 0; }
 code { font: .82rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 @media print { body { max-width: none; } .wide { overflow: visible; } nav, .skip { display: none; } }
