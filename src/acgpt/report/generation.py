@@ -312,10 +312,8 @@ def references_in_words(scored: Sequence[Scored]) -> str:
     for each in scored:
         of = each.found["reference"]
         where = of.get("file") or f"{Path(of.get('corpus', '')).name} ({of.get('split')}, {of.get('rule')})"
-        features = Path(each.found["features"]["model"]).name
-        words[
-            f"{each.found['scored']}, {each.found['texts']} texts against {of['texts']} of {where}, features of {features}"
-        ] = None
+        sides = f"{each.found['texts']} texts against {of['texts']} of {where}"
+        words[f"{each.found['scored']}, {sides}, features of {Path(each.found['features']['model']).name}"] = None
     return f"Scored here: {'; '.join(words)}."
 
 

@@ -74,8 +74,10 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tupl
     """An empty figure, in inches, and its axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    # Where a panel stands below another, its title must not touch the labels there.
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.04 if rows == 1 else 0.12))
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, list(axes.flat)
@@ -189,7 +191,7 @@ def methods(panels: Sequence[Panel], colours: Mapping[str, str]) -> Figure:
                     hatch="///" if mean.bound else None, error_kw={"elinewidth": 0.8, "ecolor": "0.25"},
                 )  # fmt: skip
                 place.bar_label(bar, fmt="{:.1f}", fontsize=6.5, padding=2, rotation=90)
-        place.set_title(panel.title, fontsize=10, pad=12)  # not on the labels of the panel above
+        place.set_title(panel.title, fontsize=10)
         place.set_xticks(range(len(MODES)), [mode.title for mode in MODES.values()], fontsize=8)
         stretch(place, [mean.mean for *_, modes in panel.rows for mean in modes.values() if mean is not None])
         place.spines[["top", "right"]].set_visible(False)
