@@ -25,13 +25,13 @@ def roles_of(item: int, mode: str, length: int = LENGTH) -> str:
     return "".join(roles)
 
 
-def line_of(corpus: Corpus, item: int, sample: int, mode: str, noise: float, split: str, length: int, vocabulary: int):
-    """A sample: the text of the corpus, with a share of what is asked replaced at random."""
+def line_of(corpus: Corpus, item: int, sample: int, mode: str, noise: float, split: str, length: int):
+    """A sample: the text of the corpus, with a share of what is asked replaced at random (by tokens of letters)."""
     rng = random.Random(f"{item} {sample} {mode} {noise}")
     tokenizer, roles = corpus.tokenizer(), roles_of(item, mode, length)
     tokens = corpus.tokens(split)[item * length : (item + 1) * length].tolist()
     tokens = [
-        rng.randrange(3, vocabulary) if role == "a" and rng.random() < noise else token
+        rng.randrange(262, 338) if role == "a" and rng.random() < noise else token
         for token, role in zip(tokens, roles, strict=True)
     ]
     texts, place = [], 0
@@ -54,7 +54,7 @@ def line_of(corpus: Corpus, item: int, sample: int, mode: str, noise: float, spl
 
 def write_generations(
     folder: Path,
-    corpus: Path,
+    of: Path,
     mode: str = "training",
     *,
     texts: int = 12,
@@ -62,15 +62,14 @@ def write_generations(
     noise: float = 0.2,
     split: str = "validation",
     length: int = LENGTH,
-    vocabulary: int = 300,
     lines: list[dict[str, Any]] | None = None,
     **record: Any,
 ) -> Path:
-    """MODE.jsonl and MODE.json in a folder."""
-    opened = Corpus.open(corpus)
+    """MODE.jsonl and MODE.json in a folder, of the texts of a corpus."""
+    opened = Corpus.open(of)
     if lines is None:
         lines = [
-            line_of(opened, item, sample, mode, noise, split, length, vocabulary)
+            line_of(opened, item, sample, mode, noise, split, length)
             for item in range(texts)
             for sample in range(samples)
         ]
@@ -80,7 +79,7 @@ def write_generations(
     about = {"hash": f"{split}{texts}{length}", "texts": texts, "length": length, "r_max": 0.6, "seed": 0}
     about |= {"corpus_hash": opened.hash, "split": split, "tokenizer_hash": opened.manifest["tokenizer_hash"]}
     said = {"kind": "generations", "method": "ac-gpt", "options": {}, "model": "runs/ac/model", "adapter": None}
-    said |= {"corpus": str(corpus), "mode": mode, "r_max": 0.6, "set": about, "samples": samples}
+    said |= {"corpus": str(of), "mode": mode, "r_max": 0.6, "set": about, "samples": samples}
     said |= {"sampling": {"temperature": 0.8, "top_p": 0.95, "seed": 0}}
     said |= {"tokenizer_hash": opened.manifest["tokenizer_hash"]}
     path.with_suffix(".json").write_text(json.dumps(said | record), encoding="utf-8")

@@ -136,6 +136,11 @@ class Scored:
         """Of the training."""
         return None if self.run is None else self.run.seed
 
+    @property
+    def drawn(self) -> Hashable:
+        """Which file of generations it is of, wherever that lies."""
+        return self.found["hash"], self.record["mode"], self.identity, self.seed
+
 
 def how_drawn(record: Mapping[str, Any]) -> list[Any]:
     """How many samples of each text, and how a token is drawn, whatever the seed."""
@@ -157,7 +162,7 @@ def find(folders: Sequence[Path], runs: Sequence[Run]) -> tuple[list[Generations
             if beside is not None and beside.hash != each.found["hash"]:
                 notes.append(f"{path} is of an earlier {beside.path.name}: left out. Score it again with acgpt mauve.")
                 continue
-            scored.setdefault((each.found["hash"], each.identity, each.group), each)
+            scored.setdefault((each.drawn, each.group), each)
     return list(generated.values()), list(scored.values()), notes
 
 
@@ -335,8 +340,8 @@ def companions_table(size: str, scored: Sequence[Scored], paper: Mapping[str, An
     """What else was measured, mode by mode; the original text beside it where that is known."""
     best: dict[Hashable, Scored] = {}  # of several results of one file, one with a judge
     for each in scored:
-        if (kept := best.get(each.found["hash"])) is None or (kept.found["judge"] is None and each.found["judge"]):
-            best[each.found["hash"]] = each
+        if (kept := best.get(each.drawn)) is None or (kept.found["judge"] is None and each.found["judge"]):
+            best[each.drawn] = each
     blocks: dict[tuple[float, str, str], dict[Hashable, list[Scored]]] = {}
     for each in best.values():
         block = each.r_max, each.asked, str(each.record["mode"])

@@ -212,7 +212,12 @@ def card(column: Shown, sample: Generation, parts: Sequence[Segment]) -> str:
     content = []
     for role, run in groupby(parts, key=lambda part: part[0]):
         if role == "a":
-            content += [drawn(text, log_probs) for _, text, log_probs in run if text]
+            before: list[float] = []  # of tokens that are but a part of a character: it comes with the last of them
+            for _, text, log_probs in run:
+                before += log_probs
+                if text:
+                    content.append(drawn(text, before))
+                    before = []
         else:
             text = "".join(UNKNOWN if role == "u" else text for _, text, _ in run)
             content.append(tag("span", shown(text), class_="g") if text else "")

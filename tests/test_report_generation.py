@@ -1,0 +1,288 @@
+"""Reports of generations: the paper's MAUVE as printed, seeds as rows, who may be the best, the page of samples."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from generations import write_generations
+from runs import write_corpus
+from test_report_scratch import scratch
+from typer.testing import CliRunner
+
+from acgpt.cli import app
+from acgpt.generated import Generations
+from acgpt.report import write
+from acgpt.report.generation import PAPER
+from acgpt.report.write import make_report
+
+MODES = ("unconditional", "infilling", "training", "infilling-no-future", "training-no-future")
+DATA = json.loads(PAPER.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(autouse=True)
+def only_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "find_spec", lambda name: None)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("drawn") / "corpus")
+
+
+def score(path: Path, mean: float, *, asked: bool = False, std: float | None = 0.01, **more: Any) -> Path:
+    """A result of acgpt mauve beside some generations, with a score of our choosing."""
+    generated = Generations.open(path)
+    measured = {"distinct_1": 0.25, "distinct_2": 0.5, "distinct_3": 0.75, "repetition": mean / 10, "loops": 0.0}
+    found = {"kind": "mauve", "name": generated.name, "generated": str(path), "hash": generated.hash}
+    found |= {"record": dict(generated.record), "scored": "asked part" if asked else "whole text", "texts": 12}
+    found |= {"mauve": {"mean": mean, "std": std}, "features": {"model": "gpt2-large", "hash": "f"}, "judge": None}
+    found |= {"reference": {"hash": "r", "texts": 12, "corpus": "wiki", "split": "test", "rule": "windows"}}
+    found |= {"companions": {"generated": measured, "original": measured | {"repetition": 0.5}}, "perplexity": 8.0}
+    place = path.with_name(f"{generated.name}{'.asked' if asked else ''}.mauve.json")
+    place.write_text(json.dumps(found | more), encoding="utf-8")
+    return place
+
+
+def drawn(folder: Path, corpus: Path, method: str, seed: int, scores: dict[str, float], **more: Any) -> Path:
+    """A run from scratch with generations in its folder, and their scores."""
+    run = scratch(folder / f"{method}-{seed}", method=method, seed=seed, output=f"{method}-{seed}")
+    for mode, mean in scores.items():
+        about = {"method": method, "model": str(run / "model"), "sampling": {"temperature": 0.8, "seed": seed}}
+        score(write_generations(run / "generations" / "test", corpus, mode, texts=3, **about), mean, **more)
+    return run
+
+
+def rows(report: Any, name: str = "mauve", size: str = "small") -> list[dict[str, Any]]:
+    return report.content["generation"]["sizes"][size][name]
+
+
+# ---- the paper's own numbers ----------------------------------------------------------------------------------------
+
+
+def test_the_papers_columns_have_the_sums_that_its_tables_have():
+    # Summed over the tables' LaTeX with another program (awk): means, then deviations, mode by mode.
+    sums = {
+        ("WikiText-103", "small"): (14.754, 22.104, 16.891, 27.595, 16.606, 1.515, 0.684, 1.749, 0.812, 2.211),
+        ("WikiText-103", "base"): (17.689, 22.682, 17.166, 27.811, 17.728, 1.348, 0.745, 1.134, 0.963, 1.990),
+        ("WikiText-103", "medium"): (17.420, 22.393, 17.118, 27.724, 17.846, 1.192, 1.017, 1.366, 1.072, 2.056),
+        ("FineWeb", "base"): (0.259, 2.700, 1.760, 3.590, 1.072, 0.065, 0.052, 0.041, 0.101, 0.171),
+    }
+    assert len(DATA["mauve"]) == 3 * 5 * 6 + 4
+    for (corpus, size), expected in sums.items():
+        found = [row for row in DATA["mauve"] if (row["corpus"], row["model"]) == (corpus, size)]
+        columns = [sum(row[mode][i] for row in found if row[mode]) for i in (0, 1) for mode in MODES]
+        assert columns == pytest.approx(expected, abs=1e-6)
+        for row in found:
+            missing = [mode for mode in MODES if row[mode] is None]
+            assert missing == (["infilling", "training"] if row["method"] == "gpt" else [])
+
+
+@pytest.mark.parametrize(
+    ("model", "r_max", "method", "mode", "printed"),
+    [
+        ("small", 0.2, "mlm", "infilling", [0.877, 0.042]),
+        ("small", 1.0, "diffusion", "infilling-no-future", [0.958, 0.009]),
+        ("base", 0.6, "ac-gpt", "training", [0.949, 0.019]),
+        ("base", 0.8, "sigma-gpt-random", "training", [0.075, 0.098]),
+        ("medium", 0.4, "sigma-gpt-temporal", "infilling-no-future", [0.978, 0.006]),
+        ("medium", 1.0, "gpt", "training-no-future", [0.860, 0.032]),
+        ("base", 0.4, "sigma-gpt-temporal", "training-no-future", [0.373, 0.112]),
+    ],
+)
+def test_numbers_are_as_the_paper_prints_them(model, r_max, method, mode, printed):
+    found = [row for row in DATA["mauve"] if (row["model"], row["r_max"], row["method"]) == (model, r_max, method)]
+    assert printed in [row[mode] for row in found]
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_differ_in_their_seed_are_one_row_and_the_best_is_bold(corpus: Path, tmp_path: Path):
+    runs = [
+        drawn(tmp_path, corpus, "ac-gpt", 0, {"training": 0.90, "unconditional": 0.80}, std=0.01),
+        drawn(tmp_path, corpus, "ac-gpt", 1, {"training": 0.94, "unconditional": 0.82}, std=0.03),
+        drawn(tmp_path, corpus, "gpt", 0, {"unconditional": 0.85}, std=None),
+    ]
+    report = make_report(runs, tmp_path / "report")
+    ours, twin = rows(report)
+    for mode, values in {"training": (0.90, 0.94), "unconditional": (0.80, 0.82)}.items():
+        assert ours[mode]["mean"] == pytest.approx(statistics.mean(values))
+        assert ours[mode]["std"] == pytest.approx(statistics.stdev(values))
+    assert (ours["noise"], ours["seeds"], ours["infilling"]) == (0.03, 2, None)
+    assert (twin["noise"], twin["seeds"], twin["training"]) == (None, 1, None)
+    text = (tmp_path / "report" / "generation" / "small" / "mauve.md").read_text(encoding="utf-8")
+    lines = {line.split(" | ")[2]: line for line in text.splitlines() if line.startswith("| here")}
+    assert "| 0.810 ± 0.014 |" in lines["AC-GPT"] and "**0.850**" in lines["GPT"]
+    assert "**0.920" not in lines["AC-GPT"]  # it stands alone
+    paper = [line for line in text.splitlines() if line.startswith("| paper")]
+    assert len(paper) == 6 and "**0.923 ± 0.046**" in paper[-1]  # r_max 0.6 of the small model
+    assert "samples.html" in report.content["files"] and "generation/small/mauve.tex" in report.content["files"]
+
+
+def test_only_what_was_asked_and_compared_in_the_same_way_is_ranked(corpus: Path, tmp_path: Path):
+    one = drawn(tmp_path, corpus, "ac-gpt", 0, {"training": 0.9})
+    other = drawn(tmp_path, corpus, "sigma-gpt-temporal", 0, {"training": 0.8})
+    score(one / "generations" / "test" / "training.jsonl", 0.7, asked=True)
+    table = make_report([one, other], tmp_path / "report").parts[-1].tables["small/mauve"]
+    best = [(row.cells["method"], row.cells["scored"]) for row in table.rows if not row.paper and is_bold(table, row)]
+    assert best == [("AC-GPT", "whole text")]
+    assert [row.cells["scored"] for row in table.rows if not row.paper] == ["whole text", "whole text", "asked part"]
+    path = other / "generations" / "test" / "training.mauve.json"
+    found = json.loads(path.read_text())
+    for key, value in {
+        "reference": found["reference"] | {"hash": "x"},
+        "features": {"model": "y", "hash": "y"},
+    }.items():
+        path.write_text(json.dumps(found | {key: value}))
+        table = make_report([one, other], tmp_path / "report").parts[-1].tables["small/mauve"]
+        assert not any(is_bold(table, row) for row in table.rows if not row.paper), key
+
+
+def is_bold(table: Any, row: Any) -> bool:
+    return any(table.is_best(row, column) for column in table.columns)
+
+
+def test_what_else_was_measured_stands_beside_the_original(corpus: Path, tmp_path: Path):
+    said = {"model": "J", "measures": "whole text", "perplexity": 30.0, "tokens": 93, "bound": False}
+    judge = said | {"original": said | {"perplexity": 20.0}}
+    runs = [drawn(tmp_path, corpus, "ac-gpt", seed, {"training": 0.8 + seed / 10}, judge=judge) for seed in (0, 1)]
+    report = make_report(runs, tmp_path / "report")
+    ours, original = rows(report, "companions")
+    assert (ours["method"], original["method"]) == ("AC-GPT", "original")
+    assert ours["repetition"]["mean"] == pytest.approx(8.5) and original["repetition"]["mean"] == pytest.approx(50)
+    assert ours["distinct_3"]["mean"] == 75 and ours["own"]["mean"] == 8.0 and original["own"] is None
+    assert ours["judged"]["mean"] == 30 and original["judged"]["mean"] == 20
+    assert "it measures whole text" in ours["note"]
+
+
+def test_a_score_of_an_earlier_file_is_left_out(corpus: Path, tmp_path: Path):
+    run = drawn(tmp_path, corpus, "ac-gpt", 0, {"training": 0.9, "infilling": 0.8})
+    write_generations(run / "generations" / "test", corpus, "training", texts=2)
+    report = make_report([run], tmp_path / "report")
+    assert [row["training"] for row in rows(report)] == [None]
+    assert any("of an earlier training.jsonl" in note for note in report.notes)
+
+
+def test_generations_without_a_run_have_a_report_of_their_own(corpus: Path, tmp_path: Path):
+    for method, mean in (("ac-gpt", 0.9), ("mlm", 0.4)):
+        about = {"method": method, "model": f"hub/{method}"}
+        score(write_generations(tmp_path / "drawn" / method, corpus, **about), mean)
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "drawn"), "-o", str(tmp_path / "report"), "--json"])
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    found = content["generation"]["sizes"]["models"]["mauve"]
+    assert [(row["method"], row["training"]["mean"]) for row in found] == [("AC-GPT", 0.9), ("MLM (BERT)", 0.4)]
+    first = {path: (tmp_path / "report" / path).read_bytes() for path in content["files"]}
+    make_report([tmp_path / "drawn"], tmp_path / "report")
+    assert {path: (tmp_path / "report" / path).read_bytes() for path in content["files"]} == first
+
+
+def test_a_damaged_result_is_named(corpus: Path, tmp_path: Path):
+    path = score(write_generations(tmp_path / "drawn", corpus), 0.5)
+    path.write_text(json.dumps({"kind": "mauve"}))
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "drawn"), "-o", str(tmp_path / "report")])
+    assert result.exit_code == 2 and "training.mauve.json is no result of acgpt mauve" in result.stderr
+    assert not (tmp_path / "report").exists()
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+class Reader(HTMLParser):
+    """The elements of a page, and the text of each card with the titles in it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.cards: list[dict[str, Any]] = []
+        self.inside = False
+        self.feed(page)
+
+    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((name, dict(attributes)))
+        if dict(attributes).get("class") == "text":
+            self.cards.append({"name": dict(attributes)["aria-label"], "text": "", "titles": [], "given": ""})
+            self.inside, self.given = True, False
+        elif self.inside and name == "i":
+            self.cards[-1]["titles"].append(dict(attributes).get("title"))
+        self.given = name == "span"
+
+    def handle_endtag(self, name: str) -> None:
+        self.inside = self.inside and name != "div"
+        self.given = False
+
+    def handle_data(self, text: str) -> None:
+        if self.inside:
+            self.cards[-1]["text"] += text
+            self.cards[-1]["given"] += text if self.given else ""
+
+
+def page_of(folder: Path, output: Path) -> Reader:
+    make_report([folder], output)
+    return Reader((output / "samples.html").read_text(encoding="utf-8"))
+
+
+def test_samples_stand_side_by_side_with_what_was_given_and_every_log_probability(corpus: Path, tmp_path: Path):
+    for method in ("mlm", "ac-gpt"):
+        for mode in ("training", "infilling"):
+            write_generations(
+                tmp_path / "drawn" / method, corpus, mode, texts=5, samples=2, method=method, model=method
+            )
+    page = page_of(tmp_path / "drawn", tmp_path / "report")
+    names = [f"{method}, {mode}" for mode in ("infilling", "training") for method in ("AC-GPT", "MLM (BERT)")]
+    assert [card["name"] for card in page.cards] == names * 3  # of three texts, in the paper's order
+    samples = Generations.open(tmp_path / "drawn" / "ac-gpt" / "training.jsonl").samples
+    for item in range(3):
+        card, sample = page.cards[4 * item + 2], samples[2 * item]
+        assert card["text"] == sample.text.replace("<eos>", "¶\n")  # token by token: the corpus has the tokenizer
+        shown = [number for words in card["titles"] for number in words.split(": ")[-1].removeprefix("log p ").split()]
+        assert shown == [f"{each:.2f}" for each in sample.log_probs]
+        given = "".join(part for part in sample.prompt.split("____"))
+        assert card["given"] == given.replace("<eos>", "¶\n")
+
+
+def test_without_a_tokenizer_a_fill_has_its_log_probabilities_together(corpus: Path, tmp_path: Path):
+    path = write_generations(tmp_path / "drawn", corpus, "infilling", texts=1, corpus=None, model="gone")
+    (card,) = page_of(tmp_path / "drawn", tmp_path / "report").cards
+    (sample,) = Generations.open(path).samples
+    assert card["text"] == sample.text
+    words = " ".join(f"{each:.2f}" for each in sample.log_probs)
+    assert card["titles"] == [f"log p {sum(sample.log_probs):.2f}, 15 tokens: {words}"]
+    assert card["given"] == sample.prompt.replace("____", "")
+
+
+def test_hostile_text_stays_text(corpus: Path, tmp_path: Path):
+    hostile = '<script>alert(1)</script>" onmouseover="x" <img src=x onerror=y> \x1b[31m &amp; ____'
+    line = {"item": 0, "sample": 0, "seed": 0, "roles": "gag", "tokens": [4, 5, 6], "log_probs": [-1.0]}
+    for number, prompt in enumerate((f"{hostile}____{hostile}", "<b>a</b>____<b>b</b>")):
+        before, after = (hostile, hostile) if number == 0 else ("<b>a</b>", "<b>b</b>")
+        own = line | {"prompt": prompt, "fills": [hostile], "text": before + hostile + after}
+        about = {"method": "<u>m</u>", "model": '"><script>', "corpus": None, "mode": "<s>"}
+        folder = tmp_path / str(number)
+        path = write_generations(folder / "drawn", corpus, "training", lines=[own])
+        record = json.loads(path.with_suffix(".json").read_text()) | about
+        path.with_suffix(".json").write_text(json.dumps(record))
+        score(path, 0.5)
+        page = page_of(folder / "drawn", folder / "report")
+        assert not {"script", "img", "b", "s", "u"} - {"b"} & {name for name, _ in page.tags}
+        assert [name for name, _ in page.tags].count("b") == 1  # the legend's
+        assert not any(key.startswith("on") for _, attributes in page.tags for key in attributes)
+        assert page.cards[0]["text"] == own["text"].replace("\x1b", "␛")
+        report = Reader((folder / "report" / "report.html").read_text(encoding="utf-8"))
+        assert not {"script", "u"} & {name for name, _ in report.tags}
+
+
+def test_the_page_needs_nothing_else(corpus: Path, tmp_path: Path):
+    write_generations(tmp_path / "drawn", corpus)
+    page = page_of(tmp_path / "drawn", tmp_path / "report")
+    assert not {"script", "link", "iframe", "img"} & {name for name, _ in page.tags}
+    places = [attributes[key] for _, attributes in page.tags for key in ("href", "src") if key in attributes]
+    ids = {attributes.get("id") for _, attributes in page.tags}
+    assert places and all(place.startswith("#") and place[1:] in ids for place in places)
+    text = (tmp_path / "report" / "samples.html").read_text(encoding="utf-8")
+    assert "url(" not in text and "@import" not in text and "prefers-color-scheme: dark" in text
