@@ -31,7 +31,7 @@ def line_of(corpus: Corpus, item: int, sample: int, mode: str, noise: float, spl
     tokenizer, roles = corpus.tokenizer(), roles_of(item, mode, length)
     tokens = corpus.tokens(split)[item * length : (item + 1) * length].tolist()
     tokens = [
-        rng.randrange(262, 338) if role == "a" and rng.random() < noise else token
+        rng.randrange(262, 324) if role == "a" and rng.random() < noise else token
         for token, role in zip(tokens, roles, strict=True)
     ]
     texts, place = [], 0

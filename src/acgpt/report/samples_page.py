@@ -218,6 +218,7 @@ def card(column: Shown, sample: Generation, parts: Sequence[Segment]) -> str:
                 if text:
                     content.append(drawn(text, before))
                     before = []
+            content += [drawn("\ufffd", before)] if before else []
         else:
             text = "".join(UNKNOWN if role == "u" else text for _, text, _ in run)
             content.append(tag("span", shown(text), class_="g") if text else "")
