@@ -312,7 +312,7 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
     assert [each["record"]["mode"] for each in answers] == ["training", "unconditional"]
     for each in answers:
         assert json.loads((folder / f"{each['name']}.mauve.json").read_text()) == each
-        assert each["mauve"]["seeds"] == [0, 1, 2] and len(set(each["mauve"]["scores"])) > 1
+        assert each["mauve"]["seeds"] == [0, 1, 2]
         assert each["mauve"]["settings"]["kmeans_max_iter"] == 500 and each["mauve"]["settings"]["kmeans_num_redo"] == 5
         assert (each["texts"], each["scored"]) == (12, "whole text")
         assert each["reference"]["skip"] == 12 * LENGTH and each["reference"]["length"] == LENGTH
@@ -322,8 +322,8 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
     opened, path = Corpus.open(corpus), folder / "training.jsonl"
     ours = features.features([each.text for each in Generations.open(path).samples])
     texts = reference.of_corpus(opened, "validation", length=LENGTH, generated=[Generations.open(path)]).texts
-    expected = mauve(ours, features.features(texts), 0)
-    assert answers[0]["mauve"]["scores"][0] == pytest.approx(expected, abs=1e-6)
+    expected = [mauve(ours, features.features(texts), seed) for seed in range(3)]
+    assert answers[0]["mauve"]["scores"] == pytest.approx(expected, abs=1e-6)
     assert answers[0]["features"] == features.about()
 
 

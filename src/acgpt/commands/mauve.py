@@ -72,25 +72,29 @@ def mauve(
 ) -> None:
     r"""How near generated texts are to real ones: MAUVE, and what else is measured.
 
-    acgpt mauve samples/ac-training.jsonl data/wikitext-103 --split test
-    acgpt mauve samples data/wikitext-103 --features default      (all in it, offline)
-    acgpt mauve samples data/wikitext-103 --asked-only            (what was drawn alone)
-    acgpt mauve samples data/wikitext-103 --no-mauve --judge runs/ac/model
+    acgpt mauve samples/ac/training.jsonl data/wikitext-103 --split test
+    acgpt mauve samples/ac data/wikitext-103 --features default     (offline)
+    acgpt mauve samples/ac data/wikitext-103 --asked-only
+    acgpt mauve samples/ac data/wikitext-103 --no-mauve --judge runs/ac/model
 
-    The result is NAME.mauve.json beside each NAME.jsonl (NAME.asked.mauve.json with
-    --asked-only), which acgpt report reads. docs/mauve.md says what is measured.
-    MAUVE takes the package mauve-text: pip install 'acgpt[mauve]'.
+    The result is NAME.mauve.json beside each NAME.jsonl, with --asked-only
+    NAME.asked.mauve.json; acgpt report reads it. MAUVE takes the package
+    mauve-text, the extra "mauve". docs/mauve.md says what is measured.
 
     Keys of --json:
-      kind, name, generated, hash (of the file), record (what generated it), scored
-      ("whole text" or "asked part"), texts, empty (texts left out), mauve (null or
-      mean, std, scores, smoothed, seeds, clusters, settings, mauve_text), features
-      (null or model, hash, dimensions, length), reference (corpus or file, hash,
-      texts, …), companions: generated and, where the corpus is that of the
-      prompts, original: distinct_1, distinct_2, distinct_3, repetition, loops;
-      perplexity (of the model itself), judge (null or model, measures, bound,
-      perplexity, log_prob, tokens, original), notes, versions, hardware, seconds,
-      date, command
+      kind, name, generated, hash (of the file), record (what generated it),
+      scored ("whole text" or "asked part"), texts, empty (texts left out),
+      mauve: null or mean, std, scores, smoothed, seeds, clusters, settings,
+             mauve_text (its version)
+      features: null or model, hash, dimensions, length
+      reference: hash, texts, and corpus, corpus_hash, split, rule, length, skip,
+                 overlaps_prompts, or file
+      companions: generated and, where the corpus is that of the prompts,
+                  original: distinct_1, distinct_2, distinct_3, repetition, loops
+      perplexity (of what was drawn, under the model itself),
+      judge: null or model, measures, bound, perplexity, log_prob, tokens, and
+             of the original text, where it is known: original
+      notes, versions, hardware, seconds, date, command
     """
     from acgpt.generated import find_generations
 

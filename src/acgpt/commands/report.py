@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from acgpt.report.write import Report
 
 HELP = {
-    "runs": "Folders of finished runs, or folders of such folders, as acgpt experiment makes them.",
+    "runs": "Folders of finished runs, or folders of such folders, as acgpt experiment makes them; or of generations.",
     "output": "The report's folder; an earlier report in it is replaced.",
     "json": "For programs: one JSON object in a line, with the keys named above.",
 }
@@ -35,9 +35,10 @@ def report(
     the five modes by size and r_max, mean and deviation over seeds. Fine-tuned:
     perplexities, the advantage over the causal twin (method=gpt on the same base,
     corpus and number of texts, asked the same evaluation set), and the sweep over
-    r_max. FOLDER gets them as one HTML page, as Markdown, CSV and LaTeX with the
-    paper's own rows, and as figures where matplotlib is installed.
-    docs/report.md explains all of it.
+    r_max. Generations, anywhere in these folders: MAUVE by method and mode, what
+    else acgpt mauve has measured, and a page of samples. FOLDER gets them as one
+    HTML page, as Markdown, CSV and LaTeX with the paper's own rows, and as figures
+    where matplotlib is installed. docs/report.md explains all of it.
 
     Keys of --json:
       folder, acgpt (version),
@@ -46,6 +47,8 @@ def report(
       finetuning: splits: for each, perplexities,
       advantages (percent) and, if there is one, sweep: lists of rows; curve:
       the advantages in the course of training; paper: where its rows are from,
+      generation: sizes: for each, mauve (each mode null or mean, std, runs) and
+      companions: lists of rows; paper: where its rows are from,
       runs: name, steps, texts, tokens, seconds, hardware, versions, command,
             corpus_hash, recipe, evaluations
       notes, files
