@@ -128,9 +128,18 @@ def test_windows_follow_each_other_and_leave_out_where_the_prompts_are_from(corp
     assert (found.about["skip"], found.about["overlaps_prompts"]) == (begin, False)
     again = reference.of_corpus(opened, "validation", length=20, generated=[generated], skip=0, count=3)
     assert len(again.texts) == 3 and again.about["overlaps_prompts"]
+    assert again.texts[0] == tokenizer.decode(tokens[:20])
     assert reference.of_corpus(opened, "test", length=20, generated=[generated]).about["skip"] == 0
     with pytest.raises(InputError, match="--skip 0"):
         reference.of_corpus(opened, "validation", length=len(tokens) - begin + 1, generated=[generated])
+
+
+def test_fewer_windows_than_there_are_lie_all_over_the_split():
+    tokens = np.arange(103)
+    for count, expected in {2: [3, 53], 3: [3, 33, 63], 10: range(3, 103, 10), 99: range(3, 103, 10)}.items():
+        found = [each.tolist() for each in reference.windows(tokens, 10, 3, count)]
+        assert found == [list(range(start, start + 10)) for start in expected]
+    assert not list(reference.windows(tokens, 10, 94, 5))
 
 
 def test_documents_of_a_corpus_are_long_enough_and_cut(corpus: Path):
@@ -185,6 +194,12 @@ def test_distinct_and_repetition_are_those_of_the_definition():
     # Fours: 1212 2121 1212, one of three repeated; then 1234 2345; then none.
     assert companions.repetition(samples) == pytest.approx((1 / 3 + 0) / 2)
     assert companions.distinct([sample([7])], 2) is None and companions.repetition([sample([7])]) is None
+
+
+def test_several_samples_of_a_text_do_not_make_it_less_varied(corpus: Path, tmp_path: Path):
+    paths = [write_generations(tmp_path / str(n), corpus, samples=n) for n in (1, 3)]
+    one, three = (companions.companions(Generations.open(path).samples) for path in paths)
+    assert {key: one[key] for key in ("distinct_1", "distinct_2", "distinct_3")}.items() <= three.items()
 
 
 def test_loops_are_found_as_by_trying_every_block(monkeypatch: pytest.MonkeyPatch):
@@ -325,6 +340,9 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
     expected = [mauve(ours, features.features(texts), seed) for seed in range(3)]
     assert answers[0]["mauve"]["scores"] == pytest.approx(expected, abs=1e-6)
     assert answers[0]["features"] == features.about()
+    whole = [opened.tokenizer().decode(opened.tokens("validation")[i * LENGTH : (i + 1) * LENGTH]) for i in range(12)]
+    real = mauve(features.features(whole), features.features(texts), 0)
+    assert answers[0]["original"]["scores"][0] == answers[1]["original"]["scores"][0] == pytest.approx(real, abs=1e-6)
 
 
 def test_the_asked_part_is_scored_against_what_stood_there(corpus: Path, model: Path, tmp_path: Path, mauve: Any):

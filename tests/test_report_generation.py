@@ -124,6 +124,15 @@ def test_runs_that_differ_in_their_seed_are_one_row_and_the_best_is_bold(corpus:
     assert "samples.html" in report.content["files"] and "generation/small/mauve.tex" in report.content["files"]
 
 
+def test_what_the_original_texts_have_stands_below_and_is_never_the_best(corpus: Path, tmp_path: Path):
+    real = {"original": {"mean": 0.99, "std": 0.02}}
+    runs = [drawn(tmp_path, corpus, method, 0, {"training": 0.9}, **real) for method in ("ac-gpt", "mlm")]
+    table = make_report(runs, tmp_path / "report").parts[-1].tables["small/mauve"]
+    own = [row for row in table.rows if not row.paper]
+    assert [row.cells["method"] for row in own] == ["AC-GPT", "MLM (BERT)", "original"]
+    assert own[-1].cells["training"].mean == 0.99 and [is_bold(table, row) for row in own] == [True, True, False]
+
+
 def test_only_what_was_asked_and_compared_in_the_same_way_is_ranked(corpus: Path, tmp_path: Path):
     one = drawn(tmp_path, corpus, "ac-gpt", 0, {"training": 0.9})
     other = drawn(tmp_path, corpus, "sigma-gpt-temporal", 0, {"training": 0.8})

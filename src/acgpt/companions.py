@@ -1,7 +1,8 @@
 """What generated tokens say of themselves, with no model of features: how varied they are, and whether they repeat.
 
     distinct-n      of all runs of n asked tokens, the share that are different ones (Li et al., 2016). It falls with
-                    the amount of text: compare as many tokens with as many
+                    the amount of text, so that only the first sample of each text counts: as many tokens as in the
+                    original
     repetition      of the runs of four tokens in a sample, the share that it had before (seq-rep-4 of Welleck et al.,
                     2020), on average over samples
     loops           the share of samples that end in a loop: at least three copies of a block of at most 64 tokens,
@@ -86,7 +87,8 @@ def perplexity(log_probs: Sequence[float]) -> float:
 
 def companions(samples: Sequence[Generation]) -> dict[str, float | None]:
     """All of them, by the names that results have."""
-    found: dict[str, float | None] = {f"distinct_{n}": distinct(samples, n) for n in ORDERS}
+    first = list({(each.item, each.roles): each for each in reversed(samples)}.values())
+    found: dict[str, float | None] = {f"distinct_{n}": distinct(first, n) for n in ORDERS}
     return found | {"repetition": repetition(samples), "loops": loops(samples)}
 
 

@@ -3,8 +3,10 @@
 Of a corpus, by one of two rules:
 
     documents    the first documents that have at least so many tokens, each cut to them: the paper's rule for FineWeb
-    windows      the split cut into windows of so many tokens, one after the other. The paper's rule for WikiText-103,
-                 paragraphs of at least 1,024 tokens, finds none: its longest paragraph in the test split has 481 words
+    windows      the split cut into windows of so many tokens, of which, if there are more than wanted, some are taken
+                 that are spread over all of it: neighbours are of one article, and few articles are no reference. The
+                 paper's rule for WikiText-103, paragraphs of at least 1,024 tokens, finds none: its longest paragraph
+                 in the test split has 481 words
 
 The region from which the generations took what was given is left out, as in the paper. `originals` is another
 reference, for what was asked alone: the tokens that stand in the corpus where something was drawn.
@@ -89,7 +91,7 @@ def of_corpus(
     prompts = max((region(each.record["set"], corpus, split) for each in generated), default=0)
     begin = prompts if skip is None else skip
     eos = corpus.manifest.get("eos_token_id", tokenizer.eos_token_id)
-    found = documents(tokens, eos, begin) if rule == "documents" else windows(tokens, length, begin)
+    found = documents(tokens, eos, begin) if rule == "documents" else windows(tokens, length, begin, count)
     texts = [decoded(ids[:length], tokenizer) for ids in islice((ids for ids in found if len(ids) >= length), count)]
     if not texts:
         why = f", after the {begin:,} tokens that are left out" if begin else ""
@@ -122,9 +124,12 @@ def documents(tokens: Tokens, eos: int, begin: int) -> Iterator[np.ndarray]:
         yield tokens[start : len(tokens)]
 
 
-def windows(tokens: Tokens, length: int, begin: int) -> Iterator[np.ndarray]:
-    """Windows that do not overlap."""
-    return (tokens[start : start + length] for start in range(begin, len(tokens) - length + 1, length))
+def windows(tokens: Tokens, length: int, begin: int, count: int) -> Iterator[np.ndarray]:
+    """Windows that do not overlap: all, or as many as are wanted, spread evenly."""
+    starts = range(begin, len(tokens) - length + 1, length)
+    wanted = min(count, len(starts))
+    chosen = [starts[number * len(starts) // wanted] for number in range(wanted)]
+    return (tokens[start : start + length] for start in chosen)
 
 
 def decoded(ids: Sequence[int] | np.ndarray, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -86,6 +86,8 @@ def mauve(
       scored ("whole text" or "asked part"), texts, empty (texts left out),
       mauve: null or mean, std, scores, smoothed, seeds, clusters, settings,
              mauve_text (its version)
+      original: null or likewise, of the original texts, where the corpus is that of
+                the prompts: what could be reached
       features: null or model, hash, dimensions, length
       reference: hash, texts, and corpus, corpus_hash, split, rule, length, skip,
                  overlaps_prompts, or file
@@ -227,21 +229,27 @@ class Work:
         """Have the features in the cache."""
         assert self.featurizer is not None
         texts, reference = self.sides(each, asked_only)
-        for side in ([text for text in texts if text], reference.texts):
-            self.featurizer.features(side, progress)
+        original = None if asked_only else self.originals(each)
+        for side in ([text for text in texts if text], reference.texts, [sample.text for sample in original or ()]):
+            if side:
+                self.featurizer.features(side, progress)
 
     def result(self, each: Generations, asked_only: bool, progress: Callable[[int, int], None]) -> dict[str, Any]:
         """All that is measured of one file."""
         from acgpt.companions import companions, own_perplexity
-        from acgpt.mauve_score import FEW, scores
+        from acgpt.mauve_score import FEW, FEWEST, scores
 
         written, reference = self.sides(each, asked_only)
         texts = [text for text in written if text]
-        found = None
-        if self.featurizer is not None:
-            ours, theirs = (self.featurizer.features(side, progress) for side in (texts, reference.texts))
-            found = scores(ours, theirs, range(self.seeds))
         original = self.originals(each)
+        found = real = None
+        if self.featurizer is not None:
+            theirs = self.featurizer.features(reference.texts, progress)
+            found = scores(self.featurizer.features(texts, progress), theirs, range(self.seeds))
+            if original is not None and not asked_only and len(original) >= FEWEST:
+                real = scores(
+                    self.featurizer.features([sample.text for sample in original], progress), theirs, range(self.seeds)
+                )
         notes = []
         if found is not None and min(len(texts), len(reference.texts)) < FEW:
             notes.append(f"fewer than {FEW} texts on one side: MAUVE is mostly chance.")
@@ -259,6 +267,7 @@ class Work:
             "texts": len(texts),
             "empty": len(written) - len(texts),
             "mauve": found,
+            "original": real,
             "features": None if self.featurizer is None else self.featurizer.about(),
             "reference": reference.as_dict(),
             "companions": {
@@ -318,6 +327,8 @@ def print_result(result: Mapping[str, Any], path: Path) -> None:
     if found is not None:
         spread = "" if found["std"] is None else f" ± {found['std']:.3f}"
         page.print(f"MAUVE {found['mean']:.3f}{spread}", style="bold")
+        if result["original"] is not None:
+            page.note(f"the original texts have {result['original']['mean']:.3f}")
         page.note(
             printable(
                 f"over {len(found['seeds'])} seeds of k-means, {found['clusters']} clusters; against "

@@ -59,7 +59,8 @@ CAPTION = (
     "MAUVE, higher is better: mean ± standard deviation over training seeds (of a sample; none for a single one). "
     "k-means ± is the largest standard deviation of any of these scores over the seeds of its k-means: a smaller "
     "difference means nothing. Bold: the best of those that can be compared; -- is what a method cannot draw, or what "
-    "was not scored. Of a whole text, what was given counts too, and is the same for all methods; the asked part is "
+    "was not scored. The row original is what the real texts have against the same reference: what could be reached. "
+    "Of a whole text, what was given counts too, and is the same for all methods; the asked part is "
     "scored against what stood there originally."
 )
 OTHERS = (
@@ -297,6 +298,11 @@ def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -
         rows.append(Row(cells, each.group, "; ".join(missing) + "." if missing else None))
     order = {entry.first.group: groups.index(entry.first.group) for entry in entries}
     methods = {names[entry]: place(str(entry.first.record["method"]), paper) for entry in entries}
+    for group in groups:  # not of the group: it is what could be reached, and no method's
+        if (original := original_row([entry for entry in entries if entry.first.group == group])) is not None:
+            order[original.group] = order[group]
+            rows.append(original)
+    methods["original"] = len(paper["methods"]) + 1
     rows.sort(
         key=lambda row: (
             row.cells["r_max"],
@@ -309,6 +315,30 @@ def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -
     beside = sorted([*rows, *theirs], key=lambda row: (row.cells["r_max"], row.paper))
     caption = f"{CAPTION} {references_in_words(scored)}" + (f" {OTHERS}" if theirs else "")
     return Table(f"MAUVE, {paper['sizes'].get(size, size)}", caption, MAUVE, tuple(beside), "method")
+
+
+def original_row(entries: Sequence[Entry]) -> Row | None:
+    """The scores of the original texts against the same reference, where they are known."""
+    found = {
+        mode: each.found["original"]
+        for entry in entries
+        for mode, seeds in entry.modes.items()
+        for each in seeds.values()
+        if each.found.get("original") is not None
+    }
+    if not found:
+        return None
+    first = entries[0].first
+    noise = max((each["std"] for each in found.values() if each["std"] is not None), default=None)
+    cells: dict[str, Cell] = {
+        "from": "here",
+        "r_max": first.r_max,
+        "method": "original",
+        "scored": WHOLE,
+        "noise": noise,
+    }
+    cells |= {mode: Mean(each["mean"]) for mode, each in found.items()}
+    return Row({**cells, "set": first.record["set"]["hash"][:8]}, ("original", first.group))
 
 
 def references_in_words(scored: Sequence[Scored]) -> str:
@@ -392,4 +422,4 @@ def judge_note(found: Sequence[Scored]) -> str | None:
     judge = found[0].found["judge"]
     if judge is None:
         return None
-    return f"judge: {judge['model']}; it measures {judge['measures']}, {judge['tokens']:,} tokens."
+    return f"judge: {judge['model']}; it measures {judge['measures']}."
