@@ -31,7 +31,7 @@ WORDS = ("over 50 %", "over 10 %", "over 1 %", "less")
 Segment = tuple[str, str, list[float]]  # role, text, log-probabilities
 
 STYLE = """
-:root { --given: #dde7f3; --s0: #e6f4ee; --s1: #fbf2cf; --s2: #fbdcbc; --s3: #f5b9b0; --s9: #ece6f5; }
+:root { --given: #cfdff4; --s0: #e6f4ee; --s1: #fbf2cf; --s2: #fbdcbc; --s3: #f5b9b0; --s9: #ece6f5; }
 @media (prefers-color-scheme: dark) {
   :root { --given: #22344a; --s0: #17362b; --s1: #3c3512; --s2: #4d2f12; --s3: #5a221c; --s9: #332a44; }
 }
