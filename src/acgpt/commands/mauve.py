@@ -106,7 +106,7 @@ def mauve(
         check_writable(path)
     hush()
     from acgpt.features import LENGTH, Featurizer
-    from acgpt.loading import load
+    from acgpt.loading import cache_folder, load
     from acgpt.mauve_score import package
 
     if not (no_mauve or features_only):
@@ -131,6 +131,7 @@ def mauve(
             start = time.perf_counter()
             if features_only:
                 work.keep_features(each, asked_only, progress)
+                print(f"{each.path}: its features are kept in {cache_folder() / 'features'}", file=sys.stderr)
                 continue
             result = work.result(each, asked_only, progress)
             result |= {
