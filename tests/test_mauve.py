@@ -17,6 +17,7 @@ import torch
 from generations import LENGTH, write_generations
 from models import expected_log_probs, tiny_model, tiny_tokenizer
 from runs import SPECIAL, write_corpus
+from test_generate import model_of, set_of
 from typer.testing import CliRunner
 
 from acgpt import companions, mauve_score, reference
@@ -24,9 +25,12 @@ from acgpt.cli import app
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.features import Featurizer
+from acgpt.generate import Generator
 from acgpt.generated import Generation, Generations, find_generations, runs
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import Metadata
+from acgpt.methods import METHODS
+from acgpt.modes import MODES
 from acgpt.query import Query
 
 TEXTS = ["The cat sat on the mat.", "A dog", "The capital of France is Paris. " * 12, "x"]
@@ -425,6 +429,27 @@ def test_what_cannot_be_scored_is_refused_and_nothing_is_written(corpus: Path, m
     assert "name the corpus of the prompts" in acgpt(path, text, "--asked-only", "--no-mauve", code=2).stderr
     assert "no rule 'pages'" in acgpt(path, corpus, "--rule", "pages", "--no-mauve", code=2).stderr
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_what_every_method_draws_is_read_as_it_was_written(method: str, tmp_path: Path):
+    lm, asked = model_of(method), set_of()
+    generator = Generator(lm, asked, samples=2, prompt=5)
+    for mode in MODES:
+        if generator.write(mode, tmp_path) is None:
+            continue
+        found = Generations.open(tmp_path / f"{mode}.jsonl")
+        queries = generator.queries(mode)
+        assert len(found.samples) == 2 * len(queries) and found.record["method"] == method
+        for each in found.samples:
+            query = queries[each.item]
+            assert [role == "a" for role in each.roles] == list(query.asked)
+            assert [each.tokens[p - 1] for p in query.given_positions] == [
+                query.tokens[p - 1] for p in query.given_positions
+            ]
+            assert sum(map(len, each.runs)) == len(each.log_probs or ()) == len(query.asked_positions)
+        assert companions.own_perplexity(found.samples) > 1
+    assert {each.path.suffix for each in find_generations([tmp_path])} == {".jsonl"}
 
 
 def test_each_of_several_is_found_once(corpus: Path, tmp_path: Path):

@@ -44,6 +44,7 @@ from acgpt.errors import InputError, OutputError
 from acgpt.evaluate import check_fit
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.files import write_whole
+from acgpt.generated import BLANK, KIND
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import tokenizer_hash, weights_hash
 from acgpt.methods import Method, method_of
@@ -51,9 +52,8 @@ from acgpt.modes import MODES, Mode, modes_named
 from acgpt.query import Query
 from acgpt.text import pieces
 
-KIND, INDEX = "generations", "index.json"
+INDEX = "index.json"
 PROMPT, TOP_P, TEMPERATURE = 20, 0.95, 0.8  # as in the paper's experiments
-BLANK = "____"
 OWN = ("mode", "future")  # of a file's configuration, what another file in the same folder may have otherwise
 # Characters that Python's splitlines, but not JSON, takes for the end of a line.
 ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}

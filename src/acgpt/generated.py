@@ -7,7 +7,7 @@
                  prompt, fills, text        for people: what was given, what was drawn for each blank, all of it
     the record   kind "generations", method, model, mode, r_max, set, sampling, tokenizer_hash, versions, …
 
-Here they are read and checked; no model is needed.
+`generate` writes them. Here they are read and checked; no model is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from acgpt.errors import InputError
 
 KIND = "generations"
-BLANK = "____"
+BLANK = "____"  # for people: a run of tokens that are not given
 AGAIN = "Generate it again, or leave it out."
 
 
@@ -142,6 +142,7 @@ class Generations:
                 f"{path} has no record of generations beside it ({path.with_suffix('.json').name}): name a .jsonl that "
                 "acgpt generate has written, and keep the two files together."
             )
+        record.setdefault("model", "")
         for key, kind in {"method": str, "model": str, "mode": str, "set": dict, "tokenizer_hash": str}.items():
             if not isinstance(record.get(key), kind):
                 raise InputError(f"{path.with_suffix('.json')} says nothing of its {key}. {AGAIN}")

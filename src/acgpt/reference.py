@@ -18,7 +18,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from acgpt.companions import with_tokens
 from acgpt.corpus import Corpus, Tokens
 from acgpt.corpus_rows import Bad, Damaged, Reader, decode, lines, parse_json
 from acgpt.errors import InputError
-from acgpt.generated import Generation, Generations, runs
+from acgpt.generated import Generation, Generations
 from acgpt.text import pieces
 
 COUNT = 1000  # texts at most, as in the paper for FineWeb
@@ -210,7 +210,8 @@ def originals(
                 f"{generated.path}: what is given of text {sample.item} is not what {corpus.folder} has there, so what "
                 "was drawn cannot be compared with what stood there."
             )
-        texts = pieces(own, tokenizer)
-        fills = ["".join(texts[first:end]) for first, end in runs(sample.roles)]
+        lengths = [(role, len(list(run))) for role, run in groupby(sample.roles)]
+        texts = pieces(own, tokenizer, list(accumulate(length for _, length in lengths)))
+        fills = [text for text, (role, _) in zip(texts, lengths, strict=True) if role == "a"]
         found[key] = known[key] = with_tokens(sample, own, fills, "".join(texts))
     return list(found.values())

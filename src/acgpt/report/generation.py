@@ -190,7 +190,7 @@ def read_scored(path: Path, runs: Sequence[Run]) -> Scored:
 def run_of(record: Mapping[str, Any], path: Path, runs: Sequence[Run]) -> Run | None:
     """The run of a model: in whose folder the result lies, or the model; or whose name the model's path has."""
     model = Path(str(record.get("adapter") or record["model"]))
-    for where in (path.resolve(), model.resolve()):
+    for where in (path.resolve(), *([model.resolve()] if model.parts else [])):
         for run in runs:
             if run.folder.resolve() in where.parents:
                 return run
