@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+JOBS ?= 2  # processes that share the tests
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
@@ -21,7 +22,7 @@ demo: $(STAMP) ## a tour with a real model, on this machine: scoring, ranking, i
 	@$(BIN)/python -m acgpt.demo
 
 test: check ## lint, types and every test that needs no GPU
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 check: lint types ## lint and types
 

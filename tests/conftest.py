@@ -8,6 +8,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from acgpt.methods import Method
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A method is called by its name and options: processes that share the tests must call them alike."""
+    return " ".join([val.name, *map(str, vars(val).values())]) if isinstance(val, Method) else None
+
 
 def package_folder(name: str) -> Path:
     """Where a package keeps its files; it is not imported."""

@@ -104,7 +104,7 @@ def test_several_orders_are_averaged_as_probabilities():
     assert len(set(np.round(each, 6))) > 1
 
 
-@pytest.mark.parametrize("method", [TEMPORAL, SigmaGptRandom("random", seed=1), SigmaGptRandom(orders=3)], ids=str)
+@pytest.mark.parametrize("method", [TEMPORAL, SigmaGptRandom("random", seed=1), SigmaGptRandom(orders=3)])
 @pytest.mark.parametrize("roles", ["gag", "aaa", "aug", "agga"])
 def test_what_is_asked_is_a_distribution(method, roles):
     name = method if isinstance(method, str) else method.name
@@ -173,7 +173,7 @@ def test_options_that_are_not_there_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("method", "future"), [(TEMPORAL, True), (TEMPORAL, False), (SigmaGptRandom("random", seed=4), True)], ids=str
+    ("method", "future"), [(TEMPORAL, True), (TEMPORAL, False), (SigmaGptRandom("random", seed=4), True)]
 )
 def test_samples_come_as_often_as_their_probability_says(method, future):
     name = method if isinstance(method, str) else method.name
