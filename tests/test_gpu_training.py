@@ -158,6 +158,7 @@ def test_the_gradients_of_an_adapter_on_a_bf16_model_are_those_of_the_dense_mask
 
 
 OTHERS = [name for name in METHODS if name not in ("ac-gpt", "gpt")]
+NETWORKS = [(name, {}) for name in OTHERS] + [("sigma-gpt-random", {"target_positions": "table"})]
 
 
 def batches_of(method, fixed: bool, length: int = 255) -> Batches:
@@ -174,11 +175,11 @@ def learner_of(method, model, backend: str, compiled: bool = False) -> Learner:
 
 
 @pytest.mark.parametrize("backend", ["varlen", "fused"])
-@pytest.mark.parametrize("name", OTHERS)
-def test_every_methods_loss_and_gradients_are_those_of_the_dense_mask_in_fp32(name, backend):
+@pytest.mark.parametrize(("name", "own"), NETWORKS)
+def test_every_methods_loss_and_gradients_are_those_of_the_dense_mask_in_fp32(name, own, backend):
     method = method_of(name)
     model = new_model(
-        Shape(2, 128, 2), vocabulary=512, positions=255 + method.overhead, network=method.network
+        Shape(2, 128, 2), vocabulary=512, positions=255 + method.overhead, network=method.network, **own
     ).cuda()  # fmt: skip
     plain, padded = batches_of(method, False), batches_of(method, True)
     for number in range(2):
@@ -193,15 +194,15 @@ def test_every_methods_loss_and_gradients_are_those_of_the_dense_mask_in_fp32(na
             assert relative(one, other) < 4e-2
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_compiled_step_of_every_method_learns_in_one_graph(name):
+@pytest.mark.parametrize(("name", "own"), NETWORKS)
+def test_a_compiled_step_of_every_method_learns_in_one_graph(name, own):
     torch._dynamo.reset()
     from torch._dynamo.utils import counters
 
     counters.clear()
     method = method_of(name)
     model = new_model(
-        Shape(2, 128, 2), vocabulary=512, positions=255 + method.overhead, network=method.network
+        Shape(2, 128, 2), vocabulary=512, positions=255 + method.overhead, network=method.network, **own
     ).cuda()  # fmt: skip
     learner, data = learner_of(method, model, "fused", compiled=True), batches_of(method, True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -64,6 +64,19 @@ def test_it_learns_and_its_folder_opens_and_says_what_it_is(name, runs):
     assert lm.reads_future and results["parameters"] == sum(p.numel() for p in lm.model.parameters())
 
 
+def test_a_recipe_says_how_targets_are_told_and_the_folder_keeps_it(corpus, tmp_path):
+    words = ["train", "tiny-cpu", f"corpus={corpus}", "steps=2", "batch=2", "length=15", "workers=0", "final_texts=1"]
+    words += ["device=cpu", "target_positions=table", "--quiet"]
+    done = CliRunner().invoke(app, [*words, "method=sigma-gpt-random", f"output={tmp_path / 'run'}"])
+    assert done.exit_code == 0, done.output
+    lm = acgpt.load(tmp_path / "run" / "model", device="cpu")
+    assert lm.model.config.target_positions == "table"
+    assert lm.model.gpt_neox.embed_target.weight.shape == (16, 128)
+    refused = CliRunner().invoke(app, [*words, "method=mlm", f"output={tmp_path / 'other'}"])
+    assert refused.exit_code == 2 and not (tmp_path / "other").exists()
+    assert "target_positions goes with method=sigma-gpt-temporal" in " ".join(refused.output.split())
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(name, corpus, runs, tmp_path, monkeypatch):
     whole, _ = runs(name)

@@ -61,7 +61,8 @@ def test_muon_gets_the_matrices_of_the_blocks_and_nothing_else():
 
 
 def test_a_table_of_positions_is_no_matrix_of_a_block():
-    model = new_model(Shape(2, 16, 2), vocabulary=32, positions=8, network=SigmaGPTForCausalLM)
+    how = {"network": SigmaGPTForCausalLM, "target_positions": "table"}
+    model = new_model(Shape(2, 16, 2), vocabulary=32, positions=8, **how)
     tables = {name for name, _ in model.named_parameters() if "embed" in name}
     assert len(tables) == 2  # of tokens, and of positions
     assert tables <= set(names_of(build_optimizer(model, muon=True, **RATES).optimizers[0], model)[0])

@@ -167,6 +167,9 @@ def test_a_change_takes_along_what_it_makes_meaningless(tmp_path):
     assert (recipe.steps, recipe.epochs, recipe.muon_lr, recipe.cooldown, recipe.final_lr) == (900, None, None, None, 0)
     assert load_recipe(path, ["schedule=constant"]).final_lr is None
     assert load_recipe(path, ["optimizer=muon"]).muon_lr == 0.01
+    path = file_of(tmp_path, "steps: 700\nmethod: sigma-gpt-random\ntarget_positions: table")
+    kinds = [load_recipe(path, [f"method={name}"]).target_positions for name in ("sigma-gpt-temporal", "mlm")]
+    assert kinds == ["table", None]
 
 
 @pytest.mark.parametrize(
@@ -237,6 +240,7 @@ def test_an_unknown_key_is_answered_with_the_right_one(key, words):
         ({"muon_lr": 0.1}, r"muon_lr goes with optimizer=muon, not with optimizer=adamw: .*muon_lr=null"),
         ({"cooldown": 0.5}, "cooldown goes with schedule=linear, not with schedule=cosine"),
         ({"schedule": "constant", "final_lr": 0.1}, "final_lr goes with schedule=cosine or linear"),
+        ({"target_positions": "table"}, "goes with method=sigma-gpt-temporal or sigma-gpt-random, not"),
         ({"optimizer": "muon", "parallel": "fsdp"}, "Muon needs whole matrices"),
         ({"compile": True, "parallel": "fsdp"}, "compile=true does not go with parallel=fsdp"),
         ({"precision": "bf16", "device": "mps"}, "bf16 is for CUDA and CPUs"),
@@ -259,6 +263,7 @@ def test_keys_that_contradict_each_other_are_refused(keys, words):
         ({"compile": 1}, "compile must be true or false or 'auto', not 1"),
         ({"optimizer": "sgd"}, "optimizer must be one of adamw, muon, not 'sgd'"),
         ({"method": "bert"}, "method must be one of ac-gpt, gpt"),
+        ({"target_positions": "sum"}, "target_positions must be one of rotary, table or null, not 'sum'"),
         ({"betas": [0.9]}, "betas must be a list of 2 numbers"),
         ({"betas": 0.9}, "betas must be a list of 2 numbers"),
         ({"conditioning": 0.6}, "conditioning must be a mapping"),
@@ -303,7 +308,9 @@ def test_what_is_left_out_has_its_default_where_it_applies_and_none_where_not():
     assert (plain.muon_lr, plain.cooldown, plain.final_lr) == (None, None, 0.1)
     assert (made(optimizer="muon").muon_lr, made(schedule="linear").cooldown) == (2e-3, 1.0)
     assert made(schedule="constant").final_lr is None
-    assert set(BELONGS) == {"muon_lr", "cooldown", "final_lr"}
+    assert plain.target_positions is None
+    assert {made(method=f"sigma-gpt-{order}").target_positions for order in ("temporal", "random")} == {"rotary"}
+    assert set(BELONGS) == {"muon_lr", "cooldown", "final_lr", "target_positions"}
 
 
 def test_numbers_that_yaml_takes_for_text_are_numbers(tmp_path):

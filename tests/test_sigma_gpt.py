@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from models import masked_logits
 from toys import (
     BOS,
@@ -30,28 +30,41 @@ from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, generator
 from acgpt.decode import Sampling
 from acgpt.errors import InputError, ModelError, QueryError
 from acgpt.methods import SigmaGptRandom, method_of
+from acgpt.sigma_network import SigmaGPTConfig, SigmaGPTForCausalLM
 
 TEMPORAL, RANDOM = "sigma-gpt-temporal", "sigma-gpt-random"
 EXACT = {"rtol": 0, "atol": 1e-9}
+ROTATED = {"rtol": 0, "atol": 1e-7}  # the network's sines are of float32
+both_kinds = pytest.mark.parametrize("kind", ["rotary", "table"])
 
 
-def by_hand(model, order, tokens, asked):
-    """log p of the asked tokens as `order` (positions) reads them, with the network's parts taken one by one."""
-    ids = torch.tensor([BOS, *(tokens[p - 1] for p in order[:-1])])
-    network, positions, aims = model.gpt_neox, torch.tensor([[0, *order[:-1]]]), torch.tensor(order)
-    hidden = network.embed_in.weight[ids] + network.embed_target.weight[aims]
-    hidden = hidden[None]
-    cos, sin = network.rotary_emb(hidden, positions)
-    slots = len(order)
+def logits_by_hand(model, ids, positions, aims, rotation=None):
+    """(slots, V) from the network's parts taken one by one, each slot reading itself and those before it.
+
+    `rotation` turns (heads, slots, D) states to (slots,) positions; that of the network itself by default.
+    """
+    network, slots = model.gpt_neox, len(ids)
+    hidden = network.embed_in.weight[torch.tensor(ids)]
+    if model.config.target_positions == "table":
+        hidden = hidden + network.embed_target.weight[torch.tensor(aims)]
+        aims = positions
+    rotation = rotation or (lambda x, at: turned(x, *network.rotary_emb(x, torch.tensor([at]))))
     for layer in network.layers:
         attention = layer.attention
         qkv = attention.query_key_value(layer.input_layernorm(hidden))
-        q, k, v = qkv.view(1, slots, 4, 3 * attention.head_size).transpose(1, 2).chunk(3, dim=-1)
-        q, k = (turned(x, cos, sin) for x in (q, k))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        hidden = hidden + attention.dense(out.transpose(1, 2).reshape(1, slots, -1))
+        q, k, v = qkv.view(slots, 4, 3 * attention.head_size).transpose(0, 1).chunk(3, dim=-1)
+        logits = rotation(q, aims) @ rotation(k, positions).mT / math.sqrt(attention.head_size)
+        future = torch.ones(slots, slots, dtype=torch.bool).triu(1)
+        out = logits.masked_fill(future, -math.inf).softmax(-1) @ v
+        hidden = hidden + attention.dense(out.transpose(0, 1).reshape(slots, -1))
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-    scores = model.lm_head(network.final_layer_norm(hidden))[0].log_softmax(-1)
+    return model.lm_head(network.final_layer_norm(hidden))
+
+
+def by_hand(model, order, tokens, asked):
+    """log p of the asked tokens as `order` (positions) reads them."""
+    ids, positions = [BOS, *(tokens[p - 1] for p in order[:-1])], [0, *order[:-1]]
+    scores = logits_by_hand(model, ids, positions, order).log_softmax(-1)
     found = {p: scores[slot, tokens[p - 1]].item() for slot, p in enumerate(order)}
     return [found[p] for p in sorted(order) if asked[p - 1]]
 
@@ -59,16 +72,29 @@ def by_hand(model, order, tokens, asked):
 def turned(x, cos, sin):
     """RoPE, as in its paper: halves of a head are the two coordinates of a plane."""
     one, other = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat([-other, one], dim=-1) * sin[:, None]
+    return x * cos + torch.cat([-other, one], dim=-1) * sin
+
+
+def turned_pair_by_pair(x, positions):
+    """The same in float64 and by the definition: each pair of coordinates by an angle of its own."""
+    _, slots, width = x.shape
+    out = torch.empty_like(x)
+    for slot, pair in itertools.product(range(slots), range(width // 2)):
+        angle = positions[slot] * 10000 ** (-2 * pair / width)
+        turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], dtype=x.dtype)
+        both = [pair, pair + width // 2]
+        out[:, slot, both] = x[:, slot, both] @ turn.T
+    return out
 
 
 # ---- scoring --------------------------------------------------------------------------------------------------------
 
 
+@both_kinds
 @pytest.mark.parametrize("roles", ["gagag", "aaaaa", "agugau", "ggaga", "uauga"])
 @torch.inference_mode()
-def test_temporal_reads_what_is_given_and_then_what_is_asked_both_from_left_to_right(roles):
-    model, question = toy(TEMPORAL), query(roles)
+def test_temporal_reads_what_is_given_and_then_what_is_asked_both_from_left_to_right(roles, kind):
+    model, question = toy(TEMPORAL, target_positions=kind), query(roles)
     order = [*question.given_positions, *question.asked_positions]
     want = by_hand(model, order, question.tokens, question.asked)
     assert answer(TEMPORAL, model, [question])[0] == pytest.approx(want, abs=1e-9)
@@ -106,13 +132,15 @@ def test_several_orders_are_averaged_as_probabilities():
 
 @pytest.mark.parametrize("method", [TEMPORAL, SigmaGptRandom("random", seed=1), SigmaGptRandom(orders=3)])
 @pytest.mark.parametrize("roles", ["gag", "aaa", "aug", "agga"])
-def test_what_is_asked_is_a_distribution(method, roles):
-    name = method if isinstance(method, str) else method.name
-    assert total_probability(method, toy(name, vocabulary=3), query(roles), 3) == pytest.approx(1, abs=1e-9)
+@both_kinds
+def test_what_is_asked_is_a_distribution(method, roles, kind):
+    model = toy(method if isinstance(method, str) else method.name, vocabulary=3, target_positions=kind)
+    assert total_probability(method, model, query(roles), 3) == pytest.approx(1, abs=1e-9)
 
 
-def test_with_nothing_given_temporal_is_the_causal_model_that_anyone_would_run():
-    model, question = toy(TEMPORAL), query("aaaaaa")
+@both_kinds
+def test_with_nothing_given_temporal_is_the_causal_model_that_anyone_would_run(kind):
+    model, question = toy(TEMPORAL, target_positions=kind), query("aaaaaa")
     ids = torch.tensor([[BOS, *question.tokens]])
     with torch.no_grad():
         scores = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
@@ -125,8 +153,9 @@ def test_with_nothing_given_temporal_is_the_causal_model_that_anyone_would_run()
     torch.testing.assert_close(others[:4], scores[:4], **EXACT)  # and it is causal
 
 
-def test_no_prediction_sees_the_token_that_it_predicts_nor_a_later_one_of_the_order():
-    model = toy(TEMPORAL)
+@both_kinds
+def test_no_prediction_sees_the_token_that_it_predicts_nor_a_later_one_of_the_order(kind):
+    model = toy(TEMPORAL, target_positions=kind)
     for question in every_query(4):
         scores = answer(TEMPORAL, model, [question])[0]
         for number, position in enumerate(question.asked_positions):
@@ -136,8 +165,9 @@ def test_no_prediction_sees_the_token_that_it_predicts_nor_a_later_one_of_the_or
             assert others[:number] == pytest.approx(scores[:number], abs=1e-12)
 
 
-def test_without_the_future_a_token_has_what_reading_from_left_to_right_gives_it():
-    model = toy(TEMPORAL)
+@both_kinds
+def test_without_the_future_a_token_has_what_reading_from_left_to_right_gives_it(kind):
+    model = toy(TEMPORAL, target_positions=kind)
     whole = answer(TEMPORAL, model, [query("aaaaaa")])[0]
     for question in every_query(6):
         want = [whole[position - 1] for position in question.asked_positions]
@@ -187,9 +217,10 @@ def test_samples_come_as_often_as_their_probability_says(method, future):
     assert p_value(counted(samples, 3), probabilities) > 1e-3
 
 
-def test_a_sample_carries_the_log_probabilities_of_one_pass_in_a_ragged_batch():
+@both_kinds
+def test_a_sample_carries_the_log_probabilities_of_one_pass_in_a_ragged_batch(kind):
     for name, chosen in ((TEMPORAL, method_of(TEMPORAL)), (RANDOM, SigmaGptRandom("random", seed=2))):
-        model = toy(name, length=12)
+        model = toy(name, length=12, target_positions=kind)
         questions = [query("gagaugaagaag"), query("a"), query("ggga"), query("aaaag")]
         with torch.inference_mode():
             drawn = chosen.sample(sampler_of(model, name), questions, 2, Sampling(seed=9))
@@ -215,12 +246,13 @@ def batch_of(name, roles, seed=0, budget=None):
     return tokens, slots, fill(slots, longest=roles.shape[1], bos=BOS, budget=budget)
 
 
+@both_kinds
 @pytest.mark.parametrize("budget", [None, Budget(0, 64)])
 @pytest.mark.parametrize("name", [TEMPORAL, RANDOM])
-def test_the_loss_is_that_of_its_definition(name, budget):
+def test_the_loss_is_that_of_its_definition(name, budget, kind):
     words = ["gaggaa", "aaaaaa", "agauga", "ggggga"]
     tokens, slots, batch = batch_of(name, words, budget=budget)
-    model = toy(name)
+    model = toy(name, target_positions=kind)
     orders = slots.aims.reshape(tokens.shape)
     expected = 0.0
     with torch.no_grad():
@@ -268,21 +300,69 @@ def test_given_tokens_are_learnt_from_too_if_wanted(name):
 # ---- the network ----------------------------------------------------------------------------------------------------
 
 
-def test_the_network_is_a_plain_folder_that_transformers_opens(tmp_path):
-    model = toy(TEMPORAL, dtype=torch.float32)
+def test_a_query_is_rotated_to_its_target_and_a_key_to_its_token_pair_by_pair():
+    model = toy(TEMPORAL, length=40, scale=1)
+    ids, positions, aims = [0, 1, 2, 3, 1, 0], [0, 2, 17, 40, 1, 3], [2, 17, 40, 1, 3, 39]
+    with torch.no_grad():
+        want = logits_by_hand(model, ids, positions, aims, turned_pair_by_pair)
+        told = {"position_ids": torch.tensor([positions]), "target_positions": torch.tensor([aims])}
+        for implementation in ("acgpt", "sdpa", "eager"):
+            model.set_attn_implementation(implementation)
+            mask = torch.full((6, 6), -math.inf, dtype=torch.float64).triu(1)[None, None]
+            got = model(input_ids=torch.tensor([ids]), attention_mask=mask, **told).logits[0]
+            torch.testing.assert_close(got, want, **ROTATED)
+        others = logits_by_hand(model, ids, positions, positions, turned_pair_by_pair)
+    assert (others - want).abs().max() > 1e-2  # rotated to its token, a query would have found something else
+
+
+@both_kinds
+@pytest.mark.parametrize("roles", ["gagag", "aaaaa", "ggaga"])
+@torch.inference_mode()
+def test_only_a_table_knows_where_in_the_text_it_is(roles, kind):
+    model, question = toy(TEMPORAL, length=30, scale=1, target_positions=kind), query(roles)
+    order = [*question.given_positions, *question.asked_positions]
+    ids = torch.tensor([[BOS, *(question.tokens[place - 1] for place in order[:-1])]])
+    positions, aims = torch.tensor([[0, *order[:-1]]]), torch.tensor([order])
+    mask = torch.full((5, 5), -math.inf, dtype=torch.float64).triu(1)[None, None]
+    here, there = (
+        model(input_ids=ids, attention_mask=mask, position_ids=positions + by, target_positions=aims + by).logits
+        for by in (0, 20)
+    )
+    difference = (here - there).abs().max()
+    assert difference < ROTATED["atol"] if kind == "rotary" else difference > 1e-2
+
+
+@both_kinds
+def test_the_network_is_a_plain_folder_that_transformers_opens(tmp_path, kind):
+    model = toy(TEMPORAL, dtype=torch.float32, target_positions=kind)
     model.save_pretrained(tmp_path)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json", ".safetensors"]
     opened = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(opened) is type(model)
-    assert opened.gpt_neox.embed_target.weight.shape == (7, 32)
+    assert type(opened) is type(model) and opened.config.target_positions == kind
+    tables = [module for module in opened.modules() if isinstance(module, torch.nn.Embedding)]
+    assert [table.num_embeddings for table in tables] == ([4, 7] if kind == "table" else [4])
     ids = torch.tensor([[0, 1, 2, 3]])
     with torch.no_grad():
         torch.testing.assert_close(opened(ids).logits, model(ids).logits)
     assert opened.lm_head.weight is opened.gpt_neox.embed_in.weight
 
 
-def test_generate_of_transformers_runs_it_as_a_causal_model():
-    model = toy(TEMPORAL, dtype=torch.float32)
+def test_a_folder_that_does_not_say_how_targets_are_told_has_the_table(tmp_path):
+    model = toy(TEMPORAL, dtype=torch.float32, target_positions="table")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.pop("target_positions") == "table"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    opened, ids = AutoModelForCausalLM.from_pretrained(tmp_path), torch.tensor([[0, 1, 2, 3]])
+    with torch.no_grad():
+        torch.testing.assert_close(opened(ids).logits, model(ids).logits)
+    with pytest.raises(ValueError, match="rotary or table, not 'tables'"):
+        SigmaGPTForCausalLM(SigmaGPTConfig(**config, target_positions="tables"))
+
+
+@both_kinds
+def test_generate_of_transformers_runs_it_as_a_causal_model(kind):
+    model = toy(TEMPORAL, dtype=torch.float32, target_positions=kind)
     ids = torch.tensor([[0, 1, 2]])
     got = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)[0].tolist()
     want = ids[0].tolist()
@@ -292,10 +372,14 @@ def test_generate_of_transformers_runs_it_as_a_causal_model():
     assert got == want
 
 
-def test_what_it_aims_at_matters():
-    model = toy(TEMPORAL)
+@both_kinds
+def test_what_it_aims_at_matters(kind):
+    model = toy(TEMPORAL, scale=1, target_positions=kind)
     see = [[other <= slot for other in range(3)] for slot in range(3)]
     with torch.no_grad():
         plain = masked_logits(model, [0, 1, 2], [0, 1, 2], see)
-        told = model(input_ids=torch.tensor([[0, 1, 2]]), target_positions=torch.tensor([[3, 3, 3]])).logits[0]
-    assert (plain[0] - told[0]).abs().max() > 1e-2
+        told = model(input_ids=torch.tensor([[0, 1, 2]]), target_positions=torch.tensor([[3, 3, 2]])).logits[0]
+    changes = (plain - told).abs().amax(-1)
+    assert (changes[1:] > 1e-2).all()
+    # A slot that reads itself alone has nothing to compare: rotated anywhere, it attends to itself.
+    assert (changes[0] > 1e-2) if kind == "table" else (changes[0] == 0)

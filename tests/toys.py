@@ -19,12 +19,15 @@ from acgpt.recipe import Shape
 BOS = 0
 
 
-def toy(name, *, vocabulary=4, length=6, scale=0.4, dtype=torch.float64, seed=0):
-    """A network as a method trains it, with weights so large that every token matters; its last id is MASK."""
+def toy(name, *, vocabulary=4, length=6, scale=0.4, dtype=torch.float64, seed=0, **own):
+    """A network as a method trains it, with weights so large that every token matters; its last id is MASK.
+
+    `own` are keys that only the config of the method's network has.
+    """
     method = method_of(name)
     model = new_model(
         Shape(2, 32, 4), vocabulary=vocabulary + method.needs_mask, positions=length + method.overhead,
-        network=method.network,
+        network=method.network, **own,
     )  # fmt: skip
     rng = torch.Generator().manual_seed(seed)
     for weight in model.parameters():

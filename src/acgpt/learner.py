@@ -41,12 +41,13 @@ def new_model(
     bos: int | None = None,
     eos: int | None = None,
     network: type[GPTNeoXForCausalLM] = GPTNeoXForCausalLM,
+    **own: Any,
 ) -> GPTNeoXForCausalLM:
     """A network with fresh weights: GPT-2 with rotary positions, as GPT-NeoX without its parallel residual.
 
     Initialised as GPT-2 is: normal with deviation 0.02, and the projections that end on the residual stream smaller by
     √(2 · layers), so that its variance at the top does not depend on depth. `network` is the class, where a method has
-    one of its own.
+    one of its own, and `own` are keys that only its config has.
     """
     config: GPTNeoXConfig = network.config_class(
         vocab_size=vocabulary,
@@ -65,6 +66,7 @@ def new_model(
         attention_bias=True,
         bos_token_id=bos,
         eos_token_id=eos,
+        **own,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -214,10 +214,11 @@ def make_network(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, metadata: M
     bos, mask, size = choose_bos(None, None, tokenizer), choose_mask(recipe, None, tokenizer), len(tokenizer)
     if mask is None and method.needs_mask:  # one more token, which no text has: the first after the tokenizer's
         mask, size = size, size + 1
+    own = {} if recipe.target_positions is None else {"target_positions": recipe.target_positions}
     model = new_model(
         recipe.shape, vocabulary=-(-size // VOCABULARY_ALIGN) * VOCABULARY_ALIGN,
         positions=recipe.length + method.overhead, dropout=recipe.dropout, attention_dropout=recipe.attention_dropout,
-        seed=recipe.seed, bos=bos, eos=tokenizer.eos_token_id, network=method.network,
+        seed=recipe.seed, bos=bos, eos=tokenizer.eos_token_id, network=method.network, **own,
     )  # fmt: skip
     check_model(model)
     metadata = replace(metadata, bos_token_id=bos, mask_token_id=mask, tokenizer_hash=tokenizer_hash(tokenizer))

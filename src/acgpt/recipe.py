@@ -90,6 +90,8 @@ class Recipe:
             one of those that the paper compares with, as `acgpt methods` lists them.
         loss: What is learnt from: the "asked" tokens, or "all", the given ones too. The latter only with a method that
             predicts given tokens as well (σ-GPT); it learns faster, and the paper leaves it out for fairness.
+        target_positions: With σ-GPT, how a slot is told the position that it predicts: "rotary", its query is rotated
+            to it, or "table", a learned row for it is added to the embedding (docs/methods.md). Default: rotary.
         conditioning: The distribution of conditioning sets: r_min, r_max, b_min, b_max, the shares infilling, empty and
             unknown, or a mixture of parts (docs/conditioning.md).
         model: "tiny", "small", "base", "medium", or a mapping of `layers`, `width` and `heads`.
@@ -139,6 +141,7 @@ class Recipe:
     output: str = ""
     method: Literal["ac-gpt", "gpt", "sigma-gpt-temporal", "sigma-gpt-random", "mlm", "diffusion", "fim"] = "ac-gpt"
     loss: Literal["asked", "all"] = "asked"
+    target_positions: Literal["rotary", "table"] | None = None
     conditioning: Mapping[str, Any] = field(default_factory=lambda: {"r_max": 0.6})
     model: str | Mapping[str, Any] = "small"
     base: str = ""
@@ -258,7 +261,8 @@ def kinds() -> dict[str, Any]:
 
 
 # Keys that mean something only beside a certain value of another, and what they are then if nothing is said.
-BELONGS: dict[str, tuple[str, tuple[str, ...], float]] = {
+BELONGS: dict[str, tuple[str, tuple[str, ...], float | str]] = {
+    "target_positions": ("method", ("sigma-gpt-temporal", "sigma-gpt-random"), "rotary"),
     "muon_lr": ("optimizer", ("muon",), 2e-3),
     "final_lr": ("schedule", ("cosine", "linear"), 0.1),
     "cooldown": ("schedule", ("linear",), 1.0),

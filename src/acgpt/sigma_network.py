@@ -1,14 +1,20 @@
 """The network of σ-GPT: the backbone of all methods, told at each slot which position it is to predict.
 
 σ-GPT reads a text in any order, so a slot that has read a token must know two positions: that of the token, and that of
-the next one in the order. The original (Pannatier et al., 2024) looks both up in one learned table and adds them to the
-token's embedding. Here every method has rotary positions for what is read, and so has this one; what it is to predict
-is looked up in a learned table of its own, one row a position, and added to the embedding:
+the next one in the order, its target. All methods have rotary positions for what is read, and so has this one. What is
+to be predicted comes in one of two ways:
 
-    input of a slot = embedding(token) + targets(position to predict)          attention: RoPE at the token's position
+    rotary     the query of a slot is rotated to its target, its key to its token: an attention logit depends on how far
+               what is read lies from what is predicted. Nothing is learnt for a position, and no length is built in.
+    table      the target is looked up in a learned table, one row a position, and added to the token's embedding;
+               queries and keys are rotated to the token. Row 0 stands for "nothing more": no token is at position 0,
+               where BOS stands.
 
-Row 0 of the table stands for "nothing more": no token is at position 0, where BOS stands. A slot that is told nothing
-predicts the next position, so that the network, called by anyone as a causal model, is one.
+Rotary is the default, and much the better one: RoPE tells a slot only differences of positions, a table only absolute
+ones, so of a table a slot cannot learn how far its target is from anything that it reads (docs/methods.md has the
+numbers). The original (Pannatier et al., 2024) has no RoPE, and looks both positions up in one table.
+
+A slot that is told nothing predicts the next position, so that the network, called by anyone as a causal model, is one.
 
 The class is registered with transformers when this module is imported; a saved network is a plain folder of
 safetensors, which `acgpt.load` opens.
@@ -28,22 +34,74 @@ from transformers import (
     GPTNeoXModel,
     GPTNeoXPreTrainedModel,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, eager_attention_forward, rotate_half
+
+Rotation = tuple[Tensor, Tensor]  # (rows, slots, rotated channels) cosines and sines
 
 
 class SigmaGPTConfig(GPTNeoXConfig):
-    """That of GPT-NeoX, under a name of its own."""
+    """That of GPT-NeoX, and how a slot is told its target."""
 
     model_type = "acgpt-sigma"
+    target_positions: str = "rotary"  # or "table"
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As ever; a folder that does not say how targets are told is of the time when there was the table alone."""
+        return super().from_dict({"target_positions": "table", **config_dict}, **kwargs)
+
+
+class SigmaAttention(GPTNeoXAttention):
+    """GPT-NeoX's attention, but that queries are rotated to other positions than keys."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        layer_past: Any = None,
+        position_embeddings: Rotation | None = None,
+        target_embeddings: Rotation | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As GPT-NeoX's; `position_embeddings` are for the keys and `target_embeddings` for the queries."""
+        assert position_embeddings is not None and target_embeddings is not None
+        shape = hidden_states.shape[:-1]
+        qkv = self.query_key_value(hidden_states).view(*shape, -1, 3 * self.head_size).transpose(1, 2)
+        query, key, value = qkv.chunk(3, dim=-1)  # (rows, heads, slots, channels)
+        query, key = rotated(query, target_embeddings), rotated(key, position_embeddings)
+        if layer_past is not None:
+            key, value = layer_past.update(key, value, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        dropout = self.attention_dropout if self.training else 0.0
+        out, weights = attend(
+            self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
+        )  # fmt: skip
+        return self.dense(out.reshape(*shape, -1).contiguous()), weights
+
+
+def rotated(states: Tensor, rotation: Rotation) -> Tensor:
+    """(rows, heads, slots, channels) queries or keys, rotated; channels that RoPE leaves alone stay as they are."""
+    cos, sin = (x[:, None] for x in rotation)
+    turned, still = states.split([cos.shape[-1], states.shape[-1] - cos.shape[-1]], dim=-1)
+    return torch.cat([turned * cos + rotate_half(turned) * sin, still], dim=-1)
 
 
 class SigmaGPTModel(GPTNeoXModel):
-    """GPT-NeoX with a table of target positions."""
+    """GPT-NeoX, told the target of each slot."""
 
     config_class = SigmaGPTConfig
 
     def __init__(self, config: SigmaGPTConfig) -> None:
         super().__init__(config)
-        self.embed_target = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        if config.target_positions not in ("rotary", "table"):
+            raise ValueError(f"target_positions is rotary or table, not {config.target_positions!r}.")
+        self.rotary = config.target_positions == "rotary"
+        if self.rotary:
+            for layer in self.layers:
+                layer.attention = SigmaAttention(config, layer.attention.layer_idx)
+        else:
+            self.embed_target = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.post_init()
 
     def forward(
@@ -64,9 +122,14 @@ class SigmaGPTModel(GPTNeoXModel):
         if position_ids is None:
             seen = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = seen + torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
-        if target_positions is None:  # the next one; after the last there is none
-            target_positions = (position_ids + 1) % self.embed_target.num_embeddings
-        inputs_embeds = inputs_embeds + self.embed_target(target_positions).to(inputs_embeds.dtype)
+        if target_positions is None:
+            target_positions = position_ids + 1
+            if not self.rotary:  # after the last row there is none
+                target_positions = target_positions % self.embed_target.num_embeddings
+        if self.rotary:
+            kwargs["target_embeddings"] = self.rotary_emb(inputs_embeds, position_ids=target_positions)
+        else:
+            inputs_embeds = inputs_embeds + self.embed_target(target_positions).to(inputs_embeds.dtype)
         return super().forward(
             attention_mask=attention_mask,
             position_ids=position_ids,
