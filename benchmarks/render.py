@@ -1,4 +1,4 @@
-"""Write the tables of docs/benchmarks.md, finetuning.md and results.md from the result files in benchmarks/results.
+"""Write the tables of the pages in docs/ from the result files in benchmarks/results.
 
 python benchmarks/render.py            rewrite what stands between <!-- table NAME --> (a result file) or
                                        <!-- report FOLDER TABLE … --> (kept runs) and <!-- end -->
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "docs" / name for name in ("benchmarks.md", "finetuning.md", "results.md")]
+PAGES = [ROOT / "docs" / name for name in ("benchmarks.md", "finetuning.md", "methods.md", "results.md")]
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
@@ -153,6 +153,13 @@ def finetuning_rates(record: dict[str, Any]) -> str:
     return markdown(columns, [[r["what"], *(f"{r[s][m]:.2f}" for s in steps for m in modes)] for r in record["rows"]])
 
 
+def target_positions(record: dict[str, Any]) -> str:
+    """Perplexities in the five modes, a row a run."""
+    rows = [[r["what"], f"`{r['keys']}`", *(f"{p:.2f}" for p in r["perplexity"].values())] for r in record["rows"]]
+    columns = ["", "KEYS", *(mode.replace("-", " ") for mode in record["rows"][0]["perplexity"])]
+    return markdown(columns, rows) + f"\n\nTrained on {record['text']}."
+
+
 def resume(record: dict[str, Any]) -> str:
     """Rate and wait of a run before it was stopped and after it was resumed."""
     rows, stop = [], record["stopped_after"]
@@ -232,6 +239,7 @@ TABLES = {
     "generation": generation,
     "resume": resume,
     "scoring": scoring,
+    "target_positions": target_positions,
     "training": training,
     "with_future": with_future,
 }

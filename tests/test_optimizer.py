@@ -60,11 +60,12 @@ def test_muon_gets_the_matrices_of_the_blocks_and_nothing_else():
     assert len(held) == 2 * 4  # qkv, output, up, down
 
 
-def test_a_table_of_positions_is_no_matrix_of_a_block():
-    how = {"network": SigmaGPTForCausalLM, "target_positions": "table"}
+@pytest.mark.parametrize("kind", ["rotary", "table"])
+def test_a_table_of_positions_is_no_matrix_of_a_block(kind):
+    how = {"network": SigmaGPTForCausalLM, "target_positions": kind}
     model = new_model(Shape(2, 16, 2), vocabulary=32, positions=8, **how)
     tables = {name for name, _ in model.named_parameters() if "embed" in name}
-    assert len(tables) == 2  # of tokens, and of positions
+    assert len(tables) == 2  # of tokens, and of positions or offsets
     assert tables <= set(names_of(build_optimizer(model, muon=True, **RATES).optimizers[0], model)[0])
 
 

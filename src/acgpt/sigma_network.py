@@ -4,9 +4,11 @@
 the next one in the order, its target. All methods have rotary positions for what is read, and so has this one. What is
 to be predicted comes in one of two ways:
 
-    rotary     the query of a slot is rotated to its target, its key to its token: an attention logit depends on how far
-               what is read lies from what is predicted. Nothing is learnt for a position, and no length is built in.
-    table      the target is looked up in a learned table, one row a position, and added to the token's embedding;
+    rotary     The query of a slot is rotated to its target, its key to its token: an attention logit depends on how far
+               what is read lies from what is predicted. A slot's own token it has without attention, and must know
+               whether that is the target's neighbour: its offset, target - token, up to `REACH` either way, is looked up
+               in a learned table and added to the embedding. Nothing is learnt for a position; no length is built in.
+    table      The target is looked up in a learned table, one row a position, and added to the token's embedding;
                queries and keys are rotated to the token. Row 0 stands for "nothing more": no token is at position 0,
                where BOS stands.
 
@@ -37,6 +39,7 @@ from transformers import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, eager_attention_forward, rotate_half
 
+REACH = 16  # of offsets; the last on either side stands for all beyond
 Rotation = tuple[Tensor, Tensor]  # (rows, slots, rotated channels) cosines and sines
 
 
@@ -98,6 +101,7 @@ class SigmaGPTModel(GPTNeoXModel):
             raise ValueError(f"target_positions is rotary or table, not {config.target_positions!r}.")
         self.rotary = config.target_positions == "rotary"
         if self.rotary:
+            self.embed_offset = nn.Embedding(2 * REACH + 1, config.hidden_size)
             for layer in self.layers:
                 layer.attention = SigmaAttention(config, layer.attention.layer_idx)
         else:
@@ -127,9 +131,11 @@ class SigmaGPTModel(GPTNeoXModel):
             if not self.rotary:  # after the last row there is none
                 target_positions = target_positions % self.embed_target.num_embeddings
         if self.rotary:
+            told = self.embed_offset((target_positions - position_ids).clamp(-REACH, REACH) + REACH)
             kwargs["target_embeddings"] = self.rotary_emb(inputs_embeds, position_ids=target_positions)
         else:
-            inputs_embeds = inputs_embeds + self.embed_target(target_positions).to(inputs_embeds.dtype)
+            told = self.embed_target(target_positions)
+        inputs_embeds = inputs_embeds + told.to(inputs_embeds.dtype)
         return super().forward(
             attention_mask=attention_mask,
             position_ids=position_ids,

@@ -3,8 +3,8 @@
     query      The   [cat]   sat   [on]            given: The, sat     asked: [cat], [on]
 
     slot       BOS    The    sat    cat            one causal mask over the text as it is ordered
-    position    0      1      3      2             RoPE, of the token that is read
-    aims at     1      3      2      4             a learned table, of the token that is predicted (see `sigma_network`)
+    position    0      1      3      2             of the token that is read: keys are rotated to it
+    aims at     1      3      2      4             of the token that is predicted: queries are (see `sigma_network`)
     predicts    –      –     cat    on
 
 Given tokens come first, then asked ones: in the *temporal* variant of the paper both from left to right, in the
