@@ -155,7 +155,10 @@ def finetuning_rates(record: dict[str, Any]) -> str:
 
 def target_positions(record: dict[str, Any]) -> str:
     """Perplexities in the five modes, a row a run."""
-    rows = [[r["what"], f"`{r['keys']}`", *(f"{p:.2f}" for p in r["perplexity"].values())] for r in record["rows"]]
+    rows = [
+        [r["what"], f"`{r['keys']}`" if r["keys"] else "–", *(f"{p:.2f}" for p in r["perplexity"].values())]
+        for r in record["rows"]
+    ]
     columns = ["", "KEYS", *(mode.replace("-", " ") for mode in record["rows"][0]["perplexity"])]
     return markdown(columns, rows) + f"\n\nTrained on {record['text']}."
 
