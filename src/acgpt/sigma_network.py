@@ -6,8 +6,8 @@ to be predicted comes in one of two ways:
 
     rotary     The query of a slot is rotated to its target, its key to its token: an attention logit depends on how far
                what is read lies from what is predicted. A slot's own token it has without attention, and must know
-               whether that is the target's neighbour: its offset, target - token, up to `REACH` either way, is looked up
-               in a learned table and added to the embedding. Nothing is learnt for a position; no length is built in.
+               whether that is the target's neighbour: the offset, target - token, up to `REACH` either way, is looked
+               up in a learned table and added to the embedding. Nothing is learnt for a position; no length is fixed.
     table      The target is looked up in a learned table, one row a position, and added to the token's embedding;
                queries and keys are rotated to the token. Row 0 stands for "nothing more": no token is at position 0,
                where BOS stands.
