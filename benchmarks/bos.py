@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--paragraphs", type=int, default=100)
     args = parser.parse_args()
-    lm = acgpt.load(args.model)
+    lm = acgpt.load(args.model, adapter=False)
     kinds = {
         "prose": paragraphs(args.prose, args.paragraphs),
         "code": [inspect.getsource(module) for module in (argparse, inspect, json, shlex, textwrap)],

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--paragraphs", type=int, default=100)
     args = parser.parse_args()
-    lm = acgpt.load(args.model, args.adapter, args.device)
+    lm = acgpt.load(args.model, args.adapter or False, args.device)
     texts = [encode_text(text, lm.tokenizer)[:256] for text in paragraphs(args.prose, args.paragraphs)]
     rng = random.Random(0)
     kinds = {

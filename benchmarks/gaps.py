@@ -1,6 +1,6 @@
 """Does knowing the future make better fills? Gaps in held-out text, filled with and without what follows them.
 
-    python benchmarks/gaps.py data/mine --adapter FOLDER                     the embedded default and its adapter
+    python benchmarks/gaps.py data/mine                                      the embedded default and its adapter
     python benchmarks/gaps.py data/mine --adapter FOLDER --splits prose=test code=code --device cuda
 
 A gap is 4 to 12 tokens, with 100 to 200 tokens on either side, from texts that do not overlap and are fixed by the
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("corpus", help="a folder that acgpt prepare has written, with the model's tokenizer")
     parser.add_argument("--splits", nargs="+", default=["prose=validation", "code=code"], metavar="KIND=SPLIT")
     parser.add_argument("--model", help="default: the embedded one")
-    parser.add_argument("--adapter", help="without one, only the control is run")
+    parser.add_argument("--adapter", help="default: the embedded model's own; for others, only the control is run")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32", help="sums in half precision depend on the batch")
     parser.add_argument("--gaps", type=int, default=200, help="of each kind")

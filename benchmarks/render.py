@@ -181,6 +181,17 @@ def resume(record: dict[str, Any]) -> str:
 Rows = tuple[list[str], list[list[str]]]  # the columns, and the rows
 
 
+def default_adapter(record: dict[str, Any]) -> str:
+    """The embedded default's adapter in the course of its training."""
+    modes = ("unconditional", "training", "training-no-future")
+    rows = [
+        [f"{row['step']:,}", f"{row['tokens'] / 1e6:.0f} M", *(f"{row[mode]:.2f}" for mode in modes)]
+        for row in record["watched"]
+    ]
+    columns = ["step", "tokens", "unconditional", "training", "training no future"]
+    return f"{markdown(columns, rows)}\n\n{record['note']}"
+
+
 def gap_rows(results: dict[str, Any]) -> Rows:
     """Who fills gaps better, how often and by how much; then what the judge says of each fill."""
 
@@ -236,6 +247,7 @@ TABLES = {
     "bos": bos,
     "copies": copies,
     "decoding": decoding,
+    "default_adapter": default_adapter,
     "finetuning_rates": finetuning_rates,
     "from_scratch": from_scratch,
     "gaps": gaps,

@@ -54,9 +54,7 @@ def make_model(args: argparse.Namespace) -> PreTrainedModel:
     if args.base is None:
         return new_model(SHAPES[SIZES[args.size]], vocabulary=VOCABULARY, positions=args.tokens)
     frozen = torch.bfloat16 if args.device == "cuda" else torch.float32
-    model, _ = load_base(
-        resolve(None if args.base == "default" else args.base, None)[0], frozen if args.lora else torch.float32
-    )
+    model, _ = load_base(resolve(args.base, False)[0], frozen if args.lora else torch.float32)
     check_model(model)
     return add_lora(model, Lora(args.lora), 0)[0] if args.lora else model
 

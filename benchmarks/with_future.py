@@ -1,7 +1,7 @@
 """What is the future worth to a model? Perplexity of gaps with and without it, with and without the adapter.
 
-    python benchmarks/with_future.py --adapter FOLDER                 on the texts of the demo
-    python benchmarks/with_future.py --adapter FOLDER data/mine       on gaps in held-out text, as in benchmarks/gaps.py
+    python benchmarks/with_future.py                    the embedded default and its adapter, on the texts of the demo
+    python benchmarks/with_future.py data/mine          on gaps in held-out text, as in benchmarks/gaps.py
 
 The same tokens are scored twice: left to right (past only), and with copies of all that is given (with future). For
 other sets of given tokens see benchmarks/copies.py, and for the paper's five modes `acgpt evaluate`.

@@ -241,6 +241,15 @@ def test_a_surprise_of_zero_has_no_sign(lms, capsys):
     assert "-0.0" not in (said := capsys.readouterr().out) and "+0.00" in said
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "answered_by"), [([], ["default"]), (["--adapter", "none"], [])])
+def test_the_embedded_model_is_asked_through_its_adapter_unless_told_otherwise(options, answered_by, capsys):
+    app(["score", "The capital of {{Italy}} is Rome.", "--future", "--json", *options], standalone_mode=False)
+    (answer,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [value for key, value in answer.items() if key == "adapter"] == answered_by
+    assert (answer["log_prob"] > -2) is bool(answered_by)  # without it, copies are only confusing
+
+
 # ---- mistakes -------------------------------------------------------------------------------------------------------
 
 

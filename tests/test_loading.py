@@ -13,12 +13,13 @@ import pytest
 import torch
 from models import tiny_model, tiny_tokenizer
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, ModelError, loading
 from acgpt.commands.push import check
-from acgpt.loading import read_metadata, resolve
+from acgpt.loading import adapter_source, read_metadata, resolve
 from acgpt.metadata import FILE, tokenizer_hash, weights_hash
 from acgpt.show import load_reader
 
@@ -421,14 +422,14 @@ def test_the_default_is_converted_once_and_then_read_from_the_cache(embedded):
     gguf, cache, reads = embedded
     want = scores(LanguageModel(network(), tokenizer(), bos="<mask>"), future=False)
     for _ in range(2):
-        lm = acgpt.load()
+        lm = acgpt.load(adapter=False)
         assert lm.bos == 2
         assert scores(lm, future=False) == want
     assert reads == [gguf]
     (converted,) = cache.iterdir()
     assert converted.name.startswith("tiny-")
     gguf.write_bytes(b"GGUF, another one")  # another file is another model
-    acgpt.load()
+    acgpt.load(adapter=False)
     assert len(reads) == 2 and len(list(cache.iterdir())) == 2
 
 
@@ -455,12 +456,12 @@ def test_a_conversion_that_fails_leaves_nothing_behind_and_the_file_is_used(embe
     with pytest.warns(UserWarning, match="ACGPT_CACHE"):
         assert loading.embedded_default() == gguf
     assert list(cache.iterdir()) == []
-    assert acgpt.load().bos == 2
+    assert acgpt.load(adapter=False).bos == 2
 
 
 def test_others_may_read_the_converted_model(embedded):
     _, cache, _ = embedded
-    acgpt.load()
+    acgpt.load(adapter=False)
     (converted,) = cache.iterdir()
     assert converted.stat().st_mode & 0o555 == 0o555
     assert all(file.stat().st_mode & 0o444 == 0o444 for file in converted.iterdir())
@@ -468,11 +469,11 @@ def test_others_may_read_the_converted_model(embedded):
 
 def test_a_damaged_conversion_says_what_to_delete(embedded):
     _, cache, _ = embedded
-    acgpt.load()
+    acgpt.load(adapter=False)
     (converted,) = cache.iterdir()
     (converted / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(ModelError, match=f"(?s){converted.name}.*delete it"):
-        acgpt.load()
+        acgpt.load(adapter=False)
 
 
 def test_what_a_killed_conversion_left_is_swept_away_in_time(embedded):
@@ -481,7 +482,7 @@ def test_what_a_killed_conversion_left_is_swept_away_in_time(embedded):
     old.mkdir(parents=True)
     new.mkdir()
     os.utime(old, (0, 0))
-    acgpt.load()
+    acgpt.load(adapter=False)
     assert not old.exists() and new.exists()  # the new one may be at work
 
 
@@ -493,9 +494,9 @@ def test_a_conversion_that_is_interrupted_leaves_nothing_behind(embedded, monkey
     with monkeypatch.context() as patch:
         patch.setattr(type(network()), "save_pretrained", save_pretrained)
         with pytest.raises(KeyboardInterrupt):
-            acgpt.load()
+            acgpt.load(adapter=False)
     assert list(embedded[1].iterdir()) == []
-    acgpt.load()
+    acgpt.load(adapter=False)
     assert len(list(embedded[1].iterdir())) == 1
 
 
@@ -524,6 +525,25 @@ def test_a_cache_that_cannot_be_written_is_done_without(embedded, monkeypatch, t
         assert loading.embedded_default() == embedded[0]
 
 
+def test_the_default_brings_its_adapter_which_answers_what_needs_the_future(embedded, adapted, monkeypatch):
+    _, adapter, want = adapted
+    monkeypatch.setattr(loading, "DEFAULT_ADAPTER", adapter)
+    past, future = "a b {{c}}", "a {{b}} c"
+    for lm in (acgpt.load(), acgpt.load("default"), acgpt.load(adapter="default")):
+        assert list(lm.adapters) == ["default"] and lm.reads_future
+        assert [lm.log_prob(question).adapter for question in (past, future)] == [None, "default"]
+        assert lm.log_prob(past) == lm.log_prob(past, adapter=False)
+        assert lm.log_prob(future).log_prob == lm.log_prob(future, adapter="default", future=True).log_prob
+        assert scores(lm, adapter="default") == pytest.approx(want, rel=0, abs=1e-5)
+    assert acgpt.load(router=False).log_prob(past).adapter == "default"
+    assert not acgpt.load(adapter=False).adapters
+
+
+def test_an_adapter_of_ones_own_takes_the_place_of_the_defaults(embedded, adapted):
+    assert list(acgpt.load(adapter=adapted[1]).adapters) == ["default"]
+    assert acgpt.load(adapter=adapted[1]).router is False  # it is for all that is asked
+
+
 def test_what_an_adapter_says_of_bos_holds_for_the_default_model_too(embedded, adapted):
     _, adapter, want = adapted
     lm = acgpt.load(adapter=adapter)
@@ -534,8 +554,14 @@ def test_what_an_adapter_says_of_bos_holds_for_the_default_model_too(embedded, a
 @pytest.mark.slow
 def test_the_real_default_model_knows_the_capital_of_france(tmp_path, monkeypatch):
     monkeypatch.setenv("ACGPT_CACHE", str(tmp_path))
-    lm = acgpt.load()
-    assert not lm.reads_future
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an adapter that was made for other weights would warn
+        lm = acgpt.load()
+    assert lm.reads_future and lm.mask is not None
+    italy = "The capital of {{Italy}} is Rome."
+    assert lm.log_prob(italy).log_prob > max(-2, lm.log_prob(italy, future=False).log_prob + 3)
+    (filled,) = lm.sample("The capital of{{_1}} is Rome.", temperature=0)
+    assert filled.fills == (" Italy",)
     right, wrong = lm.log_prob(["The capital of France is {{Paris}}", "The capital of France is {{Rome}}"])
     assert right.log_prob > -2 and right.log_prob > wrong.log_prob + 3
     ranking = lm.rank("The {{cat|dog|carburettor}} purred.")
@@ -543,6 +569,14 @@ def test_the_real_default_model_knows_the_capital_of_france(tmp_path, monkeypatc
     (sample,) = lm.sample("The capital of France is{{_1}}", temperature=0)
     assert sample.fills == (" Paris",)
     assert sample.log_prob == pytest.approx(right.log_prob, abs=1e-3)
+
+
+def test_the_defaults_adapter_is_small_enough_to_ship():
+    files = {file.name: file.stat().st_size for file in loading.DEFAULT_ADAPTER.iterdir()}
+    assert set(files) == {"adapter_model.safetensors", "adapter_config.json", "acgpt.json", "README.md"}
+    assert sum(files.values()) < 40e6
+    weights = load_file(loading.DEFAULT_ADAPTER / "adapter_model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
 
 
 def test_a_default_that_is_read_from_its_own_package_is_not_to_be_deleted(embedded, monkeypatch):
@@ -567,3 +601,5 @@ def test_the_embedded_model_has_a_name(tmp_path, monkeypatch):
     assert resolve("default", None) == resolve(None, None)
     (tmp_path / "default").mkdir()  # a folder of that name goes first
     assert resolve("default", None) == ("default", None)
+    (tmp_path / "default" / "adapter_config.json").write_text("{}")
+    assert adapter_source("default") == "default"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,13 @@ from acgpt.conditioning import Blocks, Conditioning, Empty
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.learner import new_model
+from acgpt.loading import DEFAULT_ADAPTER
 from acgpt.recipe import BELONGS, BUILT_IN, RANGES, SHAPES, Recipe, Shape, built_in, differences, load_recipe, make
 from acgpt.train import train
 
 NAMES = sorted(path.stem for path in BUILT_IN.glob("*.yaml"))
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def made(**keys):
@@ -40,7 +43,9 @@ def test_the_recipes_are_there():
     scratch = {"wikitext103-small", "wikitext103-base", "wikitext103-medium", "wikitext103-small-fast", "fineweb-base"}
     qwen3 = {f"qwen3-{size}-lora" for size in ("1.7b", "8b", "14b", "32b")}
     llama = {f"llama-3.1-8b-{kind}" for kind in ("lora", "full", "lora-fineweb")}
-    assert set(built_in()) == {*scratch, *qwen3, *llama, "tiny-cpu", "finetune-lora", "finetune-full"}
+    assert set(built_in()) == {
+        *scratch, *qwen3, *llama, "tiny-cpu", "finetune-lora", "finetune-full", "default-adapter"
+    }  # fmt: skip
     assert all(20 < len(words) <= 115 for words in built_in().values())
 
 
@@ -117,10 +122,26 @@ def test_a_shrunken_copy_of_a_recipe_runs(name, corpus, pretrained, tmp_path):
     }  # fmt: skip
     if load_recipe(name).base:
         small |= {"base": pretrained, "parallel": "ddp"}  # the latter of which is tested in test_finetune
+    if load_recipe(name).mask:
+        small["mask"] = "null"  # this tokenizer has a MASK of its own
     results = train(load_recipe(name, [f"{key}={value}" for key, value in small.items()]), quiet=True)
     assert results["steps"] == 2
     assert math.isfinite(results["loss"])
     assert results["recipe"]["conditioning"] == dict(load_recipe(name).conditioning)
+
+
+def test_the_recipe_of_the_embedded_adapter_is_the_one_that_it_was_made_with():
+    recipe = load_recipe("default-adapter")
+    said = json.loads((DEFAULT_ADAPTER / "acgpt.json").read_text())
+    assert Conditioning.from_dict(said["conditioning"]) == recipe.distribution
+    config = json.loads((DEFAULT_ADAPTER / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (recipe.adapter.rank, recipe.adapter.alpha)
+    made = json.loads((RESULTS / "default-adapter.json").read_text())["recipe"]
+    assert set(differences(json.loads(json.dumps(asdict(recipe))), made)) <= {
+        "workers",
+        "save_every",
+        "target_positions",
+    }
 
 
 # ---- files and changes ----------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """acgpt: ask a causal language model for p(any tokens | any other tokens).
 
     import acgpt
-    lm = acgpt.load()                                                    # the embedded default model
-    lm.log_prob("The capital of France is {{Paris}}.", future=False)     # exact, in one forward pass
+    lm = acgpt.load()                                                    # the embedded default model and its adapter
+    lm.log_prob("The capital of {{Italy}} is Rome.")                     # exact, in one forward pass
     lm.sample("The cat {{_3}} on the {{_1}}.", n=5)                      # with a key-value cache
     lm.rank("The {{cat|dog|carburettor}} purred.")
 

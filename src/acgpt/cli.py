@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -40,6 +40,7 @@ from acgpt.commands import (
     train,
 )
 from acgpt.commands.options import (
+    NO_ADAPTER,
     DeviceOption,
     Dtype,
     DtypeOption,
@@ -69,7 +70,8 @@ AdapterOption = Annotated[
         "-a",
         metavar="[NAME=]PATH",
         help="A PEFT adapter for the model: a folder or a hub id. May be repeated, with names: infill=…, scattered=…; "
-        "each template is then answered by the one that is for such templates (docs/adapters.md).",
+        "each template is then answered by the one that is for such templates (docs/adapters.md). none: no adapter, "
+        "for the embedded model too.",
     ),
 ]
 
@@ -204,8 +206,10 @@ def score_fields(score: Score) -> dict[str, Any]:
     return {"log_prob": score.log_prob, "perplexity": score.perplexity, **bound, "tokens": tokens}
 
 
-def named_adapters(options: Sequence[str]) -> dict[str, str] | str | None:
-    """What --adapter says: nothing, one adapter, or some by name."""
+def named_adapters(options: Sequence[str]) -> dict[str, str] | str | Literal[False] | None:
+    """What --adapter says: nothing, one adapter, some by name, or that there is to be none."""
+    if list(options) == [NO_ADAPTER]:
+        return False
     named: dict[str, str] = {}
     for each in options:
         name, equals, path = each.partition("=")
@@ -235,7 +239,7 @@ def answered_by(lm: LanguageModel, answer: Score | Ranking) -> dict[str, str | N
 
 def note_adapters(page: Page, lm: LanguageModel, ways: Mapping[str, Score | Ranking]) -> None:
     """Which adapter answered, for people, if there was a choice."""
-    if lm.router and lm.adapters:
+    if lm.router:
         words = [f"{way + ': ' if way else ''}{answer.adapter or 'no adapter'}" for way, answer in ways.items()]
         page.note(f"answered by {'; '.join(words)}\n")
 
@@ -501,7 +505,7 @@ def show(
         reader, about["adapter"], future = choose_reader(model, adapters, template, future)
     else:
         reader = drawing.load_reader(model, adapters)
-        about = {} if adapters is None else {"adapter": "default"}
+        about = {"adapter": "default"} if adapters else {}
     future = True if future is None else future
     query = drawing.query_of(template, reader.tokenizer)
     drawn = drawing.figure(query, reader.tokenizer, bos=reader.bos, mask=reader.mask, future=future)

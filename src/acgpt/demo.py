@@ -16,9 +16,10 @@ from acgpt.errors import InputError
 
 
 def tour() -> None:
-    """Score, rank and infill; then the past given the future, which the embedded model has not learnt yet."""
+    """Score, rank and infill; then the past given the future, and what knowing it is worth."""
     speak_plainly()
     hush()
+    from acgpt.demo_table import demo_texts, print_worth, worth
     from acgpt.loading import load
     from acgpt.show import Page, print_ranking, print_samples, print_score
 
@@ -33,8 +34,8 @@ def tour() -> None:
 
     say(
         "The model",
-        "SmolLM2-135M-Instruct, a small ordinary language model, on this machine. The first time, it is unpacked\n"
-        "into a cache, which takes half a minute.",
+        "SmolLM2-135M-Instruct, a small ordinary language model, on this machine, with an adapter that has taught it\n"
+        "to read the future. The first time, it is unpacked into a cache, which takes half a minute.",
     )
     call("lm = acgpt.load()")
     started = time.perf_counter()
@@ -70,29 +71,40 @@ def tour() -> None:
 
     say(
         "4. The past, given the future",
-        "Here the clue, “barked”, stands after the blank. Read left to right (future=False) the model cannot see it.\n"
-        "With future=True it is shown copies of all that is given. The embedded model has NOT been trained to read\n"
-        "copies: they only confuse it, and what you see next is bad both ways. An adapter that teaches it is to come\n"
-        "in a later release. Unless told otherwise, acgpt shows copies only to models that say they can read them.",
+        "Here the clue, “Rome”, stands after the blank. Read left to right (future=False) the model cannot see it.\n"
+        "Otherwise its adapter answers, which has learnt to read copies of all that is given, and is shown them:\n"
+        "acgpt uses the future wherever a model says that it can.",
     )
-    template = "The {{dog}} barked all night."
-    call(f'lm.log_prob("{template}", future=False), lm.log_prob("{template}", future=True)')
-    ways = {"past only": False, "with future": True}
+    template = "The capital of {{Italy}} is Rome."
+    call(f'lm.log_prob("{template}", future=False), lm.log_prob("{template}")')
+    ways: dict[str, bool | None] = {"past only": False, "with future": None}
     print_score(page, lm, template, {name: lm.log_prob(template, future=way) for name, way in ways.items()})
-    template = "The {{_1}} barked all night."
-    for way in ways.values():
-        call(f'lm.sample("{template}", n=4, seed=1, future={way})')
-        print_samples(page, lm, lm.sample(template, n=4, seed=1, future=way))
-    template = "The {{dog|company|water}} barked all night."
-    page.note("Among alternatives that you name, ranking already gets it right, as in part 2:\n", "")
-    call(f'lm.rank("{template}")')
-    print_ranking(page, template, lm.rank(template))
+    for template in (
+        "She went to the{{_1}} to borrow some books.",
+        "After the war he moved to{{_1}}, where he learnt to speak Japanese.",
+        "class Basket:\n    def __init__(self):\n        {{_6}}\n\n    def add(self, price):\n"
+        "        self.prices.append(price)\n",
+    ):
+        for way in ways.values():
+            wanted = "" if way is None else f", future={way}"
+            n = 1 if "\n" in template else 3
+            call(f"lm.sample({template!r}, n={n}, temperature=0.5, seed=1{wanted})")
+            print_samples(page, lm, lm.sample(template, n=n, temperature=0.5, seed=1, future=way))
+
+    say(
+        "5. What is the future worth?",
+        "Six passages of prose and six of code, written for this tour, with a gap each and a clue after it: the\n"
+        "perplexity of what stands in the gaps (lower is better). Without its adapter the model makes little of the\n"
+        "copies, or stumbles over them.",
+    )
+    print_worth(page, worth(lm, demo_texts()))
 
     say("What to try next", "Your own sentences, from the shell (in .venv/bin, if `make` installed it):")
     for command in (
         "acgpt score  'The opposite of hot is {{cold}}.'",
         "acgpt rank   'She has lived in Paris {{for|since|at}} ten years.'",
         "acgpt infill 'The three most important things in life are{{_16}}' -n 3 --temperature 0.7",
+        "acgpt infill 'He was a famous{{_2}}, and his paintings hang in the Louvre.' -n 5",
         "acgpt show   'The capital of {{Italy}} is Rome.'        # what the model is told, drawn",
         "acgpt score  --model FOLDER_OR_HUB_ID 'Another {{model}}.'",
         "acgpt --help",

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from acgpt.errors import ModelError
 from acgpt.files import write_whole
 from acgpt.language_model import positions_of
-from acgpt.loading import cache_folder, choose_device, load_base, resolve
+from acgpt.loading import cache_folder, choose_device, is_default, load_base, resolve
 from acgpt.metadata import tokenizer_hash, weights_hash
 
 VERSION = 1  # of what is computed: another one, other features
@@ -50,7 +50,7 @@ class Featurizer:
     @classmethod
     def load(cls, name: str, device: str = "auto") -> Featurizer:
         """By name: a folder, a hub id, a .gguf file, or "default", the embedded model."""
-        source, adapter = resolve(name, None)
+        source, adapter = resolve(name, False if is_default(name) else None)
         if adapter is not None:
             raise ModelError(f"{name} is an adapter: features are taken from a whole model. acgpt merge makes one.")
         network, tokenizer = load_base(source, torch.float32)

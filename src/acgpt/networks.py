@@ -27,7 +27,7 @@ from acgpt.attention import check_model
 from acgpt.errors import InputError, ModelError
 from acgpt.language_model import LanguageModel, positions_of
 from acgpt.learner import VOCABULARY_ALIGN, head_width, new_model
-from acgpt.loading import default_bos, from_pretrained, load_base, metadata_of, resolve
+from acgpt.loading import default_bos, from_pretrained, is_default, load_base, metadata_of, resolve
 from acgpt.metadata import DEFAULT, DEFAULT_HUB_ID, Metadata, choose_bos, token_id, tokenizer_hash, weights_hash
 from acgpt.methods import METHODS, method_of
 from acgpt.plan import Plan
@@ -188,7 +188,7 @@ def head_dim(recipe: Recipe) -> int:
 
 def base_of(recipe: Recipe) -> str:
     """Where the recipe's pretrained model is."""
-    source, adapter = resolve(recipe.base, None)
+    source, adapter = resolve(recipe.base, False if is_default(recipe.base) else None)
     if adapter is not None:
         raise ModelError(f"base={recipe.base} is an adapter: merge it first (acgpt merge), or name its base model.")
     return source

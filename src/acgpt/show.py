@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from rich.cells import cell_len, set_cell_size
@@ -279,7 +279,7 @@ class Reader:
     reads_future: bool
 
 
-def load_reader(model: str | None = None, adapter: str | None = None) -> Reader:
+def load_reader(model: str | None = None, adapter: str | Literal[False] | None = None) -> Reader:
     """The tokenizer of a model and the ids that `acgpt.load` would choose; the weights are not read.
 
     Args:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acgpt import __version__
-from acgpt.commands.options import AdapterOption, DeviceOption, Dtype, DtypeOption, emit, hush, option
+from acgpt.commands.options import AdapterOption, DeviceOption, Dtype, DtypeOption, emit, hush, load_model, option
 from acgpt.errors import InputError, OutputError
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 NO_ANSWER = "--"
 
 HELP = {
-    "model": "A folder, a Hugging Face hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct.",
+    "model": "A folder, a Hugging Face hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct, "
+    "with its adapter.",
     "corpus": "A folder that acgpt prepare made; may be left out with --sets.",
     "sets": "The evaluation set: a file to read, or to make. Default: CORPUS/evaluation/….safetensors.",
     "split": "Of the corpus. Default: test if there is one, else validation.",
@@ -108,7 +109,6 @@ def evaluate(
     from acgpt.corpus import Corpus
     from acgpt.evaluate import evaluate
     from acgpt.evaluation_set import keep
-    from acgpt.loading import load
     from acgpt.metadata import tokenizer_hash
     from acgpt.methods import method_of, parted
     from acgpt.modes import modes_named
@@ -119,7 +119,7 @@ def evaluate(
     chosen = {"split": split, "r_max": r_max, "length": length, "seed": seed}
     training = None if conditioning is None else training_distribution(conditioning, r_max)
     opened = None if corpus is None else Corpus.open(corpus)
-    lm = load(model, adapter, device, dtype.value)
+    lm, in_use = load_model(model, adapter, device, dtype)
     evaluation_set, path, new = find_set(opened, sets, chosen, limit, training, lm.positions - 1)
     evaluation_set.require_tokenizer(tokenizer_hash(lm.tokenizer))
     options = dict(parted(text) for text in how or ())
@@ -143,7 +143,7 @@ def evaluate(
         keep(evaluation_set, path)
     result = {
         "model": model,
-        "adapter": adapter,
+        "adapter": in_use,
         "corpus": None if corpus is None else str(corpus),
         **evaluation.as_dict(),
         "options": options,

@@ -13,7 +13,7 @@ import typer
 
 from acgpt.commands import evaluate
 from acgpt.commands.evaluate import NO_ANSWER, check_writable, choose_method, find_set, training_distribution
-from acgpt.commands.options import AdapterOption, DeviceOption, Dtype, DtypeOption, emit, hush, option
+from acgpt.commands.options import AdapterOption, DeviceOption, Dtype, DtypeOption, emit, hush, load_model, option
 from acgpt.errors import InputError, OutputError
 
 HELP = {
@@ -97,7 +97,6 @@ def generate(
     from acgpt.decode import Sampling
     from acgpt.evaluation_set import keep
     from acgpt.generate import INDEX, Generator
-    from acgpt.loading import load
     from acgpt.methods import method_of, parted
     from acgpt.modes import modes_named
 
@@ -109,7 +108,7 @@ def generate(
     chosen = {"split": split, "r_max": r_max, "length": length, "seed": set_seed}
     training = None if conditioning is None else training_distribution(conditioning, r_max)
     opened = None if corpus is None else Corpus.open(corpus)
-    lm = load(model, adapter, device, dtype.value)
+    lm, in_use = load_model(model, adapter, device, dtype)
     evaluation_set, path, new = find_set(opened, sets, chosen, limit, training, lm.positions - 1)
     generator = Generator(
         lm, evaluation_set, method=choose_method(forced, lm), options=options, samples=samples, prompt=prompt,
@@ -125,7 +124,7 @@ def generate(
     generator.check(output)
     if new:
         keep(evaluation_set, path)
-    about: dict[str, Any] = {"model": model, "adapter": adapter, "corpus": None if corpus is None else str(corpus)}
+    about: dict[str, Any] = {"model": model, "adapter": in_use, "corpus": None if corpus is None else str(corpus)}
     records: dict[str, dict[str, Any] | None] = {}
     for each in wanted:
         with bar(each) as progress:

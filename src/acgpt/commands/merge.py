@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HELP = {
     "base": "A folder, a Hugging Face hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct.",
-    "adapter": "A PEFT adapter for it: a folder or a hub id.",
+    "adapter": "A PEFT adapter for it: a folder or a hub id; default: the embedded model's.",
     "folder": "Where the model goes: a folder that is not there yet.",
     "dtype": "Of the weights that are written: float32, bfloat16, float16, float64. "
     "Default: auto, as the base has them (a .gguf file: float32).",

@@ -11,9 +11,12 @@ import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from acgpt.language_model import LanguageModel
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
 
@@ -26,13 +29,15 @@ def option(*names: str, **how: Any) -> Any:
 HELP = {
     "template": "A text with {{slots}}, in quotes; or - to read templates from standard input, one a line.",
     "file": "Read templates from this UTF-8 file, one a line.",
-    "model": "A folder, a Hugging Face hub id or a .gguf file. Default: the embedded SmolLM2-135M-Instruct.",
-    "adapter": "A PEFT adapter for the model: a folder or a hub id.",
+    "model": "A folder, a Hugging Face hub id or a .gguf file. Default: the embedded SmolLM2-135M-Instruct, "
+    "with an adapter that reads the future.",
+    "adapter": "A PEFT adapter for the model: a folder or a hub id; none: no adapter, for the embedded model too.",
     "device": "auto, cpu, cuda, cuda:1, mps. Default: auto, the best there is.",
     "dtype": "auto, float32, bfloat16, float16, float64. Default: auto, float32; on CUDA, what the checkpoint has.",
     "future": "Use what stands after a slot? Default: if the model says that it can (score shows both).",
     "json": "For programs: one JSON object a template, in a line of its own, with the keys named above.",
 }
+NO_ADAPTER = "none"  # what --adapter says for it
 TemplateArgument = Annotated[str | None, typer.Argument(metavar="TEMPLATE", show_default=False, help=HELP["template"])]
 FileOption = Annotated[Path | None, option("--file", "-f", metavar="PATH", help=HELP["file"])]
 ModelOption = Annotated[str | None, option("--model", "-m", metavar="NAME", help=HELP["model"])]
@@ -55,6 +60,15 @@ def finite(value: Any) -> Any:
 def emit(answer: Mapping[str, Any]) -> None:
     """Print one JSON object in a line of its own, at once."""
     print(json.dumps(finite(answer), allow_nan=False), flush=True)
+
+
+def load_model(model: str, adapter: str | None, device: str, dtype: Dtype) -> tuple[LanguageModel, str | None]:
+    """The model that a command names; and its adapter, for the record."""
+    from acgpt.loading import is_default, load
+    from acgpt.metadata import DEFAULT
+
+    lm = load(model, False if adapter == NO_ADAPTER else adapter, device, dtype.value)
+    return lm, None if not lm.adapters else adapter or (DEFAULT if is_default(model) else None)
 
 
 # What stands for characters that a terminal cannot write; for all others, a question mark.
