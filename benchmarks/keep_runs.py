@@ -10,27 +10,44 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+
+def renamed(value: Any, places: Mapping[str, str]) -> Any:
+    """A record in which folders have other names: as whole values, as the beginning of a path, or after "key="."""
+    if isinstance(value, dict):
+        return {key: renamed(each, places) for key, each in value.items()}
+    if isinstance(value, list):
+        return [renamed(each, places) for each in value]
+    if not isinstance(value, str):
+        return value
+    key, equals, path = value.rpartition("=")
+    for place, name in places.items():
+        if path == place or path.startswith(f"{place}/"):
+            return f"{key}{equals}{name}{path[len(place) :]}"
+    return value
 
 
 def keep(run: Path, date: str, output: Path) -> None:
     """Copy the small files of one run."""
     recipe = json.loads((run / "results.json").read_text(encoding="utf-8"))["recipe"]
-    corpus = recipe["corpus"].rstrip("/")
-    places = {recipe["output"].rstrip("/"): f"runs/{run.name}", corpus: f"data/{Path(corpus).name}"}
+    trained, corpus = recipe["output"].rstrip("/"), recipe["corpus"].rstrip("/")
+    places = {trained: f"runs/{run.name}", corpus: f"data/{Path(corpus).name}"}
     folder = output / run.name
     folder.mkdir(parents=True)
-    for path in sorted([*run.glob("*.json"), *run.glob("*.csv")]):
-        text = path.read_text(encoding="utf-8")
-        for place, name in places.items():
-            text = text.replace(place, name)
-        if path.suffix == ".json":
-            content = {"date": date, **json.loads(text)} if path.name == "results.json" else json.loads(text)
-            for holder in (content, *content.get("sittings", ())):
-                if "command" in holder:
-                    holder["command"] = ["acgpt", *holder["command"][1:]]
-            text = json.dumps(content, separators=(",", ":")) + "\n"
-        (folder / path.name).write_text(text, encoding="utf-8")
+    for path in sorted(run.glob("*.json")):
+        content = renamed(json.loads(path.read_text(encoding="utf-8")), places)
+        for holder in (content, *content.get("sittings", ())):
+            if "command" in holder:
+                holder["command"] = ["acgpt", *holder["command"][1:]]
+        if path.name == "results.json":
+            content = {"date": date, **content}
+        (folder / path.name).write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+    for path in run.glob("*.csv"):
+        shutil.copy(path, folder)
 
 
 def main() -> None:

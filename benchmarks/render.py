@@ -189,7 +189,17 @@ def default_adapter(record: dict[str, Any]) -> str:
         for row in record["watched"]
     ]
     columns = ["step", "tokens", "unconditional", "training", "training no future"]
-    return f"{markdown(columns, rows)}\n\n{record['note']}"
+    asked = record["evaluation"]
+    modes = asked["modes"].items()
+    after = markdown(
+        [f"{asked['texts']} texts of test", *(mode for mode, _ in modes)],
+        [
+            ["perplexity", *(f"{found['perplexity']:.2f}" for _, found in modes)],
+            ["95 %", *("{:.2f} to {:.2f}".format(*found["interval"]) for _, found in modes)],
+        ],
+    )
+    said = f"`{asked['command']}`, {asked['hardware']}, torch {asked['torch']}"
+    return f"{markdown(columns, rows)}\n\n{record['note']}\n\n{after}\n\n{said}. The training:"
 
 
 def gap_rows(results: dict[str, Any]) -> Rows:
