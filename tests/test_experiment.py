@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from acgpt import experiment, experiment_runner
 from acgpt.cli import app
 from acgpt.errors import InputError
-from acgpt.experiment import BUILT_IN, Evaluations, Experiment, Generations, load_experiment, make
+from acgpt.experiment import BUILT_IN, Draws, Evaluations, Experiment, load_experiment, make
 from acgpt.experiment_runner import Runner, held, state_of
 from acgpt.methods import METHODS
 from acgpt.recipe import built_in
@@ -120,21 +120,21 @@ def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at()
     assert folders[0] == [f"out/ac-gpt-r_max0.8/generations/{s}-r_max0.8-first200/index.json" for s in ("a", "b")]
     assert len(folders[2]) == 4  # one that reads no future, at every r_max
     assert found.cells[0].commands[2] == (
-        "acgpt generate out/ac-gpt-r_max0.8/model c --split a --r-max 0.8 --length 127 --mode all --samples 1 "
+        "acgpt generate out/ac-gpt-r_max0.8/model c --split a --r-max 0.8 --length 127 --samples 1 "
         "--prompt 20 --top-p 0.95 --temperature 0.8 --seed 0 --set-seed 0 --limit 200 --dtype bfloat16 "
         "-o out/ac-gpt-r_max0.8/generations/a-r_max0.8-first200"
     )
     (cell,) = made(grid={"seed": [0]}, generate={"modes": ["training", "infilling"], "seed": 10**7}).cells
-    assert (
-        "--mode infilling --mode training --if-possible " in cell.commands[1] and "--seed 10000000 " in cell.commands[1]
-    )
+    assert "--modes infilling,training --if-possible " in cell.commands[1] and "--seed 10000000 " in cell.commands[1]
     ways = [
         {}, {"limit": 5}, {"samples": 2}, {"prompt": 5}, {"top_p": 0.9}, {"temperature": 1}, {"seed": 1},
         {"set_seed": 1}, {"conditioning": {"b_max": 4}}, {"modes": ["training"]}, {"modes": ["infilling"]},
     ]  # fmt: skip
-    assert len({Generations(**way).name("test", 0.6) for way in ways}) == len(ways)
+    assert len({Draws(**way).name("test", 0.6) for way in ways}) == len(ways)
     fast = shipped("wikitext103-fast").cells[0]
-    assert [path.parent.name for path in fast.generations] == ["test-r_max0.6-first200"]  # all modes: no names of any
+    assert [path.parent.name for path in fast.generations] == [
+        "validation-r_max0.6-first200"
+    ]  # all modes: no names of any
 
 
 def test_an_adapter_is_evaluated_on_its_base_and_a_tuned_model_as_it_is():
@@ -201,6 +201,9 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"generate": {"limit": 0}}, "generate.limit must be at least 1"),
         ({"generate": {"samples": 0}}, "generate.samples must be at least 1"),
         ({"generate": {"prompt": -1}}, "generate.prompt must be at least 0"),
+        ({"generate": {"prompt": 127}}, "cell seed0: a prompt of 127 tokens leaves nothing to draw of texts of 127"),
+        ({"generate": {}, "grid": {"length": [63, 20]}}, "cell length20: a prompt of 20 tokens"),
+        ({"generate": {"prompt": 127}}, "use generate.prompt 126 or less"),
         ({"generate": {"top_p": 0}}, "top_p must be above 0"),
         ({"generate": {"temperature": "hot"}}, "generate.temperature must be a number"),
         ({"generate": {"seed": -1}}, "generate.seed must be at least 0"),
@@ -319,7 +322,7 @@ def key_table(kind: Any) -> str:
 
 def test_every_key_is_in_the_documentation_with_its_meaning():
     text = (ROOT / "docs" / "experiments.md").read_text()
-    for kind in (Experiment, Evaluations, Generations):
+    for kind in (Experiment, Evaluations, Draws):
         assert key_table(kind) in text, key_table(kind)
 
 

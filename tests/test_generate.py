@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+import sys
+import tracemalloc
 from collections import Counter
 from itertools import groupby, pairwise
 
@@ -22,6 +24,7 @@ from acgpt.corpus import Corpus
 from acgpt.decode import Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.evaluation_set import EvaluationSet
+from acgpt.files import write_whole
 from acgpt.generate import Generator, groups_of, line_of
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import Metadata, tokenizer_hash
@@ -211,7 +214,7 @@ def test_calls_are_counted_as_the_network_sees_them(name, tmp_path):
 
 # ---- stopped and gone on --------------------------------------------------------------------------------------------
 
-MANY = ["--samples", "100", "--limit", "10", "--length", str(LENGTH), "--prompt", "20", "--mode", "unconditional"]
+MANY = ["--samples", "100", "--limit", "10", "--length", str(LENGTH), "--prompt", "20", "--modes", "unconditional"]
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +254,10 @@ def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, c
     want = (tmp_path / "whole" / "unconditional.jsonl").read_bytes()
     (part,) = (tmp_path / "killed").iterdir()  # and nothing that could be taken for the whole
     content = part.read_bytes()
-    groups = [len(json.loads(line)["samples"]) for line in content.splitlines()[1:]]
+    begun, *rest = content.splitlines(keepends=True)
+    ends = [0, *(number for number, line in enumerate(rest, start=1) if b'"model_seconds"' in line)]
+    whole_groups = [b"".join(rest[start:end]) for start, end in pairwise(ends)]
+    groups = [end - start - 1 for start, end in pairwise(ends)]
     assert 400 < sum(groups) <= 500  # all but what was being drawn
     drawn = []
     monkeypatch.setattr(module, "line_of", lambda *arguments: drawn.append(1) or line_of(*arguments))
@@ -261,6 +267,9 @@ def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, c
         ("half of the last line", content[:-300], sum(groups[:-1])),
         ("half of the first line", content[:50], 0),
         ("a line of nothing", content[:-300] + b"\0" * 299 + b"\n", sum(groups[:-1])),
+        ("a group twice", content + whole_groups[-1], sum(groups)),
+        ("a group less", b"".join([begun, whole_groups[0], *whole_groups[2:]]), groups[0]),
+        ("a sample less", b"".join([begun, *rest[1:]]), 0),
     ):
         folder = tmp_path / name
         folder.mkdir()
@@ -324,6 +333,43 @@ def test_a_part_that_another_process_draws_is_left_alone(tmp_path):
     assert generator.write("unconditional", tmp_path)
 
 
+def test_a_part_is_locked_until_all_is_written(tmp_path, monkeypatch):
+    seen = []
+
+    def write(path, content):
+        with (tmp_path / "unconditional.jsonl.part").open("rb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seen.append(path.name)
+        write_whole(path, content)
+        if path.suffix == ".json":
+            (tmp_path / "unconditional.jsonl.part").unlink()  # as one does who finds both files there
+
+    monkeypatch.setattr(module, "write_whole", write)
+    assert Generator(model_of("gpt"), set_of(texts=1)).write("unconditional", tmp_path)
+    assert seen == ["unconditional.jsonl", "unconditional.json"]
+
+
+def test_a_part_of_any_size_is_read_and_written_with_little_memory(tmp_path):
+    items, samples, size = 40, 10, 10_000  # 4 MB
+    groups = [module.Group((item,), range(samples)) for item in reversed(range(items))]
+    with module.opened(tmp_path / "part", {}) as part:
+        for group in groups:
+            lines = [{"item": i, "sample": s, "log_probs": [0.0], "text": "x" * size} for i, s in group.keys]
+            part.add(group, lines, dict.fromkeys(module.TOOK, 1))
+    tracemalloc.start()
+    try:
+        with module.opened(tmp_path / "part", {}) as part:
+            assert part.resume(groups) == []
+            write_whole(tmp_path / "whole", part.lines())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    found = [(line["item"], line["sample"]) for line in lines_of(tmp_path / "whole")]
+    assert found == [(item, sample) for item in range(items) for sample in range(samples)]
+    assert (part.tokens, part.took["calls"]) == (items * samples, items)
+    assert peak < items * samples * size / 4
+
+
 @pytest.mark.parametrize("begun", ["whole", "part", "another mode"])
 def test_another_configuration_in_the_folder_is_refused_with_what_differs(tmp_path, begun, monkeypatch):
     lm, asked = model_of("ac-gpt"), set_of(texts=2)
@@ -344,6 +390,10 @@ def test_another_configuration_in_the_folder_is_refused_with_what_differs(tmp_pa
     ):
         with pytest.raises(InputError, match=words):
             Generator(lm, asked, **how).write(mode, tmp_path)
+    other = Generator(lm, asked)
+    other.sampler.most_rows = 8
+    with pytest.raises(InputError, match="samples_at_once 32, and not 8"):
+        other.write(mode, tmp_path)
     with pytest.raises(InputError, match="set '"):
         Generator(lm, set_of(texts=1)).write(mode, tmp_path)
     with torch.no_grad():
@@ -371,25 +421,26 @@ def run(*arguments, code=0):
 def test_the_command_draws_the_modes_that_were_named_and_says_so(models, corpus, tmp_path):
     out = tmp_path / "new" / "samples"
     how = [models("fim"), corpus, "--length", LENGTH, "--limit", 3, "--r-max", 0.4, "-o", out]
-    got = json.loads(run(*how, "--mode", "training", "--mode", "infilling", "--json").stdout)
+    got = json.loads(run(*how, "--modes", "training, infilling", "--json").stdout)
     assert list(got["modes"]) == ["infilling", "training"] and got["modes"]["training"] is None
     assert got["modes"]["infilling"]["file"] == "infilling.jsonl" and got["set"]["r_max"] == 0.4
     assert got["sampling"] == {"temperature": 0.8, "top_p": 0.95, "seed": 0, "prompt": 20}
     record = json.loads((out / "infilling.json").read_text())
     assert (record["model"], record["corpus"], record["hardware"] != "") == (str(models("fim")), str(corpus), True)
+    assert record["command"] == ["acgpt", *sys.argv[1:]]
     assert record["set"]["split"] == "validation" and set(record["versions"]) >= {"acgpt", "torch", "transformers"}
     from acgpt.evaluation_set import set_of_corpus
 
     same_set, _ = set_of_corpus(Corpus.open(corpus), split="validation", length=LENGTH, r_max=0.4, limit=3)
     assert record["set"]["hash"] == same_set.hash  # as acgpt evaluate asks it
-    table = run(*how, "--mode", "all").stdout
+    table = run(*how).stdout
     rows = {
         line.split()[0]: line.split()[1:] for line in table.splitlines() if line.split()[:1] in [[m] for m in MODES]
     }
     assert set(rows) == set(MODES) and rows["training"] == ["--"] * 5 and "--" not in rows["infilling"]
     assert "cannot be answered by a model of method fim" in table
     other = tmp_path / "none"
-    run(*how[:-1], other, "--mode", "training", "--if-possible")
+    run(*how[:-1], other, "--modes", "training", "--if-possible")
     assert json.loads((other / "index.json").read_text())["modes"] == {"training": None}
     index = json.loads((out / "index.json").read_text())
     assert {mode for mode, found in index["modes"].items() if found is None} == {"training"} and len(
@@ -397,13 +448,44 @@ def test_the_command_draws_the_modes_that_were_named_and_says_so(models, corpus,
     ) == 5
 
 
+def test_the_index_of_a_folder_says_what_lies_there_and_what_its_method_cannot(models, corpus, tmp_path):
+    how = [corpus, "--length", LENGTH, "--limit", 2, "-o", tmp_path / "o"]
+    run(models("gpt"), *how, "--modes", "training", "--if-possible")
+    assert json.loads((tmp_path / "o" / "index.json").read_text())["modes"] == {"infilling": None, "training": None}
+    for mode, there in (("training-no-future", 1), ("infilling", 2)):  # another method can, and no file forbids it
+        run(models("ac-gpt"), *how, "--modes", mode)
+        index = json.loads((tmp_path / "o" / "index.json").read_text())
+        assert index["method"] == "ac-gpt" and mode in index["modes"] and len(index["modes"]) == there
+        assert all((tmp_path / "o" / found["file"]).exists() for found in index["modes"].values())
+
+
+def test_the_usual_way_to_draw_is_written_in_one_place(models, corpus, tmp_path, monkeypatch):
+    from acgpt.commands.generate import HELP
+
+    for name, words in (("prompt", module.PROMPT), ("top_p", module.TOP_P), ("temperature", module.TEMPERATURE)):
+        assert HELP[name].endswith(f"Default: {words}.")
+        monkeypatch.setattr(module, name.upper(), words / 2 if name != "prompt" else 3)
+    how = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "-o", tmp_path / "o"]
+    got = json.loads(run(*how, "--json").stdout)["sampling"]
+    assert got == {"temperature": 0.4, "top_p": 0.475, "seed": 0, "prompt": 3}
+
+
+def test_samples_that_will_all_be_the_same_are_drawn_with_a_warning(models, corpus, tmp_path):
+    how = [models("ac-gpt"), corpus, "--length", LENGTH, "--limit", 2, "--modes", "infilling", "--temperature", 0]
+    assert "warning" not in run(*how, "-o", tmp_path / "one").stderr
+    assert "warning: " in (said := run(*how, "-n", 3, "-o", tmp_path / "o").stderr)
+    assert "the 3 samples of a text are the same" in said
+    lines = lines_of(tmp_path / "o" / "infilling.jsonl")
+    assert len(lines) == 6 and len({tuple(line["tokens"]) for line in lines}) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["{corpus}"], "--output"),
         (["-o", "{tmp}/o"], "CORPUS"),
-        (["{corpus}", "-o", "{tmp}/o", "--mode", "sideways"], "no mode 'sideways'"),
-        (["{corpus}", "-o", "{tmp}/o", "--mode", "training"], "method gpt cannot answer in the mode training"),
+        (["{corpus}", "-o", "{tmp}/o", "--modes", "sideways"], "no mode 'sideways'"),
+        (["{corpus}", "-o", "{tmp}/o", "--modes", "training"], "method gpt cannot answer in the mode training"),
         (["{corpus}", "-o", "{tmp}/o", "--prompt", "24"], "--prompt 23 or less"),
         (["{corpus}", "-o", "{tmp}/o", "--top-p", "0"], "top_p must be above 0"),
         (["{corpus}", "-o", "{tmp}/o", "--split", "dev"], "no split 'dev'"),
@@ -430,7 +512,7 @@ def test_a_disk_that_refuses_ends_with_code_1_and_what_was_drawn_stays(models, c
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    how = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "--mode", "unconditional", "-o", tmp_path / "o"]
+    how = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "--modes", "unconditional", "-o", tmp_path / "o"]
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_whole", full)
         assert "No space left" in run(*how, code=1).stderr

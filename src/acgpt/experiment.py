@@ -34,7 +34,7 @@ import yaml
 from acgpt.conditioning import Conditioning, check_keys
 from acgpt.decode import Sampling
 from acgpt.errors import InputError
-from acgpt.generate import INDEX
+from acgpt.generate import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
 from acgpt.methods import method_of, parted
 from acgpt.modes import MODES, modes_named
 from acgpt.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change, read_yaml
@@ -95,7 +95,7 @@ class Evaluations:
 
 
 @dataclass(frozen=True)
-class Generations:
+class Draws:
     """What a cell draws once it has been evaluated: `acgpt generate`, once for each split and r_max.
 
     Args:
@@ -119,9 +119,9 @@ class Generations:
     r_max: Sequence[float] | None = None
     limit: int | None = None
     samples: int = 1
-    prompt: int = 20
-    top_p: float = 0.95
-    temperature: float = 0.8
+    prompt: int = PROMPT
+    top_p: float = TOP_P
+    temperature: float = TEMPERATURE
     seed: int = 0
     set_seed: int = 0
     conditioning: Mapping[str, Any] | None = None
@@ -147,7 +147,7 @@ class Generations:
     def name(self, split: str, r_max: float) -> str:
         """What the folder of generations is called: all that decides what is drawn, where it is not the usual."""
         words = [set_name(split, r_max, self.limit, self.set_seed, self.conditioning)]
-        usual = {each.name: each.default for each in fields(Generations)}
+        usual = {each.name: each.default for each in fields(Draws)}
         for key in ("samples", "prompt", "top_p", "temperature", "seed"):
             if (value := getattr(self, key)) != usual[key]:
                 words.append(f"{'draw-' if key == 'seed' else ''}{key}{value}")
@@ -216,7 +216,7 @@ class Experiment:
     grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
     set: Mapping[str, Any] = field(default_factory=dict)
     evaluate: Evaluations | None = None
-    generate: Generations | None = None
+    generate: Draws | None = None
 
     def __post_init__(self) -> None:
         for name in ("recipe", "output"):
@@ -256,9 +256,12 @@ class Experiment:
             if name in (LOGS, LOCKS):
                 raise InputError(f"a cell cannot be called {name}.")
             try:
-                recipes[name] = changes, load_recipe(self.recipe, changes)
+                recipe = load_recipe(self.recipe, changes)
+                if self.generate is not None:
+                    check_prompt(self.generate.prompt, recipe.length, "generate.prompt")
             except InputError as error:
                 raise InputError(f"cell {name}: {error}") from error
+            recipes[name] = changes, recipe
         shares = sorted({recipe.distribution.r_max for _, recipe in recipes.values() if reads_future(recipe)})
         return tuple(
             Cell(
@@ -323,11 +326,10 @@ def evaluations(recipe: Recipe, wanted: Evaluations, shares: Sequence[float]) ->
     return found
 
 
-def generations(recipe: Recipe, wanted: Generations, shares: Sequence[float]) -> dict[Path, tuple[str, ...]]:
+def generations(recipe: Recipe, wanted: Draws, shares: Sequence[float]) -> dict[Path, tuple[str, ...]]:
     """The commands by which a cell draws, by the files that they write last; `shares` as in `evaluations`."""
     found: dict[Path, tuple[str, ...]] = {}
-    options = [word for mode in wanted.modes or ("all",) for word in ("--mode", mode)]
-    options += ["--if-possible"] if wanted.modes else []
+    options = ["--modes", ",".join(wanted.modes), "--if-possible"] if wanted.modes else []
     for key in ("samples", "prompt", "top_p", "temperature", "seed", "set_seed"):
         options += [f"--{key.replace('_', '-')}", str(getattr(wanted, key))]
     for split, r_max in product(wanted.splits, r_maxes(recipe, wanted, shares)):
@@ -336,14 +338,14 @@ def generations(recipe: Recipe, wanted: Generations, shares: Sequence[float]) ->
     return found
 
 
-def r_maxes(recipe: Recipe, wanted: Evaluations | Generations, shares: Sequence[float]) -> Sequence[float]:
+def r_maxes(recipe: Recipe, wanted: Evaluations | Draws, shares: Sequence[float]) -> Sequence[float]:
     """At which r_max a cell is asked."""
     own = (recipe.distribution.r_max,)
     return wanted.r_max or (own if reads_future(recipe) else shares or own)
 
 
 def asking(
-    command: str, recipe: Recipe, wanted: Evaluations | Generations, split: str, r_max: float, how: Sequence[str]
+    command: str, recipe: Recipe, wanted: Evaluations | Draws, split: str, r_max: float, how: Sequence[str]
 ) -> list[str]:
     """The words by which a command asks what a cell has trained."""
     folder = Path(recipe.output)
@@ -370,7 +372,7 @@ def set_name(split: str, r_max: float, limit: int | None, seed: int, conditionin
     return "-".join(words)
 
 
-def check_sets(wanted: Evaluations | Generations, key: str) -> None:
+def check_sets(wanted: Evaluations | Draws, key: str) -> None:
     """Refuse wrong values among those that `evaluate` and `generate` have in common; lists are then tuples."""
     for name, kind in (("splits", str), ("r_max", float)):
         values = getattr(wanted, name)
@@ -461,7 +463,7 @@ def make(content: Mapping[str, Any], source: str, changes: Sequence[str] = ()) -
     try:
         if changes and isinstance(content.setdefault("set", {}), Mapping):
             content["set"] = {**content["set"], **dict(map(read_change, changes))}
-        for key, kind in (("evaluate", Evaluations), ("generate", Generations)):
+        for key, kind in (("evaluate", Evaluations), ("generate", Draws)):
             if content.get(key) is not None:
                 if not isinstance(content[key], Mapping):
                     raise InputError(f"{key} must be a mapping such as {{splits: [test]}}, not {content[key]!r}.")

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file: under another name at first, and under its own once the disk holds it. Its folder is made."""
+def write_whole(path: str | os.PathLike[str], content: str | bytes | Iterable[bytes]) -> None:
+    """Write a file: under another name at first, and under its own once the disk holds it. Its folder is made.
+
+    The content may come piece by piece, so that it need not fit into memory.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        content = content.encode() if isinstance(content, str) else content
+        with temporary.open("wb") as file:
+            file.writelines([content] if isinstance(content, bytes) else content)
         sync(temporary)
         temporary.replace(path)
     finally:

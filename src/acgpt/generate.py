@@ -5,13 +5,14 @@
 
     FOLDER/MODE.jsonl        a line a sample, in the order of the texts
     FOLDER/MODE.json         the record of the whole; where it is, the samples are complete
-    FOLDER/MODE.jsonl.part   what has been drawn so far, a group of samples a line, until all are
+    FOLDER/MODE.jsonl.part   what has been drawn so far, group by group, until all are
     FOLDER/index.json        what each mode came to, once all that were wanted are there
 
 A sample is a function of the seed, the query and the sample's number, but for rounding, which depends on what a batch
 holds. So samples are drawn in groups that are a function of the configuration, a group is written at once, and one
 that was not written whole is drawn again: a run that was killed ends with the bytes of one that was not (on a CPU; a
 GPU rounds as it likes). The first line of the part says what it is a part of, and nothing else is ever added to it.
+Then come, for each group, the lines of its samples and one that says what it took.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ import os
 import platform
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import accumulate, dropwhile, groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,12 +41,12 @@ from transformers import PreTrainedTokenizerBase
 from acgpt import __version__
 from acgpt.attention import evaluating
 from acgpt.conditioning import ASKED, GIVEN
-from acgpt.decode import Sampler, Sampling
+from acgpt.decode import GREEDY, Sampler, Sampling
 from acgpt.errors import InputError, OutputError
 from acgpt.evaluate import check_fit
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.files import write_whole
-from acgpt.generated import BLANK, KIND
+from acgpt.generated import BLANK, KIND, record_of
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import tokenizer_hash, weights_hash
 from acgpt.methods import Method, method_of
@@ -54,6 +56,7 @@ from acgpt.text import pieces
 
 INDEX = "index.json"
 PROMPT, TOP_P, TEMPERATURE = 20, 0.95, 0.8  # as in the paper's experiments
+TOOK = ("seconds", "model_seconds", "calls")  # what a group says of itself
 OWN = ("mode", "future")  # of a file's configuration, what another file in the same folder may have otherwise
 # Characters that Python's splitlines, but not JSON, takes for the end of a line.
 ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
@@ -100,15 +103,17 @@ class Generator:
     ) -> None:
         if samples < 1:
             raise InputError(f"the number of samples of a text must be at least 1, not {samples}.")
-        if not 0 <= prompt < evaluation_set.length:
-            raise InputError(
-                f"a prompt of {prompt} tokens leaves nothing to draw of texts of {evaluation_set.length}: use --prompt "
-                f"{evaluation_set.length - 1} or less."
-            )
+        check_prompt(prompt, evaluation_set.length, "--prompt")
         self.lm, self.evaluation_set, self.options = lm, evaluation_set, dict(options or {})
         self.method = (method or method_of(lm.metadata)).configured(self.options)
         self.samples, self.prompt = samples, prompt
         self.sampling = sampling or Sampling(temperature=TEMPERATURE, top_p=TOP_P)
+        if samples > 1 and self.sampling.temperature < GREEDY:
+            warnings.warn(
+                f"temperature 0 takes the likeliest token: the {samples} samples of a text are the same, unless the "
+                "method also draws in which order tokens come.",
+                stacklevel=2,
+            )
         check_fit(lm.model, evaluation_set, self.method.overhead)
         self.sampler = Sampler(
             lm.model, bos=lm.bos, mask=self.method.mask(lm.mask), backend=lm.attention, budget=budget or lm.budget
@@ -152,7 +157,13 @@ class Generator:
             "device": self.lm.model.device.type,
             "attention": self.lm.attention,
             "batch_tokens": self.sampler.budget,
+            "samples_at_once": self.at_once,
         }
+
+    @property
+    def at_once(self) -> int:
+        """The most samples of a group."""
+        return self.method.rows_at_once(self.sampler, self.evaluation_set.length)
 
     @cached_property
     def weights(self) -> str:
@@ -202,33 +213,26 @@ class Generator:
         config = self.config(mode, future)
         self.check(folder)
         part = lines.with_name(f"{lines.name}.part")
-        if (there := config_in(record)) is not None and lines.exists():
-            same(record, there, config)
+        if (there := record_in(record)) is not None and lines.exists():
+            same(record, there["config"], config)
             part.unlink(missing_ok=True)
-            return read_record(record)
+            return there
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            with opened(part, config) as (file, drawn):
-                self.draw(queries, future, file, drawn, progress)
-            found = {(line["item"], line["sample"]): line for group in drawn for line in group["samples"]}
-            content = b"".join(as_line(found[key]) for key in sorted(found))
-            written = self.record(mode, queries, config, drawn, content) | dict(about or {})
-            write_whole(lines, content)
-            write_whole(record, json.dumps(written, indent=2) + "\n")
-            part.unlink()
+            with opened(part, config) as drawn:
+                self.draw(queries, future, drawn, progress)
+                write_whole(lines, drawn.lines())
+                written = self.record(mode, queries, config, drawn.took, lines) | dict(about or {})
+                write_whole(record, json.dumps(written, indent=2) + "\n")
+                part.unlink(missing_ok=True)
         return written
 
     def draw(
-        self,
-        queries: Sequence[Query],
-        future: bool,
-        file: BinaryIO,
-        drawn: list[dict[str, Any]],
-        progress: Callable[[int, int, int], object],
+        self, queries: Sequence[Query], future: bool, drawn: Part, progress: Callable[[int, int, int], object]
     ) -> None:
         """Draw the groups that are not in the part yet, and add each to it as soon as it is there."""
-        rows = self.method.rows_at_once(self.sampler, self.evaluation_set.length)
-        before = sum(len(line["log_probs"]) for group in drawn for line in group["samples"])
+        left = drawn.resume(groups_of(queries, self.samples, self.at_once))
+        before = drawn.tokens
         total, tokens = self.samples * sum(len(query.asked_positions) for query in queries), 0
 
         def notice(count: int) -> None:
@@ -239,7 +243,7 @@ class Generator:
         self.sampler.notice = notice
         notice(0)
         meter, begun = self.sampler.meter, time.perf_counter()
-        for group in groups_of(queries, self.samples, rows)[len(drawn) :]:
+        for group in left:
             calls, busy = meter.calls, meter.seconds
             sampling = replace(self.sampling, first=group.samples.start)
             asked = [queries[item] for item in group.items]
@@ -251,23 +255,20 @@ class Generator:
                 for (item, sample), answer in zip(group.keys, samples, strict=True)
             ]
             now = time.perf_counter()  # writing a group counts with the next
-            took = {"seconds": now - begun, "model_seconds": meter.seconds - busy, "calls": meter.calls - calls}
+            took = now - begun, meter.seconds - busy, meter.calls - calls
             begun = now
-            drawn.append({**took, "samples": lines})
-            file.write(as_line(drawn[-1]))
-            file.flush()
-            os.fsync(file.fileno())
+            drawn.add(group, lines, dict(zip(TOOK, took, strict=True)))
 
     def record(
         self,
         mode: str,
         queries: Sequence[Query],
         config: Mapping[str, Any],
-        drawn: Sequence[Mapping[str, Any]],
-        content: bytes,
+        took: Mapping[str, float],
+        lines: Path,
     ) -> dict[str, Any]:
         """What describes a file of samples."""
-        seconds, busy = (sum(group[key] for group in drawn) for key in ("seconds", "model_seconds"))
+        seconds, busy, calls = (took[key] for key in TOOK)
         tokens = self.samples * sum(len(query.asked_positions) for query in queries)
         cuda = self.lm.model.device.type == "cuda"
         return {
@@ -281,13 +282,13 @@ class Generator:
             "texts": len(queries),
             "samples": self.samples,
             "tokens": tokens,
-            "calls": sum(group["calls"] for group in drawn),
+            "calls": calls,
             "seconds": round(seconds, 3),
             "model_seconds": round(busy, 3),
             "outside": round(max(0.0, 1 - busy / seconds), 4),
             "tokens_per_second": round(tokens / seconds, 1),
             "tokenizer_hash": self.tokenizer_hash,
-            "sha256": hashlib.sha256(content).hexdigest(),
+            "sha256": sha256(lines),
             "config": dict(config),
             "metadata": None if self.lm.metadata is None else asdict(self.lm.metadata),
             "device": str(self.lm.model.device),
@@ -298,8 +299,16 @@ class Generator:
                 "numpy": np.__version__, "python": platform.python_version(),
             },
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": sys.argv,
+            "command": ["acgpt", *sys.argv[1:]],
         }  # fmt: skip
+
+
+def check_prompt(prompt: int, length: int, name: str) -> None:
+    """Refuse a prompt that is as long as the text; `name` is what the user called it."""
+    if not 0 <= prompt < length:
+        raise InputError(
+            f"a prompt of {prompt} tokens leaves nothing to draw of texts of {length}: use {name} {length - 1} or less."
+        )
 
 
 def asked_with(method: Method, mode: Mode, queries: Sequence[Query]) -> bool | None:
@@ -386,16 +395,76 @@ def as_line(content: Mapping[str, Any]) -> bytes:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def opened(part: Path, config: Mapping[str, Any]) -> Iterator[tuple[BinaryIO, list[dict[str, Any]]]]:
-    """The part of a file that has been drawn, to be added to, and the groups in it; a new one if there is none.
+@dataclass
+class Part:
+    """What has been drawn of a file, in whole groups.
 
-    What was not written to the end of its line is cut off.
+    Args:
+        file: Open to be added to, and read as far as `end`.
+        end: Of the last whole group.
+        places: Where in the file the line of each sample begins.
+        tokens: That were drawn.
+        took: What all groups took together.
+    """
+
+    file: BinaryIO
+    end: int
+    places: dict[tuple[int, int], int] = field(default_factory=dict)
+    tokens: int = 0
+    took: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOOK, 0))
+
+    def resume(self, groups: Sequence[Group]) -> list[Group]:
+        """Read the groups that are there, in this order, cut off what follows them, and return those that are left."""
+        left = list(dropwhile(self.read, groups))
+        self.file.truncate(self.end)
+        return left
+
+    def read(self, group: Group) -> bool:
+        """Is this group the next, and whole? Then it counts."""
+        lines = [self.file.readline() for _ in range(len(group.keys) + 1)]
+        try:
+            *samples, took = map(json.loads, lines)
+            keys = [(sample["item"], sample["sample"]) for sample in samples]
+            if keys != group.keys or tuple(took) != TOOK or not lines[-1].endswith(b"\n"):
+                return False
+        except (ValueError, KeyError, TypeError):  # half a line, or what a machine that went down has left
+            return False
+        self.count(group, samples, took, lines)
+        return True
+
+    def add(self, group: Group, samples: Sequence[Mapping[str, Any]], took: Mapping[str, float]) -> None:
+        """Write a group, and have the disk hold it."""
+        lines = [as_line(each) for each in (*samples, took)]
+        self.file.write(b"".join(lines))
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.count(group, samples, took, lines)
+
+    def count(
+        self, group: Group, samples: Sequence[Mapping[str, Any]], took: Mapping[str, float], lines: Sequence[bytes]
+    ) -> None:
+        """Note a group that stands at the end."""
+        *starts, _, self.end = accumulate(map(len, lines), initial=self.end)
+        self.places.update(zip(group.keys, starts, strict=True))
+        self.tokens += sum(len(sample["log_probs"]) for sample in samples)
+        for key in TOOK:
+            self.took[key] += took[key]
+
+    def lines(self) -> Iterator[bytes]:
+        """The samples in the order of the texts."""
+        for key in sorted(self.places):
+            self.file.seek(self.places[key])
+            yield self.file.readline()
+
+
+@contextlib.contextmanager
+def opened(path: Path, config: Mapping[str, Any]) -> Iterator[Part]:
+    """The part of a file that has been drawn, or a new one; nobody else can open it meanwhile.
 
     Raises:
-        InputError: It is a part of something else, or another process is adding to it.
+        InputError: It is a part of something else, or another process has opened it.
     """
-    with part.open("a+b") as file:
+    with path.open("a+b") as file:
         if os.name == "posix":
             import fcntl
 
@@ -403,54 +472,53 @@ def opened(part: Path, config: Mapping[str, Any]) -> Iterator[tuple[BinaryIO, li
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise InputError(
-                    f"another process is drawing {part}: wait for it, or name another folder with -o."
+                    f"another process is drawing {path}: wait for it, or name another folder with -o."
                 ) from error
         file.seek(0)
-        config_line, *lines = file.read().split(b"\n")  # the last is empty, or half a line
-        if lines:
-            same(part, json.loads(config_line), config)
-        else:
-            config_line = as_line(config)[:-1]
+        first = file.readline()
+        if first.endswith(b"\n"):
+            same(path, json.loads(first), config)
+        else:  # nothing, or half a line
+            first = as_line(config)
             file.truncate(0)
-            file.write(config_line + b"\n")
-        groups: list[dict[str, Any]] = []
-        with contextlib.suppress(ValueError):  # what a machine that went down has left in the place of a line
-            for line in lines[:-1]:
-                groups.append(json.loads(line))
-        file.truncate(len(config_line) + 1 + sum(len(line) + 1 for line in lines[: len(groups)]))
-        file.flush()
-        yield file, groups
+            file.write(first)
+            file.flush()
+        yield Part(file, len(first))
 
 
 def config_in(path: Path) -> dict[str, Any] | None:
     """The configuration that a record, or a part of a file, was made with; `None` if there is none yet."""
+    if path.suffix == ".json":
+        record = record_in(path)
+        return None if record is None else dict(record["config"])
     if not path.exists():
         return None
-    if path.suffix == ".json":
-        found = read_record(path)["config"]
-    else:
-        with path.open("rb") as file:
-            first = file.readline()
-        if not first.endswith(b"\n"):
-            return None
-        try:
-            found = dict(json.loads(first))
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{path} is no part of generations: delete it, or name another folder.") from error
-    return dict(found)
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """The record of generations."""
+    with path.open("rb") as file:
+        first = file.readline()
+    if not first.endswith(b"\n"):
+        return None
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if record["kind"] != KIND or not isinstance(record["config"], dict):
-            raise ValueError("it is of another kind")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path} is no record of generations ({error}): move it elsewhere, or name another folder."
-        ) from error
-    return dict(record)
+        return dict(json.loads(first))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path} is no part of generations: delete it, or name another folder.") from error
+
+
+def record_in(path: Path) -> dict[str, Any] | None:
+    """The record of generations; `None` if there is none yet. Another file of its name is refused."""
+    if not path.exists():
+        return None
+    record = None
+    with contextlib.suppress(InputError):
+        record = record_of(path)
+    if record is None or not isinstance(record.get("config"), dict):
+        raise InputError(f"{path} is no record of generations: move it elsewhere, or name another folder.")
+    return record
+
+
+def sha256(path: Path) -> str:
+    """Of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

@@ -111,10 +111,8 @@ def evaluate(
     from acgpt.evaluation_set import keep
     from acgpt.metadata import tokenizer_hash
     from acgpt.methods import method_of, parted
-    from acgpt.modes import modes_named
 
-    names = [] if modes is None else [name.strip() for name in modes.split(",")]
-    modes_named(names)
+    names = names_in(modes)
     forced = None if method is None else method_of(method)
     chosen = {"split": split, "r_max": r_max, "length": length, "seed": seed}
     training = None if conditioning is None else training_distribution(conditioning, r_max)
@@ -165,6 +163,14 @@ def evaluate(
 
 
 # ---- what is asked --------------------------------------------------------------------------------------------------
+
+
+def names_in(modes: str | None) -> list[str]:
+    """The modes that the user named, with commas, in the paper's order; all five if none."""
+    from acgpt.modes import modes_named
+
+    names = [] if modes is None else [name.strip() for name in modes.split(",")]
+    return [mode.name for mode in modes_named(names)]
 
 
 def training_distribution(text: str, r_max: float | None) -> Conditioning:

@@ -12,12 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from acgpt.commands import evaluate
-from acgpt.commands.evaluate import NO_ANSWER, check_writable, choose_method, find_set, training_distribution
+from acgpt.commands.evaluate import NO_ANSWER, check_writable, choose_method, find_set, names_in, training_distribution
 from acgpt.commands.options import AdapterOption, DeviceOption, Dtype, DtypeOption, emit, hush, load_model, option
-from acgpt.errors import InputError, OutputError
+from acgpt.errors import InputError
 
 HELP = {
-    "mode": "A mode, by name; may be repeated. Default: all, the five of them.",
     "if_possible": "Not an error if the method can answer none of the modes that were named.",
     "output": "The folder of the files, MODE.jsonl and MODE.json.",
     "samples": "Samples of each text. Default: 1.",
@@ -36,16 +35,16 @@ def generate(
         Path | None, typer.Argument(metavar="CORPUS", show_default=False, help=evaluate.HELP["corpus"])
     ] = None,
     output: Annotated[Path | None, option("--output", "-o", metavar="FOLDER", help=HELP["output"])] = None,
-    mode: Annotated[list[str] | None, option("--mode", metavar="NAME", help=HELP["mode"])] = None,
+    modes: Annotated[str | None, option("--modes", metavar="NAMES", help=evaluate.HELP["modes"])] = None,
     if_possible: Annotated[bool, option("--if-possible", help=HELP["if_possible"])] = False,
     split: Annotated[str | None, option("--split", metavar="NAME", help=evaluate.HELP["split"])] = None,
     r_max: Annotated[float | None, option("--r-max", metavar="R", min=0, max=1, help=evaluate.HELP["r_max"])] = None,
     length: Annotated[int | None, option("--length", metavar="T", min=1, help=evaluate.HELP["length"])] = None,
     limit: Annotated[int | None, option("--limit", metavar="N", min=1, help=evaluate.HELP["limit"])] = None,
     samples: Annotated[int, option("--samples", "-n", metavar="N", min=1, help=HELP["samples"])] = 1,
-    prompt: Annotated[int, option("--prompt", metavar="N", min=0, help=HELP["prompt"])] = 20,
-    top_p: Annotated[float, option("--top-p", metavar="P", min=0, max=1, help=HELP["top_p"])] = 0.95,
-    temperature: Annotated[float, option("--temperature", metavar="X", min=0, help=HELP["temperature"])] = 0.8,
+    prompt: Annotated[int | None, option("--prompt", metavar="N", min=0, help=HELP["prompt"])] = None,
+    top_p: Annotated[float | None, option("--top-p", metavar="P", min=0, max=1, help=HELP["top_p"])] = None,
+    temperature: Annotated[float | None, option("--temperature", metavar="X", min=0, help=HELP["temperature"])] = None,
     seed: Annotated[int, option("--seed", "-s", metavar="N", min=0, help=HELP["seed"])] = 0,
     set_seed: Annotated[int | None, option("--set-seed", metavar="N", min=0, help=HELP["set_seed"])] = None,
     conditioning: Annotated[
@@ -69,8 +68,8 @@ def generate(
     training-no-future     all but the blocks, from left to right: a block is
                            read when it is reached
 
-    acgpt generate runs/ac/model data/wikitext-103 --limit 200 -o samples/ac
-    acgpt generate runs/ac/model data/mine --mode infilling -n 5 -o samples
+    acgpt generate runs/ac/model data/mine --split validation -o samples/ac
+    acgpt generate runs/ac/model data/mine --modes infilling -n 5 -o samples/5
 
     What is given is that of acgpt evaluate: the same set for every model. Each
     mode gets MODE.jsonl, a line a sample, and MODE.json, which says how it was
@@ -96,14 +95,17 @@ def generate(
     from acgpt.corpus import Corpus
     from acgpt.decode import Sampling
     from acgpt.evaluation_set import keep
-    from acgpt.generate import INDEX, Generator
+    from acgpt.files import write_whole
+    from acgpt.generate import INDEX, PROMPT, TEMPERATURE, TOP_P, Generator, record_in, writing
     from acgpt.methods import method_of, parted
-    from acgpt.modes import modes_named
+    from acgpt.modes import MODES
 
-    names = [] if not mode or "all" in mode else mode
-    wanted = [each.name for each in modes_named(names)]
+    wanted = names_in(modes)
     forced = None if method is None else method_of(method)
     options = dict(parted(text) for text in how or ())
+    prompt = PROMPT if prompt is None else prompt
+    top_p = TOP_P if top_p is None else top_p
+    temperature = TEMPERATURE if temperature is None else temperature
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
     chosen = {"split": split, "r_max": r_max, "length": length, "seed": set_seed}
     training = None if conditioning is None else training_distribution(conditioning, r_max)
@@ -115,11 +117,11 @@ def generate(
         sampling=sampling, budget=batch_tokens,
     )  # fmt: skip
     evaluation_set.require_tokenizer(generator.tokenizer_hash)
-    earlier = read_index(output / INDEX)
-    if names and not if_possible and not any(generator.answers(each) for each in wanted):
+    check_index(output / INDEX)
+    if modes and not if_possible and not any(generator.answers(each) for each in wanted):
         raise InputError(
-            f"a model of method {generator.method.name} cannot answer in the mode {' or '.join(wanted)}: name another "
-            "--mode, or add --if-possible."
+            f"a model of method {generator.method.name} cannot answer in the mode {' or '.join(wanted)}: name others "
+            "with --modes, or add --if-possible."
         )
     generator.check(output)
     if new:
@@ -140,7 +142,12 @@ def generate(
         "folder": str(output),
         "modes": {name: summary(name, record) for name, record in records.items()},
     }
-    write_index(output / INDEX, {**result, "modes": {**earlier, **result["modes"]}})
+    for each in MODES:  # of earlier commands
+        if each not in records and ((there := record_in(output / f"{each}.json")) or not generator.answers(each)):
+            records[each] = there
+    index = {**result, "modes": {each: summary(each, records[each]) for each in MODES if each in records}}
+    with writing(output):
+        write_whole(output / INDEX, json.dumps(index, indent=2) + "\n")
     if as_json:
         emit(result)
     else:
@@ -153,24 +160,14 @@ def summary(mode: str, record: Mapping[str, Any] | None) -> dict[str, Any] | Non
     return None if record is None else {"file": f"{mode}.jsonl", **{key: record[key] for key in keys}}
 
 
-def read_index(path: Path) -> dict[str, Any]:
-    """What each mode of earlier commands came to."""
-    if not path.exists():
-        return {}
+def check_index(path: Path) -> None:
+    """Refuse to write over another's file."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["modes"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is no index of generations: move it elsewhere, or name another folder.") from error
-
-
-def write_index(path: Path, result: Mapping[str, Any]) -> None:
-    """What each mode came to, for whoever finds the folder."""
-    from acgpt.files import write_whole
-
-    try:
-        write_whole(path, json.dumps(result, indent=2) + "\n")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}. Make room there.") from error
+        if not path.exists() or json.loads(path.read_text(encoding="utf-8"))["kind"] == "index":
+            return
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise InputError(f"{path} is no index of generations: move it elsewhere, or name another folder.")
 
 
 @contextmanager
