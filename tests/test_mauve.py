@@ -6,7 +6,9 @@ import importlib
 import itertools
 import json
 import math
+import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,7 +96,7 @@ def test_features_are_computed_once_and_known_by_texts_and_weights(cache: Path, 
     monkeypatch.setattr(Featurizer, "compute", lambda *args: calls.append(1) or compute(*args))
     assert np.array_equal(one.features(TEXTS), first) and not calls
     assert not np.allclose(other.features(TEXTS), first) and len(calls) == 1
-    assert np.array_equal(one.features(TEXTS[:2]), first[:2]) or len(calls) == 2
+    assert np.allclose(one.features(TEXTS[:2]), first[:2], atol=1e-5) and len(calls) == 2
     assert len(list(cache.iterdir())) == 3
     kept.write_bytes(kept.read_bytes()[:-9])  # cut off
     calls.clear()
@@ -227,6 +229,11 @@ def test_loops_are_found_as_by_trying_every_block(monkeypatch: pytest.MonkeyPatc
     assert {True, False} == {found for found, _ in verdicts}
 
 
+def test_unknown_tokens_are_no_loop():
+    assert not companions.ends_in_loop([None, 5] * 8) and not companions.ends_in_loop([None] * 20)
+    assert companions.ends_in_loop([None, *[5] * 16])
+
+
 def test_a_loop_is_seen_at_the_last_asked_token():
     tokens = [5] * 20
     assert companions.loops([sample([*tokens, 1, 2], "a" * 20 + "gg"), sample([*tokens, 1, 2])]) == 0.5
@@ -251,6 +258,15 @@ def test_a_judge_says_what_the_definition_says(future: bool):
     if future:
         with pytest.raises(InputError, match="another tokenizer"):
             companions.judged(lm, samples, same_tokens=False)
+        with pytest.raises(InputError, match="texts of 63 tokens, and the generations have 64"):
+            companions.judged(lm, [sample([5] * 64)], same_tokens=True)
+    assert found["cut"] == 0
+
+
+def test_what_a_causal_judge_has_no_positions_for_is_counted():
+    lm = LanguageModel(tiny_model("llama", vocabulary=340), tiny_tokenizer(**SPECIAL), metadata=Metadata("gpt"))
+    found = companions.judged(lm, [sample([5] * 70), sample([6] * 20), sample([7] * 65)], same_tokens=True)
+    assert lm.positions == 64 and (found["tokens"], found["cut"]) == (63 + 20 + 63, 7 + 2)
 
 
 # ---- the score ------------------------------------------------------------------------------------------------------
@@ -299,6 +315,17 @@ def test_too_few_texts_are_refused():
             mauve_score.scores(*sides, [0])
 
 
+def test_only_the_word_of_k_means_is_kept_from_standard_error(capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(ZeroDivisionError), mauve_score.quiet():
+        os.write(
+            2, b"WARNING clustering 36 points to 2 centroids: please provide at least 78 training points\nfor you\n"
+        )
+        print("for all", file=sys.stderr)
+        raise ZeroDivisionError
+    os.write(2, b"after\n")
+    assert sorted(capfd.readouterr().err.splitlines()) == ["after", "for all", "for you"]
+
+
 def test_nothing_imports_the_package_but_scoring():
     source = Path(mauve_score.__file__).parent
     found = [
@@ -330,7 +357,7 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
     answers = [json.loads(line) for line in result.stdout.splitlines()]
     assert [each["record"]["mode"] for each in answers] == ["training", "unconditional"]
     for each in answers:
-        assert json.loads((folder / f"{each['name']}.mauve.json").read_text()) == each
+        assert json.loads(next(folder.glob(f"{each['name']}.*.mauve.json")).read_text()) == each
         assert each["mauve"]["seeds"] == [0, 1, 2]
         assert each["mauve"]["settings"]["kmeans_max_iter"] == 500 and each["mauve"]["settings"]["kmeans_num_redo"] == 5
         assert (each["texts"], each["scored"]) == (12, "whole text")
@@ -352,15 +379,98 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
 def test_the_asked_part_is_scored_against_what_stood_there(corpus: Path, model: Path, tmp_path: Path, mauve: Any):
     path = write_generations(tmp_path, corpus, "infilling", noise=0.9, samples=2)
     acgpt(path, corpus, "--asked-only", "--features", model, "--seeds", 1)
-    found = json.loads((tmp_path / "infilling.asked.mauve.json").read_text())
+    found = json.loads(next(tmp_path.glob("*.mauve.json")).read_text())
     features, opened = Featurizer.load(str(model), "cpu"), Corpus.open(corpus)
-    fills = ["\n".join(json.loads(line)["fills"]) for line in path.read_text().splitlines()]
+    fills = ["\n".join(json.loads(line)["fills"]) for line in path.read_text().splitlines()[::2]]
     real = [
         opened.tokenizer().decode(opened.tokens("validation")[i * LENGTH + 8 : (i + 1) * LENGTH - 8]) for i in range(12)
     ]
-    assert (found["scored"], found["texts"], found["reference"]["texts"]) == ("asked part", 24, 12)
+    assert (found["scored"], found["texts"], found["reference"]["texts"]) == ("asked part", 12, 12)
     expected = mauve(features.features(fills), features.features(real), 0)
     assert found["mauve"]["scores"] == [pytest.approx(expected, abs=1e-6)] and found["mauve"]["std"] is None
+
+
+def test_several_samples_of_a_text_are_scored_as_one_is(corpus: Path, model: Path, tmp_path: Path, mauve: Any):
+    scored = {}
+    for samples in (1, 3):
+        folder = tmp_path / str(samples)
+        path = write_generations(folder, corpus, samples=samples)
+        scored[samples] = json.loads(acgpt(path, corpus, "--features", model, "--seeds", 1, "--json").stdout)
+    one, three = scored.values()
+    assert one["mauve"] == three["mauve"] and one["original"] == three["original"] and three["texts"] == 12
+    assert any("of the first of each" in note for note in three["notes"]) and len(three["notes"]) > len(one["notes"])
+
+
+def test_no_result_replaces_one_of_another_kind(corpus: Path, model: Path, tmp_path: Path, mauve: Any):
+    path = write_generations(tmp_path / "drawn", corpus)
+    other = tmp_path / "other"
+    tiny_model("gpt2", vocabulary=340, seed=1).save_pretrained(other)
+    tiny_tokenizer(**SPECIAL).save_pretrained(other)
+    ways = [
+        ("--features", model), ("--features", other), ("--features", model, "--split", "validation"),
+        ("--features", model, "--asked-only"), ("--features", model, "--judge", other),
+        ("--no-mauve",), ("--no-mauve", "--judge", model), ("--no-mauve", "--judge", other),
+    ]  # fmt: skip
+    for way in ways:
+        acgpt(path, corpus, *way, *(() if "--no-mauve" in way else ("--seeds", 1)))
+    files = sorted(path.parent.glob("training.*.mauve.json"))
+    assert len(files) == len(ways)
+    acgpt(path, corpus, "--features", model, "--seeds", 2)  # the same again: it takes its own place
+    assert sorted(path.parent.glob("training.*.mauve.json")) == files
+    found = [json.loads(each.read_text())["mauve"] for each in files]
+    assert [each["seeds"] for each in found if each].count([0, 1]) == 1
+
+
+def test_the_bound_of_diffusion_is_no_perplexity(corpus: Path, tmp_path: Path):
+    for method in ("diffusion", "mlm", "another"):
+        path = write_generations(tmp_path / method, corpus, method=method)
+        answer = json.loads(acgpt(path, corpus, "--no-mauve", "--json").stdout)
+        assert (answer["perplexity"] is None) == (method == "diffusion")
+
+
+def test_what_cannot_be_measured_is_found_before_any_model_runs(
+    corpus: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(mauve_score, "package", lambda: None)
+    monkeypatch.setattr(Featurizer, "load", None)
+    monkeypatch.setattr(LanguageModel, "log_prob", None)
+    good, few = write_generations(tmp_path / "a", corpus), write_generations(tmp_path / "b", corpus, texts=9)
+    assert f"{few}: there are 9 generated texts" in acgpt(good, few, corpus, code=2).stderr
+    lines = [json.loads(line) for line in good.read_text().splitlines()]
+    lines[-1]["tokens"][lines[-1]["roles"].index("g")] += 1
+    moved = write_generations(tmp_path / "c", corpus, lines=lines)
+    assert f"{moved}: what is given of text 11" in acgpt(good, moved, corpus, code=2).stderr
+    strange = write_generations(tmp_path / "d", corpus, tokenizer_hash="x")
+    (tmp_path / "texts.txt").write_text("a\n" * 20)
+    network, tokenizer = tiny_model("gpt2", vocabulary=340), tiny_tokenizer(**SPECIAL)
+    monkeypatch.setattr(
+        "acgpt.loading.load", lambda *_, **__: LanguageModel(network, tokenizer, metadata=Metadata("ac-gpt"))
+    )
+    result = acgpt(good, strange, tmp_path / "texts.txt", "--no-mauve", "--judge", model, code=2)
+    assert f"{strange}: the judge has another tokenizer" in result.stderr
+    assert not list(tmp_path.rglob("*.mauve.json"))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("--asked-only --rule windows --count 5", "--rule, --count can do nothing with --asked-only"),
+        ("--asked-only --skip 0", "--skip can do nothing with --asked-only"),
+        ("--asked-only --no-mauve", "--no-mauve can do nothing with --asked-only"),
+        ("--no-mauve --seeds 5", "--seeds can do nothing with --no-mauve"),
+        ("--no-mauve --features default", "--features can do nothing with --no-mauve"),
+        ("--no-mauve --features-only", "--features-only can do nothing with --no-mauve"),
+        ("--features-only --json --judge x", "--judge, --json can do nothing with --features-only"),
+        ("--field story", "--field can do nothing with a corpus"),
+        ("FILE --split test --length 9", "--split, --length can do nothing with a file of texts"),
+    ],
+)
+def test_options_that_can_do_nothing_are_refused(corpus: Path, tmp_path: Path, options: str, named: str):
+    (tmp_path / "texts.txt").write_text("a\n" * 20)
+    path = write_generations(tmp_path, corpus)
+    words = options.split()
+    against = tmp_path / "texts.txt" if words[0] == "FILE" else corpus
+    assert named in acgpt(path, against, *(word for word in words if word != "FILE"), code=2).stderr
 
 
 def test_features_of_one_machine_serve_another(
@@ -402,6 +512,14 @@ def test_without_the_package_the_rest_is_measured(
         ({"roles": "ga"}, "line 1: its 'roles' are not a letter"),
         ({"tokens": ["x"] * LENGTH}, "line 1: its 'tokens' hold 'x'"),
         ({"log_probs": [0.0]}, "line 1: its 'log_probs' are not a number for each"),
+        *(
+            ({"roles": "a" * LENGTH, "fills": [""], "log_probs": [bad] * LENGTH}, "line 1: its 'log_probs'")
+            for bad in (10**400, -(10**400), 1e308, -1e308, math.inf, -math.inf, math.nan, 0.5, True, "0")
+        ),
+        *(({"tokens": [bad] * LENGTH}, "line 1: its 'tokens' hold") for bad in (10**30, 2**31, -1, True, 1.0, None)),
+        ({"item": -1}, "line 1: its 'item'"),
+        ({"sample": 10**30}, "line 1: its 'item' or its 'sample'"),
+        *(({key: "\ud800"}, "line 1: 'utf-8' codec") for key in ("text", "prompt")),
         ({"fills": []}, "line 1: its 'fills' are not a text for each run"),
         ({"text": 3}, "line 1: its 'text' is of the wrong type"),
     ],
@@ -413,7 +531,9 @@ def test_a_line_that_is_none_is_named(corpus: Path, tmp_path: Path, change: dict
     assert f"training.jsonl, {words}" in acgpt(path, corpus, "--no-mauve", code=2).stderr
 
 
-def test_what_cannot_be_scored_is_refused_and_nothing_is_written(corpus: Path, model: Path, tmp_path: Path):
+def test_what_cannot_be_scored_is_refused_and_nothing_is_written(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     path = write_generations(tmp_path / "a", corpus)
     other = write_generations(tmp_path / "b", corpus)
     before = sorted(tmp_path.rglob("*"))
@@ -426,7 +546,9 @@ def test_what_cannot_be_scored_is_refused_and_nothing_is_written(corpus: Path, m
     assert "there are 2 generations" in acgpt(*both, tmp_path / "x.json", code=2).stderr
     assert "the same name" in acgpt(*both, tmp_path / "x", code=2).stderr
     text = write_generations(tmp_path / "a", corpus).with_suffix(".json")
-    assert "name the corpus of the prompts" in acgpt(path, text, "--asked-only", "--no-mauve", code=2).stderr
+    monkeypatch.setattr(mauve_score, "package", lambda: None)
+    assert "name the corpus of the prompts" in acgpt(path, text, "--asked-only", code=2).stderr
+    assert "neither a prepared" in acgpt(path, tmp_path / "typo", "--split", "test", "--no-mauve", code=2).stderr
     assert "no rule 'pages'" in acgpt(path, corpus, "--rule", "pages", "--no-mauve", code=2).stderr
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -450,6 +572,53 @@ def test_what_every_method_draws_is_read_as_it_was_written(method: str, tmp_path
             assert sum(map(len, each.runs)) == len(each.log_probs or ()) == len(query.asked_positions)
         assert companions.own_perplexity(found.samples) > 1
     assert {each.path.suffix for each in find_generations([tmp_path])} == {".jsonl"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"set": {"hash": "h", "texts": 1}},
+        {"set": {"hash": "h", "texts": 1, "length": True}},
+        {"set": {"hash": "h", "texts": 1, "length": 9, "corpus_hash": "c"}},
+        {"options": ["x"]},
+        {"sampling": 3},
+        {"model": "a\0b"},
+        {"mode": None},
+    ],
+)
+def test_a_record_that_lacks_something_is_named(corpus: Path, tmp_path: Path, change: dict[str, Any]):
+    path = write_generations(tmp_path, corpus, texts=1)
+    record = json.loads(path.with_suffix(".json").read_text())
+    path.with_suffix(".json").write_text(json.dumps(record | change))
+    with pytest.raises(InputError, match=r"training.json does not say w"):
+        Generations.open(path)
+
+
+@pytest.mark.parametrize("content", ["[" * 200_000, "{", '{"kind": "generations", "x": "\\ud800"}', "[1]", "\x00"])
+def test_a_file_beside_it_that_cannot_be_read_is_somebody_elses(corpus: Path, tmp_path: Path, content: str):
+    path = write_generations(tmp_path, corpus)
+    (tmp_path / "stray.jsonl").write_text("{}\n")
+    (tmp_path / "stray.json").write_text(content)
+    assert [each.path for each in find_generations([tmp_path])] == [path]
+    with pytest.raises(InputError, match=r"stray.jsonl has no record of generations"):
+        Generations.open(tmp_path / "stray.jsonl")
+
+
+def test_a_line_without_an_end_is_not_read_whole(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = write_generations(tmp_path, corpus, texts=1)
+    assert len(Generations.open(path).samples) == 1
+    monkeypatch.setattr("acgpt.generated.LONGEST", 100)
+    with pytest.raises(InputError, match="line 1: it is too long"):
+        list(Generations.open(path))
+
+
+def test_a_folder_of_which_nothing_could_be_drawn_is_passed_over(corpus: Path, tmp_path: Path):
+    path = write_generations(tmp_path / "ac", corpus)
+    (tmp_path / "gpt").mkdir()
+    (tmp_path / "gpt" / "index.json").write_text('{"kind": "index", "modes": {"training": null}}')
+    result = acgpt(tmp_path / "ac", tmp_path / "gpt", corpus, "--no-mauve")
+    assert "gpt holds no generations" in result.stderr and len(list(path.parent.glob("*.mauve.json"))) == 1
+    assert "there are no generations in" in acgpt(tmp_path / "gpt", corpus, "--no-mauve", code=2).stderr
 
 
 def test_each_of_several_is_found_once(corpus: Path, tmp_path: Path):

@@ -58,7 +58,7 @@ def ends_in_loop(tokens: Sequence[int | None]) -> bool:
     """Does it end in at least three copies of a block, of at least 16 tokens together?"""
     for period in range(1, min(BLOCK, len(tokens) // COPIES) + 1):
         same = 0  # how many tokens, from the end, are the one that stands a period before
-        while same + period < len(tokens) and tokens[-1 - same] == tokens[-1 - same - period]:
+        while same + period < len(tokens) and tokens[-1 - same] == tokens[-1 - same - period] is not None:
             same += 1
         if same + period >= max(COPIES * period, LOOP):
             return True
@@ -87,9 +87,17 @@ def perplexity(log_probs: Sequence[float]) -> float:
 
 def companions(samples: Sequence[Generation]) -> dict[str, float | None]:
     """All of them, by the names that results have."""
-    first = list({(each.item, each.roles): each for each in reversed(samples)}.values())
+    first = firsts(samples)
     found: dict[str, float | None] = {f"distinct_{n}": distinct(first, n) for n in ORDERS}
     return found | {"repetition": repetition(samples), "loops": loops(samples)}
+
+
+def firsts(samples: Sequence[Generation]) -> list[Generation]:
+    """The first sample of each text."""
+    found: dict[tuple[int, str], Generation] = {}
+    for each in samples:
+        found.setdefault((each.item, each.roles), each)
+    return list(found.values())
 
 
 def with_tokens(sample: Generation, tokens: Sequence[int], fills: Sequence[str], text: str) -> Generation:
@@ -121,19 +129,15 @@ def judged(
         progress: Called with how many samples are judged, and of how many.
 
     Returns:
-        measures ("fills given the rest" or "whole text"), perplexity (a token), log_prob (nats, of all), tokens, and
-        bound: is the log-probability only a lower bound?
+        measures ("fills given the rest" or "whole text"), perplexity (a token), log_prob (nats, of all), tokens, cut
+        (how many more a causal judge had no positions for), and bound: is the log-probability only a lower bound?
 
     Raises:
-        InputError: The judge reads the future, but has another tokenizer; or cannot answer such questions.
+        InputError: As `check_judge`.
     """
-    if lm.reads_future and not same_tokens:
-        raise InputError(
-            "the judge has another tokenizer than the generations, so it cannot be asked for their tokens: name one "
-            "with the same, or a causal one, which reads the text."
-        )
-    room = lm.positions - 1
+    room, cut = lm.positions - 1, 0
     if lm.reads_future:
+        check_judge(lm, same_tokens, max(len(each.tokens) for each in samples))
         queries = [Query(each.tokens, roles(each, "g"), roles(each, "a")) for each in samples]
     else:
         texts = [
@@ -142,6 +146,7 @@ def judged(
             else lm.tokenizer(each.text, add_special_tokens=False)["input_ids"]
             for each in samples
         ]
+        cut = sum(max(0, len(text) - room) for text in texts)
         queries = [Query(text[:room], [False] * len(text[:room])) for text in texts if text]
     log_probs: list[float] = []
     bound = False
@@ -156,8 +161,27 @@ def judged(
         "perplexity": perplexity(log_probs),
         "log_prob": math.fsum(log_probs),
         "tokens": len(log_probs),
+        "cut": cut,
         "bound": bound,
     }
+
+
+def check_judge(lm: LanguageModel, same_tokens: bool, longest: int) -> None:
+    """Can this model judge texts of at most so many tokens?
+
+    Raises:
+        InputError: It reads the future, but has another tokenizer, or too few positions.
+    """
+    if lm.reads_future and not same_tokens:
+        raise InputError(
+            "the judge has another tokenizer than the generations, so it cannot be asked for their tokens: name one "
+            "with the same, or a causal one, which reads the text."
+        )
+    if lm.reads_future and longest > lm.positions - 1:
+        raise InputError(
+            f"the judge has positions for texts of {lm.positions - 1} tokens, and the generations have {longest}: name "
+            "one that has more."
+        )
 
 
 def roles(sample: Generation, role: str) -> list[bool]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes | Iterable[bytes]) -> None:
@@ -25,6 +27,23 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes | Iterable[by
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It holds no JSON object, or text that no file can hold.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(content, ensure_ascii=False).encode()  # half a character cannot be written
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ValueError("it holds no JSON object")
+    return content
 
 
 def sync(path: Path) -> None:

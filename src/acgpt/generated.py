@@ -14,18 +14,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
 from acgpt.errors import InputError
+from acgpt.files import read_object
 
 KIND = "generations"
 BLANK = "____"  # for people: a run of tokens that are not given
 AGAIN = "Generate it again, or leave it out."
+IDS = 2**31  # token ids are below
+LEAST, MOST = -1e9, 1e-3  # of a log-probability; the sum of any number of them can be computed
+LONGEST = 2**26  # characters of a line
 
 
 @dataclass(frozen=True)
@@ -72,15 +77,18 @@ class Generation:
         asked = roles.count("a")
         if len(roles) != len(tokens) or not asked or set(roles) - set("gau"):
             raise ValueError("its 'roles' are not a letter (g, a or u) for each of its tokens, at least one of them a")
+        if not (0 <= line["item"] < IDS and 0 <= line["sample"] < IDS):
+            raise ValueError("its 'item' or its 'sample' is no number of a text")
         for role, token in zip(roles, tokens, strict=True):
-            if not (isinstance(token, int) and token >= 0) and not (token is None and role == "u"):
-                raise ValueError(f"its 'tokens' hold {token!r}, which is no token id")
+            if not (type(token) is int and 0 <= token < IDS) and not (token is None and role == "u"):
+                raise ValueError(f"its 'tokens' hold {token!r:.40}, which is no token id")
         if len(fills) != len(runs(roles)) or not all(isinstance(fill, str) for fill in fills):
             raise ValueError("its 'fills' are not a text for each run of asked tokens")
         if log_probs is not None and all(each is None for each in log_probs):
             log_probs = None
-        if log_probs is not None and not (len(log_probs) == asked and all(is_number(each) for each in log_probs)):
-            raise ValueError("its 'log_probs' are not a number for each asked token")
+        if log_probs is not None and not (len(log_probs) == asked and all(map(is_log_prob, log_probs))):
+            raise ValueError("its 'log_probs' are not a number for each asked token, 0 or less")
+        "".join((line["prompt"], *fills, line["text"])).encode()  # half a character is a ValueError
         return cls(
             line["item"],
             line["sample"],
@@ -98,9 +106,9 @@ class Generation:
         return [tuple(t for t in self.tokens[start:end] if t is not None) for start, end in runs(self.roles)]
 
 
-def is_number(value: object) -> bool:
-    """Is it one, and not a boolean?"""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def is_log_prob(value: object) -> bool:
+    """Is it a finite number, not a boolean, and 0 or less, to rounding?"""
+    return isinstance(value, int | float) and not isinstance(value, bool) and LEAST <= value <= MOST
 
 
 def runs(roles: str) -> list[tuple[int, int]]:
@@ -136,18 +144,23 @@ class Generations:
         path = Path(path)
         if not path.is_file():
             raise InputError(f"there is no file {path}: name a .jsonl that acgpt generate has written.")
-        record = record_of(path)
+        record, beside = record_of(path), path.with_suffix(".json")
         if record is None:
             raise InputError(
-                f"{path} has no record of generations beside it ({path.with_suffix('.json').name}): name a .jsonl that "
+                f"{path} has no record of generations beside it that can be read ({beside.name}): name a .jsonl that "
                 "acgpt generate has written, and keep the two files together."
             )
         record.setdefault("model", "")
-        for key, kind in {"method": str, "model": str, "mode": str, "set": dict, "tokenizer_hash": str}.items():
-            if not isinstance(record.get(key), kind):
-                raise InputError(f"{path.with_suffix('.json')} says nothing of its {key}. {AGAIN}")
-        if not isinstance(record["set"].get("hash"), str):
-            raise InputError(f"{path.with_suffix('.json')} does not say which evaluation set it is of. {AGAIN}")
+        maybe = (dict, type(None))
+        kinds = {"method": str, "model": str, "mode": str, "set": dict, "tokenizer_hash": str}
+        for key, kind in {**kinds, "options": maybe, "sampling": maybe}.items():
+            if not isinstance(record.get(key), kind) or "\0" in str(record.get(key)):
+                raise InputError(f"{beside} does not say what its {key} is. {AGAIN}")
+        of = record["set"]
+        if not isinstance(of.get("hash"), str) or not all(is_size(of.get(key)) for key in ("texts", "length")):
+            raise InputError(f"{beside} does not say which evaluation set it is of. {AGAIN}")
+        if of.get("corpus_hash") is not None and not isinstance(of.get("split"), str):
+            raise InputError(f"{beside} does not say which split of its corpus it is of. {AGAIN}")
         return cls(path, record)
 
     @property
@@ -159,7 +172,12 @@ class Generations:
         """The samples in order, as they are read."""
         try:
             with self.path.open(encoding="utf-8") as file:
-                for number, line in enumerate(file, start=1):
+                for number in count(1):
+                    line = file.readline(LONGEST)
+                    if not line:
+                        return
+                    if len(line) == LONGEST and not line.endswith("\n"):
+                        raise InputError(f"{self.path}, line {number}: it is too long. {AGAIN}")
                     if line.strip():
                         try:
                             yield Generation.of(json.loads(line))
@@ -168,9 +186,9 @@ class Generations:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read {self.path}: {error}. {AGAIN}") from error
 
-    @cached_property
+    @property
     def samples(self) -> list[Generation]:
-        """All of them; at least one."""
+        """All of them, read anew; at least one."""
         found = list(self)
         if not found:
             raise InputError(f"{self.path} holds no sample. {AGAIN}")
@@ -183,32 +201,47 @@ class Generations:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def is_size(value: object) -> bool:
+    """Is it a number of things, at least one?"""
+    return type(value) is int and 0 < value < IDS
+
+
 def record_of(path: Path) -> dict[str, Any] | None:
     """The record beside NAME.jsonl; `None` if there is none, or if it is of something else."""
-    beside = path.with_suffix(".json")
-    if not beside.is_file():
-        return None
+    return object_of_kind(path.with_suffix(".json"), KIND)
+
+
+def object_of_kind(path: Path, kind: str) -> dict[str, Any] | None:
+    """What a JSON file holds; `None` if there is none, or if it is something else."""
     try:
-        content = json.loads(beside.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {beside}: {error}. {AGAIN}") from error
-    return content if isinstance(content, dict) and content.get("kind") == KIND else None
+        content = read_object(path)
+    except (OSError, ValueError):
+        return None
+    return content if content.get("kind") == kind else None
 
 
 def find_generations(places: Sequence[Path]) -> Iterator[Generations]:
     """Those that are named, and all in the folders that are named, each once.
 
+    A folder of `acgpt generate` that holds none is passed over with a warning: its method answers in none of the modes.
+
     Raises:
-        InputError: A place is neither, or a folder holds none.
+        InputError: A place is neither, or a folder holds none; or there are none at all.
     """
     seen = set()
     for place in places:
         found = [place]
         if place.is_dir():
             found = [path for path in sorted(place.glob("*.jsonl")) if record_of(path) is not None]
-            if not found:
+            if not found and object_of_kind(place / "index.json", "index") is None:
                 raise InputError(f"{place} holds no generations: name a folder that acgpt generate has written into.")
+            if not found:
+                warnings.warn(
+                    f"{place} holds no generations, for its method could draw none: passed over.", stacklevel=2
+                )
         for path in found:
             if path.resolve() not in seen:
                 seen.add(path.resolve())
                 yield Generations.open(path)
+    if not seen:
+        raise InputError(f"there are no generations in {', '.join(map(str, places))}: name folders that have some.")

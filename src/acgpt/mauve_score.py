@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ SETTINGS = {
 }
 FEWEST = 10  # texts on either side: there are a tenth as many clusters
 FEW = 100  # below, chance decides
+FEW_A_CLUSTER = b"WARNING clustering "
 
 
 def package() -> Any:
@@ -55,9 +57,7 @@ def scores(generated: np.ndarray, reference: np.ndarray, seeds: Sequence[int]) -
     Raises:
         InputError: There are too few texts, or the package is not installed.
     """
-    for name, features in (("generated texts", generated), ("texts of reference", reference)):
-        if len(features) < FEWEST:
-            raise InputError(f"there are {len(features)} {name}, and MAUVE takes at least {FEWEST}: have more of them.")
+    check_counts(len(generated), len(reference))
     compute = package().compute_mauve
     found = []
     for seed in seeds:
@@ -76,15 +76,31 @@ def scores(generated: np.ndarray, reference: np.ndarray, seeds: Sequence[int]) -
     }
 
 
+def check_counts(generated: int, reference: int) -> None:
+    """Are there enough texts on either side?
+
+    Raises:
+        InputError: There are not.
+    """
+    for name, count in (("generated texts", generated), ("texts of reference", reference)):
+        if count < FEWEST:
+            raise InputError(f"there are {count} {name}, and MAUVE takes at least {FEWEST}: have more of them.")
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without the word that k-means has for so few texts a cluster, which its library writes past Python."""
     sys.stderr.flush()
-    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(nowhere)
+    saved = os.dup(2)
+    with TemporaryFile() as written:
+        try:
+            os.dup2(written.fileno(), 2)
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+            written.seek(0)
+            for line in written:
+                if FEW_A_CLUSTER not in line:
+                    os.write(2, line)

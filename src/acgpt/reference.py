@@ -172,15 +172,12 @@ def parsed(raw: bytes, number: int, where: str, field: str, kind: str) -> str | 
         return Bad(where, "it is not UTF-8")
 
 
-def originals(
-    generated: Generations, corpus: Corpus, known: dict[tuple[str, int, str], Generation] | None = None
-) -> list[Generation]:
+def originals(generated: Generations, corpus: Corpus) -> list[Generation]:
     """Each question once, with the tokens that stand in the corpus where something was drawn.
 
     Args:
         generated: What was drawn.
         corpus: The one that the prompts are from.
-        known: Questions of earlier calls, by set, text and roles: methods are asked the same. Is added to.
 
     Raises:
         InputError: The corpus is not the one that the prompts are from.
@@ -194,13 +191,10 @@ def originals(
             f"{generated.path} took its prompts from another corpus than {corpus.folder}, so what stood there "
             "originally is not known: name that corpus."
         )
-    tokens, tokenizer, length = corpus.tokens(about["split"]), corpus.tokenizer(), int(about["length"])
-    known = {} if known is None else known
-    found = {}
-    for sample in generated.samples:
-        key = about["hash"], sample.item, sample.roles
-        if key in known:
-            found[key] = known[key]
+    tokens, tokenizer, length = corpus.tokens(about["split"]), corpus.tokenizer(), about["length"]
+    found: dict[tuple[int, str], Generation] = {}
+    for sample in generated:
+        if (sample.item, sample.roles) in found:
             continue
         start = sample.item * length
         own = tokens[start : start + len(sample.roles)].tolist()
@@ -213,5 +207,5 @@ def originals(
         lengths = [(role, len(list(run))) for role, run in groupby(sample.roles)]
         texts = pieces(own, tokenizer, list(accumulate(length for _, length in lengths)))
         fills = [text for text, (role, _) in zip(texts, lengths, strict=True) if role == "a"]
-        found[key] = known[key] = with_tokens(sample, own, fills, "".join(texts))
+        found[sample.item, sample.roles] = with_tokens(sample, own, fills, "".join(texts))
     return list(found.values())

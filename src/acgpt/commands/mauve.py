@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from dataclasses import field as a_field
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from acgpt.language_model import LanguageModel
     from acgpt.reference import Reference
 
-PAPER = "gpt2-large"
+PAPER, COUNT, SEEDS = "gpt2-large", 1000, 5
 KEPT = ("method", "options", "model", "adapter", "mode", "r_max", "set", "sampling", "samples", "tokenizer_hash")
 
 HELP = {
@@ -58,10 +58,10 @@ def mauve(
     rule: Annotated[str | None, option("--rule", metavar="NAME", help=HELP["rule"])] = None,
     length: Annotated[int | None, option("--length", metavar="T", min=1, help=HELP["length"])] = None,
     skip: Annotated[int | None, option("--skip", metavar="N", min=0, help=HELP["skip"])] = None,
-    count: Annotated[int, option("--count", metavar="N", min=1, help=HELP["count"])] = 1000,
-    field: Annotated[str, option("--field", metavar="NAME", help=HELP["field"])] = "text",
-    features: Annotated[str, option("--features", metavar="MODEL", help=HELP["features"])] = PAPER,
-    seeds: Annotated[int, option("--seeds", metavar="N", min=1, help=HELP["seeds"])] = 5,
+    count: Annotated[int | None, option("--count", metavar="N", min=1, help=HELP["count"])] = None,
+    field: Annotated[str | None, option("--field", metavar="NAME", help=HELP["field"])] = None,
+    features: Annotated[str | None, option("--features", metavar="MODEL", help=HELP["features"])] = None,
+    seeds: Annotated[int | None, option("--seeds", metavar="N", min=1, help=HELP["seeds"])] = None,
     asked_only: Annotated[bool, option("--asked-only", help=HELP["asked"])] = False,
     judge: Annotated[str | None, option("--judge", metavar="MODEL", help=HELP["judge"])] = None,
     no_mauve: Annotated[bool, option("--no-mauve", help=HELP["no_mauve"])] = False,
@@ -77,13 +77,15 @@ def mauve(
     acgpt mauve samples/ac data/wikitext-103 --asked-only
     acgpt mauve samples/ac data/wikitext-103 --no-mauve --judge runs/ac/model
 
-    The result is NAME.mauve.json beside each NAME.jsonl, with --asked-only
-    NAME.asked.mauve.json; acgpt report reads it. MAUVE takes the package
-    mauve-text, the extra "mauve". docs/mauve.md says what is measured.
+    The result is NAME.KEY.mauve.json beside each NAME.jsonl, where KEY stands for
+    features, reference and judge, so that none replaces another; acgpt report
+    reads it. MAUVE takes the package mauve-text, the extra "mauve". docs/mauve.md
+    says what is measured.
 
     Keys of --json:
       kind, name, generated, hash (of the file), record (what generated it),
-      scored ("whole text" or "asked part"), texts, empty (texts left out),
+      scored ("whole text" or "asked part"), texts (the first sample of each),
+      empty (texts left out),
       mauve: null or mean, std, scores, smoothed, seeds, clusters, settings,
              mauve_text (its version)
       original: null or likewise, of the original texts, where the corpus is that of
@@ -93,17 +95,28 @@ def mauve(
                  overlaps_prompts, or file
       companions: generated and, where the corpus is that of the prompts,
                   original: distinct_1, distinct_2, distinct_3, repetition, loops
-      perplexity (of what was drawn, under the model itself),
-      judge: null or model, measures, bound, perplexity, log_prob, tokens, and
-             of the original text, where it is known: original
+      perplexity (of what was drawn, under the model itself; null if that says
+                  only a bound),
+      judge: null or model, measures, bound, perplexity, log_prob, tokens, cut (tokens
+             that it had no positions for), and of the original text, where it is
+             known: original
       notes, versions, hardware, seconds, date, command
     """
+    reference_options = {"split": split, "rule": rule, "length": length, "skip": skip}
+    if asked_only:
+        refuse({**reference_options, "count": count, "field": field, "no-mauve": no_mauve}, "with --asked-only")
+    if no_mauve:
+        refuse({"features": features, "seeds": seeds, "features-only": features_only}, "with --no-mauve")
+    if features_only:
+        refuse({"seeds": seeds, "judge": judge, "json": as_json, "output": output}, "with --features-only")
+    if reference.is_dir():
+        refuse({"field": field}, "with a corpus")
+    elif reference.is_file():
+        refuse(reference_options, "with a file of texts")
     from acgpt.generated import find_generations
 
     found = list(find_generations(generated))
-    places = outputs(found, output, asked_only)
-    for path in places:
-        check_writable(path)
+    check_output(found, output)
     hush()
     from acgpt.features import LENGTH, Featurizer
     from acgpt.loading import cache_folder, load
@@ -111,29 +124,28 @@ def mauve(
 
     if not (no_mauve or features_only):
         package()
-    for each in found:  # what is wrong with any of them is found before hours are spent
-        _ = each.samples
-    longest = min(LENGTH, max(len(sample.tokens) for each in found for sample in each.samples))
+    longest = min(LENGTH, max(each.record["set"]["length"] for each in found))
     corpus, shared = references(
-        reference, found, split=split, rule=rule, length=length or longest, skip=skip, count=count, field=field,
-        asked_only=asked_only,
+        reference, found, split=split, rule=rule, length=length or longest, skip=skip, count=count or COUNT,
+        field=field or "text", asked_only=asked_only,
     )  # fmt: skip
-    featurizer = None
+    work = Work(corpus, shared, None if judge is None else load(judge, device=device), judge, seeds or SEEDS)
+    for each in found:  # what is wrong with any of them is found before hours are spent
+        work.check(each, not no_mauve)
     if not no_mauve:
         try:
-            featurizer = Featurizer.load(features, device)
+            work = replace(work, featurizer=Featurizer.load(features or PAPER, device))
         except ModelError as error:
-            hint = " --features default takes the embedded model, with no download." if features == PAPER else ""
+            hint = " --features default takes the embedded model, with no download." if features is None else ""
             raise ModelError(f"{error}{hint}") from error
-    work = Work(corpus, shared, featurizer, None if judge is None else load(judge, device=device), judge, seeds)
     with bar() as progress:
-        for each, path in zip(found, places, strict=True):
+        for each in found:
             start = time.perf_counter()
             if features_only:
-                work.keep_features(each, asked_only, progress)
+                work.keep_features(each, progress)
                 print(f"{each.path}: its features are kept in {cache_folder() / 'features'}", file=sys.stderr)
                 continue
-            result = work.result(each, asked_only, progress)
+            result = work.result(each, progress)
             result |= {
                 "versions": versions(),
                 "hardware": hardware(work),
@@ -141,6 +153,7 @@ def mauve(
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
                 "command": ["acgpt", *sys.argv[1:]],
             }
+            path = place(each, result, output)
             write(path, result)
             if as_json:
                 emit(result)
@@ -148,17 +161,32 @@ def mauve(
                 print_result(result, path)
 
 
-def outputs(found: Sequence[Generations], output: Path | None, asked_only: bool) -> list[Path]:
-    """Where each result goes."""
+def refuse(options: Mapping[str, object], where: str) -> None:
+    """Refuse options that were given where they can do nothing."""
+    given = [f"--{name}" for name, value in options.items() if value is not None and value is not False]
+    if given:
+        raise InputError(f"{', '.join(given)} can do nothing {where}: leave one or the other out.")
+
+
+def check_output(found: Sequence[Generations], output: Path | None) -> None:
+    """Find out before anything is scored that results cannot be written."""
+    names = [each.name for each in found]
     if output is not None and output.suffix == ".json":
         if len(found) > 1:
             raise InputError(f"{output} is one file, and there are {len(found)} generations: name a folder with -o.")
-        return [output]
-    ending = ".asked.mauve.json" if asked_only else ".mauve.json"
-    places = [(output or each.path.parent) / f"{each.name}{ending}" for each in found]
-    if len(set(places)) < len(places):
+    elif output is not None and len(set(names)) < len(names):
         raise InputError(f"two of the generations have the same name, and would both be written into {output}.")
-    return places
+    for each in found:
+        check_writable(place(each, {}, output))
+
+
+def place(each: Generations, result: Mapping[str, Any], output: Path | None) -> Path:
+    """Where a result goes: what was measured in another way has another name."""
+    if output is not None and output.suffix == ".json":
+        return output
+    how = [result.get("scored"), result.get("features") and (result["features"]["hash"], result["reference"]["hash"])]
+    key = hashlib.sha256(json.dumps([*how, (result.get("judge") or {}).get("model")]).encode()).hexdigest()[:8]
+    return (output or each.path.parent) / f"{each.name}.{key}.mauve.json"
 
 
 def references(
@@ -181,118 +209,154 @@ def references(
 
 
 @dataclass(frozen=True)
+class Sides:
+    """What one file is measured by.
+
+    Args:
+        samples: All of them.
+        original: What stood in the corpus where something was drawn; `None` if it is another corpus.
+        texts: What MAUVE reads of the first sample of each text, none of them empty.
+        empty: How many are.
+        reference: What they are compared with.
+    """
+
+    samples: list[Generation]
+    original: list[Generation] | None
+    texts: list[str]
+    empty: int
+    reference: Reference
+
+
+@dataclass(frozen=True)
 class Work:
     """What every one of the generations is measured with.
 
     Args:
         corpus: Of the reference, if it is one.
-        shared: The texts of reference; `None`: each has its own.
-        featurizer: For MAUVE, if it is wanted.
+        shared: The texts of reference; `None`: what was asked is compared with what stood there.
         lm: The judge, if there is one.
         judge: Its name.
         seeds: How many of k-means.
-        known: What stood in the corpus, question by question, as far as it has been read.
+        featurizer: For MAUVE, if it is wanted.
     """
 
     corpus: Corpus | None
     shared: Reference | None
-    featurizer: Featurizer | None
     lm: LanguageModel | None
     judge: str | None
     seeds: int
-    known: dict[tuple[str, int, str], Generation] = a_field(default_factory=dict)
+    featurizer: Featurizer | None = None
 
-    def originals(self, each: Generations) -> list[Generation] | None:
-        """What stood in the corpus where something was drawn; `None` if it is another corpus."""
-        from acgpt.reference import originals
-
-        if self.corpus is None or each.record["set"].get("corpus_hash") != self.corpus.hash:
-            return None
-        return originals(each, self.corpus, self.known)
-
-    def sides(self, each: Generations, asked_only: bool) -> tuple[list[str], Reference]:
-        """The generated texts, and those that they are compared with."""
+    def sides(self, each: Generations) -> Sides:
+        """The samples of one file, and what they are compared with."""
+        from acgpt.companions import firsts
         from acgpt.reference import Reference, originals
 
+        samples, original, of = each.samples, None, each.record["set"]
+        if self.corpus is not None and (self.shared is None or of.get("corpus_hash") == self.corpus.hash):
+            original = originals(each, self.corpus)
+        first = firsts(samples)
         if self.shared is not None:
-            return [sample.text for sample in each.samples], self.shared
-        assert self.corpus is not None and asked_only
-        real = ["\n".join(sample.fills) for sample in originals(each, self.corpus, self.known)]
-        about = {
-            "corpus": str(self.corpus.folder),
-            "corpus_hash": self.corpus.hash,
-            "split": each.record["set"]["split"],
-        }
-        reference = Reference([text for text in real if text], {**about, "rule": "what stood where it was asked"})
-        return ["\n".join(sample.fills) for sample in each.samples], reference
+            written, reference = [sample.text for sample in first], self.shared
+        else:
+            assert self.corpus is not None and original is not None
+            written = ["\n".join(sample.fills) for sample in first]
+            real = ["\n".join(sample.fills) for sample in original]
+            about = {"corpus": str(self.corpus.folder), "corpus_hash": self.corpus.hash, "split": of["split"]}
+            reference = Reference([text for text in real if text], {**about, "rule": "what stood where it was asked"})
+        texts = [text for text in written if text]
+        return Sides(samples, original, texts, len(written) - len(texts), reference)
 
-    def keep_features(self, each: Generations, asked_only: bool, progress: Callable[[int, int], None]) -> None:
+    def check(self, each: Generations, mauve: bool) -> None:
+        """Can all be measured?"""
+        from acgpt.companions import check_judge
+        from acgpt.mauve_score import check_counts
+
+        sides = self.sides(each)
+        try:
+            if mauve:
+                check_counts(len(sides.texts), len(sides.reference.texts))
+            if self.lm is not None:
+                check_judge(self.lm, self.same_tokens(each), max(len(sample.tokens) for sample in sides.samples))
+        except InputError as error:
+            raise InputError(f"{each.path}: {error}") from error
+
+    def keep_features(self, each: Generations, progress: Callable[[int, int], None]) -> None:
         """Have the features in the cache."""
         assert self.featurizer is not None
-        texts, reference = self.sides(each, asked_only)
-        original = None if asked_only else self.originals(each)
-        for side in ([text for text in texts if text], reference.texts, [sample.text for sample in original or ()]):
-            if side:
-                self.featurizer.features(side, progress)
+        sides = self.sides(each)
+        original = sides.original if self.shared is not None else None
+        for texts in (sides.texts, sides.reference.texts, [sample.text for sample in original or ()]):
+            if texts:
+                self.featurizer.features(texts, progress)
 
-    def result(self, each: Generations, asked_only: bool, progress: Callable[[int, int], None]) -> dict[str, Any]:
+    def result(self, each: Generations, progress: Callable[[int, int], None]) -> dict[str, Any]:
         """All that is measured of one file."""
         from acgpt.companions import companions, own_perplexity
         from acgpt.mauve_score import FEW, FEWEST, scores
+        from acgpt.methods import METHODS
 
-        written, reference = self.sides(each, asked_only)
-        texts = [text for text in written if text]
-        original = self.originals(each)
+        sides = self.sides(each)
+        samples, original, texts, reference = sides.samples, sides.original, sides.texts, sides.reference
         found = real = None
         if self.featurizer is not None:
             theirs = self.featurizer.features(reference.texts, progress)
             found = scores(self.featurizer.features(texts, progress), theirs, range(self.seeds))
-            if original is not None and not asked_only and len(original) >= FEWEST:
+            if original is not None and self.shared is not None and len(original) >= FEWEST:
                 real = scores(
                     self.featurizer.features([sample.text for sample in original], progress), theirs, range(self.seeds)
                 )
+        judge = None if self.lm is None else self.judgement(each, sides, progress)
+        method = METHODS.get(each.record["method"])
         notes = []
         if found is not None and min(len(texts), len(reference.texts)) < FEW:
             notes.append(f"fewer than {FEW} texts on one side: MAUVE is mostly chance.")
+        if found is not None and len(texts) + sides.empty < len(samples):
+            notes.append("there are several samples of a text: MAUVE is of the first of each.")
         if reference.about.get("overlaps_prompts"):
             notes.append("the reference holds texts that prompts were taken from.")
-        if len(texts) < len(written):
-            notes.append(f"{len(written) - len(texts)} texts are empty, and left out of MAUVE.")
+        if sides.empty:
+            notes.append(f"{sides.empty} texts are empty, and left out of MAUVE.")
+        if judge is not None and judge["cut"]:
+            notes.append(f"the judge has too few positions: the last {judge['cut']:,} tokens of texts are not judged.")
         return {
             "kind": "mauve",
             "name": each.name,
             "generated": str(each.path),
             "hash": each.hash,
             "record": {key: each.record.get(key) for key in KEPT},
-            "scored": "asked part" if asked_only else "whole text",
+            "scored": "asked part" if self.shared is None else "whole text",
             "texts": len(texts),
-            "empty": len(written) - len(texts),
+            "empty": sides.empty,
             "mauve": found,
             "original": real,
             "features": None if self.featurizer is None else self.featurizer.about(),
             "reference": reference.as_dict(),
             "companions": {
-                "generated": companions(each.samples),
+                "generated": companions(samples),
                 "original": None if original is None else companions(original),
             },
-            "perplexity": own_perplexity(each.samples),
-            "judge": None if self.lm is None else self.judgement(each, original, progress),
+            "perplexity": None if method is not None and method.bound else own_perplexity(samples),
+            "judge": judge,
             "notes": notes,
         }
 
-    def judgement(
-        self, each: Generations, original: Sequence[Generation] | None, progress: Callable[[int, int], None]
-    ) -> dict[str, Any]:
-        """What the judge says of the samples, and of the original text where that is known."""
-        from acgpt.companions import judged
+    def same_tokens(self, each: Generations) -> bool:
+        """Has the judge the tokenizer of the samples?"""
         from acgpt.metadata import tokenizer_hash
 
         assert self.lm is not None
-        same = tokenizer_hash(self.lm.tokenizer) == each.record["tokenizer_hash"]
-        real = None
-        if original is not None and same:
-            real = judged(self.lm, original, same, progress)
-        return {"model": self.judge, **judged(self.lm, each.samples, same, progress), "original": real}
+        return tokenizer_hash(self.lm.tokenizer) == each.record["tokenizer_hash"]
+
+    def judgement(self, each: Generations, sides: Sides, progress: Callable[[int, int], None]) -> dict[str, Any]:
+        """What the judge says of the samples, and of the original text where that is known."""
+        from acgpt.companions import judged
+
+        assert self.lm is not None
+        same, real = self.same_tokens(each), None
+        if sides.original is not None and same:
+            real = judged(self.lm, sides.original, same, progress)
+        return {"model": self.judge, **judged(self.lm, sides.samples, same, progress), "original": real}
 
 
 def hardware(work: Work) -> str:

@@ -9,7 +9,6 @@ Nothing is computed here, and no model is read.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 from acgpt.conditioning import Conditioning, Empty
 from acgpt.errors import InputError
+from acgpt.files import read_object
 from acgpt.methods import method_of
 from acgpt.modes import MODES
 from acgpt.run_folder import CONFIG, LOG, RESULTS
@@ -277,12 +277,9 @@ def perplexities(evaluation: Mapping[str, Any]) -> dict[str, float | None]:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path} ({error}): mend it, or leave it out.") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} holds no JSON object: mend it, or leave it out.")
-    return content
 
 
 def backbones(runs: Sequence[Run]) -> dict[str, str]:
