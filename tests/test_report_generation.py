@@ -191,6 +191,94 @@ def test_generations_without_a_run_have_a_report_of_their_own(corpus: Path, tmp_
     assert {path: (tmp_path / "report" / path).read_bytes() for path in content["files"]} == first
 
 
+def test_draws_of_one_model_are_averaged_before_its_seeds_are(corpus: Path, tmp_path: Path):
+    runs = [drawn(tmp_path, corpus, "ac-gpt", seed, {"training": mean}) for seed, mean in ((0, 0.8), (1, 0.5))]
+    about = {"method": "ac-gpt", "model": str(runs[0] / "model"), "sampling": {"temperature": 0.8, "seed": 9}}
+    again = write_generations(runs[0] / "generations" / "again", corpus, texts=3, noise=0.3, **about)
+    made = json.loads(again.with_suffix(".json").read_text())
+    assert made["set"] == Generations.open(runs[0] / "generations" / "test" / "training.jsonl").record["set"]
+    score(again, 0.6)
+    report = make_report(runs, tmp_path / "report")
+    (ours,) = rows(report)
+    assert ours["training"]["mean"] == pytest.approx(0.6)  # of 0.7 and 0.5
+    assert ours["training"]["std"] == pytest.approx(statistics.stdev([0.7, 0.5])) and ours["seeds"] == 2
+    assert "of up to 2 draws" in ours["note"]
+    (measured, _) = rows(report, "companions")
+    assert measured["repetition"]["mean"] == pytest.approx(6) and measured["seeds"] == 2
+    assert measured["repetition"]["std"] == pytest.approx(statistics.stdev([7, 5])) and "2 draws" in measured["note"]
+
+
+def test_what_acgpt_mauve_has_noted_is_a_footnote(corpus: Path, tmp_path: Path):
+    chance = {"notes": ["fewer than 100 texts on one side: MAUVE is mostly chance."]}
+    run = drawn(tmp_path, corpus, "ac-gpt", 0, {"training": 0.9, "infilling": 0.9}, **chance)
+    (ours,) = rows(make_report([run], tmp_path / "report"))
+    assert ours["note"] == chance["notes"][0]
+    score(run / "generations" / "test" / "training.jsonl", 0.9)
+    (ours,) = rows(make_report([run], tmp_path / "report"))
+    assert ours["note"] == f"infilling: {chance['notes'][0]}"
+    assert "mostly chance" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_strangers_model_is_not_taken_for_a_run_of_the_same_name(corpus: Path, tmp_path: Path):
+    run = scratch(tmp_path / "ac-gpt-0", method="ac-gpt", output="ac-gpt-0")
+    score(write_generations(tmp_path / "drawn", corpus, model="elsewhere/ac-gpt-0/model"), 0.9)
+    report = make_report([run, tmp_path / "drawn"], tmp_path / "report")
+    assert list(report.content["generation"]["sizes"]) == ["models"]
+
+
+def test_a_result_with_a_judge_and_one_without_are_one_score(corpus: Path, tmp_path: Path):
+    path = write_generations(tmp_path / "drawn", corpus)
+    said = {"model": "J", "measures": "whole text", "perplexity": 30.0, "tokens": 93, "bound": False, "cut": 4}
+    for name, judge in (("a", None), ("b", said), ("c", said | {"model": "K"}), ("d", said | {"model": "K"})):
+        score(path, 0.7, judge=judge).rename(path.with_name(f"training.{name}.mauve.json"))
+    report = make_report([tmp_path / "drawn"], tmp_path / "report")
+    (ours,) = rows(report, size="models")
+    assert (ours["training"]["mean"], ours["training"]["std"], ours["note"]) == (0.7, None, None)
+    measured, _ = rows(report, "companions", "models")
+    assert measured["judged"]["mean"] == 30 and "but for what it has no positions for" in measured["note"]
+    assert "Of several judges (J, K)" in report.parts[-1].tables["models/companions"].caption
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"texts": None},
+        {"reference": {"hash": "r"}},
+        {"reference": {"hash": "r", "texts": 1, "corpus": 3}},
+        {"features": None},
+        {"judge": {"model": "J", "measures": "whole text", "perplexity": 3.0}},
+        {"judge": {"model": "J", "measures": "whole text", "perplexity": 10**400, "bound": False}},
+        {"mauve": {"mean": 1e308, "std": None}},
+        {"mauve": {"mean": float("nan"), "std": None}},
+        {"perplexity": "8"},
+        {"name": "a\0b"},
+        {"notes": [3]},
+        {"hash": "\ud800"},
+    ],
+)
+def test_a_result_that_lacks_something_is_named(corpus: Path, tmp_path: Path, change: dict[str, Any]):
+    score(write_generations(tmp_path / "drawn", corpus), 0.5, **change)
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "drawn"), "-o", str(tmp_path / "report")])
+    assert result.exit_code == 2 and "training.mauve.json" in result.stderr, result.output
+    assert not (tmp_path / "report").exists()
+
+
+def test_strangers_files_do_not_stop_a_report(corpus: Path, tmp_path: Path):
+    score(write_generations(tmp_path / "drawn", corpus), 0.5)
+    (tmp_path / "drawn" / "deep.jsonl").write_text("{}\n")
+    (tmp_path / "drawn" / "deep.json").write_text("[" * 200_000)
+    assert rows(make_report([tmp_path / "drawn"], tmp_path / "report"), size="models")[0]["training"]["mean"] == 0.5
+
+
+def test_tokens_that_the_tokenizer_has_not_are_no_hindrance(corpus: Path, tmp_path: Path):
+    line = {"item": 0, "sample": 0, "seed": 0, "roles": "gag", "tokens": [4, 2**31 - 1, 6], "log_probs": [-1e9]}
+    path = write_generations(
+        tmp_path / "drawn", corpus, lines=[line | {"prompt": "a____b", "fills": ["x"], "text": "axb"}]
+    )
+    (card,) = page_of(path.parent, tmp_path / "report").cards
+    assert card["titles"] == ["log p -1000000000.00"]
+
+
 def test_a_damaged_result_is_named(corpus: Path, tmp_path: Path):
     path = score(write_generations(tmp_path / "drawn", corpus), 0.5)
     path.write_text(json.dumps({"kind": "mauve"}))

@@ -151,9 +151,9 @@ class Generations:
                 "acgpt generate has written, and keep the two files together."
             )
         record.setdefault("model", "")
-        maybe = (dict, type(None))
-        kinds = {"method": str, "model": str, "mode": str, "set": dict, "tokenizer_hash": str}
-        for key, kind in {**kinds, "options": maybe, "sampling": maybe}.items():
+        kinds: dict[str, type | tuple[type, ...]] = {"method": str, "model": str, "mode": str, "tokenizer_hash": str}
+        kinds |= {"set": dict, "options": (dict, type(None)), "sampling": (dict, type(None))}
+        for key, kind in kinds.items():
             if not isinstance(record.get(key), kind) or "\0" in str(record.get(key)):
                 raise InputError(f"{beside} does not say what its {key} is. {AGAIN}")
         of = record["set"]

@@ -346,7 +346,7 @@ class Work:
         from acgpt.metadata import tokenizer_hash
 
         assert self.lm is not None
-        return tokenizer_hash(self.lm.tokenizer) == each.record["tokenizer_hash"]
+        return tokenizer_hash(self.lm.tokenizer) == str(each.record["tokenizer_hash"])
 
     def judgement(self, each: Generations, sides: Sides, progress: Callable[[int, int], None]) -> dict[str, Any]:
         """What the judge says of the samples, and of the original text where that is known."""

@@ -4,13 +4,15 @@
     FOLDER/**/*.mauve.json              what acgpt mauve has found of it: the tables
 
 Scores may be compared if they are of the same scored part, evaluation set, reference, features and way of drawing.
-Models that differ in their seed only are one row.
+Models that differ in their seed only are one row; of several draws of one model, the mean is its.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +32,8 @@ PAPER = Path(__file__).parent.parent / "paper" / "mauve.json"
 PAGE = "samples.html"
 ENDING = ".mauve.json"
 WHOLE = "whole text"
+SHARES = ("distinct_1", "distinct_2", "distinct_3", "repetition", "loops")
+HUGE = 1e100  # no number of a result is as large
 ELSEWHERE = "models"  # what the table of models is called of whose training nothing is known
 
 MAUVE = (
@@ -58,8 +62,9 @@ COMPANIONS = (
 CAPTION = (
     "MAUVE, higher is better: mean ± standard deviation over training seeds (of a sample; none for a single one). "
     "k-means ± is the largest standard deviation of any of these scores over the seeds of its k-means: a smaller "
-    "difference means nothing. Bold: the best of those that can be compared; -- is what a method cannot draw, or what "
-    "was not scored. The row original is what the real texts have against the same reference: what could be reached. "
+    "difference means nothing, and a larger one may be chance too, for other texts would move a score more. Bold: the "
+    "best of those that can be compared; -- is what a method cannot draw, or what was not scored. The "
+    "row original is what the real texts have against the same reference: what could be reached. "
     "Of a whole text, what was given counts too, and is the same for all methods; the asked part is "
     "scored against what stood there originally."
 )
@@ -70,8 +75,8 @@ OTHERS = (
 MEASURED = (
     "Of the tokens that were drawn: the share of different runs of one, two and three tokens; of runs of four that the "
     "text had before (repeated); of texts that end in a loop; their perplexity (ppl) under the model itself at "
-    "temperature 1, and under a judge. None is good or bad by itself: the original text, where it is known, is what to "
-    "be near to."
+    "temperature 1 (-- where it says only a bound), and under a judge. None is good or bad by itself: the original "
+    "text, where it is known, is what to be near to."
 )
 
 
@@ -138,6 +143,11 @@ class Scored:
         return None if self.run is None else self.run.seed
 
     @property
+    def judge(self) -> str | None:
+        """Who judged it."""
+        return None if self.found["judge"] is None else str(self.found["judge"]["model"])
+
+    @property
     def drawn(self) -> Hashable:
         """Which file of generations it is of, wherever that lies."""
         return self.found["hash"], self.record["mode"], self.identity, self.seed
@@ -163,7 +173,7 @@ def find(folders: Sequence[Path], runs: Sequence[Run]) -> tuple[list[Generations
             if beside is not None and beside.hash != each.found["hash"]:
                 notes.append(f"{path} is of an earlier {beside.path.name}: left out. Score it again with acgpt mauve.")
                 continue
-            scored.setdefault((each.drawn, each.group), each)
+            scored.setdefault((each.drawn, each.group, each.judge), each)
     return list(generated.values()), list(scored.values()), notes
 
 
@@ -177,25 +187,50 @@ def read_scored(path: Path, runs: Sequence[Run]) -> Scored:
     found = read_json(path)
     try:
         each = Scored(path, found, run_of(found["record"], path, runs))
-        # All that a report needs is read once here, so that it is found missing here.
-        each.group, each.identity, found["hash"], found["name"], found["companions"]["generated"]["loops"]
-        found["mauve"] and (found["mauve"]["mean"], found["mauve"]["std"])
-        found["judge"] and (found["judge"]["model"], found["judge"]["measures"], found["judge"]["perplexity"])
-        found["companions"]["original"], found["perplexity"], str(each.record["mode"]), each.record["set"]["hash"]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        check(found)
+        hash((each.group, each.identity, each.judge))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{path} is no result of acgpt mauve ({error!r}): score it again, or leave it out.") from error
     return each
 
 
+def check(found: Mapping[str, Any]) -> None:
+    """All that a report needs is read once here, so that it is found missing here.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: Something is missing, or is not what it should be.
+    """
+    record, reference, judge, measured = (found[key] for key in ("record", "reference", "judge", "companions"))
+    words = [found["name"], found["hash"], found["scored"], record["method"], record["mode"], record["set"]["hash"]]
+    words += [*(found.get("notes") or ()), *(reference.get(key) or "" for key in ("file", "corpus", "split", "rule"))]
+    numbers = [found["texts"], reference["texts"], record["r_max"], measured["generated"]["loops"]]
+    perhaps = [found["perplexity"]]
+    for side in filter(None, (measured["generated"], measured["original"])):
+        perhaps += [side[key] for key in SHARES]
+    for score in filter(None, (found["mauve"], found.get("original"))):
+        numbers.append(score["mean"])
+        perhaps.append(score["std"])
+        words += [found["features"]["model"], found["features"]["hash"]]
+    for side in filter(None, (judge, judge and judge.get("original"))):
+        words.append(side["measures"])
+        perhaps.append(side["perplexity"])
+        numbers += [side.get("cut", 0), int(side["bound"])]
+    for word in words:
+        if not isinstance(word, str) or "\0" in word:
+            raise ValueError(f"{word!r:.40} is no text")
+    for number in (*numbers, *(each for each in perhaps if each is not None)):
+        if not isinstance(number, int | float) or isinstance(number, bool) or not abs(number) < HUGE:
+            raise ValueError(f"{number!r:.40} is no number")
+
+
 def run_of(record: Mapping[str, Any], path: Path, runs: Sequence[Run]) -> Run | None:
-    """The run of a model: in whose folder the result lies, or the model; or whose name the model's path has."""
+    """The run of a model: in whose folder the result lies, or the model."""
     model = Path(str(record.get("adapter") or record["model"]))
     for where in (path.resolve(), *([model.resolve()] if model.parts else [])):
         for run in runs:
             if run.folder.resolve() in where.parents:
                 return run
-    named = [run for run in runs if run.folder.resolve().name in model.parts]
-    return named[0] if len(named) == 1 else None
+    return None
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -244,10 +279,10 @@ def column_of(generated: Generations, run: Run | None, paper: Mapping[str, Any])
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """Results of one row: for each mode, by seed of the training."""
+    """Results of one row: for each mode, by seed of the training, one for each draw."""
 
     first: Scored
-    modes: Mapping[str, Mapping[Hashable, Scored]]
+    modes: Mapping[str, Mapping[Hashable, Sequence[Scored]]]
 
     @property
     def seeds(self) -> int:
@@ -257,13 +292,39 @@ class Entry:
 
 def entries_of(scored: Sequence[Scored]) -> list[Entry]:
     """The rows that results come to."""
-    rows: dict[Hashable, dict[str, dict[Hashable, Scored]]] = {}
+    rows: dict[Hashable, dict[str, list[Scored]]] = {}
     first: dict[Hashable, Scored] = {}
     for each in scored:
         key = (each.group, each.identity)
         first.setdefault(key, each)
-        rows.setdefault(key, {}).setdefault(str(each.record["mode"]), {}).setdefault(each.seed, each)
-    return [Entry(first[key], modes) for key, modes in rows.items()]
+        rows.setdefault(key, {}).setdefault(str(each.record["mode"]), []).append(each)
+    return [Entry(first[key], {mode: by_seed(found) for mode, found in rows[key].items()}) for key in rows]
+
+
+def by_seed(scored: Sequence[Scored]) -> dict[Hashable, list[Scored]]:
+    """By seed of the training, what was drawn with it, each file once."""
+    once = {each.drawn: each for each in reversed(scored)}
+    found: dict[Hashable, list[Scored]] = {}
+    for each in reversed(once.values()):
+        found.setdefault(each.seed, []).append(each)
+    return found
+
+
+def over_seeds(
+    draws: Mapping[Hashable, Sequence[Scored]], value: Callable[[Scored], float | None], bound: bool = False
+) -> Mean | None:
+    """The mean over training seeds, of which each has the mean of its draws; `None` if one draw has no value."""
+    values = [[value(each) for each in same] for same in draws.values()]
+    known = [[x for x in same if x is not None] for same in values]
+    if known != values:
+        return None
+    return Mean.of([math.fsum(same) / len(same) for same in known], bound)
+
+
+def draws_note(draws: Mapping[Hashable, Sequence[Scored]]) -> list[str]:
+    """A word where a seed of the training has several draws."""
+    most = max(map(len, draws.values()))
+    return [f"of up to {most} draws of a model, the mean is taken."] if most > 1 else []
 
 
 def names_of(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry, str]:
@@ -286,16 +347,16 @@ def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -
     names, groups = names_of(entries, paper["methods"]), list(dict.fromkeys(each.first.group for each in entries))
     rows = []
     for entry in entries:
-        each, missing = entry.first, []
+        each, notes = entry.first, notes_of(entry)
         cells: dict[str, Cell] = {"from": "here", "r_max": each.r_max, "method": names[entry]}
         for mode, found in entry.modes.items():
-            cells[mode] = Mean.of([one.found["mauve"]["mean"] for one in found.values()])
-            missing += [f"{mode}: {len(found)} of {entry.seeds} seeds"] if len(found) < entry.seeds else []
-        deviations = [one.found["mauve"]["std"] for found in entry.modes.values() for one in found.values()]
+            cells[mode] = over_seeds(found, lambda one: float(one.found["mauve"]["mean"]))
+            notes += [f"{mode}: {len(found)} of {entry.seeds} seeds."] if len(found) < entry.seeds else []
+        deviations = [one.found["mauve"]["std"] for one in all_of(entry)]
         noise = max((each for each in deviations if each is not None), default=None)
         cells |= {"scored": each.found["scored"], "noise": noise, "seeds": entry.seeds}
         cells |= {"corpus": each.run.corpus if each.run else None, "set": each.record["set"]["hash"][:8]}
-        rows.append(Row(cells, each.group, "; ".join(missing) + "." if missing else None))
+        rows.append(Row(cells, each.group, " ".join(notes) or None))
     order = {entry.first.group: groups.index(entry.first.group) for entry in entries}
     methods = {names[entry]: place(str(entry.first.record["method"]), paper) for entry in entries}
     for group in groups:  # not of the group: it is what could be reached, and no method's
@@ -317,13 +378,27 @@ def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -
     return Table(f"MAUVE, {paper['sizes'].get(size, size)}", caption, MAUVE, tuple(beside), "method")
 
 
+def all_of(entry: Entry) -> list[Scored]:
+    """All results of a row."""
+    return [each for found in entry.modes.values() for draws in found.values() for each in draws]
+
+
+def notes_of(entry: Entry) -> list[str]:
+    """What `acgpt mauve` has noted of a row's results, with the modes where it is not all of them."""
+    modes: dict[str, dict[str, None]] = {}
+    for each in all_of(entry):
+        for note in each.found.get("notes") or ():
+            modes.setdefault(str(note), {})[str(each.record["mode"])] = None
+    said = [note if len(of) == len(entry.modes) else f"{', '.join(of)}: {note}" for note, of in modes.items()]
+    return said + list(dict.fromkeys(note for found in entry.modes.values() for note in draws_note(found)))
+
+
 def original_row(entries: Sequence[Entry]) -> Row | None:
     """The scores of the original texts against the same reference, where they are known."""
     found = {
-        mode: each.found["original"]
+        str(each.record["mode"]): each.found["original"]
         for entry in entries
-        for mode, seeds in entry.modes.items()
-        for each in seeds.values()
+        for each in all_of(entry)
         if each.found.get("original") is not None
     }
     if not found:
@@ -368,10 +443,12 @@ def paper_rows(paper: Mapping[str, Any], size: str, r_maxes: set[float]) -> list
 
 def companions_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -> Table:
     """What else was measured, mode by mode; the original text beside it where that is known."""
-    best: dict[Hashable, Scored] = {}  # of several results of one file, one with a judge
-    for each in scored:
-        if (kept := best.get(each.drawn)) is None or (kept.found["judge"] is None and each.found["judge"]):
-            best[each.drawn] = each
+    votes = Counter(each.judge for each in scored if each.judge is not None)
+    judges = sorted(votes, key=lambda judge: (-votes[judge], judge))
+    order = [*judges, None]  # of several results of one file, that of the judge that most have
+    best: dict[Hashable, Scored] = {}
+    for each in sorted(scored, key=lambda each: order.index(each.judge)):
+        best.setdefault(each.drawn, each)
     blocks: dict[tuple[float, str, str], dict[Hashable, list[Scored]]] = {}
     for each in best.values():
         block = each.r_max, each.asked, str(each.record["mode"])
@@ -383,13 +460,16 @@ def companions_table(size: str, scored: Sequence[Scored], paper: Mapping[str, An
         labels = [", ".join(filter(None, [title(found[0], paper), found[0].options])) for found in ordered]
         for label, found in zip(labels, ordered, strict=True):
             named = f"{label}, {found[0].record['model']}" if labels.count(label) > 1 else label
-            rows.append(Row({"method": named, **measured(found, "generated")}, group, judge_note(found)))
+            draws = by_seed(found)
+            note = " ".join([*judge_note(found), *draws_note(draws)]) or None
+            rows.append(Row({"method": named, **measured(draws, "generated")}, group, note))
         original = next((found for found in ordered if found[0].found["companions"]["original"]), None)
         if original is not None:
-            cells = {**measured(original[:1], "original"), "seeds": None}
-            rows.append(Row({"method": "original", **cells}, group, judge_note(original[:1])))
+            cells = {**measured(by_seed(original[:1]), "original"), "seeds": None}
+            rows.append(Row({"method": "original", **cells}, group, " ".join(judge_note(original[:1])) or None))
     shown = tuple(each for each in COMPANIONS if each.key != "judged" or any(row.cells["judged"] for row in rows))
-    return Table(f"What was drawn, {paper['sizes'].get(size, size)}", MEASURED, shown, tuple(rows), "method")
+    several = f" Of several judges ({', '.join(judges)}), a file's first is shown." if len(judges) > 1 else ""
+    return Table(f"What was drawn, {paper['sizes'].get(size, size)}", MEASURED + several, shown, tuple(rows), "method")
 
 
 def title(scored: Scored, paper: Mapping[str, Any]) -> str:
@@ -398,28 +478,37 @@ def title(scored: Scored, paper: Mapping[str, Any]) -> str:
     return str(paper["methods"].get(method, method))
 
 
-def measured(found: Sequence[Scored], side: str) -> dict[str, Cell]:
+def measured(draws: Mapping[Hashable, Sequence[Scored]], side: str) -> dict[str, Cell]:
     """The cells of a row: shares in percent, over seeds; "generated", or "original"."""
+    found = [each for same in draws.values() for each in same]
     first = found[0]
-    cells: dict[str, Cell] = {"r_max": first.r_max, "mode": str(first.record["mode"]), "seeds": len(found)}
+    cells: dict[str, Cell] = {"r_max": first.r_max, "mode": str(first.record["mode"]), "seeds": len(draws)}
     cells["set"] = first.record["set"]["hash"][:8]
-    for key in ("distinct_1", "distinct_2", "distinct_3", "repetition", "loops"):
-        values = [each.found["companions"][side][key] for each in found]
-        cells[key] = Mean.of([100 * value for value in values]) if None not in values else None
-    judges = [
-        each.found["judge"] if side == "generated" else (each.found["judge"] or {}).get("original") for each in found
-    ]
-    numbers = [judge["perplexity"] for judge in judges if judge and judge["perplexity"] is not None]
-    bound = any(judge["bound"] for judge in judges if judge)
-    cells["judged"] = Mean.of(numbers, bound) if len(numbers) == len(found) else None
-    own = [each.found["perplexity"] for each in found]
-    cells["own"] = Mean.of(own) if side == "generated" and None not in own else None
+
+    def share(each: Scored, key: str) -> float | None:
+        value = each.found["companions"][side][key]
+        return None if value is None else 100 * value
+
+    def judge_of(each: Scored) -> Mapping[str, Any]:
+        judge = each.found["judge"] or {}
+        return judge if side == "generated" else judge.get("original") or {}
+
+    for key in SHARES:
+        cells[key] = over_seeds(draws, lambda each, key=key: share(each, key))  # type: ignore[misc]
+    bound = any(judge_of(each).get("bound") for each in found)
+    cells["judged"] = over_seeds(draws, lambda each: judge_of(each).get("perplexity"), bound)
+    cells["own"] = over_seeds(draws, lambda each: each.found["perplexity"]) if side == "generated" else None
     return cells
 
 
-def judge_note(found: Sequence[Scored]) -> str | None:
+def judge_note(found: Sequence[Scored]) -> list[str]:
     """Who judged, and what."""
     judge = found[0].found["judge"]
     if judge is None:
-        return None
-    return f"judge: {judge['model']}; it measures {judge['measures']}."
+        return []
+    cut = (
+        ", but for what it has no positions for"
+        if any((each.found["judge"] or {}).get("cut") for each in found)
+        else ""
+    )
+    return [f"judge: {judge['model']}; it measures {judge['measures']}{cut}."]
