@@ -343,6 +343,13 @@ def test_samples_stand_side_by_side_with_what_was_given_and_every_log_probabilit
         assert card["given"] == given.replace("<eos>", "¶\n")
 
 
+def test_the_bound_of_diffusion_is_no_perplexity(corpus: Path, tmp_path: Path):
+    for method, shown in (("ac-gpt", True), ("diffusion", False)):
+        write_generations(tmp_path / method, corpus, texts=1, method=method)
+        make_report([tmp_path / method], tmp_path / "report")
+        assert ("; perplexity" in (tmp_path / "report" / "samples.html").read_text(encoding="utf-8")) == shown
+
+
 def test_without_a_tokenizer_a_fill_has_its_log_probabilities_together(corpus: Path, tmp_path: Path):
     path = write_generations(tmp_path / "drawn", corpus, "infilling", texts=1, corpus=None, model="gone")
     (card,) = page_of(tmp_path / "drawn", tmp_path / "report").cards

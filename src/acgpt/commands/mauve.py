@@ -307,7 +307,6 @@ class Work:
                     self.featurizer.features([sample.text for sample in original], progress), theirs, range(self.seeds)
                 )
         judge = None if self.lm is None else self.judgement(each, sides, progress)
-        method = METHODS.get(each.record["method"])
         notes = []
         if found is not None and min(len(texts), len(reference.texts)) < FEW:
             notes.append(f"fewer than {FEW} texts on one side: MAUVE is mostly chance.")
@@ -336,7 +335,7 @@ class Work:
                 "generated": companions(samples),
                 "original": None if original is None else companions(original),
             },
-            "perplexity": None if method is not None and method.bound else own_perplexity(samples),
+            "perplexity": None if METHODS.get(each.record["method"], METHODS["gpt"]).bound else own_perplexity(samples),
             "judge": judge,
             "notes": notes,
         }

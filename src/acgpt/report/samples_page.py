@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from acgpt.errors import CONTROLS
 from acgpt.generated import BLANK, Generation, Generations
+from acgpt.methods import METHODS
 from acgpt.modes import MODES
 from acgpt.report.markup import tag
 from acgpt.report.page import document
@@ -207,7 +208,7 @@ def card(column: Shown, sample: Generation, parts: Sequence[Segment]) -> str:
     """What one method drew."""
     asked = sample.roles.count("a")
     words = f"{asked} tokens drawn, {sample.roles.count('g')} given"
-    if sample.log_probs:
+    if sample.log_probs and not METHODS.get(str(column.generated.record["method"]), METHODS["gpt"]).bound:
         words += f"; perplexity {math.exp(min(-math.fsum(sample.log_probs) / asked, 700)):,.1f}"
     content = []
     for role, run in groupby(parts, key=lambda part: part[0]):
