@@ -360,6 +360,16 @@ def test_without_a_tokenizer_a_fill_has_its_log_probabilities_together(corpus: P
     assert card["given"] == sample.prompt.replace("____", "")
 
 
+@pytest.mark.parametrize("content", ["[" * 200_000, "[1]", '{"tokenizer_class": 3}'])
+def test_a_tokenizer_that_cannot_be_read_is_none(corpus: Path, tmp_path: Path, content: str):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer_config.json").write_text(content)
+    about = {"corpus": None, "model": str(tmp_path / "model")}
+    write_generations(tmp_path / "drawn", corpus, "infilling", texts=1, **about)
+    (card,) = page_of(tmp_path / "drawn", tmp_path / "report").cards
+    assert "15 tokens: " in card["titles"][0]
+
+
 def test_hostile_text_stays_text(corpus: Path, tmp_path: Path):
     hostile = '<script>alert(1)</script>" onmouseover="x" <img src=x onerror=y> \x1b[31m &amp; ____'
     line = {"item": 0, "sample": 0, "seed": 0, "roles": "gag", "tokens": [4, 5, 6], "log_probs": [-1.0]}

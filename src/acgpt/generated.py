@@ -223,7 +223,7 @@ def object_of_kind(path: Path, kind: str) -> dict[str, Any] | None:
 def find_generations(places: Sequence[Path]) -> Iterator[Generations]:
     """Those that are named, and all in the folders that are named, each once.
 
-    A folder of `acgpt generate` that holds none is passed over with a warning: its method answers in none of the modes.
+    A folder of `acgpt generate` that holds none, for its method answers in no mode, is passed over with a warning.
 
     Raises:
         InputError: A place is neither, or a folder holds none; or there are none at all.
@@ -236,9 +236,7 @@ def find_generations(places: Sequence[Path]) -> Iterator[Generations]:
             if not found and object_of_kind(place / "index.json", "index") is None:
                 raise InputError(f"{place} holds no generations: name a folder that acgpt generate has written into.")
             if not found:
-                warnings.warn(
-                    f"{place} holds no generations, for its method could draw none: passed over.", stacklevel=2
-                )
+                warnings.warn(f"{place} holds an index, but no generations: it is passed over.", stacklevel=2)
         for path in found:
             if path.resolve() not in seen:
                 seen.add(path.resolve())

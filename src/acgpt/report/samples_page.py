@@ -164,8 +164,8 @@ def tokenizer_of(
         for place in (Path(str(record["model"])), Path(str(corpus)) / "tokenizer" if corpus else None):
             if place is not None and (place / "tokenizer_config.json").is_file():
                 try:
-                    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place)
-                except (OSError, ValueError):
+                    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+                except Exception:  # whatever that folder holds: the page shows fills instead of tokens
                     continue
                 if tokenizer_hash(tokenizer) == key:
                     known[key] = tokenizer
