@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -485,7 +485,7 @@ def measured(draws: Mapping[Hashable, Sequence[Scored]], side: str) -> dict[str,
     cells: dict[str, Cell] = {"r_max": first.r_max, "mode": str(first.record["mode"]), "seeds": len(draws)}
     cells["set"] = first.record["set"]["hash"][:8]
 
-    def share(each: Scored, key: str) -> float | None:
+    def share(key: str, each: Scored) -> float | None:
         value = each.found["companions"][side][key]
         return None if value is None else 100 * value
 
@@ -494,7 +494,7 @@ def measured(draws: Mapping[Hashable, Sequence[Scored]], side: str) -> dict[str,
         return judge if side == "generated" else judge.get("original") or {}
 
     for key in SHARES:
-        cells[key] = over_seeds(draws, lambda each, key=key: share(each, key))  # type: ignore[misc]
+        cells[key] = over_seeds(draws, partial(share, key))
     bound = any(judge_of(each).get("bound") for each in found)
     cells["judged"] = over_seeds(draws, lambda each: judge_of(each).get("perplexity"), bound)
     cells["own"] = over_seeds(draws, lambda each: each.found["perplexity"]) if side == "generated" else None
