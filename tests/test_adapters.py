@@ -279,7 +279,8 @@ def test_rankings_are_those_of_the_adapter_that_they_name(shelf, both):
     fill, plain = shelf.load(shelf.folder / "fill"), shelf.load(None)
     gap, end = "The {{cat|dog|bird}} sat.", "The cat sat on the {{mat|log}}"
     for ranking, single in [
-        (both.rank(gap), fill.rank(gap)),
+        (both.rank(gap), plain.rank(gap)),  # a choice among alternatives needs no future
+        (both.rank(gap, future=True), fill.rank(gap)),
         (both.rank(gap, adapter="mine"), fill.rank(gap)),
         (both.rank(gap, future=False), plain.rank(gap)),
         (both.rank(gap, adapter="mine", future=False), fill.rank(gap, future=False)),
@@ -290,11 +291,10 @@ def test_rankings_are_those_of_the_adapter_that_they_name(shelf, both):
         assert (ranking.compared, ranking.future) == (single.compared, single.future)
         assert [r.choice for r in ranking] == [r.choice for r in single]
         assert [r.log_prob for r in ranking] == exactly([r.log_prob for r in single])
-    assert both.rank(gap).adapter == both.rank(gap, adapter="mine", future=False).adapter == "mine"
-    assert both.rank("The {{cat|dog}} saw the {{cat|dog}}.").adapter == "other"
-    assert (
-        both.rank(gap, future=False).adapter is both.rank(gap, adapter=False).adapter is both.rank(end).adapter is None
-    )
+    assert both.rank(gap, future=True).adapter == both.rank(gap, adapter="mine", future=False).adapter == "mine"
+    assert both.rank("The {{cat|dog}} saw the {{cat|dog}}.", future=True).adapter == "other"
+    for none in (both.rank(gap), both.rank(gap, future=False), both.rank(gap, adapter=False), both.rank(end)):
+        assert none.adapter is None
 
 
 @pytest.mark.parametrize("name", ["mine", "other", False, "none"])
@@ -735,7 +735,8 @@ def test_json_says_which_adapter_answered(cli, both):
         assert answer["adapter"] == score.adapter and answer["future"] == score.future
         assert answer["log_prob"] == pytest.approx(score.log_prob, abs=1e-4)
     assert [a["adapter"] for a in objects(cli("infill", "-", "--json", stdin=lines))] == [None, "mine", "other"]
-    assert objects(cli("rank", "The {{cat|dog}} sat.", "--json"))[0]["adapter"] == "mine"
+    assert objects(cli("rank", "The {{cat|dog}} sat.", "--json"))[0]["adapter"] is None
+    assert objects(cli("rank", "The {{cat|dog}} sat.", "--json", "--future"))[0]["adapter"] == "mine"
     one = objects(cli("score", CAUSAL, "--json", adapters=["fill"]))[0]
     assert one["adapter"] == "default" and one["future"]
     assert objects(cli("score", CAUSAL, "--json", adapters=["mine=fill"]))[0]["adapter"] == "mine"
@@ -745,7 +746,7 @@ def test_json_says_which_adapter_answered(cli, both):
 def test_people_are_told_too_where_there_was_a_choice(cli):
     assert "answered by past only: no adapter; with future: mine" in cli("score", GAP).stdout
     assert "answered by other" in cli("infill", SCATTERED).stdout
-    assert "answered by mine" in cli("rank", "The {{cat|dog}} sat.").stdout
+    assert "answered by mine" in cli("rank", "The {{cat|dog}} sat.", "--future").stdout
     assert "answered by" not in cli("score", GAP, adapters=["fill"]).stdout
 
 

@@ -290,7 +290,9 @@ class LanguageModel:
         Like is compared with like. If the alternatives differ in the asked tokens alone (the same number of them, the
         same given tokens around them) and the model reads copies, by p(asked | given). Otherwise by the probability
         that a text begins with this one, read left to right, which is comparable whatever the lengths; but if the
-        template ends in a slot, "cat" can only be likelier than "cat sat". `compared` says which it was.
+        template ends in a slot, "cat" can only be likelier than "cat sat". `compared` says which it was. Where queries
+        are routed to adapters, it is the latter unless `future` or `adapter` is named: among given alternatives the two
+        are proportional, so nothing is needed that the backbone cannot do.
 
         Args:
             template: A text with alternatives.
@@ -308,7 +310,7 @@ class LanguageModel:
         texts = [rendered(parts) for parts in candidates]
         if len(set(texts)) < len(texts):
             raise TemplateError("two alternatives make the same text; write each once.", template, 0)
-        used = self._reads_future(adapter) if future is None else future
+        used = (not self.router or adapter is not None) and self._reads_future(adapter) if future is None else future
         queries, compared = self._comparable(candidates, template) if used else None, "asked | given"
         # The roles are the same in all of them, and so are the routes.
         routes = [] if queries is None else self._routes(queries, future, adapter)
