@@ -525,6 +525,15 @@ def test_a_cache_that_cannot_be_written_is_done_without(embedded, monkeypatch, t
         assert loading.embedded_default() == embedded[0]
 
 
+def test_an_adapter_that_is_neither_here_nor_on_the_hub_is_said_to_be_neither(adapted, monkeypatch):
+    def nowhere(*_, **__):
+        raise OSError("no such repository")
+
+    monkeypatch.setattr("peft.PeftModel.from_pretrained", nowhere)
+    with pytest.raises(ModelError, match=r"there is no folder runs/nope here, and from the hub: no such repository"):
+        acgpt.load(adapted[0], adapter="runs/nope")
+
+
 def test_the_default_brings_its_adapter_which_answers_what_needs_the_future(embedded, adapted, monkeypatch):
     _, adapter, want = adapted
     monkeypatch.setattr(loading, "DEFAULT_ADAPTER", adapter)

@@ -303,7 +303,8 @@ def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata
         except ModelError:
             raise
         except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-            raise ModelError(f"cannot put {where}: {error}") from error
+            here = "" if Path(source).is_dir() else f"there is no folder {source} here, and from the hub: "
+            raise ModelError(f"cannot put {where}: {here}{error}") from error
         missing = [key for key in found.missing_keys if name in key.split(".")]
         if strays := missing or found.unexpected_keys:
             what = "lacks weights for" if missing else "has weights for what is not there:"
