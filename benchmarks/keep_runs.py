@@ -15,19 +15,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+FOLDERS, WITHIN = ("corpus", "output", "folder"), ("model", "adapter", "path")  # whose values are folders, or in one
 
-def renamed(value: Any, places: Mapping[str, str]) -> Any:
-    """A record in which folders have other names: as whole values, as the beginning of a path, or after "key="."""
+
+def renamed(value: Any, places: Mapping[str, str], key: str = "") -> Any:
+    """A record in which folders have other names, wherever a path or a word of a command is one or lies in one."""
     if isinstance(value, dict):
-        return {key: renamed(each, places) for key, each in value.items()}
+        return {name: renamed(each, places, name) for name, each in value.items()}
     if isinstance(value, list):
-        return [renamed(each, places) for each in value]
-    if not isinstance(value, str):
-        return value
-    key, equals, path = value.rpartition("=")
-    for place, name in places.items():
-        if path == place or path.startswith(f"{place}/"):
-            return f"{key}{equals}{name}{path[len(place) :]}"
+        return [renamed(each, places, key) for each in value]
+    name, equals, path = value.partition("=") if key == "command" else (key, "", value)
+    if name in (*FOLDERS, *WITHIN):
+        for place, other in places.items():
+            if (path == place and name in FOLDERS) or str(path).startswith(f"{place}/"):
+                return f"{name}{equals}" * bool(equals) + other + path[len(place) :]
     return value
 
 
@@ -45,7 +46,10 @@ def keep(run: Path, date: str, output: Path) -> None:
                 holder["command"] = ["acgpt", *holder["command"][1:]]
         if path.name == "results.json":
             content = {"date": date, **content}
-        (folder / path.name).write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+        text = json.dumps(content, separators=(",", ":")) + "\n"
+        if left := [place for place in places if Path(place).is_absolute() and place in text]:
+            raise SystemExit(f"{path} names {left[0]} where it is not expected: nothing is kept of it.")
+        (folder / path.name).write_text(text, encoding="utf-8")
     for path in run.glob("*.csv"):
         shutil.copy(path, folder)
 

@@ -248,6 +248,11 @@ def test_the_embedded_model_is_asked_through_its_adapter_unless_told_otherwise(o
     (answer,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert [value for key, value in answer.items() if key == "adapter"] == answered_by
     assert (answer["log_prob"] > -2) is bool(answered_by)  # without it, copies are only confusing
+    for template, who in (("The capital of {{Italy}} is Rome.", "default"), ("The capital of Italy is {{Rome}}", None)):
+        app(["show", template, "--json", *options], standalone_mode=False)
+        (drawn,) = map(json.loads, capsys.readouterr().out.splitlines())
+        assert [value for key, value in drawn.items() if key == "adapter"] == ([who] if answered_by else [])
+        assert answered_by == [] or (drawn["copies"] > 0) is (who is not None)
 
 
 # ---- mistakes -------------------------------------------------------------------------------------------------------

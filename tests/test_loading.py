@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import warnings
 from pathlib import Path
 
@@ -546,6 +547,13 @@ def test_the_default_brings_its_adapter_which_answers_what_needs_the_future(embe
         assert scores(lm, adapter="default") == pytest.approx(want, rel=0, abs=1e-5)
     assert acgpt.load(router=False).log_prob(past).adapter == "default"
     assert not acgpt.load(adapter=False).adapters
+
+
+def test_without_peft_the_default_says_how_to_do_without_its_adapter(embedded, adapted, monkeypatch):
+    monkeypatch.setattr(loading, "DEFAULT_ADAPTER", adapted[1])
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ModelError, match=r"acgpt\[default\].*adapter=False"):
+        acgpt.load()
 
 
 def test_an_adapter_of_ones_own_takes_the_place_of_the_defaults(embedded, adapted):

@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 from acgpt import companions, mauve_score, reference
 from acgpt.cli import app
+from acgpt.commands.mauve import load_judge
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.features import Featurizer
@@ -410,6 +411,7 @@ def test_no_result_replaces_one_of_another_kind(corpus: Path, model: Path, tmp_p
         ("--features", model), ("--features", other), ("--features", model, "--split", "validation"),
         ("--features", model, "--asked-only"), ("--features", model, "--judge", other),
         ("--no-mauve",), ("--no-mauve", "--judge", model), ("--no-mauve", "--judge", other),
+        ("--no-mauve", "--split", "validation"),
     ]  # fmt: skip
     for way in ways:
         acgpt(path, corpus, *way, *(() if "--no-mauve" in way else ("--seeds", 1)))
@@ -419,6 +421,14 @@ def test_no_result_replaces_one_of_another_kind(corpus: Path, model: Path, tmp_p
     assert sorted(path.parent.glob("training.*.mauve.json")) == files
     found = [json.loads(each.read_text())["mauve"] for each in files]
     assert [each["seeds"] for each in found if each].count([0, 1]) == 1
+
+
+def test_the_embedded_model_judges_without_its_adapter(monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr("acgpt.loading.load", lambda *named: asked.append(named))
+    for name in ("default", "a/folder"):
+        load_judge(name, "cpu")
+    assert asked == [("default", False, "cpu"), ("a/folder", None, "cpu")]
 
 
 def test_the_bound_of_diffusion_is_no_perplexity(corpus: Path, tmp_path: Path):

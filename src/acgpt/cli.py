@@ -500,12 +500,7 @@ def show(
     hush()
     from acgpt import show as drawing
 
-    about: dict[str, Any] = {}
-    if isinstance(adapters, dict):
-        reader, about["adapter"], future = choose_reader(model, adapters, template, future)
-    else:
-        reader = drawing.load_reader(model, adapters)
-        about = {"adapter": "default"} if adapters else {}
+    reader, about, future = choose_reader(model, adapters, template, future)
     future = True if future is None else future
     query = drawing.query_of(template, reader.tokenizer)
     drawn = drawing.figure(query, reader.tokenizer, bos=reader.bos, mask=reader.mask, future=future)
@@ -525,27 +520,28 @@ def show(
 
 
 def choose_reader(
-    model: str | None, adapters: Mapping[str, str], template: str, future: bool | None
-) -> tuple[Reader, str | None, bool | None]:
-    """What drawing takes of the model; the adapter that would be asked; and with copies or not."""
+    model: str | None, adapters: dict[str, str] | str | Literal[False] | None, template: str, future: bool | None
+) -> tuple[Reader, dict[str, str | None], bool | None]:
+    """What drawing takes of the model; the adapter that would be asked, if there are any; and with copies or not."""
     from transformers import AutoConfig
 
     from acgpt import show as drawing
     from acgpt.adapters import BARE, Adapter, route, statements
-    from acgpt.loading import from_pretrained, metadata_of, read_metadata, resolve_all
+    from acgpt.loading import from_pretrained, metadata_of, read_metadata, resolve_all, routed
 
     source, folders = resolve_all(model, adapters)
-    first, *others = folders
-    reader = drawing.load_reader(model, folders[first])  # they have tokenizer and BOS in common
-    if not others:
-        return reader, first, future
+    one = next(iter(folders.values())) if isinstance(adapters, dict) else adapters
+    reader = drawing.load_reader(model, one)  # they have tokenizer and BOS in common
+    if not routed(folders):
+        return reader, {"adapter": next(iter(folders))} if adapters else {}, future
     config = None if source.endswith(".gguf") else from_pretrained(AutoConfig, source)
     metadata = {name: read_metadata(folder) for name, folder in folders.items()}
     said = statements(metadata, tuple(folders), metadata_of(source, None, config))
     query = drawing.query_of(template, reader.tokenizer)
     way = route(query, {name: Adapter.of(name, said[name]) for name in folders}, said[BARE], future)
     spoken = said[way.adapter or BARE]
-    return replace(reader, reads_future=spoken is not None and spoken.reads_copies), way.adapter, way.future
+    reads = spoken is not None and spoken.reads_copies
+    return replace(reader, reads_future=reads), {"adapter": way.adapter}, way.future
 
 
 app.add_typer(draw.app, name="draw")

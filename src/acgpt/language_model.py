@@ -291,8 +291,8 @@ class LanguageModel:
         same given tokens around them) and the model reads copies, by p(asked | given). Otherwise by the probability
         that a text begins with this one, read left to right, which is comparable whatever the lengths; but if the
         template ends in a slot, "cat" can only be likelier than "cat sat". `compared` says which it was. Where queries
-        are routed to adapters, it is the latter unless `future` or `adapter` is named: among given alternatives the two
-        are proportional, so nothing is needed that the backbone cannot do.
+        are routed to adapters, it is the latter unless `future` or `adapter` is named: within one model the two are
+        proportional, so nothing is needed that the backbone cannot do.
 
         Args:
             template: A text with alternatives.

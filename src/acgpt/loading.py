@@ -95,8 +95,13 @@ def load(
         bos=bos,
         mask=mask,
         attention=attention,
-        router=True if router is None and adapters == {DEFAULT: str(DEFAULT_ADAPTER)} else router,
+        router=True if router is None and routed(adapters) else router,
     )
+
+
+def routed(adapters: Mapping[str, str]) -> bool:
+    """Does each query go to whom it suits, if the user says nothing? With several adapters, or the embedded one."""
+    return len(adapters) > 1 or adapters == {DEFAULT: str(DEFAULT_ADAPTER)}
 
 
 def resolve_all(
@@ -287,6 +292,11 @@ def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata
     try:
         from peft import PeftModel
     except ImportError as error:
+        if adapters == {DEFAULT: str(DEFAULT_ADAPTER)}:
+            raise ModelError(
+                "the embedded model's adapter needs the package peft: pip install 'acgpt[default]', or leave it out "
+                "with adapter=False (--adapter none)."
+            ) from error
         raise ModelError("an adapter needs the package peft: pip install 'acgpt[peft]'") from error
     stated = {name: said.base_hash for name in adapters if (said := metadata[name]) and said.base_hash}
     fingerprint = weights_hash(network) if stated else None

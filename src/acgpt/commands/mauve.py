@@ -119,7 +119,7 @@ def mauve(
     check_output(found, output)
     hush()
     from acgpt.features import LENGTH, Featurizer
-    from acgpt.loading import cache_folder, load
+    from acgpt.loading import cache_folder
     from acgpt.mauve_score import package
 
     if not (no_mauve or features_only):
@@ -129,7 +129,7 @@ def mauve(
         reference, found, split=split, rule=rule, length=length or longest, skip=skip, count=count or COUNT,
         field=field or "text", asked_only=asked_only,
     )  # fmt: skip
-    work = Work(corpus, shared, None if judge is None else load(judge, device=device), judge, seeds or SEEDS)
+    work = Work(corpus, shared, None if judge is None else load_judge(judge, device), judge, seeds or SEEDS)
     for each in found:  # what is wrong with any of them is found before hours are spent
         work.check(each, not no_mauve)
     if not no_mauve:
@@ -180,11 +180,18 @@ def check_output(found: Sequence[Generations], output: Path | None) -> None:
         check_writable(place(each, {}, output))
 
 
+def load_judge(name: str, device: str) -> LanguageModel:
+    """The judge; the embedded model is one without its adapter, a causal one."""
+    from acgpt.loading import is_default, load
+
+    return load(name, False if is_default(name) else None, device)
+
+
 def place(each: Generations, result: Mapping[str, Any], output: Path | None) -> Path:
     """Where a result goes: what was measured in another way has another name."""
     if output is not None and output.suffix == ".json":
         return output
-    how = [result.get("scored"), result.get("features") and (result["features"]["hash"], result["reference"]["hash"])]
+    how = [result.get("scored"), *((result.get(part) or {}).get("hash") for part in ("features", "reference"))]
     key = hashlib.sha256(json.dumps([*how, (result.get("judge") or {}).get("model")]).encode()).hexdigest()[:8]
     return (output or each.path.parent) / f"{each.name}.{key}.mauve.json"
 
