@@ -297,6 +297,15 @@ def test_rankings_are_those_of_the_adapter_that_they_name(shelf, both):
         assert none.adapter is None
 
 
+def test_a_router_with_nothing_to_choose_from_changes_no_ranking(shelf):
+    tokenizer, said = shelf.load(None).tokenizer, Metadata(method="ac-gpt")
+    ranked = [
+        LanguageModel(shelf.load(None).model, tokenizer, metadata=said, router=router).rank("The {{cat|dog}} sat.")
+        for router in (True, False)
+    ]
+    assert ranked[0].compared == ranked[1].compared == "asked | given"
+
+
 @pytest.mark.parametrize("name", ["mine", "other", False, "none"])
 @pytest.mark.parametrize("future", [True, False])
 def test_an_adapter_that_is_named_answers_whatever_the_query(both, references, name, future):

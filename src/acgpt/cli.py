@@ -284,10 +284,11 @@ def about(
         What is the model told? Its input and its attention mask, drawn.
 
     A model of your own: acgpt prepare (text to tokens), acgpt train or
-    acgpt finetune, acgpt evaluate, acgpt generate; acgpt draw pictures what
-    they give and ask; acgpt experiment does that for a grid of them, and acgpt
-    report compares what was trained. acgpt merge and acgpt push: an adapter into its model, a
-    model or adapter to others.
+    acgpt finetune, acgpt evaluate, acgpt generate and acgpt mauve (samples, and
+    their score); acgpt draw pictures what they give and ask; acgpt experiment
+    does that for a grid of them, and acgpt report compares what was trained.
+    acgpt merge and acgpt push: an adapter into its model, a model or adapter to
+    others.
 
     For braces that are text write \{{. Inside a slot, a backslash makes text
     of { } | and _ likewise. acgpt COMMAND --help explains the rest.

@@ -310,7 +310,8 @@ class LanguageModel:
         texts = [rendered(parts) for parts in candidates]
         if len(set(texts)) < len(texts):
             raise TemplateError("two alternatives make the same text; write each once.", template, 0)
-        used = (not self.router or adapter is not None) and self._reads_future(adapter) if future is None else future
+        routed = self._routing and adapter is None
+        used = not routed and self._reads_future(adapter) if future is None else future
         queries, compared = self._comparable(candidates, template) if used else None, "asked | given"
         # The roles are the same in all of them, and so are the routes.
         routes = [] if queries is None else self._routes(queries, future, adapter)
