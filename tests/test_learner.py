@@ -223,7 +223,7 @@ def test_the_network_is_gpt2_with_rotary_positions_and_tied_embeddings():
     model = small_new()
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
     config = model.config
-    assert not config.use_parallel_residual and config.hidden_act == "gelu_new"
+    assert not config.use_parallel_residual and config.hidden_act == "gelu_pytorch_tanh"
     assert config.rope_parameters["partial_rotary_factor"] == 1.0
     plain = AutoModelForCausalLM.from_config(config)  # a config that transformers knows, with no code of ours
     assert type(plain) is type(model)

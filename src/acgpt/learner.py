@@ -55,7 +55,7 @@ def new_model(
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         intermediate_size=4 * shape.width,
-        hidden_act="gelu_new",
+        hidden_act="gelu_pytorch_tanh",
         max_position_embeddings=positions,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
         use_parallel_residual=False,
