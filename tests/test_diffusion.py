@@ -239,7 +239,7 @@ def test_samples_from_the_past_are_a_function_of_seed_query_and_number():
         assert [tokens.tolist() for tokens, _ in samples] != [tokens.tolist() for tokens, _ in others]
 
 
-@pytest.mark.parametrize(("steps", "passes"), [(1, {3}), (8, {3, 4}), (10**6, {4})])
+@pytest.mark.parametrize(("steps", "passes"), [(1, {3}), (2, {3}), (8, {3, 4}), (10**6, {4})])
 def test_a_run_takes_its_share_of_the_steps_and_at_least_one_pass(steps, passes):
     seen = []
     hook = MODEL.register_forward_hook(lambda *_: seen.append(1))
