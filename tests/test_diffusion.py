@@ -19,7 +19,7 @@ from acgpt.errors import InputError, QueryError
 from acgpt.methods import Diffusion, method_of
 from acgpt.query import Query
 
-MODEL = toy("diffusion", vocabulary=3, scale=1.0)
+MODEL = toy("diffusion", vocabulary=3, scale=3.0, seed=2)  # one in which what is read, and when, makes a difference
 MASK = mask_of(MODEL, "diffusion")
 QUESTIONS = [query("gaag"), query("aaa"), query("augaa"), query("agaga")]
 
@@ -104,11 +104,12 @@ def test_the_sizes_of_a_querys_masked_sets_are_spread_evenly():
     assert sorted(sets.sum(axis=1).tolist()) == list(range(1, 9))
 
 
-def test_a_part_of_a_bound_means_nothing_so_the_past_alone_is_refused():
+def test_a_part_of_a_bound_means_nothing_so_scores_from_the_past_alone_are_refused():
     with pytest.raises(QueryError, match=r"left to right.*ac-gpt"):
         answer("diffusion", MODEL, [query("gag")], future=False)
-    with pytest.raises(QueryError, match="left to right"):
-        method_of("diffusion").sample(sampler_of(MODEL, "diffusion"), [query("gag")], 1, Sampling(), False)
+
+
+def test_options_that_mean_nothing_are_refused():
     with pytest.raises(InputError, match="no option order"):
         method_of("diffusion").configured({"order": "random"})
     with pytest.raises(InputError, match="at least 1"):
@@ -157,6 +158,114 @@ def test_steps_in_which_nothing_changes_take_no_pass():
         Diffusion(steps=10**6).sample(sampler, [query("agaga")], 4, Sampling(seed=1))
     hook.remove()
     assert len(seen) == sampler.meter.calls == 3  # a pass a token, whatever the number of steps
+
+
+# ---- sampling from the past alone -----------------------------------------------------------------------------------
+
+
+def drawn(steps, questions, n=1, seed=0, first=0, future=False, budget=2**13):
+    sampler = sampler_of(MODEL, "diffusion")
+    sampler.budget = budget
+    with torch.inference_mode():
+        return Diffusion(steps=steps).sample(sampler, questions, n, Sampling(seed=seed, first=first), future)
+
+
+def run_by_run(question, shares):
+    """The distribution of the sampler without the future, enumerated: every run by itself, with its steps.
+
+    Args:
+        question: What is given and asked.
+        shares: Each run of asked positions, and its number of steps.
+    """
+    chances = []
+    for filled in all_fillings(question, 3):
+        total = 1.0
+        for run, steps in shares:
+            past, chance = list(filled.tokens[: run[0] - 1]), 0.0
+            for times in itertools.product(range(steps), repeat=len(run)):
+                p, text = steps ** -len(run), [BOS, *past, *[MASK] * (len(question) - len(past))]
+                for now in range(steps):
+                    due = [position for position, time in zip(run, times, strict=True) if time == now]
+                    scores = scores_of(tuple(text))
+                    for position in due:
+                        text[position] = filled.tokens[position - 1]
+                        p *= math.exp(scores[position, text[position]].item())
+                chance += p
+            total *= chance
+        chances.append(total)
+    return chances
+
+
+@pytest.mark.parametrize(("steps", "shares"), [(1, (1, 1)), (6, (2, 4))])
+def test_without_the_future_runs_come_as_often_as_the_past_of_each_says(steps, shares):
+    question = query("agaag", [1, 0, 0, 1, 0])
+    (samples,) = drawn(steps, [question], 4000, seed=5)
+    counts, (one, two) = counted(samples, 3), shares
+    chances = run_by_run(question, [((1,), one), ((3, 4), two)])
+    assert sum(chances) == pytest.approx(1)
+    assert p_value(counts, chances) > 1e-3
+    with_future, token_by_token = ancestral(question, 2), run_by_run(question, [((1,), 1), ((3,), 1), ((4,), 1)])
+    other_steps = run_by_run(question, [((1,), 1), ((3, 4), 5 - two)])
+    for other in (with_future, token_by_token, other_steps):
+        assert p_value(counts, other) < 1e-4
+
+
+def test_a_run_reads_what_is_given_before_it_and_nothing_that_is_given_after_it():
+    plain, late, early = (query("agaag", tokens) for tokens in ([0, 1, 0, 0, 2], [0, 1, 0, 0, 0], [0, 2, 0, 0, 2]))
+    first, same, other = (
+        [(tokens.tolist(), scores.tolist()) for tokens, scores in samples]
+        for samples in drawn(3, [plain, late, early], 40)
+    )
+    assert first == same  # what stands after all runs
+    assert [(tokens[0], scores[0]) for tokens, scores in first] == [(tokens[0], scores[0]) for tokens, scores in other]
+    assert [tokens[1:] for tokens, _ in first] != [tokens[1:] for tokens, _ in other]
+
+
+@pytest.mark.parametrize("steps", [1, 4, 1000])
+def test_where_nothing_is_given_after_an_asked_token_the_future_makes_no_difference(steps):
+    questions = [query("ggaaaa"), query("aaa"), query("gaauu"), query("gauaa")]
+    for with_it, without in zip(*(drawn(steps, questions, 5, future=f) for f in (True, False)), strict=True):
+        for one, other in zip(with_it, without, strict=True):
+            assert all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))
+
+
+def test_samples_from_the_past_are_a_function_of_seed_query_and_number():
+    questions = [query("agaaga"), query("gaag"), query("uagag")]
+    together = drawn(5, questions, 6, seed=3)
+    for question, samples in zip(questions, together, strict=True):
+        (alone,) = drawn(5, [question], 2, seed=3, first=4, budget=1)
+        assert [tokens.tolist() for tokens, _ in alone] == [tokens.tolist() for tokens, _ in samples[4:]]
+    for samples, others in zip(together, drawn(5, questions, 6, seed=4), strict=True):
+        assert [tokens.tolist() for tokens, _ in samples] != [tokens.tolist() for tokens, _ in others]
+
+
+@pytest.mark.parametrize(("steps", "passes"), [(1, {3}), (2, {3}), (8, {3, 4}), (10**6, {4})])
+def test_a_run_takes_its_share_of_the_steps_and_at_least_one_pass(steps, passes):
+    seen = []
+    hook = MODEL.register_forward_hook(lambda *_: seen.append(1))
+    took = set()
+    for number in range(30):
+        seen.clear()
+        drawn(steps, [query("aagaga")], first=number)
+        took.add(len(seen))
+    hook.remove()
+    assert took == passes
+
+
+@pytest.mark.parametrize("given", [0.1, 0.5])
+def test_runs_together_take_about_as_many_passes_as_all_tokens_with_the_future(given):
+    rng = np.random.default_rng(0)
+    question = query("".join(rng.choice(["g", "a"], 1000, p=[given, 1 - given])))
+    uniform = rng.random(len(question.asked_positions))
+    (turns, reached), (with_it, _) = (Diffusion().schedule(question, uniform, future) for future in (False, True))
+    assert 1 <= len(turns) / len(with_it) < 1.25
+    shown, done = [], []
+    for due, now in zip(turns, reached, strict=True):
+        shown += now.tolist()
+        assert shown == [position for position in question.given_positions if position < due[0]]
+        assert all(position > shown[-1] for position in due) if shown else True
+        done += due.tolist()
+    assert sorted(done) == list(question.asked_positions)
 
 
 # ---- training -------------------------------------------------------------------------------------------------------

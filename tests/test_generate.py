@@ -37,7 +37,6 @@ LENGTH = 24
 CANNOT = {
     "gpt": {"infilling", "training"},
     "fim": {"training"},
-    "diffusion": {"infilling-no-future", "training-no-future"},
 }
 
 
@@ -154,6 +153,17 @@ def test_a_method_of_random_orders_answers_where_there_is_no_future_to_see(tmp_p
     assert isinstance(generator.method, SigmaGptRandom) and generator.method.random
     assert {mode for mode in MODES if generator.answers(mode)} == {"unconditional", "infilling", "training"}
     assert generator.write("unconditional", tmp_path)["options"] == {"order": "random"}
+
+
+def test_what_only_bounds_draws_from_the_past_what_it_cannot_score_from_it(tmp_path):
+    lm, question = model_of("diffusion"), Query([5, None, 7, None], [True, False, True, False])
+    (sample,) = lm.sample(question, future=False, seed=1)
+    assert sample.future is False and [token.position for token in sample.tokens] == [2, 4]
+    with pytest.raises(QueryError, match="left to right"):
+        lm.log_prob(Query([5, 6, 7, 8], [True, False, True, False]), future=False)
+    generator = Generator(lm, set_of(texts=3), prompt=4)
+    futures = {mode: generator.write(mode, tmp_path)["config"]["future"] for mode in MODES}
+    assert futures == {mode: not mode.endswith("no-future") for mode in MODES}  # a prompt is all that is given
 
 
 def test_unknown_tokens_stay_unknown(tmp_path):

@@ -313,12 +313,9 @@ def check_prompt(prompt: int, length: int, name: str) -> None:
 
 def asked_with(method: Method, mode: Mode, queries: Sequence[Query]) -> bool | None:
     """Are these asked with the future in view, or from left to right? `None`: the method cannot answer them."""
-    if not mode.future and method.chain:
-        return False if all(method.answers(method.left_to_right(query)) for query in queries) else None
-    # What is not taken apart from left to right can do without the future only where there is none.
-    if not mode.future and any(query.needs_future for query in queries):
-        return None
-    return True if all(map(method.answers, queries)) else None
+    # What is not taken apart from left to right is asked as it is where there is no future to leave out.
+    future = mode.future or not (method.chain or any(query.needs_future for query in queries))
+    return future if all(method.can_sample(query, future) for query in queries) else None
 
 
 def groups_of(queries: Sequence[Query], samples: int, rows: int) -> list[Group]:

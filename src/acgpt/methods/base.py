@@ -166,8 +166,14 @@ class Method(ABC):
             For each query, n times the asked tokens and the log-probability of each as it was drawn.
 
         Raises:
-            QueryError: `answers` does not accept a query.
+            QueryError: `can_sample` does not accept a query.
         """
+
+    def can_sample(self, query: Query, future: bool) -> bool:
+        """Can samples of this query be drawn? By default wherever `log_probs` has an answer."""
+        if future:
+            return self.answers(query)
+        return self.chain and self.answers(self.left_to_right(query))
 
     def rows_at_once(self, sampler: Sampler, length: int) -> int:
         """How many samples of so many tokens one call of `sample` is best asked for."""

@@ -15,7 +15,12 @@ weight n/k: the same loss without the noise of the time and of texts that have n
 
 The bound is also the mean of log-likelihoods over all orders in which tokens can be unmasked one by one, which is why
 it is one: the model, so unmasked, has the mean of the *likelihoods*. It does not come apart from left to right, so it
-cannot say what a token has from its past alone.
+cannot say what a token has from its past alone. But it can draw from the past alone, a run of asked tokens at a time:
+
+    query     [a]  [b]   C   [d]  [e]   F          given: C, F       asked: [a], [b] and [d], [e]
+
+    reads      –    –    –    –    –    –          while a and b are drawn, in any order
+               a    b    C    –    –    –          while d and e are; F is never read
 """
 
 from __future__ import annotations
@@ -82,6 +87,10 @@ class Diffusion(Method):
         """Every query, by a bound."""
         return True
 
+    def can_sample(self, query: Query, future: bool) -> bool:
+        """Every query, from the past alone too."""
+        return True
+
     def score(
         self,
         model: PreTrainedModel,
@@ -127,32 +136,54 @@ class Diffusion(Method):
     ) -> list[list[Drawn]]:
         """As `Method.sample` says, by ancestral sampling: as time goes from 1 to 0, masked tokens are drawn.
 
+        Without the future, given tokens are shown when they are reached: the runs of asked tokens between them are
+        drawn one after the other, each from time 1 to 0.
+
         A token is unmasked in any of the steps with the same probability, whatever the others do, so which tokens are
         drawn in which step is known beforehand; a step in which none is drawn changes nothing, and takes no pass.
         The log-probabilities are those with which the tokens were drawn.
         """
         mask = self.mask(sampler.mask)
         assert mask is not None
-        if not future:
-            for query in queries:
-                self.left_to_right(query)  # refuses
         rows = [(number, sample) for number in range(len(queries)) for sample in range(n)]
         answers: list[list[Drawn]] = [[] for _ in queries]
         for group in masked.groups([len(queries[number]) for number, _ in rows], sampler.budget):
             members = [rows[each] for each in group]
-            texts = [masked.shown(queries[number], bos=sampler.bos, mask=mask) for number, _ in members]
-            chances, turns = [], []
-            for number, sample in members:
-                rng = randomness(queries[number], sampling.first + sample, sampling.seed)
-                asked = np.array(queries[number].asked_positions)
-                step = (rng.random(len(asked)) * self.steps).astype(np.int64)
-                chances.append(rng.random(len(queries[number]) + 1))
-                turns.append([asked[step == each] for each in np.unique(step)])
-            drawn = masked.fill(sampler, texts, turns, chances, mask, sampling)
-            for (number, _), (text, scores) in zip(members, drawn, strict=True):
-                at = np.array(queries[number].asked_positions)
+            questions = [queries[number] for number, _ in members]
+            texts = [masked.shown(query, bos=sampler.bos, mask=mask, given=future) for query in questions]
+            known = [masked.shown(query, bos=sampler.bos, mask=mask) for query in questions]
+            chances, turns, reached = [], [], []
+            for query, (_, sample) in zip(questions, members, strict=True):
+                rng = randomness(query if future else prompted(query), sampling.first + sample, sampling.seed)
+                drawn_when, shown_when = self.schedule(query, rng.random(len(query.asked_positions)), future)
+                chances.append(rng.random(len(query) + 1))
+                turns.append(drawn_when)
+                reached.append(shown_when)
+            drawn = masked.fill(sampler, texts, turns, chances, mask, sampling, known=known, reached=reached)
+            for (number, _), query, (text, scores) in zip(members, questions, drawn, strict=True):
+                at = np.array(query.asked_positions)
                 answers[number].append((text[at], scores[at]))
         return answers
+
+    def schedule(self, query: Query, uniform: np.ndarray, future: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The positions that are drawn in each turn, and those of the given tokens that are shown from it on.
+
+        Asked tokens with none to be shown between them are a run. The steps are shared out among runs by their
+        numbers of tokens, at least one for each: all of them together take about as many as one would.
+
+        Args:
+            query: What is given and asked.
+            uniform: For each asked token, when in the time of its run it is drawn, in [0, 1).
+            future: Are all given tokens shown from the start?
+        """
+        asked = np.array(query.asked_positions)
+        later = np.array(() if future else query.given_positions, dtype=np.int64)
+        before = np.searchsorted(later, asked)  # how many of these must be shown
+        _, run, sizes = np.unique(before, return_inverse=True, return_counts=True)
+        steps = np.maximum(1, np.rint(self.steps * sizes / len(asked)).astype(np.int64))
+        step = (steps.cumsum() - steps)[run] + (uniform * steps[run]).astype(np.int64)
+        _, first = np.unique(step, return_index=True)
+        return [asked[step == each] for each in step[first]], np.split(later, before[first])[:-1]
 
     def rows_at_once(self, sampler: Sampler, length: int) -> int:
         """As many as go through the model in one pass."""
@@ -187,3 +218,9 @@ class Diffusion(Method):
     def room(self, length: int, given: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The whole text in both directions; at most a prediction for each asked token."""
         return np.full_like(given, length + 1), asked
+
+
+def prompted(query: Query) -> Query:
+    """The query with nothing given but what stands before all that is asked: the same whatever comes later."""
+    first = query.asked.index(True)
+    return Query(query.tokens, [given and place < first for place, given in enumerate(query.given)], query.asked)
