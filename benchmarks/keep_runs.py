@@ -1,68 +1,107 @@
-"""Keep what finished runs have found: records, logs and evaluations, no weights, as folders of the same form.
+"""Keep what finished runs have found: records, logs, evaluations and scores, as folders of the same form.
 
     python benchmarks/keep_runs.py runs/ac runs/gpt --date 2026-11-15 -o benchmarks/results/NAME
+    python benchmarks/keep_runs.py results/EXPERIMENT --date 2026-11-15 -o benchmarks/results/NAME
     acgpt report benchmarks/results/NAME -o report
 
-Folders of the machine on which they ran are named by their last part: runs/ac, data/wiki.
+A folder of runs stands for those of them that are finished. Weights are left out, and so is what was drawn: of
+generations the records are kept, and what `acgpt mauve` has found. Folders of the machine on which they ran are named
+by their last part: runs/ac, data/wiki.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-FOLDERS, WITHIN = ("corpus", "output", "folder"), ("model", "adapter", "path")  # whose values are folders, or in one
+FOLDERS = ("corpus", "output", "folder")  # whose values are folders
+WITHIN = ("model", "adapter", "path", "generated", "file")  # or lie in one
 
 
 def renamed(value: Any, places: Mapping[str, str], key: str = "") -> Any:
-    """A record in which folders have other names, wherever a path or a word of a command is one or lies in one."""
+    """A record in which folders have other names, wherever a path or a word of a command is one or lies in one.
+
+    Args:
+        value: The record, or a part of it.
+        places: The new name of each folder. Of any other absolute path the last part is left.
+        key: Under which the value stands.
+    """
     if isinstance(value, dict):
         return {name: renamed(each, places, name) for name, each in value.items()}
     if isinstance(value, list):
         return [renamed(each, places, key) for each in value]
-    name, equals, path = value.partition("=") if key == "command" else (key, "", value)
-    if name in (*FOLDERS, *WITHIN):
+    if not isinstance(value, str):
+        return value
+    name, equals, path = key, "", value
+    if key == "command" and not value.startswith("/"):  # a word of it: KEY=PATH, or PATH
+        name, equals, path = value.partition("=")
+        name, path = (name, path) if equals else ("", value)
+    if name in ("", "command", *FOLDERS, *WITHIN):
         for place, other in places.items():
-            if (path == place and name in FOLDERS) or str(path).startswith(f"{place}/"):
-                return f"{name}{equals}" * bool(equals) + other + path[len(place) :]
+            whole = name in FOLDERS or (name not in WITHIN and "/" in place)  # a word alone may be a method's name
+            if (path == place and whole) or path.startswith(f"{place}/"):
+                return (f"{name}=" if equals else "") + other + path[len(place) :]
+        if path.startswith("/"):
+            return (f"{name}=" if equals else "") + Path(path).name
     return value
 
 
-def keep(run: Path, date: str, output: Path) -> None:
+def finished(place: Path) -> list[Path]:
+    """The run in a folder, or those in a folder of runs."""
+    runs = [place] if (place / "results.json").exists() else [p.parent for p in sorted(place.glob("*/results.json"))]
+    if not runs:
+        raise SystemExit(f"there is no finished run in {place}: name the folder of one, or of an experiment.")
+    return runs
+
+
+def places_of(runs: Sequence[Path]) -> dict[str, str]:
+    """What the folders of runs are called, where they were trained and where they lie, and those of their corpora."""
+    places: dict[str, str] = {}
+    for run in runs:
+        recipe = json.loads((run / "results.json").read_text(encoding="utf-8"))["recipe"]
+        corpus = recipe["corpus"].rstrip("/")
+        for place in (recipe["output"].rstrip("/"), str(run), str(run.resolve())):
+            places.setdefault(place, f"runs/{run.name}")
+        places.setdefault(corpus, f"data/{Path(corpus).name}")
+    return dict(sorted(places.items(), key=lambda item: -len(item[0])))  # what lies in another comes first
+
+
+def keep(run: Path, places: Mapping[str, str], date: str, output: Path) -> None:
     """Copy the small files of one run."""
-    recipe = json.loads((run / "results.json").read_text(encoding="utf-8"))["recipe"]
-    trained, corpus = recipe["output"].rstrip("/"), recipe["corpus"].rstrip("/")
-    places = {trained: f"runs/{run.name}", corpus: f"data/{Path(corpus).name}"}
     folder = output / run.name
-    folder.mkdir(parents=True)
-    for path in sorted(run.glob("*.json")):
+    for path in sorted([*run.glob("*.json"), *(run / "generations").rglob("*.json")]):
         content = renamed(json.loads(path.read_text(encoding="utf-8")), places)
         for holder in (content, *content.get("sittings", ())):
             if "command" in holder:
                 holder["command"] = ["acgpt", *holder["command"][1:]]
-        if path.name == "results.json":
+        if path == run / "results.json":
             content = {"date": date, **content}
         text = json.dumps(content, separators=(",", ":")) + "\n"
-        if left := [place for place in places if Path(place).is_absolute() and place in text]:
+        left = re.findall(r'"(?:[\w.-]+=)?(/[^"]+)"', text)
+        if left := left or [place for place in places if Path(place).is_absolute() and place in text]:
             raise SystemExit(f"{path} names {left[0]} where it is not expected: nothing is kept of it.")
-        (folder / path.name).write_text(text, encoding="utf-8")
+        kept = folder / path.relative_to(run)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(text, encoding="utf-8")
     for path in run.glob("*.csv"):
         shutil.copy(path, folder)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, or of folders of runs")
     parser.add_argument("--date", required=True, help="on which they were made")
     parser.add_argument("-o", "--output", required=True, type=Path, help="a folder that is not there yet")
     args = parser.parse_args()
+    runs = [run for place in args.runs for run in finished(place)]
     args.output.mkdir(parents=True)
-    for run in args.runs:
-        keep(run, args.date, args.output)
+    for run in runs:
+        keep(run, places_of([run, *runs]), args.date, args.output)  # of two that were trained in one place, its own
 
 
 if __name__ == "__main__":

@@ -1,12 +1,22 @@
 """Write the tables of the pages in docs/ from the result files in benchmarks/results.
 
 python benchmarks/render.py            rewrite what stands between <!-- table NAME --> (a result file) or
-                                       <!-- report FOLDER TABLE … --> (kept runs) and <!-- end -->
+                                       <!-- report FOLDER WHAT … --> (kept runs) and <!-- end -->
 python benchmarks/render.py --check    only say whether the page is up to date (exit code 1 if not)
+
+WHAT is a table or a figure of `acgpt report`, named as its file is within its part, or how the runs were made:
+
+    <!-- report NAME test/small r_max=0.6 asked=276 -->              rows with these cells, as they are written
+    <!-- report NAME small/mauve 'scored=whole text' paper -->       all but the paper's
+    <!-- report NAME test/advantages gptlow -->                      without this run
+    <!-- report NAME figure test/main -->                            drawn into docs/NAME-test-main.png
+    <!-- report NAME commands -->                                    what each run was, and how long it took
+    <!-- report NAME rates -->                                       the same with tokens/s, where it says something
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -15,8 +25,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from acgpt.report.runs import Run
+
+SHOWS = "Shows"  # the keyword under which a figure has the fingerprint of what it shows
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "docs" / name for name in ("benchmarks.md", "finetuning.md", "methods.md", "results.md")]
 
@@ -29,8 +43,12 @@ def markdown(columns: list[str], rows: list[list[str]]) -> str:
 
 def provenance(record: dict[str, Any]) -> str:
     """Where the figures come from."""
-    versions = f"torch {record['torch']}, transformers {record['transformers']}"
-    return f"`{record['command']}`, {record['hardware']}, {versions}, {record['date']}."
+    return f"`{record['command']}`, {machine(record)}."
+
+
+def machine(record: dict[str, Any]) -> str:
+    """On what something was done, and when."""
+    return f"{record['hardware']}, torch {record['torch']}, transformers {record['transformers']}, {record['date']}"
 
 
 def decoding(record: dict[str, Any]) -> str:
@@ -270,37 +288,76 @@ TABLES = {
 }
 
 
-def reported(kept: Sequence[str]) -> str:
-    """A table that `acgpt report` makes of kept runs (keep_runs.py); or, of the name "commands", how they were made.
+def reported(kept: Sequence[str], check: bool) -> str:
+    """What `acgpt report` makes of kept runs (keep_runs.py): a table, a figure, or how they were made.
 
     Args:
-        kept: A folder of benchmarks/results, the name of the table, and what is left out: runs, or the "paper".
+        kept: A folder of benchmarks/results; what is wanted of it; then what is left out, runs or the "paper", and of
+            which rows alone, COLUMN=VALUE.
+        check: Is a figure only looked at?
     """
-    from acgpt.report import finetuning
+    from acgpt.report import generation
     from acgpt.report.runs import find_runs, read_runs
+    from acgpt.report.write import PARTS
 
-    name, table, *without = kept
-    folders, _ = find_runs([ROOT / "benchmarks" / "results" / name])
-    runs = read_runs([folder for folder in folders if folder.name not in without])
-    if table != "commands":
-        part = finetuning.make(runs)
-        assert part is not None
-        made = part.tables[table]
-        made = replace(made, rows=tuple(row for row in made.rows if not (row.paper and "paper" in without)))
-        return f"{made.markdown()}\n{made.caption}"
-    words = {run.name: [word for word in run.results["command"] if not word.startswith("output=")] for run in runs}
-    common = [word for word in next(iter(words.values())) if all(word in of_run for of_run in words.values())]
-    rows = [
-        [name, " ".join(f"`{word}`" for word in of_run if word not in common), f"{run.results['seconds']:.0f} s"]
-        for run, (name, of_run) in zip(runs, words.items(), strict=True)
-    ]
-    first = runs[0].results
-    record = {**first["versions"], **first, "command": shlex.join([*common, "output=runs/RUN", "KEYS"])}
-    return f"{markdown(['run', 'keys', 'time'], rows)}\n\n{provenance(record)}"
+    name, what, *choices = kept
+    stem = choices.pop(0) if what == "figure" else what
+    without = [choice for choice in choices if "=" not in choice]
+    folders = [f for f in find_runs([ROOT / "benchmarks" / "results" / name])[0] if f.name not in without]
+    runs = read_runs(folders)
+    if what in ("commands", "rates"):
+        return commands(runs, what == "rates")
+    parts = [part for part in (*(make(runs) for make in PARTS), generation.make(folders, runs)) if part is not None]
+    if what == "figure":
+        draw, words = next(
+            (part.pictures[stem], part.captions.get(stem, "")) for part in parts if stem in part.pictures
+        )
+        figure = ROOT / "docs" / f"{name}-{stem.replace('/', '-')}.png"
+        return f"![{stem}]({drawn(draw, figure, check)})" + f"\n\n{words}" * bool(words)
+    table = next(part.tables[stem] for part in parts if stem in part.tables)
+    values: dict[str, list[str]] = {}
+    for column, _, value in (choice.partition("=") for choice in choices if "=" in choice):
+        values.setdefault(column, []).append(value)
+    table = table.only(**values)
+    table = replace(table, rows=tuple(row for row in table.rows if not (row.paper and "paper" in without)))
+    if not table.rows:
+        sys.exit(f"{stem} of {name} has no row with {' '.join(choices)}: see benchmarks/results/{name}.")
+    return f"{table.markdown()}\n{table.words}"
 
 
-def rendered(page: str) -> str:
-    """The page with every table written anew."""
+def commands(runs: Sequence[Run], rates: bool) -> str:
+    """How runs were made: what their commands have in common once, then what each has of its own, and what it took."""
+    words = [[word for word in run.results["command"] if not word.startswith("output=")] for run in runs]
+    common = [word for word in words[0] if all(word in own for own in words)]
+    rows = []
+    for run, own in zip(runs, words, strict=True):
+        keys, took = " ".join(f"`{word}`" for word in own if word not in common), run.results
+        rate = [f"{took['tokens_per_second'] / 1000:,.3g} k"] if rates else []
+        rows.append([run.name, keys, f"{took['seconds']:.0f} s", *rate])
+    machines = dict.fromkeys(machine({**run.results["versions"], **run.results}) for run in runs)
+    command = shlex.join([*common, "output=runs/RUN", "KEYS"])
+    columns = ["run", "keys", "time", *(["tokens/s"] if rates else [])]
+    return f"{markdown(columns, rows)}\n\n`{command}`, {'; '.join(machines)}."
+
+
+def drawn(draw: Any, path: Path, check: bool) -> str:
+    """The name of a figure of the report that lies in docs/, drawn anew unless it is only checked.
+
+    Other versions of matplotlib draw other bytes: the figure carries a fingerprint of what it shows.
+    """
+    shown = hashlib.sha256(repr((draw.func.__name__, draw.args)).encode()).hexdigest()
+    there = path.exists() and f"{SHOWS}\0{shown}".encode() in path.read_bytes()
+    if check and not there:
+        sys.exit(f"{path.name} does not show what the result files say: run python benchmarks/render.py")
+    if not there:
+        from acgpt.report import pictures
+
+        path.write_bytes(pictures.rendered(draw, {SHOWS: shown})["png"])
+    return path.name
+
+
+def rendered(page: str, check: bool = False) -> str:
+    """The page with every table written anew, and its figures drawn, unless they are only checked."""
 
     def table(match: re.Match[str]) -> str:
         name = match[1]
@@ -309,17 +366,18 @@ def rendered(page: str) -> str:
         return f"<!-- table {name} -->\n{body}\n\n{provenance(record)}\n<!-- end -->"
 
     def report(match: re.Match[str]) -> str:
-        return f"<!-- report {match[1]} -->\n{reported(match[1].split())}\n<!-- end -->"
+        return f"<!-- report {match[1]} -->\n{reported(shlex.split(match[1]), check)}\n<!-- end -->"
 
     page = re.sub(r"<!-- table (\S+) -->.*?<!-- end -->", table, page, flags=re.DOTALL)
     return re.sub(r"<!-- report (.+?) -->.*?<!-- end -->", report, page, flags=re.DOTALL)
 
 
 def main() -> None:
+    check = "--check" in sys.argv[1:]
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
-        after = rendered(before)
-        if "--check" not in sys.argv[1:]:
+        after = rendered(before, check)
+        if not check:
             page.write_text(after, encoding="utf-8")
         elif before != after:
             sys.exit(f"{page.name} is not what the result files say: run python benchmarks/render.py")

@@ -116,7 +116,7 @@ def test_runs_that_differ_in_their_seed_are_one_row_and_the_best_is_bold(corpus:
     assert (ours["noise"], ours["seeds"], ours["infilling"]) == (0.03, 2, None)
     assert (twin["noise"], twin["seeds"], twin["training"]) == (None, 1, None)
     text = (tmp_path / "report" / "generation" / "small" / "mauve.md").read_text(encoding="utf-8")
-    lines = {line.split(" | ")[2]: line for line in text.splitlines() if line.startswith("| here")}
+    lines = {line.split(" | ")[3]: line for line in text.splitlines() if line.startswith("| here")}
     assert "| 0.810 ± 0.014 |" in lines["AC-GPT"] and "**0.850**" in lines["GPT"]
     assert "**0.920" not in lines["AC-GPT"]  # it stands alone
     paper = [line for line in text.splitlines() if line.startswith("| paper")]

@@ -62,7 +62,7 @@ def lines(folder: Path, size: str = "small") -> dict[str, str]:
     """The lines of the Markdown table of the runs, by r_max and method."""
     text = (folder / "from-scratch" / "validation" / f"{size}.md").read_text(encoding="utf-8")
     found = [line for line in text.splitlines() if line.startswith("| here")]
-    return {" ".join(line.split(" | ")[1:3]): line for line in found}
+    return {f"{cells[1]} {cells[3]}": line for line in found for cells in [line.split(" | ")]}
 
 
 # ---- the paper's own numbers ----------------------------------------------------------------------------------------

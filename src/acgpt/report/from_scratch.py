@@ -18,7 +18,7 @@ from acgpt.recipe import FREE, Recipe
 from acgpt.report import pictures
 from acgpt.report.part import Part
 from acgpt.report.pictures import Curve, Panel
-from acgpt.report.runs import Measured, Run, sets_in_words
+from acgpt.report.runs import SETS, Measured, Run, set_in_words
 from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, rank
 
 PAPER = Path(__file__).parent.parent / "paper" / "from_scratch.json"
@@ -27,6 +27,7 @@ R_MAX = 0.6  # of the paper's main results
 COLUMNS = (
     Column("from", "from", terminal=False),
     Column("r_max", "r_max", r"$r_{\max}$", "g"),
+    Column("asked", "asked texts", form=","),
     Column("method", "method"),
     Column("corpus", "corpus", terminal=False),
     Column("texts", "texts read", form=",", terminal=False),
@@ -40,8 +41,9 @@ COLUMNS = (
 )
 CAPTION = (
     "Perplexity, lower is better: mean ± standard deviation over seeds (of a sample; none for a single seed). r_max "
-    "is that of the evaluation set. Bold: the best of the exact numbers of one size that have read as much of the same "
-    "text and were asked the same set. ≤ is a bound and is not ranked; -- is what a method cannot answer."
+    "and the asked texts are those of the evaluation set. Bold: the best of the exact numbers of one size that have "
+    "read as much of the same text and were asked the same set; across sets nothing is compared. ≤ is a bound and is "
+    "not ranked; -- is what a method cannot answer."
 )
 OTHERS = (
     "The paper's rows are of other texts, budgets and evaluation sets: compare the order of the methods, not the "
@@ -182,23 +184,27 @@ def in_words(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry,
 def ablation(
     split: str, size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
 ) -> Table:
-    """One size's table, by r_max, then by method as the paper orders them; after each r_max the paper's own rows."""
+    """One size's table: by r_max, by set with the largest first, then by method as the paper orders them.
+
+    The paper's own rows stand after each r_max.
+    """
     groups = list(dict.fromkeys(entry.group for entry in entries))
     ordered = sorted(
         entries,
-        key=lambda each: (each.r_max, groups.index(each.group), place(each.method, paper), each.asked.options),
-    )
+        key=lambda each: (
+            each.r_max, -each.asked.texts, groups.index(each.group), place(each.method, paper), each.asked.options,
+        ),
+    )  # fmt: skip
     rows = []
     for entry in ordered:
-        about: dict[str, Cell] = {"from": "here", "r_max": entry.r_max, "method": names[entry]}
-        about |= {"corpus": entry.first.corpus, "texts": entry.first.budget[0]}
+        about: dict[str, Cell] = {"from": "here", "r_max": entry.r_max, "asked": entry.asked.texts}
+        about |= {"method": names[entry], "corpus": entry.first.corpus, "texts": entry.first.budget[0]}
         cells = {**about, **entry.modes, "seeds": len(entry.runs), "set": entry.asked.hash[:8]}
-        rows.append(Row(cells, entry.group, entry.note))
+        rows.append(Row(cells, entry.group, entry.note, about=(set_in_words(entry.asked),)))
     theirs = paper_rows(paper, size, {entry.r_max for entry in entries})
-    caption = f"{CAPTION} {sets_in_words([entry.asked for entry in ordered])}" + (f" {OTHERS}" if theirs else "")
     title = f"{paper['sizes'].get(size, size)}, {split}"
     beside = sorted([*rows, *theirs], key=lambda row: (row.cells["r_max"], row.paper))
-    return Table(title, caption, COLUMNS, tuple(beside), "method")
+    return Table(title, CAPTION, COLUMNS, tuple(beside), "method", SETS, OTHERS)
 
 
 def place(method: str, paper: Mapping[str, Any]) -> int:
@@ -282,9 +288,9 @@ def main_panels(entries: Sequence[Entry], names: Mapping[Entry, str], paper: Map
             continue
         best = max(groups.values(), key=preference)
         best.sort(key=lambda entry: (place(entry.method, paper), entry.asked.options))
-        r_max, name = best[0].r_max, paper["sizes"].get(size, size)
+        r_max, name, texts = best[0].r_max, paper["sizes"].get(size, size), best[0].asked.texts
         rows = tuple((names[entry], entry.method, entry.modes) for entry in best)
-        panels.append(Panel(f"{name}, r_max {r_max:g}", rows))
+        panels.append(Panel(f"{name}, r_max {r_max:g}, {texts:,} texts", rows))
         found = [row for row in paper["perplexities"] if (row["model"], row["r_max"]) == (size, r_max)]
         for corpus in dict.fromkeys(row["corpus"] for row in found):
             theirs = [row for row in found if row["corpus"] == corpus]
@@ -313,17 +319,22 @@ def with_and_without(panel: Panel) -> Panel:
 
 
 def sweep(size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]) -> list[Curve]:
-    """The curves of a size over r_max, the paper's beside them; none if there is but one r_max."""
-    found: dict[str, list[Entry]] = {}
+    """The curves of a size over r_max, the paper's beside them; none if there is but one r_max.
+
+    What was asked at each r_max on more and on fewer texts has one curve, of the most points, then of the most texts.
+    """
+    found: dict[str, dict[str, list[Entry]]] = {}
     for entry in sorted(entries, key=lambda each: each.r_max):
         if entry.first.size == size and entry.own and not entry.asked.bound:
             same = variant(entry.first)
             if "conditioning" in same:
                 same["conditioning"] = {key: value for key, value in same["conditioning"].items() if key != "r_max"}
             asked = [entry.asked.set.get(key) for key in ("texts", "length", "seed", "corpus_hash")]
-            found.setdefault(json.dumps([same, asked, entry.asked.options], sort_keys=True), []).append(entry)
+            alike = found.setdefault(json.dumps([same, entry.asked.options], sort_keys=True), {})
+            alike.setdefault(json.dumps(asked), []).append(entry)
     curves = []
-    for own in found.values():
+    for alike in found.values():
+        own = max(alike.values(), key=lambda own: (len({entry.r_max for entry in own}), own[0].asked.texts))
         if len({entry.r_max for entry in own}) > 1:
             points = tuple((entry.r_max, entry.modes) for entry in own)
             curves.append(Curve(names[own[0]], own[0].method, points))

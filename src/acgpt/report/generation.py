@@ -33,12 +33,14 @@ PAGE = "samples.html"
 ENDING = ".mauve.json"
 WHOLE = "whole text"
 SHARES = ("distinct_1", "distinct_2", "distinct_3", "repetition", "loops")
+NO_SAMPLES = "there is no page of samples: scores are here, and what was drawn is not beside them."
 HUGE = 1e100  # no number of a result is as large
 ELSEWHERE = "models"  # what the table of models is called of whose training nothing is known
 
 MAUVE = (
     Column("from", "from", terminal=False),
     Column("r_max", "r_max", r"$r_{\max}$", "g"),
+    Column("asked", "texts", form=","),
     Column("method", "method"),
     Column("corpus", "corpus", terminal=False),
     Column("scored", "scored"),
@@ -49,6 +51,7 @@ MAUVE = (
 )
 COMPANIONS = (
     Column("r_max", "r_max", r"$r_{\max}$", "g"),
+    Column("asked", "texts", form=","),
     Column("mode", "mode"),
     Column("method", "method"),
     *(Column(f"distinct_{n}", f"distinct-{n} %", form=".1f", spread=True) for n in (1, 2, 3)),
@@ -63,7 +66,8 @@ CAPTION = (
     "MAUVE, higher is better: mean ± standard deviation over training seeds (of a sample; none for a single one). "
     "k-means ± is the largest standard deviation of any of these scores over the seeds of its k-means: a smaller "
     "difference means nothing, and a larger one may be chance too, for other texts would move a score more. Bold: the "
-    "best of those that can be compared; -- is what a method cannot draw, or what was not scored. The "
+    "best of those that can be compared: of the same texts (set), scored in the same way; -- is what a method cannot "
+    "draw, or what was not scored. The "
     "row original is what the real texts have against the same reference: what could be reached. "
     "Of a whole text, what was given counts too, and is the same for all methods; the asked part is "
     "scored against what stood there originally."
@@ -112,6 +116,11 @@ class Scored:
     def r_max(self) -> float:
         """Of the evaluation set."""
         return float(self.record["r_max"])
+
+    @property
+    def texts(self) -> int:
+        """In the evaluation set."""
+        return int(self.record["set"].get("texts") or 0)
 
     @property
     def options(self) -> str:
@@ -188,7 +197,7 @@ def read_scored(path: Path, runs: Sequence[Run]) -> Scored:
     try:
         each = Scored(path, found, run_of(found["record"], path, runs))
         check(found)
-        hash((each.group, each.identity, each.judge))
+        hash((each.group, each.identity, each.judge, each.texts))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{path} is no result of acgpt mauve ({error!r}): score it again, or leave it out.") from error
     return each
@@ -257,6 +266,8 @@ def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
     if generated:
         shown = [column_of(each, run_of(each.record, each.path, runs), paper) for each in generated]
         part.pages[PAGE] = ("Samples, side by side", samples_page(shown))
+    else:
+        part.notes.append(NO_SAMPLES)
     return part
 
 
@@ -348,7 +359,7 @@ def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -
     rows = []
     for entry in entries:
         each, notes = entry.first, notes_of(entry)
-        cells: dict[str, Cell] = {"from": "here", "r_max": each.r_max, "method": names[entry]}
+        cells: dict[str, Cell] = {"from": "here", "r_max": each.r_max, "asked": each.texts, "method": names[entry]}
         for mode, found in entry.modes.items():
             cells[mode] = over_seeds(found, lambda one: float(one.found["mauve"]["mean"]))
             notes += [f"{mode}: {len(found)} of {entry.seeds} seeds."] if len(found) < entry.seeds else []
@@ -356,7 +367,8 @@ def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -
         noise = max((each for each in deviations if each is not None), default=None)
         cells |= {"scored": each.found["scored"], "noise": noise, "seeds": entry.seeds}
         cells |= {"corpus": each.run.corpus if each.run else None, "set": each.record["set"]["hash"][:8]}
-        rows.append(Row(cells, each.group, " ".join(notes) or None))
+        about = tuple(dict.fromkeys(compared_in_words(one) for one in all_of(entry)))
+        rows.append(Row(cells, each.group, " ".join(notes) or None, about=about))
     order = {entry.first.group: groups.index(entry.first.group) for entry in entries}
     methods = {names[entry]: place(str(entry.first.record["method"]), paper) for entry in entries}
     for group in groups:  # not of the group: it is what could be reached, and no method's
@@ -368,14 +380,15 @@ def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -
         key=lambda row: (
             row.cells["r_max"],
             row.cells["scored"] != WHOLE,
+            -int(row.cells["asked"]),
             order[row.group],
             methods[str(row.cells["method"])],
         )
     )
     theirs = paper_rows(paper, size, {each.r_max for each in scored})
     beside = sorted([*rows, *theirs], key=lambda row: (row.cells["r_max"], row.paper))
-    caption = f"{CAPTION} {references_in_words(scored)}" + (f" {OTHERS}" if theirs else "")
-    return Table(f"MAUVE, {paper['sizes'].get(size, size)}", caption, MAUVE, tuple(beside), "method")
+    title = f"MAUVE, {paper['sizes'].get(size, size)}"
+    return Table(title, CAPTION, MAUVE, tuple(beside), "method", "Scored here", OTHERS)
 
 
 def all_of(entry: Entry) -> list[Scored]:
@@ -408,6 +421,7 @@ def original_row(entries: Sequence[Entry]) -> Row | None:
     cells: dict[str, Cell] = {
         "from": "here",
         "r_max": first.r_max,
+        "asked": first.texts,
         "method": "original",
         "scored": WHOLE,
         "noise": noise,
@@ -416,15 +430,12 @@ def original_row(entries: Sequence[Entry]) -> Row | None:
     return Row({**cells, "set": first.record["set"]["hash"][:8]}, ("original", first.group))
 
 
-def references_in_words(scored: Sequence[Scored]) -> str:
+def compared_in_words(scored: Scored) -> str:
     """What was compared with what, for a caption."""
-    words: dict[str, None] = {}
-    for each in scored:
-        of = each.found["reference"]
-        where = of.get("file") or f"{Path(of.get('corpus', '')).name} ({of.get('split')}, {of.get('rule')})"
-        sides = f"{each.found['texts']} texts against {of['texts']} of {where}"
-        words[f"{each.found['scored']}, {sides}, features of {Path(each.found['features']['model']).name}"] = None
-    return f"Scored here: {'; '.join(words)}."
+    of = scored.found["reference"]
+    where = of.get("file") or f"{Path(of.get('corpus', '')).name} ({of.get('split')}, {of.get('rule')})"
+    sides = f"{scored.found['texts']} texts against {of['texts']} of {where}"
+    return f"{scored.found['scored']}, {sides}, features of {Path(scored.found['features']['model']).name}"
 
 
 def paper_rows(paper: Mapping[str, Any], size: str, r_maxes: set[float]) -> list[Row]:
@@ -483,7 +494,7 @@ def measured(draws: Mapping[Hashable, Sequence[Scored]], side: str) -> dict[str,
     found = [each for same in draws.values() for each in same]
     first = found[0]
     cells: dict[str, Cell] = {"r_max": first.r_max, "mode": str(first.record["mode"]), "seeds": len(draws)}
-    cells["set"] = first.record["set"]["hash"][:8]
+    cells |= {"asked": first.texts, "set": first.record["set"]["hash"][:8]}
 
     def share(key: str, each: Scored) -> float | None:
         value = each.found["companions"][side][key]

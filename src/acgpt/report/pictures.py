@@ -55,15 +55,20 @@ class Curve:
     paper: bool = False
 
 
-def rendered(draw: Callable[[], Figure]) -> dict[str, bytes]:
-    """A figure as PNG and SVG, the same bytes each time."""
+def rendered(draw: Callable[[], Figure], about: Mapping[str, str] | None = None) -> dict[str, bytes]:
+    """A figure as PNG and SVG, the same bytes each time.
+
+    Args:
+        draw: What draws it.
+        about: What the PNG says of itself, by keyword.
+    """
     from matplotlib import rc_context
 
     files = {}
     with rc_context({"svg.hashsalt": "acgpt", "text.parse_math": False}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a script that no font here has: boxes stand for it
         figure = draw()
-        for form, metadata in (("png", {}), ("svg", {"Date": None})):
+        for form, metadata in (("png", about or {}), ("svg", {"Date": None})):
             file = io.BytesIO()
             figure.savefig(file, format=form, dpi=150, metadata=metadata)
             files[form] = file.getvalue()

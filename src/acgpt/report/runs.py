@@ -26,6 +26,7 @@ from acgpt.run_folder import CONFIG, LOG, RESULTS
 from acgpt.training_log import Row, read_log
 
 EMBEDDED = "SmolLM2-135M-Instruct"  # what the base "default" is
+SETS = "Evaluation sets"
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,11 @@ class Measured:
     def hash(self) -> str:
         """Of the evaluation set: two evaluations may be compared if and only if theirs are the same."""
         return str(self.set["hash"])
+
+    @property
+    def texts(self) -> int:
+        """In the evaluation set."""
+        return int(self.set.get("texts") or 0)
 
     @property
     def options(self) -> str:
@@ -242,7 +248,7 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[Measured, 
             each = Measured(content["set"].get("split") or name, content["set"], perplexities(content), content)
             asked_as, asked = content["method"], content.get("adapter") or content.get("model")
             key = each.hash, each.options
-            if key not in measured or answered(measured[key]) < answered(each):
+            if each.texts >= 0 and (key not in measured or answered(measured[key]) < answered(each)):
                 measured[key] = each
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{path} is no evaluation that acgpt writes ({error!r}): evaluate again.") from error
@@ -292,9 +298,10 @@ def backbones(runs: Sequence[Run]) -> dict[str, str]:
 
 def sets_in_words(measured: Sequence[Measured]) -> str:
     """A description of every evaluation set that these were asked, once."""
-    sets = {each.hash: each.set for each in measured}
-    words = [
-        f"{key[:8]} ({of.get('texts')} texts of {of.get('length')} tokens, r_max {of.get('r_max')})"
-        for key, of in sets.items()
-    ]
-    return f"Evaluation sets: {'; '.join(words)}."
+    return f"{SETS}: {'; '.join(dict.fromkeys(set_in_words(each) for each in measured))}."
+
+
+def set_in_words(measured: Measured) -> str:
+    """The evaluation set that was asked."""
+    of = measured.set
+    return f"{measured.hash[:8]} ({of.get('texts')} texts of {of.get('length')} tokens, r_max {of.get('r_max')})"

@@ -115,12 +115,14 @@ class Row:
         group: Any value; rows of a group stand together.
         note: The text of a footnote.
         paper: Is it one of the paper's own?
+        about: What it was asked or compared with, for the caption: each is said once, of the rows that there are.
     """
 
     cells: Mapping[str, Cell]
     group: Hashable
     note: str | None = None
     paper: bool = False
+    about: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,8 @@ class Table:
         columns: From left to right.
         rows: From top to bottom, those of a group together.
         mark: The column whose cells carry the marks of footnotes.
+        about: What the rows' own `about` are, in the caption's words.
+        beside: What one has to know of the paper's rows, where there are some.
     """
 
     title: str
@@ -140,6 +144,28 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     mark: str
+    about: str = ""
+    beside: str = ""
+
+    @cached_property
+    def words(self) -> str:
+        """The whole caption, for the rows that there are."""
+        said = "; ".join(dict.fromkeys(words for row in self.rows for words in row.about))
+        beside = self.beside if any(row.paper for row in self.rows) else ""
+        return " ".join(filter(None, [self.caption, f"{self.about}: {said}." if said else "", beside]))
+
+    def only(self, **values: Sequence[str]) -> Table:
+        """The table with those rows alone whose cells are written as one of the values of their column.
+
+        A row of the paper is left out if it says something else there, not if it says nothing.
+        """
+        columns = {column.key: column for column in self.columns}
+
+        def fits(row: Row, key: str) -> bool:
+            cell = row.cells.get(key)
+            return (row.paper and cell is None) or columns[key].show(cell) in values[key]
+
+        return replace(self, rows=tuple(row for row in self.rows if all(fits(row, key) for key in values)))
 
     @cached_property
     def notes(self) -> dict[str, int]:
@@ -226,7 +252,7 @@ class Table:
         parts = [
             "% \\usepackage{booktabs,graphicx}",
             r"\begin{table}[ht]",
-            rf"\caption{{{escape_latex(self.title)}. {escape_latex(self.caption)}}}",
+            rf"\caption{{{escape_latex(self.title)}. {escape_latex(self.words)}}}",
             rf"\label{{{label}}}",
             r"\begin{center}",
             r"\resizebox{\columnwidth}{!}{%",
@@ -278,7 +304,7 @@ class Table:
         for group in self.grouped():
             rows = [tag("tr", *(cell(row, column) for column in self.columns)) for row in group]
             bodies.append(tag("tbody", "\n", "\n".join(rows), "\n", class_="paper" if group[0].paper else None))
-        caption = tag("caption", tag("strong", escape(self.title), "."), " ", escape(self.caption), id=label)
+        caption = tag("caption", tag("strong", escape(self.title), "."), " ", escape(self.words), id=label)
         table = tag("table", "\n".join(["", caption, tag("thead", tag("tr", *heads)), *bodies, ""]))
         notes = [tag("li", escape(text), id=f"{label}-{number}") for text, number in self.notes.items()]
         region = tag("div", table, class_="wide", role="region", aria_labelledby=label, tabindex=0)

@@ -136,7 +136,7 @@ def page(parts: Sequence[Part], runs: Sequence[Run], notes: Sequence[str], files
         pieces.append(f"# {part.title}")
         pieces += [f"[{title}]({name})" for name, (title, _) in part.pages.items()]
         for table in part.tables.values():
-            pieces += [f"## {plain_markdown(table.title)}", plain_markdown(table.caption), table.markdown().strip()]
+            pieces += [f"## {plain_markdown(table.title)}", plain_markdown(table.words), table.markdown().strip()]
         drawn = [f"{part.name}/{stem}.png" for stem in part.pictures if f"{part.name}/{stem}.png" in files]
         pieces += [f"![{Path(path).stem}]({path})" for path in drawn]
     pieces += ["# Runs"] if runs else []
