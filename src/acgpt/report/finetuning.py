@@ -86,7 +86,7 @@ FIGURES = {
     "modes": "Perplexities with the future and without it, beside the causal baseline's.",
     "advantages": "The advantage on the training distribution, in percent of the causal baseline's perplexity; grey is "
     "the paper's.",
-    "sweep": "The same by r_max; dashed is the paper's.",
+    "sweep": "The advantage on the training distribution by r_max; dashed is the paper's.",
     "curve": "The advantages in the course of training.",
 }
 
