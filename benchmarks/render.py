@@ -12,6 +12,7 @@ WHAT is a table or a figure of `acgpt report`, named as its file is within its p
     <!-- report NAME figure test/main -->                            drawn into docs/NAME-test-main.png
     <!-- report NAME commands -->                                    what each run was, and how long it took
     <!-- report NAME rates -->                                       the same with tokens/s, where it says something
+    <!-- report NAME draws -->                                       what drawing texts took, all modes together
 """
 
 from __future__ import annotations
@@ -307,6 +308,8 @@ def reported(kept: Sequence[str], check: bool) -> str:
     runs = read_runs(folders)
     if what in ("commands", "rates"):
         return commands(runs, what == "rates")
+    if what == "draws":
+        return draws(runs)
     parts = [part for part in (*(make(runs) for make in PARTS), generation.make(folders, runs)) if part is not None]
     if what == "figure":
         draw, words = next(
@@ -338,6 +341,27 @@ def commands(runs: Sequence[Run], rates: bool) -> str:
     command = shlex.join([*common, "output=runs/RUN", "KEYS"])
     columns = ["run", "keys", "time", *(["tokens/s"] if rates else [])]
     return f"{markdown(columns, rows)}\n\n`{command}`, {'; '.join(machines)}."
+
+
+def draws(runs: Sequence[Run]) -> str:
+    """What `acgpt generate` took, a row a run and set; then its command, with dots for what differs."""
+    rows, words, machines = [], [], {}
+    for run in runs:
+        for index in sorted((run.folder / "generations").glob("*/index.json")):
+            modes = [mode for mode in json.loads(index.read_text(encoding="utf-8"))["modes"].values() if mode]
+            tokens, calls, seconds = (sum(mode[key] for mode in modes) for key in ("tokens", "calls", "seconds"))
+            for mode in modes:
+                record = json.loads((index.parent / mode["file"]).with_suffix(".json").read_text(encoding="utf-8"))
+                machines[machine({**record["versions"], **record, "date": record["date"][:10]})] = None
+                words.append(
+                    [re.sub(rf"^runs/{re.escape(run.name)}/", "runs/RUN/", word) for word in record["command"]]
+                )
+            if modes:
+                took = [f"{tokens:,}", f"{calls:,}", f"{seconds:,.0f} s", f"{tokens / seconds:,.0f}"]
+                rows.append([run.name, f"{modes[0]['texts']} × {len(modes)}", *took])
+    shown = [word if all(word in own for own in words) else "…" for word in words[0]]
+    columns = ["run", "texts × modes", "tokens drawn", "calls of the model", "time", "tokens/s"]
+    return f"{markdown(columns, rows)}\n\n`{' '.join(shown)}`, {'; '.join(machines)}."
 
 
 def drawn(draw: Any, path: Path, check: bool) -> str:

@@ -7,11 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from runs import write_corpus
 from test_report import write_run
+from test_report_generation import drawn
 
+from acgpt.report import write
+from acgpt.report.generation import NO_SAMPLES
 from acgpt.report.runs import read_runs
+from acgpt.report.write import make_report
 
 PROGRAM = Path(__file__).resolve().parent.parent / "benchmarks" / "keep_runs.py"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A corpus to draw from; figures are left out of reports."""
+    monkeypatch.setattr(write, "find_spec", lambda name: None)
+    return write_corpus(tmp_path / "corpus")
 
 
 def test_a_kept_run_is_one_that_a_report_reads_and_only_names_of_folders_are_others(tmp_path):
@@ -30,3 +43,62 @@ def test_a_kept_run_is_one_that_a_report_reads_and_only_names_of_folders_are_oth
     assert kept == results | {key: kept[key] for key in ("date", "command", "model")} | {"recipe": recipe}
     (read,) = read_runs([tmp_path / "kept" / "a"])
     assert read.budget == (results["texts"], results["tokens"])
+
+
+def test_of_generations_the_records_and_scores_are_kept_and_their_tables_stay_as_they_are(corpus, tmp_path):
+    cells = tmp_path / "cells"
+    runs = [drawn(cells, corpus, "ac-gpt", seed, {"training": 0.9 - seed / 10}, std=None) for seed in (0, 1)]
+    (cells / "logs").mkdir()
+    scores = [run / "generations" / "test" / "training.jsonl" for run in runs]
+    for run in runs:  # trained on one machine, scored on another
+        results = json.loads((run / "results.json").read_text())
+        results["recipe"] |= {"output": f"/gpu/cells/{run.name}", "corpus": "/gpu/data/wiki"}
+        results["command"] = ["/x/__main__.py", "train", "corpus=/gpu/data/wiki", f"output=/gpu/cells/{run.name}"]
+        (run / "results.json").write_text(json.dumps(results))
+        record = run / "generations" / "test" / "training.json"
+        model = {"model": f"/gpu/cells/{run.name}/model", "corpus": "/gpu/data/wiki"}
+        command = [
+            "acgpt",
+            "generate",
+            model["model"],
+            "/gpu/data/wiki",
+            "-o",
+            f"/gpu/cells/{run.name}/generations/test",
+        ]
+        record.write_text(json.dumps(json.loads(record.read_text()) | model | {"command": command}))
+        (run / "generations" / "test" / "index.json").write_text(json.dumps({"kind": "index", "folder": str(run)}))
+        scored = run / "generations" / "test" / "training.mauve.json"
+        found = json.loads(scored.read_text())
+        found["record"] |= {"model": model["model"]}
+        found |= {"features": {"model": "/here/models/large", "hash": "f"}}
+        found["reference"] |= {"corpus": "/here/wiki"}
+        found["command"] = ["acgpt", "mauve", *map(str, scores), "/here/wiki", "--split", "test"]
+        scored.write_text(json.dumps(found))
+    before = make_report([cells], tmp_path / "before")
+    command = [sys.executable, str(PROGRAM), str(cells), "--date", "2026-01-01", "-o", str(tmp_path / "kept")]
+    subprocess.run(command, check=True)
+    kept = tmp_path / "kept"
+    assert not [path for path in kept.rglob("*") if path.suffix == ".jsonl"]
+    assert not [path for path in kept.rglob("*.json") if '"/' in path.read_text() or "=/" in path.read_text()]
+    folder = kept / "ac-gpt-1" / "generations" / "test"
+    assert sorted(path.name for path in folder.iterdir()) == ["index.json", "training.json", "training.mauve.json"]
+    record, scored = (json.loads((folder / name).read_text()) for name in ("training.json", "training.mauve.json"))
+    drawn_with = ["generate", "runs/ac-gpt-1/model", "data/wiki", "-o", "runs/ac-gpt-1/generations/test"]
+    assert record["command"] == ["acgpt", *drawn_with] and record["model"] == "runs/ac-gpt-1/model"
+    named = [f"runs/ac-gpt-{seed}/generations/test/training.jsonl" for seed in (0, 1)]
+    assert scored["command"] == ["acgpt", "mauve", *named, "wiki", "--split", "test"]
+    assert (scored["generated"], scored["features"]["model"]) == (named[1], "large")
+    after = make_report([kept], tmp_path / "after")
+    for one, other in zip(before.parts, after.parts, strict=True):
+        assert {name: (table.markdown(), table.words) for name, table in one.tables.items()} == {
+            name: (table.markdown(), table.words) for name, table in other.tables.items()
+        }
+    assert "samples.html" in before.content["files"] and "samples.html" not in after.content["files"]
+    assert [note for note in after.notes if note not in before.notes] == [NO_SAMPLES]
+
+
+def test_a_path_where_none_is_expected_is_not_kept(tmp_path):
+    run = write_run(tmp_path / "a", about={"where": "/home/me/secret"})
+    command = [sys.executable, str(PROGRAM), str(run), "--date", "2026-01-01", "-o", str(tmp_path / "kept")]
+    said = subprocess.run(command, capture_output=True, text=True)
+    assert said.returncode == 1 and "names /home/me/secret where it is not expected" in said.stderr

@@ -369,7 +369,7 @@ def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -
         cells |= {"corpus": each.run.corpus if each.run else None, "set": each.record["set"]["hash"][:8]}
         about = tuple(dict.fromkeys(compared_in_words(one) for one in all_of(entry)))
         rows.append(Row(cells, each.group, " ".join(notes) or None, about=about))
-    order = {entry.first.group: groups.index(entry.first.group) for entry in entries}
+    order = {each.group: (-each.texts, groups.index(each.group)) for each in (entry.first for entry in entries)}
     methods = {names[entry]: place(str(entry.first.record["method"]), paper) for entry in entries}
     for group in groups:  # not of the group: it is what could be reached, and no method's
         if (original := original_row([entry for entry in entries if entry.first.group == group])) is not None:
@@ -380,7 +380,6 @@ def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -
         key=lambda row: (
             row.cells["r_max"],
             row.cells["scored"] != WHOLE,
-            -int(row.cells["asked"]),
             order[row.group],
             methods[str(row.cells["method"])],
         )
