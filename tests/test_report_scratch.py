@@ -251,6 +251,20 @@ def test_the_main_picture_is_of_those_that_read_the_future(tmp_path, figures):
     assert "r_max 0.4" in caption and "r_max 0.6" not in caption
 
 
+def test_what_was_asked_more_texts_stands_first_and_has_the_curve(tmp_path):
+    runs = []
+    for r_max in (0.2, 0.6):
+        asked = [evaluation("ac-gpt", (float(n),) * 5, r_max=r_max, texts=n) for n in (8, 40)]
+        further = {str(number): found for number, found in enumerate(asked)}
+        runs.append(scratch(tmp_path / f"r{r_max}", (99.0,) * 5, r_max, further=further, measured={"texts": 2}))
+    (part,) = make_report(runs, tmp_path / "report").parts
+    own = [row.cells for row in part.tables["validation/small"].rows if not row.paper]
+    assert [(row["r_max"], row["asked"]) for row in own] == [(r_max, n) for r_max in (0.2, 0.6) for n in (40, 8, 2)]
+    ((_, curves),) = part.pictures["validation/r_max"].args[0]
+    (ours,) = [curve for curve in curves if not curve.paper]
+    assert [(r_max, modes["training"].mean) for r_max, modes in ours.points] == [(0.2, 40.0), (0.6, 40.0)]
+
+
 def test_the_papers_rows_stand_beside_ours_of_the_same_size_and_r_max(tmp_path):
     runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "tiny", model="tiny")]
     runs.append(scratch(tmp_path / "own", model={"layers": 2, "width": 32, "heads": 4}))
