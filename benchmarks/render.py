@@ -9,6 +9,7 @@ WHAT is a table or a figure of `acgpt report`, named as its file is within its p
     <!-- report NAME test/small r_max=0.6 asked=276 -->              rows with these cells, as they are written
     <!-- report NAME small/mauve 'scored=whole text' paper -->       all but the paper's
     <!-- report NAME test/advantages gptlow -->                      without this run
+    <!-- report NAME test/small -corpus -caption -->                 without a column and most of the caption
     <!-- report NAME figure test/main -->                            drawn into docs/NAME-test-main.png
     <!-- report NAME commands -->                                    what each run was, and how long it took
     <!-- report NAME rates -->                                       the same with tokens/s, where it says something
@@ -293,8 +294,8 @@ def reported(kept: Sequence[str], check: bool) -> str:
     """What `acgpt report` makes of kept runs (keep_runs.py): a table, a figure, or how they were made.
 
     Args:
-        kept: A folder of benchmarks/results; what is wanted of it; then what is left out, runs or the "paper", and of
-            which rows alone, COLUMN=VALUE.
+        kept: A folder of benchmarks/results; what is wanted of it; then what is left out, runs, the "paper",
+            "-COLUMN" or "-caption" (but for what it says of the rows); and which rows alone are wanted, COLUMN=VALUE.
         check: Is a figure only looked at?
     """
     from acgpt.report import generation
@@ -304,7 +305,8 @@ def reported(kept: Sequence[str], check: bool) -> str:
     name, what, *choices = kept
     stem = choices.pop(0) if what == "figure" else what
     without = [choice for choice in choices if "=" not in choice]
-    folders = [f for f in find_runs([ROOT / "benchmarks" / "results" / name])[0] if f.name not in without]
+    places = find_runs([ROOT / "benchmarks" / "results" / name])[0]
+    folders = [folder for folder in places if folder.name not in without]
     runs = read_runs(folders)
     if what in ("commands", "rates"):
         return commands(runs, what == "rates")
@@ -312,20 +314,32 @@ def reported(kept: Sequence[str], check: bool) -> str:
         return draws(runs)
     parts = [part for part in (*(make(runs) for make in PARTS), generation.make(folders, runs)) if part is not None]
     if what == "figure":
-        draw, words = next(
-            (part.pictures[stem], part.captions.get(stem, "")) for part in parts if stem in part.pictures
-        )
-        figure = ROOT / "docs" / f"{name}-{stem.replace('/', '-')}.png"
-        return f"![{stem}]({drawn(draw, figure, check)})" + f"\n\n{words}" * bool(words)
-    table = next(part.tables[stem] for part in parts if stem in part.tables)
+        figures = {each: (draw, part.captions.get(each, "")) for part in parts for each, draw in part.pictures.items()}
+        draw, words = known(stem, figures, name)
+        figure = drawn(draw, ROOT / "docs" / f"{name}-{stem.replace('/', '-')}.png", check)
+        return f"![{stem}]({figure})" + f"\n\n{words}" * bool(words)
+    table = known(stem, {each: table for part in parts for each, table in part.tables.items()}, name)
+    columns = {f"-{column.key}": column for column in table.columns}
     values: dict[str, list[str]] = {}
     for column, _, value in (choice.partition("=") for choice in choices if "=" in choice):
+        known(f"-{column}", columns, f"{stem} of {name}")
         values.setdefault(column, []).append(value)
-    table = table.only(**values)
-    table = replace(table, rows=tuple(row for row in table.rows if not (row.paper and "paper" in without)))
-    if not table.rows:
+    for choice in without:
+        known(choice, {**columns, "-caption": None, "paper": None, **dict.fromkeys(f.name for f in places)}, name)
+    rows = [row for row in table.only(**values).rows if not (row.paper and "paper" in without)]
+    if not rows:
         sys.exit(f"{stem} of {name} has no row with {' '.join(choices)}: see benchmarks/results/{name}.")
+    shown = tuple(column for key, column in columns.items() if key not in without)
+    caption = "" if "-caption" in without else table.caption
+    table = replace(table, rows=tuple(rows), columns=shown, caption=caption)
     return f"{table.markdown()}\n{table.words}"
+
+
+def known(key: str, there: dict[str, Any], name: str) -> Any:
+    """What has this name; or an end that says what there is."""
+    if key not in there:
+        sys.exit(f"{name} has no {key}: it has {', '.join(there)}.")
+    return there[key]
 
 
 def commands(runs: Sequence[Run], rates: bool) -> str:
@@ -348,7 +362,8 @@ def draws(runs: Sequence[Run]) -> str:
     rows, words, machines = [], [], {}
     for run in runs:
         for index in sorted((run.folder / "generations").glob("*/index.json")):
-            modes = [mode for mode in json.loads(index.read_text(encoding="utf-8"))["modes"].values() if mode]
+            found = json.loads(index.read_text(encoding="utf-8"))
+            modes = [mode for mode in found["modes"].values() if mode]
             tokens, calls, seconds = (sum(mode[key] for mode in modes) for key in ("tokens", "calls", "seconds"))
             for mode in modes:
                 record = json.loads((index.parent / mode["file"]).with_suffix(".json").read_text(encoding="utf-8"))
@@ -358,9 +373,9 @@ def draws(runs: Sequence[Run]) -> str:
                 )
             if modes:
                 took = [f"{tokens:,}", f"{calls:,}", f"{seconds:,.0f} s", f"{tokens / seconds:,.0f}"]
-                rows.append([run.name, f"{modes[0]['texts']} × {len(modes)}", *took])
+                rows.append([run.name, f"{found['set']['r_max']:g}", f"{modes[0]['texts']} × {len(modes)}", *took])
     shown = [word if all(word in own for own in words) else "…" for word in words[0]]
-    columns = ["run", "texts × modes", "tokens drawn", "calls of the model", "time", "tokens/s"]
+    columns = ["run", "r_max", "texts × modes", "tokens drawn", "calls of the model", "time", "tokens/s"]
     return f"{markdown(columns, rows)}\n\n`{' '.join(shown)}`, {'; '.join(machines)}."
 
 

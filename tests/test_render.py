@@ -66,8 +66,16 @@ def test_a_table_has_the_rows_that_were_chosen_and_its_caption_speaks_of_no_othe
     bare = render.rendered("<!-- report mine test/small method=AC-GPT asked=40 paper -->\n<!-- end -->")
     assert [(row[1], row[2]) for row in table(bare)] == [("0.2", "40"), ("0.6", "40")]
     assert "The paper's rows" not in bare and "(8 texts" not in bare and bare.count("(40 texts") == 2
-    with pytest.raises(SystemExit, match="has no row with asked=9"):
-        render.rendered("<!-- report mine test/small asked=9 paper -->\n<!-- end -->")
+    short = render.rendered("<!-- report mine test/small asked=8 paper -corpus -caption -->\n<!-- end -->")
+    assert [len(row) for row in table(short)] == [12] * 3 and "\n\nEvaluation sets: " in short
+    for wanted, said in {
+        "test/small asked=9 paper": "test/small of mine has no row with asked=9",
+        "test/base": "mine has no test/base: it has validation/small, test/small",
+        "test/small colour=9": "has no -colour: it has -from, -r_max",
+        "test/small ac-gtp-0.6": "mine has no ac-gtp-0.6: it has .*-caption, paper, ac-gpt-0.2",
+    }.items():
+        with pytest.raises(SystemExit, match=said):
+            render.rendered(f"<!-- report mine {wanted} -->\n<!-- end -->")
 
 
 def test_scores_and_what_drawing_took_are_tables_too(render, kept, tmp_path):
@@ -82,12 +90,12 @@ def test_scores_and_what_drawing_took_are_tables_too(render, kept, tmp_path):
         path = folder / f"{mode}.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | took | {"command": command}))
         modes[mode] = {"file": f"{mode}.jsonl", **took}
-    (folder / "index.json").write_text(json.dumps({"kind": "index", "modes": modes}))
+    (folder / "index.json").write_text(json.dumps({"kind": "index", "set": {"r_max": 0.6}, "modes": modes}))
     made = table(render.rendered("<!-- report mine small/mauve paper 'scored=whole text' -->\n<!-- end -->"))
     assert [row[:6] for row in made] == [["here", "0.6", "3", "AC-GPT", "wiki", "whole text"]]
     assert made[0][6:11] == ["0.500", "--", "0.750", "--", "--"]
     found = render.rendered("<!-- report mine draws -->\n<!-- end -->")
-    assert table(found) == [["ac-gpt-3", "3 × 2", "120", "14", "4 s", "30"]]
+    assert table(found) == [["ac-gpt-3", "0.6", "3 × 2", "120", "14", "4 s", "30"]]
     assert "`acgpt generate runs/RUN/model data/wiki --modes …`, a CPU, torch 1, transformers 2, 2026-01-02." in found
 
 

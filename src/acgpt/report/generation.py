@@ -465,7 +465,10 @@ def companions_table(size: str, scored: Sequence[Scored], paper: Mapping[str, An
         blocks.setdefault(block, {}).setdefault(each.identity, []).append(each)
     rows = []
     modes = [*MODES, *sorted({str(each.record["mode"]) for each in scored} - set(MODES))]
-    for group, peers in sorted(blocks.items(), key=lambda item: (item[0][0], item[0][1], modes.index(item[0][2]))):
+    sizes = {each.asked: -each.texts for each in scored}  # the largest set comes first
+    for group, peers in sorted(
+        blocks.items(), key=lambda item: (item[0][0], sizes[item[0][1]], item[0][1], modes.index(item[0][2]))
+    ):
         ordered = sorted(peers.values(), key=lambda found: place(str(found[0].record["method"]), paper))
         labels = [", ".join(filter(None, [title(found[0], paper), found[0].options])) for found in ordered]
         for label, found in zip(labels, ordered, strict=True):
