@@ -133,6 +133,20 @@ def test_what_the_original_texts_have_stands_below_and_is_never_the_best(corpus:
     assert own[-1].cells["training"].mean == 0.99 and [is_bold(table, row) for row in own] == [True, True, False]
 
 
+def test_what_is_the_same_file_at_two_r_max_stands_at_both(corpus: Path, tmp_path: Path):
+    run = scratch(tmp_path / "gpt", method="gpt", output="gpt")
+    for r_max in (0.2, 0.6):
+        where = write_generations(run / "generations" / str(r_max), corpus, "unconditional", texts=3, method="gpt")
+        record = json.loads(where.with_suffix(".json").read_text())
+        record |= {"r_max": r_max, "set": record["set"] | {"hash": f"{r_max}" * 4, "r_max": r_max}}
+        where.with_suffix(".json").write_text(json.dumps(record))
+        score(where, 0.9)
+    report = make_report([run], tmp_path / "report")
+    assert [row["r_max"] for row in rows(report)] == [0.2, 0.6]
+    methods = [(row["r_max"], row["method"]) for row in rows(report, "companions")]
+    assert methods == [(r_max, name) for r_max in (0.2, 0.6) for name in ("GPT", "original")]
+
+
 def test_only_what_was_asked_and_compared_in_the_same_way_is_ranked(corpus: Path, tmp_path: Path):
     one = drawn(tmp_path, corpus, "ac-gpt", 0, {"training": 0.9})
     other = drawn(tmp_path, corpus, "sigma-gpt-temporal", 0, {"training": 0.8})

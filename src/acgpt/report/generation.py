@@ -458,7 +458,7 @@ def companions_table(size: str, scored: Sequence[Scored], paper: Mapping[str, An
     order = [*judges, None]  # of several results of one file, that of the judge that most have
     best: dict[Hashable, Scored] = {}
     for each in sorted(scored, key=lambda each: order.index(each.judge)):
-        best.setdefault(each.drawn, each)
+        best.setdefault((each.drawn, each.r_max, each.asked), each)  # with nothing given, sets may have the same texts
     blocks: dict[tuple[float, str, str], dict[Hashable, list[Scored]]] = {}
     for each in best.values():
         block = each.r_max, each.asked, str(each.record["mode"])
