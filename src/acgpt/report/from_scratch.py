@@ -27,7 +27,7 @@ R_MAX = 0.6  # of the paper's main results
 COLUMNS = (
     Column("from", "from", terminal=False),
     Column("r_max", "r_max", r"$r_{\max}$", "g"),
-    Column("asked", "asked texts", form=","),
+    Column("asked", "asked", form=","),
     Column("method", "method"),
     Column("corpus", "corpus", terminal=False),
     Column("texts", "texts read", form=",", terminal=False),
@@ -41,9 +41,9 @@ COLUMNS = (
 )
 CAPTION = (
     "Perplexity, lower is better: mean ± standard deviation over seeds (of a sample; none for a single seed). r_max "
-    "and the asked texts are those of the evaluation set. Bold: the best of the exact numbers of one size that have "
-    "read as much of the same text and were asked the same set; across sets nothing is compared. ≤ is a bound and is "
-    "not ranked; -- is what a method cannot answer."
+    "and the number of asked texts are those of the evaluation set. Bold: the best of the exact numbers of one size "
+    "that have read as much of the same text and were asked the same set; across sets nothing is compared. ≤ is a "
+    "bound and is not ranked; -- is what a method cannot answer."
 )
 OTHERS = (
     "The paper's rows are of other texts, budgets and evaluation sets: compare the order of the methods, not the "

@@ -31,9 +31,9 @@ table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tab
 caption { text-align: left; padding-bottom: .6rem; color: var(--soft);
   position: sticky; left: 0; max-width: min(75ch, calc(100vw - 3rem)); }
 caption strong { color: var(--ink); }
-th, td { padding: .3rem .7rem; text-align: left; white-space: nowrap; font-weight: normal; }
+th, td { padding: .3rem .55rem; text-align: left; white-space: nowrap; font-weight: normal; }
 thead th { font-weight: 600; border-bottom: 1.5px solid var(--ink); }
-tbody { border-bottom: 1px solid var(--line); }
+tbody { border-bottom: 1px solid var(--soft); }
 tbody.paper { background: var(--tint); color: var(--soft); }
 tbody tr:hover { background: var(--tint); }
 .number { text-align: right; }
