@@ -92,8 +92,8 @@ def test_scores_and_what_drawing_took_are_tables_too(render, kept, tmp_path):
         modes[mode] = {"file": f"{mode}.jsonl", **took}
     (folder / "index.json").write_text(json.dumps({"kind": "index", "set": {"r_max": 0.6}, "modes": modes}))
     made = table(render.rendered("<!-- report mine small/mauve paper 'scored=whole text' -->\n<!-- end -->"))
-    assert [row[:6] for row in made] == [["here", "0.6", "3", "AC-GPT", "wiki", "whole text"]]
-    assert made[0][6:11] == ["0.500", "--", "0.750", "--", "--"]
+    assert [row[:7] for row in made] == [["here", "0.6", "3", "AC-GPT", "wiki", "whole text", "gpt2-large"]]
+    assert made[0][7:12] == ["0.500", "--", "0.750", "--", "--"]
     found = render.rendered("<!-- report mine draws -->\n<!-- end -->")
     assert table(found) == [["ac-gpt-3", "0.6", "3 × 2", "120", "14", "4 s", "30"]]
     assert "`acgpt generate runs/RUN/model data/wiki --modes …`, a CPU, torch 1, transformers 2, 2026-01-02." in found

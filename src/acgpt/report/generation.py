@@ -44,6 +44,7 @@ MAUVE = (
     Column("method", "method"),
     Column("corpus", "corpus", terminal=False),
     Column("scored", "scored"),
+    Column("features", "features", terminal=False),
     *(Column(mode, mode.replace("-", " ", 1).replace("-", " "), form=".3f", best=max, spread=True) for mode in MODES),
     Column("noise", "k-means ±", form=".3f"),
     Column("seeds", "seeds", form="d"),
@@ -365,7 +366,7 @@ def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -
             notes += [f"{mode}: {len(found)} of {entry.seeds} seeds."] if len(found) < entry.seeds else []
         deviations = [one.found["mauve"]["std"] for one in all_of(entry)]
         noise = max((each for each in deviations if each is not None), default=None)
-        cells |= {"scored": each.found["scored"], "noise": noise, "seeds": entry.seeds}
+        cells |= {"scored": each.found["scored"], "features": features_of(each), "noise": noise, "seeds": entry.seeds}
         cells |= {"corpus": each.run.corpus if each.run else None, "set": each.record["set"]["hash"][:8]}
         about = tuple(dict.fromkeys(compared_in_words(one) for one in all_of(entry)))
         rows.append(Row(cells, each.group, " ".join(notes) or None, about=about))
@@ -423,6 +424,7 @@ def original_row(entries: Sequence[Entry]) -> Row | None:
         "asked": first.texts,
         "method": "original",
         "scored": WHOLE,
+        "features": features_of(first),
         "noise": noise,
     }
     cells |= {mode: Mean(each["mean"]) for mode, each in found.items()}
@@ -434,7 +436,12 @@ def compared_in_words(scored: Scored) -> str:
     of = scored.found["reference"]
     where = of.get("file") or f"{Path(of.get('corpus', '')).name} ({of.get('split')}, {of.get('rule')})"
     sides = f"{scored.found['texts']} texts against {of['texts']} of {where}"
-    return f"{scored.found['scored']}, {sides}, features of {Path(scored.found['features']['model']).name}"
+    return f"{scored.found['scored']}, {sides}, features of {features_of(scored)}"
+
+
+def features_of(scored: Scored) -> str:
+    """The last part of the name of the model that made the features."""
+    return Path(str(scored.found["features"]["model"])).name
 
 
 def paper_rows(paper: Mapping[str, Any], size: str, r_maxes: set[float]) -> list[Row]:
