@@ -17,7 +17,7 @@ STYLE = """
   :root { --ink: #e4e9eb; --soft: #a3b0b6; --line: #3a4449; --back: #14191b; --tint: #1c2426; --mark: #7fd1b0; }
 }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 94rem; padding: 1rem 1.5rem 4rem; background: var(--back); color: var(--ink);
+body { margin: 0 auto; max-width: 104rem; padding: 1rem 1.5rem 4rem; background: var(--back); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 1.5rem 0 .25rem; }
 h2 { font-size: 1.35rem; margin: 3rem 0 .5rem; padding-top: .6rem; border-top: 2px solid var(--mark); }
