@@ -357,6 +357,18 @@ def test_samples_stand_side_by_side_with_what_was_given_and_every_log_probabilit
         assert card["given"] == given.replace("<eos>", "¶\n")
 
 
+def test_the_first_texts_of_a_larger_and_of_a_smaller_set_stand_side_by_side(corpus: Path, tmp_path: Path):
+    for method, texts in (("ac-gpt", 7), ("mlm", 2)):
+        path = write_generations(tmp_path / "drawn" / method, corpus, texts=texts, method=method, model=method)
+    page = page_of(tmp_path / "drawn", tmp_path / "report")
+    methods = [card["name"].removesuffix(", training") for card in page.cards]
+    assert methods == ["AC-GPT", "MLM (BERT)", "AC-GPT", "MLM (BERT)", "AC-GPT"]
+    record = json.loads(path.with_suffix(".json").read_text())
+    path.with_suffix(".json").write_text(json.dumps(record | {"set": record["set"] | {"seed": 1}}))  # other questions
+    page = page_of(tmp_path / "drawn", tmp_path / "report")
+    assert [card["name"].removesuffix(", training") for card in page.cards] == ["AC-GPT"] * 3 + ["MLM (BERT)"] * 2
+
+
 def test_the_bound_of_diffusion_is_no_perplexity(corpus: Path, tmp_path: Path):
     for method, shown in (("ac-gpt", True), ("diffusion", False)):
         write_generations(tmp_path / method, corpus, texts=1, method=method)

@@ -7,6 +7,7 @@ corpus), and else fill by fill. All text is escaped.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,11 +90,12 @@ def samples_page(columns: Sequence[Shown]) -> str:
     """The page, of all that was drawn."""
     sets: dict[str, dict[tuple[str, str, str], Shown]] = {}
     for each in sorted(columns, key=lambda each: (each.place, each.seed)):
-        here = sets.setdefault(str(each.generated.record["set"]["hash"]), {})
+        here = sets.setdefault(texts_of(each.generated.record["set"]), {})
         here.setdefault((each.mode, each.method, each.same), each)
     tokenizers: dict[str, PreTrainedTokenizerBase | None] = {}
     sections, links = [], []
-    for number, (key, members) in enumerate((key, list(members.values())) for key, members in sets.items()):
+    for number, members in enumerate(list(members.values()) for members in sets.values()):
+        key = str(members[0].generated.record["set"]["hash"])
         chosen, found = pick([each.generated for each in members])
         for item in chosen:
             name, anchor = f"Text {item}" + (f" of set {key[:8]}" if len(sets) > 1 else ""), f"text-{number}-{item}"
@@ -123,6 +125,13 @@ def samples_page(columns: Sequence[Shown]) -> str:
     ]
     body = [tag("header", *header), tag("main", "\n".join(sections))]
     return document("acgpt samples", "\n".join(body), STYLE)
+
+
+def texts_of(described: Mapping[str, Any]) -> str:
+    """What two evaluation sets have in common that differ in how many texts they have, the first ones of a corpus."""
+    if described.get("corpus_hash") is None:
+        return str(described["hash"])
+    return json.dumps({key: x for key, x in described.items() if key not in ("hash", "texts")}, sort_keys=True)
 
 
 def modes_of(members: Sequence[Shown]) -> list[str]:
