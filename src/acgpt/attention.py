@@ -350,6 +350,17 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
             module.training = True
 
 
+@contextmanager
+def matrix_products(precision: str) -> Iterator[None]:
+    """Products of fp32 matrices on a GPU within: "highest" is fp32, "high" is TF32, several times as fast."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def probe(model: PreTrainedModel) -> None:
     """Show by trial that the model does what the layout takes for granted; sets its attention to `acgpt`.
 

@@ -1,8 +1,8 @@
 """Texts as vectors, for MAUVE: the last layer's hidden state at the last token of each; computed once, then kept.
 
 What was computed lies in the user's cache (`$ACGPT_CACHE/features`), under a hash of the texts, the model's weights,
-its tokenizer, and the number of tokens that were read. It is always computed in float32, so that features of one
-machine serve on another.
+its tokenizer, and the number of tokens that were read. It is always computed in float32, on a GPU with products in
+TF32, so that features of one machine serve on another.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from acgpt.attention import matrix_products
 from acgpt.errors import ModelError
 from acgpt.files import write_whole
 from acgpt.language_model import positions_of
@@ -121,7 +122,7 @@ class Featurizer:
         for row, text in zip(ids, texts, strict=True):
             row[: len(text)] = torch.tensor(text)
         mask = torch.arange(ids.shape[1])[None] < lengths[:, None]  # padding stands after the text
-        with torch.inference_mode():
+        with torch.inference_mode(), matrix_products("high"):
             states = self.network.base_model(
                 input_ids=ids.to(device), attention_mask=mask.long().to(device), use_cache=False
             ).last_hidden_state

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from acgpt.attention import matrix_products
 from acgpt.batches import Batches
 from acgpt.card import write_card
 from acgpt.conditioning import Conditioning, Sized
@@ -326,7 +327,7 @@ class Reporter(TrainerCallback):
     def measure(self, evaluation_set: EvaluationSet, modes: tuple[str, ...] = ()) -> Evaluation:
         """The network as it is now, on every process alike."""
         bos, mask = self.trainer.product.metadata.bos_token_id or 0, self.trainer.product.metadata.mask_token_id
-        with self.trainer.whole() as network, full_precision():
+        with self.trainer.whole() as network, matrix_products("highest"):  # as for those who evaluate it later
             return evaluate(
                 self.method, network, evaluation_set, bos=bos, mask=mask, modes=modes, progress=self.bar.evaluated
             )
@@ -337,17 +338,6 @@ class Reporter(TrainerCallback):
         if self.board is not None:
             self.board.close()
             self.board = None
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Within, products of fp32 matrices are fp32, as they are for those who evaluate the model later."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def finish(
