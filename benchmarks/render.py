@@ -342,9 +342,15 @@ def known(key: str, there: dict[str, Any], name: str) -> Any:
     return there[key]
 
 
+def timeless(command: Sequence[str]) -> list[str]:
+    """A command without the time that it was given: a run that was stopped and went on is the same."""
+    limits = {each for i, word in enumerate(command) if word == "--minutes" for each in (i, i + 1)}
+    return [word for i, word in enumerate(command) if i not in limits]
+
+
 def commands(runs: Sequence[Run], rates: bool) -> str:
     """How runs were made: what their commands have in common once, then what each has of its own, and what it took."""
-    words = [[word for word in run.results["command"] if not word.startswith("output=")] for run in runs]
+    words = [[word for word in timeless(run.results["command"]) if not word.startswith("output=")] for run in runs]
     common = [word for word in words[0] if all(word in own for own in words)]
     rows = []
     for run, own in zip(runs, words, strict=True):

@@ -42,6 +42,7 @@ def kept(tmp_path: Path) -> Path:
         name = f"{method}-{r_max}"
         further = {f"test-{n}": asked(method, number + n / 100, n, r_max) for n in texts}
         command = ["acgpt", "train", "small", "steps=9", f"method={method}", f"output=runs/{name}", "--resume"]
+        command += ["--minutes", f"{number}.5"]
         about = {"command": command, "date": "2026-01-01", "tokens_per_second": 1000.0 * (number + 1)}
         scratch(folder / name, NOTHING, r_max, method=method, output=name, further=further, about=about)
     return folder
