@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from acgpt.cli import app
 from acgpt.generated import Generations
 from acgpt.report import write
 from acgpt.report.generation import PAPER
+from acgpt.report.samples_page import LONG, given
 from acgpt.report.write import make_report
 
 MODES = ("unconditional", "infilling", "training", "infilling-no-future", "training-no-future")
@@ -426,3 +429,12 @@ def test_the_page_needs_nothing_else(corpus: Path, tmp_path: Path):
     assert places and all(place.startswith("#") and place[1:] in ids for place in places)
     text = (tmp_path / "report" / "samples.html").read_text(encoding="utf-8")
     assert "url(" not in text and "@import" not in text and "prefers-color-scheme: dark" in text
+
+
+def test_a_long_run_of_given_text_unfolds_and_loses_nothing():
+    text = "".join(chr(97 + i % 26) for i in range(LONG)) + "<b>"
+    folded = given(text)
+    assert "<details><summary>" in folded and "203 more characters" in folded
+    whole = re.sub(r"<summary>.*?</summary>|</?(span|details)[^>]*>", "", folded)
+    assert unescape(whole) == text and "<b>" not in whole
+    assert "details" not in given(text[:LONG]) and given("") == ""

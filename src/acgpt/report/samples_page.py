@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TEXTS = 3  # that are shown
 UNKNOWN, END = "▢", "¶\n"
+LONG, EDGE = 600, 200  # characters: what is given in a longer run is folded up but for its edges
 SURPRISE = (0.5, 0.1, 0.01)  # the probabilities between two colours
 WORDS = ("over 50 %", "over 10 %", "over 1 %", "less")
 Segment = tuple[str, str, list[float]]  # role, text, log-probabilities
@@ -51,6 +52,8 @@ h3 { font-size: 1.05rem; margin: 1.6rem 0 .5rem; }
   font-size: .875rem; line-height: 1.75; }
 .text:focus-visible { outline: 3px solid var(--mark); outline-offset: -3px; }
 .g, .legend b { font-weight: normal; background: var(--given); border-radius: 3px; padding: .1em 0; }
+.text details, .text summary { display: inline; }
+.text summary { cursor: pointer; color: var(--soft); list-style: none; }
 i { font-style: normal; border-radius: 2px; padding: .1em 0; }
 i:hover { outline: 1.5px solid var(--mark); }
 .s0 { background: var(--s0); } .s1 { background: var(--s1); } .s2 { background: var(--s2); }
@@ -231,11 +234,21 @@ def card(column: Shown, sample: Generation, parts: Sequence[Segment]) -> str:
             content += [drawn("\ufffd", before)] if before else []
         else:
             text = "".join(UNKNOWN if role == "u" else text for _, text, _ in run)
-            content.append(tag("span", shown(text), class_="g") if text else "")
+            content.append(given(text))
     header = [tag("strong", escape(column.method)), tag("small", escape(words)), tag("small", escape(column.about))]
     about = f"{column.method}, {column.mode}"
     text = tag("div", *content, class_="text", tabindex=0, role="region", aria_label=about)
     return tag("article", tag("header", *header), text, class_="card")
+
+
+def given(text: str) -> str:
+    """What is given, in one run; the middle of a long one unfolds, so that what was drawn is in sight."""
+    if len(text) <= LONG:
+        return tag("span", shown(text), class_="g") if text else ""
+    edges = [tag("span", shown(edge), class_="g") for edge in (text[:EDGE], text[-EDGE:])]
+    middle = tag("span", shown(text[EDGE:-EDGE]), class_="g")
+    words = tag("summary", f" … {len(text) - 2 * EDGE:,} more characters … ")
+    return edges[0] + tag("details", words, middle) + edges[1]
 
 
 def drawn(text: str, log_probs: Sequence[float]) -> str:
