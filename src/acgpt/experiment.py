@@ -1,12 +1,14 @@
 """Experiments: a grid of runs over one recipe, cut into cells that know nothing of each other.
 
     FILE.yaml ──► Experiment ──► Cell, Cell, …       each: acgpt train … --resume, then acgpt evaluate … and
-                                                     acgpt generate … for each set
+                                                     acgpt generate … for each set, and acgpt mauve … for what
+                                                     was drawn
 
     OUTPUT/
       CELL/                    the run's folder, as `run_folder` describes it
       CELL/test-r_max0.6.json  an evaluation of what was trained
       CELL/generations/test-r_max0.6/    what it has drawn, as `generate` describes it
+      CELL/generations/test-r_max0.6/scores-….json    that all of it is scored; the results lie beside it
       logs/CELL.txt            what the cell's commands said
       locks/CELL               held while somebody works on the cell
 
@@ -35,9 +37,11 @@ from acgpt.conditioning import Conditioning, check_keys
 from acgpt.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.generate import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
+from acgpt.mauve_score import FEWEST
 from acgpt.methods import method_of, parted
 from acgpt.modes import MODES, modes_named
 from acgpt.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change, read_yaml
+from acgpt.reference import RULES
 
 BUILT_IN = Path(__file__).parent / "experiments"
 LOGS, LOCKS = "logs", "locks"
@@ -154,6 +158,67 @@ class Draws:
         return "-".join([*words, *(self.modes or ())])
 
 
+@dataclass(frozen=True)
+class Scores:
+    """How what a cell has drawn is scored: `acgpt mauve`, once for each folder of generations.
+
+    Args:
+        split: Of the corpus, that the reference is from. Default: test if there is one, else validation.
+        rule: How the reference is drawn: documents or windows. Default: documents where the corpus has them.
+        length: Tokens of a text of reference. Default: as many as those that are drawn have, at most 1024.
+        skip: Leave out so many tokens of the split. Default: the region that what is given is from.
+        count: At most so many texts of reference. Default: 1000.
+        features: The model whose hidden states are compared: a folder, a hub id, or default, the embedded one. Default:
+            gpt2-large.
+        seeds: So many times k-means, each from another seed. Default: 5.
+        asked_only: Score what was drawn alone as well, against what stood there: a result more each.
+        judge: A model that says how likely it finds the texts: a folder, another cell's `model` say, or a hub id.
+        no_mauve: Everything but MAUVE, which needs mauve-text and a model of features.
+    """
+
+    split: str | None = None
+    rule: str | None = None
+    length: int | None = None
+    skip: int | None = None
+    count: int | None = None
+    features: str | None = None
+    seeds: int | None = None
+    asked_only: bool = False
+    judge: str | None = None
+    no_mauve: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("split", "rule", "features", "judge"):
+            if checked(f"mauve.{name}", getattr(self, name), str | None) == "":
+                raise InputError(f"mauve.{name} is empty: name one, or leave it out.")
+        for name in ("asked_only", "no_mauve"):
+            checked(f"mauve.{name}", getattr(self, name), bool)
+        least = {"length": 1, "skip": 0, "count": 1 if self.no_mauve else FEWEST, "seeds": 1}
+        for name, fewest in least.items():
+            value = checked(f"mauve.{name}", getattr(self, name), int | None)
+            if value is not None and value < fewest:
+                raise InputError(f"mauve.{name} must be at least {fewest}, not {value}.")
+        if self.rule not in (None, *RULES):
+            raise InputError(f"mauve.rule must be one of {', '.join(RULES)}, not {self.rule!r}.")
+        unused = [name for name in ("features", "seeds", "asked_only") if self.no_mauve and getattr(self, name)]
+        if unused:
+            raise InputError(f"mauve.{unused[0]} can do nothing with mauve.no_mauve: leave one or the other out.")
+
+    def ways(self) -> dict[str, list[str]]:
+        """The options of `acgpt mauve` for each way of scoring, by a name that holds all of them."""
+        both = {"features": self.features, "seeds": self.seeds}
+        keys = ("split", "rule", "length", "skip", "count", "judge", "no_mauve")  # of these the other way has no use
+        ways: list[dict[str, Any]] = [{key: getattr(self, key) for key in keys} | both]
+        ways += [{"asked_only": True} | both] if self.asked_only else []
+        found = {}
+        for way in ways:
+            given = {key: value for key, value in way.items() if value is not None and value is not False}
+            name = "-".join(["scores", *(key if x is True else f"{key}_{short(x)}" for key, x in given.items())])
+            options = ([f"--{key.replace('_', '-')}", *([] if x is True else [str(x)])] for key, x in given.items())
+            found[name] = [word for words in options for word in words]
+        return found
+
+
 @dataclass(frozen=True, eq=False)
 class Cell:
     """One run of an experiment, and the evaluations of what it trains.
@@ -165,6 +230,7 @@ class Cell:
         train: The words that follow `acgpt` to train it.
         evaluations: The words that follow `acgpt` for each evaluation, by the file that it writes.
         generations: The words that follow `acgpt` for each folder of generations, by the file that it writes last.
+        scores: The words that follow `acgpt` for each of these folders and way of scoring, likewise.
     """
 
     number: int
@@ -173,6 +239,7 @@ class Cell:
     train: tuple[str, ...]
     evaluations: Mapping[Path, tuple[str, ...]]
     generations: Mapping[Path, tuple[str, ...]] = field(default_factory=dict)
+    scores: Mapping[Path, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -192,7 +259,7 @@ class Cell:
     @property
     def commands(self) -> list[str]:
         """What it comes to, for a shell."""
-        asked = {**self.evaluations, **self.generations}
+        asked = {**self.evaluations, **self.generations, **self.scores}
         return [shlex.join(["acgpt", *words]) for words in (self.train, *asked.values())]
 
 
@@ -209,6 +276,7 @@ class Experiment:
         set: Keys of the recipe that are otherwise in all cells.
         evaluate: What each cell is asked once it is trained (below). Default: nothing beyond what training asks.
         generate: What each cell draws once it is evaluated (below). Default: nothing.
+        mauve: How what a cell has drawn is scored (below). Default: not at all.
     """
 
     recipe: str
@@ -217,6 +285,7 @@ class Experiment:
     set: Mapping[str, Any] = field(default_factory=dict)
     evaluate: Evaluations | None = None
     generate: Draws | None = None
+    mauve: Scores | None = None
 
     def __post_init__(self) -> None:
         for name in ("recipe", "output"):
@@ -234,6 +303,13 @@ class Experiment:
                 for one in self.set:
                     if one == key or one.startswith(f"{key}."):
                         raise InputError(f"{one} is in set, and {key} in the grid: leave one of them out.")
+        if self.mauve is not None and self.generate is None:
+            raise InputError("mauve scores what generate draws, and there is no generate: add one, {limit: 200} say.")
+        few = None if self.generate is None else self.generate.limit
+        if self.mauve is not None and not self.mauve.no_mauve and few is not None and few < FEWEST:
+            raise InputError(
+                f"generate.limit is {few}, and MAUVE takes at least {FEWEST} texts: have more, or set mauve.no_mauve."
+            )
         self.cells  # noqa: B018  (they are checked by being made)
 
     @property
@@ -263,17 +339,14 @@ class Experiment:
                 raise InputError(f"cell {name}: {error}") from error
             recipes[name] = changes, recipe
         shares = sorted({recipe.distribution.r_max for _, recipe in recipes.values() if reads_future(recipe)})
-        return tuple(
-            Cell(
-                number,
-                name,
-                recipe,
-                ("train", self.recipe, *changes, "--resume"),
-                {} if self.evaluate is None else evaluations(recipe, self.evaluate, shares),
-                {} if self.generate is None else generations(recipe, self.generate, shares),
-            )
-            for number, (name, (changes, recipe)) in enumerate(recipes.items(), start=1)
-        )
+        found = []
+        for number, (name, (changes, recipe)) in enumerate(recipes.items(), start=1):
+            train = ("train", self.recipe, *changes, "--resume")
+            asked = {} if self.evaluate is None else evaluations(recipe, self.evaluate, shares)
+            drawn = {} if self.generate is None else generations(recipe, self.generate, shares)
+            scored = {} if self.mauve is None else scores(recipe, self.mauve, drawn)
+            found.append(Cell(number, name, recipe, train, asked, drawn, scored))
+        return tuple(found)
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """The values of each cell by key; where nothing is given in training, those of `conditioning` are left out."""
@@ -338,6 +411,16 @@ def generations(recipe: Recipe, wanted: Draws, shares: Sequence[float]) -> dict[
     return found
 
 
+def scores(recipe: Recipe, wanted: Scores, drawn: Iterable[Path]) -> dict[Path, tuple[str, ...]]:
+    """The commands that score what a cell has drawn, by the files that they write last; `drawn` as `generations`."""
+    device = ["--device", recipe.device] if recipe.device != "auto" else []
+    found: dict[Path, tuple[str, ...]] = {}
+    for folder, (name, words) in product((index.parent for index in drawn), wanted.ways().items()):
+        path = folder / f"{name}.json"
+        found[path] = ("mauve", str(folder), recipe.corpus, *words, *device, "--resume", "--index", str(path))
+    return found
+
+
 def r_maxes(recipe: Recipe, wanted: Evaluations | Draws, shares: Sequence[float]) -> Sequence[float]:
     """At which r_max a cell is asked."""
     own = (recipe.distribution.r_max,)
@@ -370,6 +453,12 @@ def set_name(split: str, r_max: float, limit: int | None, seed: int, conditionin
         text = json.dumps(Conditioning.from_dict(conditioning).as_dict(), sort_keys=True)
         words.append(hashlib.sha256(text.encode()).hexdigest()[:8])
     return "-".join(words)
+
+
+def short(value: str | int) -> str:
+    """A value as a part of a file's name: of a path, its last part and a hash of it all."""
+    plain = re.sub(r"[^\w]+", "_", str(value).rstrip("/").rpartition("/")[2])[:40]
+    return plain if plain == str(value) else f"{plain}-{hashlib.sha256(str(value).encode()).hexdigest()[:8]}"
 
 
 def check_sets(wanted: Evaluations | Draws, key: str) -> None:
@@ -463,10 +552,11 @@ def make(content: Mapping[str, Any], source: str, changes: Sequence[str] = ()) -
     try:
         if changes and isinstance(content.setdefault("set", {}), Mapping):
             content["set"] = {**content["set"], **dict(map(read_change, changes))}
-        for key, kind in (("evaluate", Evaluations), ("generate", Draws)):
+        for key, kind in (("evaluate", Evaluations), ("generate", Draws), ("mauve", Scores)):
             if content.get(key) is not None:
                 if not isinstance(content[key], Mapping):
-                    raise InputError(f"{key} must be a mapping such as {{splits: [test]}}, not {content[key]!r}.")
+                    example = "{split: test}" if kind is Scores else "{splits: [test]}"
+                    raise InputError(f"{key} must be a mapping such as {example}, not {content[key]!r}.")
                 check_keys(content[key], tuple(each.name for each in fields(kind)), key)
                 content[key] = kind(**content[key])
         return Experiment(**content)

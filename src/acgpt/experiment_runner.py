@@ -3,9 +3,9 @@
 A cell's commands are processes of their own: what one of them does wrong, or to the memory, concerns no other cell. The
 runner holds the cell's lock, passes signals on, and reads from the run's folder how far it has come.
 
-    waiting ──► training ──► evaluating ──► generating ──► done
-                   │              │              │
-                   └──────┬───────┴──────────────┘
+    waiting ──► training ──► evaluating ──► generating ──► scoring ──► done
+                   │              │              │            │
+                   └──────┬───────┴──────────────┴────────────┘
                failed, or stopped (by a signal, or because time is up)        elsewhere: another runner has the cell
 """
 
@@ -28,7 +28,12 @@ from typing import Any
 
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError, OutputError
-from acgpt.experiment import Cell
+from acgpt.evaluation_set import chunks
+from acgpt.experiment import Cell, Experiment
+from acgpt.features import LENGTH
+from acgpt.generated import Generations
+from acgpt.mauve_score import FEWEST, check_counts, package
+from acgpt.reference import of_corpus
 from acgpt.run_folder import CONFIG, LOG, RESULTS, check_same
 from acgpt.training_log import read_log
 
@@ -36,7 +41,8 @@ PROGRAM = (sys.executable, "-m", "acgpt")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 STOPPED = 3  # the exit code of a training run that was asked to stop
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # all mean: stop, so that it can go on later
-WORK = {"train": "training", "evaluate": "evaluating", "generate": "generating"}  # what a cell is at, by its command
+# What a cell is at, by its command.
+WORK = {"train": "training", "evaluate": "evaluating", "generate": "generating", "mauve": "scoring"}
 ALL = ("waiting", *WORK.values(), "done", "failed", "stopped", "elsewhere")
 
 
@@ -55,6 +61,8 @@ class State:
         evaluations: Of how many.
         generated: How many of its folders of generations are complete.
         generations: Of how many.
+        scored: How many of its scorings are complete: of each folder, one for each way.
+        scores: Of how many.
         error: Why it failed.
     """
 
@@ -68,14 +76,20 @@ class State:
     evaluations: int = 0
     generated: int = 0
     generations: int = 0
+    scored: int = 0
+    scores: int = 0
     error: str | None = None
 
 
 def state_of(cell: Cell) -> State:
     """How far a cell has come, from its folder: done, stopped, failed if the folder is another run's, or waiting."""
-    evaluated, generated = (sum(path.exists() for path in paths) for paths in (cell.evaluations, cell.generations))
-    asked, drawn = len(cell.evaluations), len(cell.generations)
-    state = State("waiting", evaluated=evaluated, evaluations=asked, generated=generated, generations=drawn)
+    asked = (cell.evaluations, cell.generations, cell.scores)
+    there, wanted = [sum(path.exists() for path in paths) for paths in asked], [len(paths) for paths in asked]
+    state = State(
+        "waiting",
+        evaluated=there[0], generated=there[1], scored=there[2],
+        evaluations=wanted[0], generations=wanted[1], scores=wanted[2],
+    )  # fmt: skip
     if not (cell.folder / CONFIG).exists():
         return state
     try:
@@ -89,7 +103,7 @@ def state_of(cell: Cell) -> State:
     step, seconds = int(last.get("step", 0)), float(last.get("seconds", 0))
     return replace(
         state,
-        state="done" if trained and (evaluated, generated) == (asked, drawn) else "stopped",
+        state="done" if trained and there == wanted else "stopped",
         step=step,
         steps=steps,
         loss=last.get("loss"),
@@ -112,6 +126,36 @@ def check_corpora(cells: Sequence[Cell]) -> None:
             asked = {**cell.evaluations, **cell.generations} if cell.recipe.corpus == place else {}
             for words in asked.values():
                 corpus.tokens(words[words.index("--split") + 1])
+
+
+def check_scoring(experiment: Experiment, cells: Sequence[Cell]) -> None:
+    """Find out before hours of training that what will be drawn could not be scored.
+
+    Raises:
+        InputError: mauve-text is not installed, or the corpus has too few texts to draw or to compare with.
+    """
+    drawn, wanted = experiment.generate, experiment.mauve
+    left = [cell for cell in cells if not all(path.exists() for path in cell.scores)]
+    if drawn is None or wanted is None or not left:
+        return
+    if not wanted.no_mauve:
+        package("mauve: {no_mauve: true} measures the rest; with --no-scoring the cells draw, and are scored later.")
+    for place, length in dict.fromkeys((cell.recipe.corpus, cell.recipe.length) for cell in left):
+        corpus = Corpus.open(place)
+        for split in drawn.splits:
+            texts = chunks(corpus.tokens(split), length, drawn.limit)
+            about = {"corpus_hash": corpus.hash, "split": split, "texts": texts, "length": length}
+            try:
+                found = of_corpus(
+                    corpus, wanted.split, length=wanted.length or min(LENGTH, length), rule=wanted.rule,
+                    generated=[Generations(Path(), {"set": about})], skip=wanted.skip, count=FEWEST,
+                )  # fmt: skip
+                if not wanted.no_mauve:
+                    check_counts(texts, len(found.texts))
+            except InputError as error:
+                raise InputError(
+                    f"mauve, of the first {texts} texts of {split}: {error} The keys of generate and mauve decide that."
+                ) from error
 
 
 @contextlib.contextmanager
@@ -201,7 +245,8 @@ class Runner:
         with held(cell) as lock:
             if lock is None:
                 return replace(before, state="elsewhere")
-            for path, words in ((None, cell.train), *cell.evaluations.items(), *cell.generations.items()):
+            asked = {**cell.evaluations, **cell.generations, **cell.scores}
+            for path, words in ((None, cell.train), *asked.items()):
                 if (path or cell.folder / RESULTS).exists():
                     continue
                 if self.stops():

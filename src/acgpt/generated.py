@@ -220,13 +220,13 @@ def object_of_kind(path: Path, kind: str) -> dict[str, Any] | None:
     return content if content.get("kind") == kind else None
 
 
-def find_generations(places: Sequence[Path]) -> Iterator[Generations]:
+def find_generations(places: Sequence[Path], allow_none: bool = False) -> Iterator[Generations]:
     """Those that are named, and all in the folders that are named, each once.
 
     A folder of `acgpt generate` that holds none, for its method answers in no mode, is passed over with a warning.
 
     Raises:
-        InputError: A place is neither, or a folder holds none; or there are none at all.
+        InputError: A place is neither, or a folder holds none; or there are none at all, and that is not allowed.
     """
     seen = set()
     for place in places:
@@ -241,5 +241,5 @@ def find_generations(places: Sequence[Path]) -> Iterator[Generations]:
             if path.resolve() not in seen:
                 seen.add(path.resolve())
                 yield Generations.open(path)
-    if not seen:
+    if not seen and not allow_none:
         raise InputError(f"there are no generations in {', '.join(map(str, places))}: name folders that have some.")

@@ -31,14 +31,14 @@ FEW = 100  # below, chance decides
 FEW_A_CLUSTER = b"WARNING clustering "
 
 
-def package() -> Any:
-    """mauve-text, or how to get it."""
+def package(otherwise: str = "--no-mauve leaves it out and measures the rest.") -> Any:
+    """mauve-text, or how to get it, and how to do without it."""
     try:
         return importlib.import_module("mauve")
     except ImportError as error:
         raise InputError(
             "MAUVE is computed by the package mauve-text, which is not installed: pip install 'acgpt[mauve]'. "
-            "--no-mauve leaves it out and measures the rest."
+            + otherwise
         ) from error
 
 

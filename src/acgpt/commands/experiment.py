@@ -1,4 +1,4 @@
-"""`acgpt experiment`: a grid of runs over a recipe, trained and evaluated cell by cell."""
+"""`acgpt experiment`: a grid of runs over a recipe, trained, evaluated and sampled from cell by cell."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,7 @@ HELP = {
     "list": "List the cells and how far each has come; without FILE, the experiments that come with acgpt.",
     "print": "Print a command for each cell that is not done, for a scheduler, and run none.",
     "minutes": "Stop with a checkpoint after so many minutes (exit code 3); the same command goes on.",
+    "scoring": "Leave scoring for later, or for a machine with mauve-text: the same command without this scores.",
     "processes": "Train each cell with N processes, by torchrun.",
     "json": "For programs: one JSON object in a line, with the keys named above.",
 }
@@ -37,8 +39,12 @@ COLOURS = {
     "training": "bold",
     "evaluating": "bold",
     "generating": "bold",
+    "scoring": "bold",
     "stopped": "yellow",
 }
+# What a cell is asked, as a heading of the table, and of how many; in which state it is done.
+PARTS = {"evaluated": "evaluations", "generated": "generations", "scored": "scores"}
+ASKING = {"evaluating": "evaluated", "generating": "generated", "scoring": "scored"}
 EVERY = 30.0  # seconds between two lines on a cell, where nobody is watching
 
 
@@ -50,6 +56,7 @@ def experiment(
     list_cells: Annotated[bool, option("--list", help=HELP["list"])] = False,
     print_commands: Annotated[bool, option("--print-commands", help=HELP["print"])] = False,
     processes: Annotated[int, option("--nproc-per-node", metavar="N", min=1, help=HELP["processes"])] = 1,
+    no_scoring: Annotated[bool, option("--no-scoring", help=HELP["scoring"])] = False,
     minutes: Annotated[float | None, option("--minutes", metavar="N", help=HELP["minutes"])] = None,
     quiet: QuietOption = False,
     as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
@@ -64,20 +71,22 @@ def experiment(
     acgpt report results/mine -o report
 
     A cell is a run of acgpt train in a folder of its own, then acgpt evaluate
-    and acgpt generate on the splits that the file names. What is done is skipped; what was stopped, by
-    Ctrl-C, a signal, --minutes or a crash, goes on where it was. A cell that
-    fails does not stop the others, and several runners share one experiment
-    without collision. KEY=VALUE changes the recipe of all cells.
-    docs/experiments.md explains the file.
+    and acgpt generate on the splits that the file names, and acgpt mauve on what
+    was drawn. What is done is skipped; what was stopped, by Ctrl-C, a signal,
+    --minutes or a crash, goes on where it was. A cell that fails does not stop
+    the others, and several runners share one experiment without collision.
+    KEY=VALUE changes the recipe of all cells. docs/experiments.md explains the
+    file.
 
     Exit code: 0 if all cells are done, 1 if one has failed, 3 if some are left.
 
     Keys of --json:
       output, done, failed, left (numbers of cells),
       cells: number, cell (its name), folder, state (waiting, training,
-             evaluating, generating, done, failed, stopped, elsewhere), step,
-             steps, loss, seconds, left (seconds), evaluated, evaluations,
-             generated, generations (numbers), error, commands
+             evaluating, generating, scoring, done, failed, stopped,
+             elsewhere), step, steps, loss, seconds, left (seconds), evaluated,
+             evaluations, generated, generations, scored, scores (numbers),
+             error, commands
     """
     from acgpt.experiment import BUILT_IN, load_experiment
     from acgpt.recipe import built_in
@@ -88,12 +97,14 @@ def experiment(
         print_recipes(built_in(BUILT_IN), as_json)
         return
     loaded = load_experiment(file, changes or (), output)
+    loaded = replace(loaded, mauve=None) if no_scoring else loaded
     cells = loaded.chosen(only or ())
-    from acgpt.experiment_runner import Runner, check_corpora, is_held, state_of
+    from acgpt.experiment_runner import Runner, check_corpora, check_scoring, is_held, state_of
 
     if print_commands:
         words = ["acgpt", "experiment", file, *(changes or ()), *(("-o", output) if output else ())]
         words += ["--nproc-per-node", str(processes)] if processes > 1 else []
+        words += ["--no-scoring"] if no_scoring else []
         for cell in cells:
             if state_of(cell).state != "done":
                 print(shlex.join([*words, "--only", cell.name]))
@@ -104,6 +115,7 @@ def experiment(
         show_all(loaded.output, cells, states, held, as_json)
         return
     check_corpora(cells)
+    check_scoring(loaded, cells)
     with Display(cells, quiet) as display:
         states = Runner(cells, processes=processes, minutes=minutes, show=display.show).run()
     show_all(loaded.output, cells, states, set(), as_json)
@@ -117,8 +129,6 @@ def experiment(
 
 def show_all(output: str, cells: Sequence[Cell], states: Mapping[str, State], held: set[str], as_json: bool) -> None:
     """All cells, for people or for programs; those that are `held` are at work elsewhere."""
-    from dataclasses import replace
-
     from acgpt.experiment_runner import as_dict
     from acgpt.show import Page, printable
 
@@ -145,8 +155,8 @@ def table_of(rows: Sequence[tuple[Cell, State]]) -> Table:
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    drawn = ["generated"] if any(state.generations for _, state in rows) else []
-    for heading in ("", "cell", "state", "step", "loss", "evaluated", *drawn, "trained", "left"):
+    parts = {part: of for part, of in PARTS.items() if part == "evaluated" or any(getattr(s, of) for _, s in rows)}
+    for heading in ("", "cell", "state", "step", "loss", *parts, "trained", "left"):
         words = heading in ("cell", "state")
         table.add_column(heading, justify="left" if words else "right", overflow="fold" if words else "ellipsis")
     for cell, state in rows:
@@ -156,8 +166,10 @@ def table_of(rows: Sequence[tuple[Cell, State]]) -> Table:
             Text(state.state, COLOURS.get(state.state, "dim")),
             "" if state.steps is None else f"{state.step:,}/{state.steps:,}",
             "" if state.loss is None else f"{state.loss:.3f}",
-            f"{state.evaluated}/{state.evaluations}" if state.evaluations else "",
-            *([f"{state.generated}/{state.generations}"] if drawn else []),
+            *(
+                f"{getattr(state, part)}/{getattr(state, of)}" if getattr(state, of) else ""
+                for part, of in parts.items()
+            ),
             clock(state.seconds),
             clock(state.left) if state.state != "done" else "",
         )
@@ -216,18 +228,16 @@ class Display:
 
     def say(self, cell: Cell, state: State) -> None:
         """A line, if the state is new or the last line is long ago."""
-        now, news = time.monotonic(), f"{cell.name} {state.state} {state.evaluated} {state.generated}"
-        ends = {  # the next word is another state
-            "evaluating": state.evaluated == state.evaluations, "generating": state.generated == state.generations,
-        }.get(state.state)  # fmt: skip
+        now, news = time.monotonic(), f"{cell.name} {state.state} {state.evaluated} {state.generated} {state.scored}"
+        part = ASKING.get(state.state)
+        done, of = (getattr(state, part), getattr(state, PARTS[part])) if part else (0, 1)
+        ends = done == of  # the next word is another state
         if ends or (news == self.said and now - self.when < EVERY):
             return
         self.said, self.when = news, now
         words = [state.error or state.state]
         if state.state == "training" and state.step:
             words.append(f"step {state.step}/{state.steps}, loss {state.loss:.3f}, {clock(state.left)} left")
-        if state.state == "evaluating":
-            words.append(f"{state.evaluated}/{state.evaluations}")
-        if state.state == "generating":
-            words.append(f"{state.generated}/{state.generations}")
+        if part:
+            words.append(f"{done}/{of}")
         print(f"[{cell.number}] {cell.name}: {', '.join(words)}", file=sys.stderr, flush=True)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from acgpt.reference import Reference
 
 PAPER, COUNT, SEEDS = "gpt2-large", 1000, 5
+INDEX = "scores"  # the kind of file that says what there is
 KEPT = ("method", "options", "model", "adapter", "mode", "r_max", "set", "sampling", "samples", "tokenizer_hash")
 
 HELP = {
@@ -48,6 +49,8 @@ HELP = {
     "features_only": "Compute the features and keep them in the cache, for a machine that has mauve-text; no more.",
     "json": "For programs: one JSON object in a line for each of GENERATED, with the keys named above.",
     "output": "Where the result goes: a .json for one of GENERATED, a folder for several. Default: beside it.",
+    "resume": "Leave as it is what is there already of the same files, scored in the same way.",
+    "index": "A .json that is written last and names all results; where nothing could be drawn, none, and no error.",
 }
 
 
@@ -69,6 +72,8 @@ def mauve(
     device: DeviceOption = "auto",
     as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
     output: Annotated[Path | None, option("--output", "-o", metavar="PATH", help=HELP["output"])] = None,
+    resume: Annotated[bool, option("--resume", help=HELP["resume"])] = False,
+    index: Annotated[Path | None, option("--index", metavar="FILE", help=HELP["index"])] = None,
 ) -> None:
     r"""How near generated texts are to real ones: MAUVE, and what else is measured.
 
@@ -108,15 +113,20 @@ def mauve(
     if no_mauve:
         refuse({"features": features, "seeds": seeds, "features-only": features_only}, "with --no-mauve")
     if features_only:
-        refuse({"seeds": seeds, "judge": judge, "json": as_json, "output": output}, "with --features-only")
+        unused = {"seeds": seeds, "judge": judge, "json": as_json, "output": output, "resume": resume, "index": index}
+        refuse(unused, "with --features-only")
     if reference.is_dir():
         refuse({"field": field}, "with a corpus")
     elif reference.is_file():
         refuse(reference_options, "with a file of texts")
     from acgpt.generated import find_generations
 
-    found = list(find_generations(generated))
+    found = list(find_generations(generated, allow_none=index is not None))
     check_output(found, output)
+    check_index(index)
+    if not found and index is not None:
+        write_index(index, {})
+        return
     hush()
     from acgpt.features import LENGTH, Featurizer
     from acgpt.loading import cache_folder
@@ -138,6 +148,7 @@ def mauve(
         except ModelError as error:
             hint = " --features default takes the embedded model, with no download." if features is None else ""
             raise ModelError(f"{error}{hint}") from error
+    results: dict[Path, Mapping[str, Any]] = {}
     with bar() as progress:
         for each in found:
             start = time.perf_counter()
@@ -145,20 +156,23 @@ def mauve(
                 work.keep_features(each, progress)
                 print(f"{each.path}: its features are kept in {cache_folder() / 'features'}", file=sys.stderr)
                 continue
-            result = work.result(each, progress)
-            result |= {
-                "versions": versions(),
-                "hardware": hardware(work),
-                "seconds": round(time.perf_counter() - start, 3),
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
-                "command": ["acgpt", *sys.argv[1:]],
-            }
-            path = place(each, result, output)
-            write(path, result)
+            path = place(each, work.way(each), output)
+            result = work.there(each, path) if resume else None
+            if result is None:
+                result = work.result(each, progress) | {
+                    "versions": versions(),
+                    "hardware": hardware(work),
+                    "seconds": round(time.perf_counter() - start, 3),
+                    **when(),
+                }
+                write(path, result)
+            results[path] = result
             if as_json:
                 emit(result)
             else:
                 print_result(result, path)
+    if index is not None:
+        write_index(index, results)
 
 
 def refuse(options: Mapping[str, object], where: str) -> None:
@@ -177,23 +191,54 @@ def check_output(found: Sequence[Generations], output: Path | None) -> None:
     elif output is not None and len(set(names)) < len(names):
         raise InputError(f"two of the generations have the same name, and would both be written into {output}.")
     for each in found:
-        check_writable(place(each, {}, output))
+        check_writable(place(each, (), output))
+
+
+def check_index(path: Path | None) -> None:
+    """Refuse what cannot be written, and to write over another's file."""
+    from acgpt.generated import object_of_kind
+
+    check_writable(path)
+    if path is not None and path.exists() and object_of_kind(path, INDEX) is None:
+        raise InputError(f"{path} is no index of scores: move it elsewhere, or name another with --index.")
+
+
+def write_index(path: Path, results: Mapping[Path, Mapping[str, Any]]) -> None:
+    """What there is, once all of it is there."""
+    found = [
+        {"generated": each["generated"], "mode": each["record"]["mode"], "scored": each["scored"], "result": str(file)}
+        for file, each in results.items()
+    ]
+    write(path, {"kind": INDEX, "results": found, **when()})
+
+
+def when() -> dict[str, Any]:
+    """The date and the command, for what is written."""
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": ["acgpt", *sys.argv[1:]]}
 
 
 def load_judge(name: str, device: str) -> LanguageModel:
     """The judge; the embedded model is one without its adapter, a causal one."""
     from acgpt.loading import is_default, load
 
-    return load(name, False if is_default(name) else None, device)
+    try:
+        return load(name, False if is_default(name) else None, device)
+    except ModelError as error:
+        raise ModelError(f"the judge cannot be loaded: {error}") from error
 
 
-def place(each: Generations, result: Mapping[str, Any], output: Path | None) -> Path:
+def place(each: Generations, way: Sequence[str | None], output: Path | None) -> Path:
     """Where a result goes: what was measured in another way has another name."""
     if output is not None and output.suffix == ".json":
         return output
-    how = [result.get("scored"), *((result.get(part) or {}).get("hash") for part in ("features", "reference"))]
-    key = hashlib.sha256(json.dumps([*how, (result.get("judge") or {}).get("model")]).encode()).hexdigest()[:8]
+    key = hashlib.sha256(json.dumps(way).encode()).hexdigest()[:8]
     return (output or each.path.parent) / f"{each.name}.{key}.mauve.json"
+
+
+def way_of(result: Mapping[str, Any]) -> list[str | None]:
+    """What was scored, by which features, against what, and who judged it."""
+    hashes = [(result[part] or {}).get("hash") for part in ("features", "reference")]
+    return [result["scored"], *hashes, (result["judge"] or {}).get("model")]
 
 
 def references(
@@ -274,6 +319,29 @@ class Work:
         texts = [text for text in written if text]
         return Sides(samples, original, texts, len(written) - len(texts), reference)
 
+    @property
+    def scored(self) -> str:
+        """Of each text, what MAUVE reads."""
+        return "asked part" if self.shared is None else "whole text"
+
+    def way(self, each: Generations) -> list[str | None]:
+        """As `way_of` a result, before there is one."""
+        features = None if self.featurizer is None else self.featurizer.hash
+        return [self.scored, features, self.sides(each).reference.hash, self.judge]
+
+    def there(self, each: Generations, path: Path) -> dict[str, Any] | None:
+        """The result that is there, if it is of these very samples, scored in this way with as many seeds."""
+        from acgpt.generated import object_of_kind
+
+        seeds = None if self.featurizer is None else list(range(self.seeds))
+        if (found := object_of_kind(path, "mauve")) is None:
+            return None
+        try:
+            own = [found["hash"], *way_of(found), (found["mauve"] or {}).get("seeds")]
+        except (KeyError, AttributeError):  # of another version, or somebody has changed it
+            return None
+        return found if own == [each.hash, *self.way(each), seeds] else None
+
     def check(self, each: Generations, mauve: bool) -> None:
         """Can all be measured?"""
         from acgpt.companions import check_judge
@@ -331,7 +399,7 @@ class Work:
             "generated": str(each.path),
             "hash": each.hash,
             "record": {key: each.record.get(key) for key in KEPT},
-            "scored": "asked part" if self.shared is None else "whole text",
+            "scored": self.scored,
             "texts": len(texts),
             "empty": sides.empty,
             "mauve": found,
