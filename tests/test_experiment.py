@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import json
 import os
 import shlex
@@ -21,7 +23,7 @@ from typer.testing import CliRunner
 from acgpt import experiment, experiment_runner
 from acgpt.cli import app
 from acgpt.errors import InputError
-from acgpt.experiment import BUILT_IN, Draws, Evaluations, Experiment, load_experiment, make
+from acgpt.experiment import BUILT_IN, Draws, Evaluations, Experiment, Scores, load_experiment, make
 from acgpt.experiment_runner import Runner, held, state_of
 from acgpt.methods import METHODS
 from acgpt.recipe import built_in
@@ -137,6 +139,29 @@ def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at()
     ]  # all modes: no names of any
 
 
+def test_what_a_cell_draws_is_scored_folder_by_folder_in_every_way():
+    wanted = {"split": "test", "count": 200, "features": "a/b", "asked_only": True, "judge": "out/gpt/model"}
+    drawn = {"splits": ["a", "b"], "limit": 10}
+    found = made(grid={"method": ["ac-gpt"]}, set={"corpus": "c", "device": "cpu"}, generate=drawn, mauve=wanted)
+    (cell,) = found.cells
+    assert [path.parent for path in cell.scores] == [index.parent for index in cell.generations for _ in range(2)]
+    whole, asked = cell.commands[3:5]
+    folder = "out/ac-gpt/generations/a-r_max0.6-first10"
+    judge, features = (hashlib.sha256(name.encode()).hexdigest()[:8] for name in ("out/gpt/model", "a/b"))
+    index = f"{folder}/scores-split_test-count_200-judge_model-{judge}-features_b-{features}.json"
+    assert whole == (
+        f"acgpt mauve {folder} c --split test --count 200 --judge out/gpt/model --features a/b --device cpu --resume "
+        f"--index {index}"
+    )
+    asked_index = f"{folder}/scores-asked_only-features_b-{features}.json"
+    assert asked == f"acgpt mauve {folder} c --asked-only --features a/b --device cpu --resume --index {asked_index}"
+    ways: list[dict[str, Any]] = [
+        {}, {"split": "test"}, {"rule": "windows"}, {"length": 9}, {"skip": 0}, {"count": 10}, {"features": "a"},
+        {"features": "x/a"}, {"features": "y/a"}, {"seeds": 1}, {"judge": "a"}, {"no_mauve": True},
+    ]  # fmt: skip
+    assert len({name for way in ways for name in Scores(**way).ways()}) == len(ways)
+
+
 def test_an_adapter_is_evaluated_on_its_base_and_a_tuned_model_as_it_is():
     keys = {"recipe": "finetune-lora", "set": {"base": "me/base", "corpus": "c"}, "evaluate": {}}
     (_, adapter), (_, whole) = (
@@ -208,6 +233,19 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"generate": {"temperature": "hot"}}, "generate.temperature must be a number"),
         ({"generate": {"seed": -1}}, "generate.seed must be at least 0"),
         ({"generate": {"dtype": "bf16"}}, "generate.dtype must be one of"),
+        ({"mauve": {}}, "mauve scores what generate draws, and there is no generate"),
+        ({"generate": {}, "mauve": True}, "mauve must be a mapping such as {split: test}"),
+        ({"generate": {}, "mauve": {"splits": ["test"]}}, "mauve has no key 'splits': did you mean 'split'"),
+        ({"generate": {}, "mauve": {"split": ["test"]}}, "mauve.split must be text"),
+        ({"generate": {}, "mauve": {"judge": ""}}, "mauve.judge is empty"),
+        ({"generate": {}, "mauve": {"seeds": True}}, "mauve.seeds must be a whole number"),
+        ({"generate": {}, "mauve": {"asked_only": "yes"}}, "mauve.asked_only must be true or false"),
+        ({"generate": {}, "mauve": {"rule": "pages"}}, "mauve.rule must be one of documents, windows"),
+        ({"generate": {}, "mauve": {"count": 9}}, "mauve.count must be at least 10"),
+        ({"generate": {}, "mauve": {"skip": -1}}, "mauve.skip must be at least 0"),
+        ({"generate": {}, "mauve": {"no_mauve": True, "seeds": 2}}, "mauve.seeds can do nothing with mauve.no_mauve"),
+        ({"generate": {}, "mauve": {"no_mauve": True, "asked_only": True}}, "mauve.asked_only can do nothing"),
+        ({"generate": {"limit": 9}, "mauve": {}}, "generate.limit is 9, and MAUVE takes at least 10"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_what_was_probably_meant(keys, words):
@@ -239,6 +277,47 @@ def test_a_split_that_the_corpus_has_not_is_found_before_training(tmp_path):
     }))  # fmt: skip
     assert "test" in run_cli(file, code=2).stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("drawn", "scored", "words"),
+    [
+        ({}, {"split": "tset"}, "tset"),
+        ({}, {}, "no windows of 31 tokens, after the"),  # prompts from all of the split leave no reference
+        ({"limit": 10}, {"length": 10**6}, "no windows of 1000000 tokens"),
+        ({"splits": ["short"]}, {}, "there are 2 generated texts, and MAUVE takes at least 10"),
+        ({"limit": 10}, {"split": "short"}, "there are 2 texts of reference"),
+        ({"limit": 10}, {}, "pip install 'acgpt[mauve]'"),
+    ],
+)
+def test_what_could_not_be_scored_is_found_before_training(tmp_path, monkeypatch, drawn, scored, words):
+    corpus = write_corpus(tmp_path / "corpus")
+    manifest = json.loads((corpus / "corpus.json").read_text())
+    short = manifest["splits"]["short"] = json.loads(json.dumps(manifest["splits"]["validation"]))
+    raw = (corpus / "validation-00000.bin").read_bytes()[: 2 * 70]
+    short["shards"][0] |= {"file": "short.bin", "tokens": 70, "sha256": hashlib.sha256(raw).hexdigest()}
+    short["tokens"] = 70
+    (corpus / "short.bin").write_bytes(raw)
+    (corpus / "corpus.json").write_text(json.dumps(manifest))
+    file, real = tmp_path / "mine.yaml", importlib.import_module
+
+    def imported(name: str) -> Any:  # mauve-text is there but in the last case, and is not needed to find the others
+        if name == "mauve" and "pip" in words:
+            raise ImportError(name)
+        return None if name == "mauve" else real(name)
+
+    monkeypatch.setattr(importlib, "import_module", imported)
+    file.write_text(yaml.safe_dump({
+        "recipe": "tiny-cpu", "output": str(tmp_path / "out"), "grid": {"seed": [0]},
+        "set": {"corpus": str(corpus), "length": 31}, "generate": {"splits": ["validation"]} | drawn, "mauve": scored,
+    }))  # fmt: skip
+    said = run_cli(file, code=2).stderr
+    assert words in said and not (tmp_path / "out").exists()
+    if "pip" in words:
+        assert "no_mauve" in said and "--no-scoring" in said
+        (cell,) = json.loads(run_cli(file, "--no-scoring", "--list", "--json").stdout)["cells"]
+        assert (cell["generations"], cell["scores"]) == (1, 0)
+        assert run_cli(file, "--no-scoring", "--print-commands").stdout.endswith("--no-scoring --only seed0\n")
 
 
 def test_a_recipe_beside_the_file_is_found_from_anywhere(tmp_path):
@@ -302,8 +381,15 @@ def test_the_ablation_is_the_papers():
     for key, name in (("model", "model"), ("conditioning.r_max", "r_max"), ("method", "method")):
         assert {row[name] for row in rows} <= set(grid[key])
     assert grid["seed"] == [0, 1, 2] and set(grid["method"]) == set(paper["methods"])
-    causal = [cell for cell in shipped("wikitext103-ablation").cells if cell.recipe.method == "gpt"]
+    found = shipped("wikitext103-ablation")
+    causal = [cell for cell in found.cells if cell.recipe.method == "gpt"]
     assert len(causal) == 9 and all(len(cell.evaluations) == 2 * 5 for cell in causal)
+    assert all((len(cell.generations), len(cell.scores)) == (5, 2 * 5) for cell in causal)
+    drawn, scored = found.generate, found.mauve
+    assert (drawn.splits, drawn.limit, drawn.prompt, drawn.top_p, drawn.temperature) == (
+        ("validation",), None, 20, 0.95, 0.8,
+    )  # fmt: skip
+    assert (scored.split, scored.count, scored.features) == ("test", 200, None)
 
 
 def key_table(kind: Any) -> str:
@@ -322,7 +408,7 @@ def key_table(kind: Any) -> str:
 
 def test_every_key_is_in_the_documentation_with_its_meaning():
     text = (ROOT / "docs" / "experiments.md").read_text()
-    for kind in (Experiment, Evaluations, Draws):
+    for kind in (Experiment, Evaluations, Draws, Scores):
         assert key_table(kind) in text, key_table(kind)
 
 
@@ -335,12 +421,12 @@ from pathlib import Path
 
 kind, *words = sys.argv[1:]
 told = Path(os.environ["TOLD"])
-if kind in ("evaluate", "generate"):
-    path = Path(words[words.index("-o") + 1])
+if kind in ("evaluate", "generate", "mauve"):
+    path = Path(words[words.index("--index" if kind == "mauve" else "-o") + 1])
     if kind == "generate":
         path.mkdir(parents=True)
         path = path / "index.json"
-    if (told / "evaluate-fails").exists():
+    if (told / f"{kind}-fails").exists():
         sys.exit("error: no such split")
     (told / "evaluate.began").touch()
     for _ in range(2000):
@@ -442,6 +528,35 @@ def test_a_cell_draws_once_it_is_evaluated_and_never_twice(tmp_path, told):
     assert "generated" in table and "2/2" in table and "0/2" in table
     listed = json.loads(run_cli(file, "--list", "--json").stdout)["cells"]
     assert [each["generated"] for each in listed] == [2, 0] and listed[0]["commands"] == cell.commands
+
+
+def test_a_cell_is_scored_once_it_has_drawn_and_what_is_there_is_not_scored_again(tmp_path, told):
+    keys = {"set": {"corpus": "c"}, "generate": {"splits": ["a", "b"]}}
+    drawn, shown = made(tmp_path / "out", grid={"seed": [0]}, **keys), []
+    assert Runner(drawn.cells).run()["seed0"].state == "done"
+    wanted = {"asked_only": True}
+    (cell,) = made(tmp_path / "out", grid={"seed": [0]}, **keys, mauve=wanted).cells  # scored later
+    state = state_of(cell)
+    assert (state.state, state.generated, state.scored, state.scores) == ("stopped", 2, 0, 4)
+    (told / "mauve-fails").touch()
+    state = Runner([cell]).run()["seed0"]
+    assert (state.state, state.scored) == ("failed", 0) and state.error.startswith("acgpt mauve ended with code 1")
+    (told / "mauve-fails").unlink()
+    list(cell.scores)[2].write_text("{}")
+    state = Runner([cell], show=lambda cell, state: shown.append((state.state, state.scored))).run()["seed0"]
+    assert (state.state, state.scored, state.scores) == ("done", 4, 4)
+    assert {each for each, _ in shown} == {"scoring", "done"} and shown[0] == ("scoring", 1)
+    said = [line.removeprefix("$ ") for line in cell.log.read_text().splitlines() if line.startswith("$")]
+    train, *others = cell.commands
+    assert said == [train, *others[:2], others[2], others[2], others[3], others[5]]
+    file = tmp_path / "mine.yaml"
+    content = {"recipe": "tiny-cpu", "output": str(tmp_path / "out"), "grid": {"seed": [0, 1]}} | keys
+    file.write_text(yaml.safe_dump(content | {"mauve": wanted}))
+    table = run_cli(file, "--list").stdout
+    assert "scored" in table and "4/4" in table and "0/4" in table
+    assert "--only seed1" in run_cli(file, "--print-commands").stdout
+    listed = json.loads(run_cli(file, "--list", "--json").stdout)["cells"]
+    assert [(each["scored"], each["scores"]) for each in listed] == [(4, 4), (0, 4)]
 
 
 def test_a_folder_of_another_recipe_is_not_taken_for_the_cells(tmp_path, told):
@@ -634,12 +749,15 @@ def test_the_tiny_experiment_is_trained_evaluated_and_reported(tmp_path, monkeyp
     words = [file, *(experiment.written(key, value) for key, value in small.items()), "-o", out]
     answer = json.loads(run_cli(*words, "--only", "*-seed0", "--json", "--quiet").stdout)
     assert [cell["cell"] for cell in answer["cells"]] == ["ac-gpt-r_max0.4-seed0", "ac-gpt-r_max0.8-seed0", "gpt-seed0"]
-    assert all((cell["state"], cell["step"]) == ("done", 4) for cell in answer["cells"])
+    assert all((cell["state"], cell["step"], cell["scored"]) == ("done", 4, 1) for cell in answer["cells"])
     for cell in answer["cells"]:
         (folder,) = (Path(cell["folder"]) / "generations").iterdir()
         index = json.loads((folder / "index.json").read_text())["modes"]
         assert (index["training"] is None) is (cell["cell"] == "gpt-seed0") and cell["generated"] == 1
         assert len((folder / "unconditional.jsonl").read_text().splitlines()) == 3
+        scored = json.loads((folder / "scores-no_mauve.json").read_text())["results"]
+        assert [each["mode"] for each in scored] == [mode for mode, there in sorted(index.items()) if there]
+        assert {each["result"] for each in scored} == set(map(str, folder.glob("*.mauve.json")))
     asked: dict[float, dict[str, str]] = {}
     for cell in answer["cells"]:
         for path in Path(cell["folder"]).glob("validation-r_max*.json"):
@@ -660,6 +778,8 @@ def test_the_tiny_experiment_is_trained_evaluated_and_reported(tmp_path, monkeyp
     assert [(row["r_max"], row["method"]) for row in compared] == [
         (0.4, "AC-GPT"), (0.4, "GPT"), (0.8, "AC-GPT"), (0.8, "GPT"),
     ]  # fmt: skip
+    (measured,) = report.content["generation"]["sizes"].values()
+    assert {row["method"].split(",")[0] for row in measured["companions"]} == {"AC-GPT", "GPT", "original"}
     path = out / "gpt-seed0" / "validation-r_max0.8-first64.json"
     perplexity = json.loads(path.read_text())["modes"]["training-no-future"]["perplexity"]
     assert compared[3]["training-no-future"]["mean"] == perplexity and compared[3]["training"] is None

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from acgpt import companions, mauve_score, reference
 from acgpt.cli import app
-from acgpt.commands.mauve import load_judge
+from acgpt.commands.mauve import Work, load_judge
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.features import Featurizer
@@ -423,6 +423,67 @@ def test_no_result_replaces_one_of_another_kind(corpus: Path, model: Path, tmp_p
     assert [each["seeds"] for each in found if each].count([0, 1]) == 1
 
 
+def test_a_command_that_was_stopped_goes_on_and_its_index_comes_last(
+    corpus: Path, model: Path, tmp_path: Path, mauve: Any, monkeypatch: pytest.MonkeyPatch
+):
+    folder, index, real = tmp_path / "drawn", tmp_path / "drawn" / "scores.json", Work.result
+    for mode in ("infilling", "training", "unconditional"):
+        write_generations(folder, corpus, mode)
+    computed: list[str] = []
+
+    def counted(self: Work, each: Generations, progress: Any) -> dict[str, Any]:
+        computed.append(each.name)
+        if len(computed) == stop:
+            raise KeyboardInterrupt
+        return real(self, each, progress)
+
+    monkeypatch.setattr(Work, "result", counted)
+
+    def score(*more: object, code: int = 0) -> list[str]:
+        """Which of them were computed."""
+        computed.clear()
+        words = (folder, corpus, "--features", model, "--resume", "--index", index, *(more or ("--seeds", 1)))
+        acgpt(*words, code=code)
+        return list(computed)
+
+    stop = 2
+    assert score(code=130) == ["infilling", "training"] and not index.exists()
+    (kept,) = folder.glob("*.mauve.json")
+    before, stop = kept.read_bytes(), 0
+    assert score() == ["training", "unconditional"] and kept.read_bytes() == before
+    found = json.loads(index.read_text())
+    assert found["kind"] == "scores" and [each["mode"] for each in found["results"]] == [
+        "infilling", "training", "unconditional",
+    ]  # fmt: skip
+    assert {each["result"] for each in found["results"]} == set(map(str, folder.glob("*.mauve.json")))
+    assert score() == []
+    assert len(score("--seeds", 2)) == 3  # other scores under the same name
+    write_generations(folder, corpus, "training", noise=0.5)  # drawn again
+    assert score("--seeds", 2) == ["training"]
+    kept.write_text('{"kind": "mauve"}')
+    assert score("--seeds", 2) == ["infilling"]
+    result = json.loads(acgpt(kept.with_name("infilling.jsonl"), corpus, "--features", model, "--json").stdout)
+    assert computed == ["infilling"] * 2 and result["mauve"]["seeds"] == [0, 1, 2, 3, 4]  # replaced without --resume
+
+
+def test_an_index_of_nothing_and_one_that_is_somebody_elses(corpus: Path, tmp_path: Path):
+    """A method that answers in none of the modes that were wanted leaves a folder with an index alone."""
+    (tmp_path / "index.json").write_text('{"kind": "index", "modes": {"training": null}}')
+    assert "there are no generations" in acgpt(tmp_path, corpus, "--no-mauve", code=2).stderr
+    assert "passed over" in acgpt(tmp_path, corpus, "--index", tmp_path / "scores.json").stderr
+    assert json.loads((tmp_path / "scores.json").read_text())["results"] == []
+    path = write_generations(tmp_path, corpus)
+    wrong = acgpt(path, corpus, "--no-mauve", "--index", tmp_path / "index.json", code=2)
+    assert "index.json is no index of scores" in wrong.stderr
+    assert not list(tmp_path.glob("*.mauve.json")) and "training" in (tmp_path / "index.json").read_text()
+
+
+def test_a_judge_that_is_not_there_yet_is_named(corpus: Path, tmp_path: Path):
+    path, missing = write_generations(tmp_path, corpus), tmp_path / "cell" / "model"
+    said = acgpt(path, corpus, "--no-mauve", "--judge", missing, code=2).stderr
+    assert f"the judge cannot be loaded: there is no folder {missing}" in said
+
+
 def test_the_embedded_model_judges_without_its_adapter(monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr("acgpt.loading.load", lambda *named: asked.append(named))
@@ -471,6 +532,7 @@ def test_what_cannot_be_measured_is_found_before_any_model_runs(
         ("--no-mauve --features default", "--features can do nothing with --no-mauve"),
         ("--no-mauve --features-only", "--features-only can do nothing with --no-mauve"),
         ("--features-only --json --judge x", "--judge, --json can do nothing with --features-only"),
+        ("--features-only --resume --index i.json", "--resume, --index can do nothing with --features-only"),
         ("--field story", "--field can do nothing with a corpus"),
         ("FILE --split test --length 9", "--split, --length can do nothing with a file of texts"),
     ],
