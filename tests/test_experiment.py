@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import shlex
@@ -13,6 +12,7 @@ import sys
 import threading
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -299,14 +299,9 @@ def test_what_could_not_be_scored_is_found_before_training(tmp_path, monkeypatch
     short["tokens"] = 70
     (corpus / "short.bin").write_bytes(raw)
     (corpus / "corpus.json").write_text(json.dumps(manifest))
-    file, real = tmp_path / "mine.yaml", importlib.import_module
-
-    def imported(name: str) -> Any:  # mauve-text is there but in the last case, and is not needed to find the others
-        if name == "mauve" and "pip" in words:
-            raise ImportError(name)
-        return None if name == "mauve" else real(name)
-
-    monkeypatch.setattr(importlib, "import_module", imported)
+    file = tmp_path / "mine.yaml"
+    # mauve-text is there but in the last case: to Python, None is a module that cannot be imported.
+    monkeypatch.setitem(sys.modules, "mauve", None if "pip" in words else ModuleType("mauve"))
     file.write_text(yaml.safe_dump({
         "recipe": "tiny-cpu", "output": str(tmp_path / "out"), "grid": {"seed": [0]},
         "set": {"corpus": str(corpus), "length": 31}, "generate": {"splits": ["validation"]} | drawn, "mauve": scored,
