@@ -27,6 +27,7 @@ from acgpt.cli import app
 from acgpt.commands.mauve import Work, load_judge
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
+from acgpt.evaluation_set import set_of_corpus
 from acgpt.features import Featurizer
 from acgpt.generate import Generator
 from acgpt.generated import Generation, Generations, find_generations, runs
@@ -97,7 +98,8 @@ def test_features_are_computed_once_and_known_by_texts_and_weights(cache: Path, 
     monkeypatch.setattr(Featurizer, "compute", lambda *args: calls.append(1) or compute(*args))
     assert np.array_equal(one.features(TEXTS), first) and not calls
     assert not np.allclose(other.features(TEXTS), first) and len(calls) == 1
-    assert np.allclose(one.features(TEXTS[:2]), first[:2], atol=1e-5) and len(calls) == 2
+    assert np.array_equal(one.features(TEXTS[:2], longer=TEXTS), first[:2]) and len(calls) == 1
+    assert np.allclose(one.features(TEXTS[1:], longer=TEXTS), first[1:], atol=1e-5) and len(calls) == 2
     assert len(list(cache.iterdir())) == 3
     kept.write_bytes(kept.read_bytes()[:-9])  # cut off
     calls.clear()
@@ -402,6 +404,31 @@ def test_several_samples_of_a_text_are_scored_as_one_is(corpus: Path, model: Pat
     assert any("of the first of each" in note for note in three["notes"]) and len(three["notes"]) > len(one["notes"])
 
 
+def test_the_first_texts_are_scored_as_a_file_of_fewer_is(corpus: Path, model: Path, tmp_path: Path, mauve: Any):
+    opened = Corpus.open(corpus)
+
+    def drawn(texts: int) -> Path:
+        made, _ = set_of_corpus(opened, tmp_path / f"{texts}.set", split="validation", length=LENGTH, limit=texts)
+        return write_generations(tmp_path / str(texts), corpus, texts=texts, samples=2, set=made.as_dict())
+
+    fewer, more = drawn(11), drawn(14)
+    ways = (("--features", model, "--seeds", 1), ("--no-mauve",), ("--asked-only", "--features", model, "--seeds", 1))
+    for way in ways:
+        one = json.loads(acgpt(fewer, corpus, *way, "--json").stdout)
+        limited = json.loads(acgpt(more, corpus, *way, "--limit", 11, "--json").stdout)
+        assert limited["record"]["set"] == one["record"]["set"] and (one["limit"], limited["limit"]) == (None, 11)
+        for key in ("texts", "mauve", "original", "companions", "perplexity", "reference"):
+            assert limited[key] == one[key], key
+        whole = json.loads(acgpt(more, corpus, *way, "--json").stdout)
+        assert whole["texts"] == 14 and whole["companions"] != limited["companions"]
+        again = acgpt(more, corpus, *way, "--limit", 11, "--resume", "--json").stdout
+        assert json.loads(again) == limited  # with the date of the first
+    assert len(list(more.parent.glob("*.mauve.json"))) == 2 * len(ways)
+    assert "14 texts: a limit of 15" in acgpt(more, corpus, "--no-mauve", "--limit", 15, code=2).stderr
+    other = write_generations(tmp_path / "other", corpus)  # whose set is none that acgpt makes
+    assert "cannot be told" in acgpt(other, corpus, "--no-mauve", "--limit", 11, code=2).stderr
+
+
 def test_no_result_replaces_one_of_another_kind(corpus: Path, model: Path, tmp_path: Path, mauve: Any):
     path = write_generations(tmp_path / "drawn", corpus)
     other = tmp_path / "other"
@@ -534,6 +561,7 @@ def test_what_cannot_be_measured_is_found_before_any_model_runs(
         ("--features-only --json --judge x", "--judge, --json can do nothing with --features-only"),
         ("--features-only --resume --index i.json", "--resume, --index can do nothing with --features-only"),
         ("--field story", "--field can do nothing with a corpus"),
+        ("FILE --limit 9", "--limit can do nothing with a file of texts"),
         ("FILE --split test --length 9", "--split, --length can do nothing with a file of texts"),
     ],
 )

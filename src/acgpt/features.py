@@ -77,6 +77,7 @@ class Featurizer:
         texts: Sequence[str],
         progress: Callable[[int, int], object] = lambda done, all: None,
         cache: Path | None = None,
+        longer: Sequence[str] = (),
     ) -> np.ndarray:
         """(texts, dimensions) float32, from the cache where they are there.
 
@@ -84,19 +85,27 @@ class Featurizer:
             texts: None of them empty.
             progress: Called with how many texts are read, and of how many.
             cache: The folder where features are kept; by default the user's.
+            longer: A list that begins with these texts, and whose features may be there instead.
         """
         folder = cache_folder() / "features" if cache is None else cache
-        key = json.dumps([self.hash, self.length(), list(texts)])
-        path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
-        if (found := kept(path, len(texts))) is not None:
+        path = folder / self.file_name(texts)
+        found = kept(path, len(texts))
+        if found is None and longer and list(longer[: len(texts)]) == list(texts):
+            found = kept(folder / self.file_name(longer), len(longer))
+        if found is not None:
             progress(len(texts), len(texts))
-            return found
+            return found[: len(texts)]
         computed = self.compute(texts, progress)
         try:
             write_whole(path, save({"features": computed}, metadata={"acgpt_features": json.dumps(self.about())}))
         except OSError as error:
             warnings.warn(f"features cannot be kept in {folder} ({error.strerror or error}).", stacklevel=2)
         return computed
+
+    def file_name(self, texts: Sequence[str]) -> str:
+        """Where the features of these texts are kept."""
+        key = json.dumps([self.hash, self.length(), list(texts)])
+        return f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
 
     def compute(self, texts: Sequence[str], progress: Callable[[int, int], object]) -> np.ndarray:
         """As `features`, without the cache: long texts first, so that too little memory shows at once."""

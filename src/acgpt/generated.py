@@ -133,10 +133,12 @@ class Generations:
     Args:
         path: Of NAME.jsonl.
         record: What NAME.json holds.
+        limit: Those of the first texts of the evaluation set only (`reference.limited`).
     """
 
     path: Path
     record: Mapping[str, Any]
+    limit: int | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> Generations:
@@ -180,9 +182,11 @@ class Generations:
                         raise InputError(f"{self.path}, line {number}: it is too long. {AGAIN}")
                     if line.strip():
                         try:
-                            yield Generation.of(json.loads(line))
+                            sample = Generation.of(json.loads(line))
                         except (ValueError, RecursionError) as error:
                             raise InputError(f"{self.path}, line {number}: {error}. {AGAIN}") from error
+                        if self.limit is None or sample.item < self.limit:
+                            yield sample
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read {self.path}: {error}. {AGAIN}") from error
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, islice
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,11 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from acgpt.companions import with_tokens
+from acgpt.conditioning import Conditioning
 from acgpt.corpus import Corpus, Tokens
 from acgpt.corpus_rows import Bad, Damaged, Reader, decode, lines, parse_json
 from acgpt.errors import InputError
+from acgpt.evaluation_set import EvaluationSet
 from acgpt.generated import Generation, Generations
 from acgpt.text import pieces
 
@@ -170,6 +172,38 @@ def parsed(raw: bytes, number: int, where: str, field: str, kind: str) -> str | 
         return decode(raw, number + 1)
     except UnicodeDecodeError:
         return Bad(where, "it is not UTF-8")
+
+
+def limited(generated: Generations, corpus: Corpus, limit: int) -> Generations:
+    """The samples of the first texts alone, as if no more had been drawn: of the evaluation set that these are.
+
+    Args:
+        generated: What was drawn.
+        corpus: The one that the prompts are from.
+        limit: How many texts.
+
+    Raises:
+        InputError: There are not as many, or what these texts are asked cannot be told from this corpus.
+    """
+    of = generated.record["set"]
+    if limit > of["texts"]:
+        raise InputError(f"{generated.path} is of {of['texts']} texts: a limit of {limit} is too high for it.")
+    try:
+        if of.get("corpus_hash") != corpus.hash:
+            raise InputError("it took its prompts from another corpus")
+        whole = EvaluationSet.build(
+            corpus.tokens(of["split"]), tokenizer_hash=corpus.manifest["tokenizer_hash"], length=of["length"],
+            r_max=of["r_max"], seed=of["seed"], limit=of["texts"], training=Conditioning.from_dict(of["conditioning"]),
+            corpus_hash=corpus.hash, split=of["split"],
+        )  # fmt: skip
+        if whole.hash != of["hash"]:
+            raise InputError("its evaluation set was made in another way")
+    except (InputError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{generated.path}: what its first {limit} texts are asked cannot be told from {corpus.folder} ({error}). "
+            "Leave out the limit, or name the corpus of the prompts."
+        ) from error
+    return replace(generated, record={**generated.record, "set": whole.head(limit).as_dict()}, limit=limit)
 
 
 def originals(generated: Generations, corpus: Corpus) -> list[Generation]:

@@ -42,6 +42,7 @@ HELP = {
     "features": "The model whose hidden states are compared: a folder, a hub id, or default, the embedded one. "
     f"Default: {PAPER}.",
     "seeds": "So many times k-means, each from another seed, 0 and up. Default: 5.",
+    "limit": "Score the first texts only, as if no more had been drawn: to compare with a file of fewer.",
     "asked": "Score what was drawn alone, against what stood there originally; the corpus is that of the prompts.",
     "judge": "A model that says how likely it finds the texts: as acgpt evaluate takes it, with the same tokenizer, or "
     "a causal one.",
@@ -65,6 +66,7 @@ def mauve(
     field: Annotated[str | None, option("--field", metavar="NAME", help=HELP["field"])] = None,
     features: Annotated[str | None, option("--features", metavar="MODEL", help=HELP["features"])] = None,
     seeds: Annotated[int | None, option("--seeds", metavar="N", min=1, help=HELP["seeds"])] = None,
+    limit: Annotated[int | None, option("--limit", metavar="N", min=1, help=HELP["limit"])] = None,
     asked_only: Annotated[bool, option("--asked-only", help=HELP["asked"])] = False,
     judge: Annotated[str | None, option("--judge", metavar="MODEL", help=HELP["judge"])] = None,
     no_mauve: Annotated[bool, option("--no-mauve", help=HELP["no_mauve"])] = False,
@@ -90,7 +92,8 @@ def mauve(
     Keys of --json:
       kind, name, generated, hash (of the file), record (what generated it),
       scored ("whole text" or "asked part"), texts (the first sample of each),
-      empty (texts left out),
+      limit (null or how many of its first texts were scored), empty (texts left
+      out),
       mauve: null or mean, std, scores, smoothed, seeds, clusters, settings,
              mauve_text (its version)
       original: null or likewise, of the original texts, where the corpus is that of
@@ -118,7 +121,7 @@ def mauve(
     if reference.is_dir():
         refuse({"field": field}, "with a corpus")
     elif reference.is_file():
-        refuse(reference_options, "with a file of texts")
+        refuse({**reference_options, "limit": limit}, "with a file of texts")
     from acgpt.generated import find_generations
 
     found = list(find_generations(generated, allow_none=index is not None))
@@ -128,12 +131,17 @@ def mauve(
         write_index(index, {})
         return
     hush()
+    from acgpt.corpus import Corpus
     from acgpt.features import LENGTH, Featurizer
     from acgpt.loading import cache_folder
     from acgpt.mauve_score import package
+    from acgpt.reference import limited
 
     if not (no_mauve or features_only):
         package()
+    if limit is not None:
+        prompts = Corpus.open(reference)
+        found = [limited(each, prompts, limit) for each in found]
     longest = min(LENGTH, max(each.record["set"]["length"] for each in found))
     corpus, shared = references(
         reference, found, split=split, rule=rule, length=length or longest, skip=skip, count=count or COUNT,
@@ -238,7 +246,12 @@ def place(each: Generations, way: Sequence[str | None], output: Path | None) -> 
 def way_of(result: Mapping[str, Any]) -> list[str | None]:
     """What was scored, by which features, against what, and who judged it."""
     hashes = [(result[part] or {}).get("hash") for part in ("features", "reference")]
-    return [result["scored"], *hashes, (result["judge"] or {}).get("model")]
+    return [result["scored"], *hashes, (result["judge"] or {}).get("model"), *first(result.get("limit"))]
+
+
+def first(limit: int | None) -> list[str]:
+    """A limit, where there is one."""
+    return [] if limit is None else [f"first {limit}"]
 
 
 def references(
@@ -327,7 +340,7 @@ class Work:
     def way(self, each: Generations) -> list[str | None]:
         """As `way_of` a result, before there is one."""
         features = None if self.featurizer is None else self.featurizer.hash
-        return [self.scored, features, self.sides(each).reference.hash, self.judge]
+        return [self.scored, features, self.sides(each).reference.hash, self.judge, *first(each.limit)]
 
     def there(self, each: Generations, path: Path) -> dict[str, Any] | None:
         """The result that is there, if it is of these very samples, scored in this way with as many seeds."""
@@ -375,12 +388,12 @@ class Work:
         samples, original, texts, reference = sides.samples, sides.original, sides.texts, sides.reference
         found = real = None
         if self.featurizer is not None:
-            theirs = self.featurizer.features(reference.texts, progress)
-            found = scores(self.featurizer.features(texts, progress), theirs, range(self.seeds))
+            whole = sides if each.limit is None else self.sides(replace(each, limit=None))  # may be in the cache
+            theirs = self.featurizer.features(reference.texts, progress, longer=whole.reference.texts)
+            found = scores(self.featurizer.features(texts, progress, longer=whole.texts), theirs, range(self.seeds))
             if original is not None and self.shared is not None and len(original) >= FEWEST:
-                real = scores(
-                    self.featurizer.features([sample.text for sample in original], progress), theirs, range(self.seeds)
-                )
+                real_texts, more = ([sample.text for sample in side.original or ()] for side in (sides, whole))
+                real = scores(self.featurizer.features(real_texts, progress, longer=more), theirs, range(self.seeds))
         judge = None if self.lm is None else self.judgement(each, sides, progress)
         notes = []
         if found is not None and min(len(texts), len(reference.texts)) < FEW:
@@ -401,6 +414,7 @@ class Work:
             "record": {key: each.record.get(key) for key in KEPT},
             "scored": self.scored,
             "texts": len(texts),
+            "limit": each.limit,
             "empty": sides.empty,
             "mauve": found,
             "original": real,
