@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, ModelError, loading
+from acgpt.commands.options import Dtype, called, load_model
 from acgpt.commands.push import check
 from acgpt.loading import adapter_source, read_metadata, resolve
 from acgpt.metadata import FILE, tokenizer_hash, weights_hash
@@ -547,6 +548,19 @@ def test_the_default_brings_its_adapter_which_answers_what_needs_the_future(embe
         assert scores(lm, adapter="default") == pytest.approx(want, rel=0, abs=1e-5)
     assert acgpt.load(router=False).log_prob(past).adapter == "default"
     assert not acgpt.load(adapter=False).adapters
+
+
+def test_the_default_and_its_adapter_are_named_once(embedded, adapted, monkeypatch):
+    monkeypatch.setattr(loading, "DEFAULT_ADAPTER", adapted[1])
+    mine = shutil.copytree(adapted[1], embedded[1].with_name("mine"))
+    for adapter, want in (
+        (None, "default, with its adapter"),
+        ("default", "default, with its adapter"),
+        ("none", "default, without its adapter"),
+        (str(mine), f"default + {mine}"),
+    ):
+        assert called("default", load_model("default", adapter, "cpu", Dtype.auto)[1]) == want
+    assert [called("gpt2", adapter) for adapter in (None, "mine")] == ["gpt2", "gpt2 + mine"]
 
 
 def test_without_peft_the_default_says_how_to_do_without_its_adapter(embedded, adapted, monkeypatch):

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acgpt import __version__
-from acgpt.commands.options import AdapterOption, DeviceOption, Dtype, DtypeOption, emit, hush, load_model, option
+from acgpt.commands.options import (
+    AdapterOption,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    called,
+    emit,
+    hush,
+    load_model,
+    option,
+)
 from acgpt.errors import InputError, OutputError
 
 if TYPE_CHECKING:
@@ -313,7 +323,7 @@ def print_evaluation(evaluation: Evaluation, result: dict[str, Any]) -> None:
 
     page = Page()
     texts, about = len(evaluation.evaluation_set), result["set"]
-    page.note(printable(f"{result['model']}{' + ' + result['adapter'] if result['adapter'] else ''}"), "bold")
+    page.note(printable(called(result["model"], result["adapter"])), "bold")
     page.note(
         f"method {evaluation.method}; {texts} texts of {about['length']} tokens, r_max {about['r_max']}, "
         f"set {about['hash'][:12]}; {result['dtype']} on {result['device']}, {result['seconds']:.1f} s\n"

@@ -13,7 +13,17 @@ import typer
 
 from acgpt.commands import evaluate
 from acgpt.commands.evaluate import NO_ANSWER, check_writable, choose_method, find_set, names_in, training_distribution
-from acgpt.commands.options import AdapterOption, DeviceOption, Dtype, DtypeOption, emit, hush, load_model, option
+from acgpt.commands.options import (
+    AdapterOption,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    called,
+    emit,
+    hush,
+    load_model,
+    option,
+)
 from acgpt.errors import InputError
 
 HELP = {
@@ -196,7 +206,7 @@ def print_generations(result: Mapping[str, Any]) -> None:
     from acgpt.show import Page, printable
 
     page, about = Page(), result["set"]
-    page.note(printable(f"{result['model']}{' + ' + result['adapter'] if result['adapter'] else ''}"), "bold")
+    page.note(printable(called(result["model"], result["adapter"])), "bold")
     page.note(
         f"method {result['method']}; {about['texts']} texts of {about['length']} tokens, {result['samples']} of each, "
         f"r_max {about['r_max']}, set {about['hash'][:12]}\n"

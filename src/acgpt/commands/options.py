@@ -71,6 +71,16 @@ def load_model(model: str, adapter: str | None, device: str, dtype: Dtype) -> tu
     return lm, None if not lm.adapters else adapter or (DEFAULT if is_default(model) else None)
 
 
+def called(model: str, adapter: str | None) -> str:
+    """The model and the adapter of `load_model`, for people."""
+    from acgpt.loading import is_default
+    from acgpt.metadata import DEFAULT
+
+    if is_default(model) and adapter in (DEFAULT, None):
+        return f"{model}, {'without' if adapter is None else 'with'} its adapter"
+    return model if adapter is None else f"{model} + {adapter}"
+
+
 # What stands for characters that a terminal cannot write; for all others, a question mark.
 PLAIN = {"–": "-", "…": "...", "∞": "inf", "→": ">", "│": "|", "■": "#", "·": ".", "□": "o", "⟦": "[", "⟧": "]"}
 PLAIN |= {"≤": "<=", "✓": "yes", "✗": "no", "σ": "sigma"}
