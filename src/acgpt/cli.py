@@ -76,10 +76,6 @@ AdapterOption = Annotated[
 ]
 
 BATCH = 16  # lines of a file that are answered together
-IGNORED = (
-    "this model does not say that it can read the future, so what stands after a slot is ignored. Name an --adapter "
-    "that can, use --no-future to say that this is what you want, or --future to use the future anyway."
-)
 
 
 # ---- how a command ends ---------------------------------------------------------------------------------------------
@@ -100,8 +96,8 @@ def tidy() -> Iterator[None]:
     speak_plainly()
     said: set[str] = set()
 
-    def show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        text = IGNORED if category.__name__ == "FutureIgnored" else " ".join(str(message).split())
+    def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+        text = " ".join(str(message).split())
         if text not in said:
             said.add(text)
             print(f"warning: {text}", file=sys.stderr)

@@ -43,6 +43,17 @@ class FutureIgnored(UserWarning):
     """Given tokens after a blank were not used, because the model does not say that it can read them."""
 
 
+IGNORED = (
+    "this model does not say (in an acgpt.json) that it can read the future, so what stands after a slot is ignored. "
+    "Load an adapter that can, say future=False (--no-future) if that is what you want, or future=True (--future) to "
+    "use the future anyway."
+)
+LEFT_OUT = (
+    "without its adapter this model reads from left to right, so what stands after a slot is ignored. Say future=False "
+    "(--no-future) if that is what you want, or leave out adapter=False (--adapter none)."
+)
+
+
 @dataclass(frozen=True)
 class TokenScore:
     """One asked token: its text, id, position in the text (from 1) and log-probability in nats."""
@@ -187,6 +198,7 @@ class LanguageModel:
         self.budget = max(1024, min(most, memory // (4 * self.vocabulary)))
         self._sampler = Sampler(self.model, bos=self.bos, mask=self.mask, backend=self.attention, budget=self.budget)
         self._warned = False
+        self.left_out = False  # has it an adapter that reads the future, which the user did not want to be loaded?
 
     def __repr__(self) -> str:
         kind, device, dtype = type(self.model).__name__, self.model.device, self.model.dtype
@@ -463,13 +475,8 @@ class LanguageModel:
         )
         if ignored and not self._warned:
             self._warned = True
-            warnings.warn(
-                "this model does not say (in an acgpt.json) that it can read the future, so what stands after a "
-                "slot is ignored. Load an adapter that can, pass future=False to say that this is what you want, "
-                "or future=True to use the future anyway.",
-                FutureIgnored,
-                stacklevel=3,
-            )
+            refused = adapter is not None and self._named(adapter) is None and self.reads_future
+            warnings.warn(LEFT_OUT if refused or self.left_out else IGNORED, FutureIgnored, stacklevel=3)
         return routes
 
     def _score(self, queries: Sequence[Query], routes: Sequence[Route]) -> list[Score]:

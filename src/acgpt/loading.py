@@ -88,7 +88,7 @@ def load(
         network = add_adapters(network, adapters, metadata)
     if bos is None and not any(said and said.bos_token_id is not None for said in metadata.values()):
         bos = default_bos(model, None)
-    return LanguageModel(
+    lm = LanguageModel(
         network.to(place).eval(),
         tokenizer,
         metadata=metadata,
@@ -97,6 +97,8 @@ def load(
         attention=attention,
         router=True if router is None and routed(adapters) else router,
     )
+    lm.left_out = model is None and adapter is False
+    return lm
 
 
 def routed(adapters: Mapping[str, str]) -> bool:
