@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from itertools import product
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from acgpt import attention
 from acgpt.batches import fill
 from acgpt.cli import app
+from acgpt.commands.methods import COLUMNS
 from acgpt.conditioning import ASKED, GIVEN, generator
 from acgpt.decode import Sampling
 from acgpt.errors import ModelError, QueryError
@@ -222,6 +224,8 @@ def test_the_command_prints_the_table_from_what_the_methods_declare():
         assert tuple(found[name][column] for column in columns) == row
     told = CliRunner().invoke(app, ["methods"])
     assert told.exit_code == 0
+    for heading, meaning in COLUMNS.values():
+        assert re.search(rf"^{re.escape(heading)} +{re.escape(meaning)}$", told.stdout, re.MULTILINE)
     for name, method in METHODS.items():
         (line,) = [line for line in told.stdout.splitlines() if line.startswith((f"{name} ", f"{name}\n"))]
         marks = [{True: "✓", False: "✗", None: "–"}[getattr(method.abilities, column)] for column in columns]
@@ -234,6 +238,8 @@ def test_the_page_has_the_table_that_the_methods_declare():
     columns = ("evaluates_any", "samples_any", "left_to_right", "single_pass", "fine_tunes")
     text = (Path(__file__).parent.parent / "docs" / "methods.md").read_text(encoding="utf-8")
     table, notes = text.partition("<!-- methods -->")[2].partition("<!-- end -->")[0], iter("¹²³")
+    for heading, meaning in COLUMNS.values():
+        assert f"\n* **{heading}**: {meaning}." in table
     rows, below = [], []
     for name, method in METHODS.items():
         mark = next(notes) if method.abilities.note else ""

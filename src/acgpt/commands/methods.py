@@ -7,12 +7,15 @@ from typing import Annotated
 
 from acgpt.commands.options import emit, hush, option
 
-COLUMNS = {
-    "evaluates_any": "evaluates any conditional",
-    "samples_any": "samples any conditional",
-    "left_to_right": "left to right",
-    "single_pass": "single pass",
-    "fine_tunes": "tunes a causal LLM",
+COLUMNS = {  # their headings, and what they mean
+    "evaluates_any": ("evaluates any conditional", "gives p(asked | given) exactly, whatever is asked and given"),
+    "samples_any": ("samples any conditional", "draws from p(asked | given), whatever is asked and given"),
+    "left_to_right": (
+        "left to right",
+        "learns each asked token from what is given and the asked tokens before it, from no others",
+    ),
+    "single_pass": ("single pass", "answers a query in one forward pass"),
+    "fine_tunes": ("tunes a causal LLM", "a pretrained causal model can be tuned to it (–: it is one)"),
 }
 MARKS = {True: "✓", False: "✗", None: "–"}
 
@@ -22,11 +25,7 @@ def methods(
 ) -> None:
     r"""What each method can do: table 1 of the paper.
 
-    evaluates any     gives p(asked | given) exactly, whatever is asked and given
-    samples any       draws from p(asked | given), whatever is asked and given
-    left to right     takes asked tokens apart from left to right
-    single pass       answers a query in one forward pass
-    tunes an LLM      a pretrained causal model can be tuned to it
+    Below the table: what its columns mean, and what acgpt evaluate --how takes.
 
     acgpt train tiny-cpu corpus=data/mine output=runs/sigma method=sigma-gpt-random
     acgpt evaluate runs/sigma/model data/mine --how order=random
@@ -51,13 +50,16 @@ def methods(
     page, notes = Page(), [method for method in METHODS.values() if method.abilities.note]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("method=", no_wrap=True)
-    for heading in COLUMNS.values():
+    for heading, _ in COLUMNS.values():
         table.add_column(heading, justify="center")
     for method in METHODS.values():
         marks = [MARKS[getattr(method.abilities, name)] for name in COLUMNS]
         mark = f" {notes.index(method) + 1}" if method in notes else ""
         table.add_row(method.name + mark, *marks)
     page.print(table)
+    page.note("")
+    for heading, meaning in COLUMNS.values():
+        page.note(f"{heading:25}  {meaning}")
     page.note("")
     for number, method in enumerate(notes, start=1):
         page.note(f"{number}  {method.abilities.note}.")

@@ -26,7 +26,7 @@ class Abilities:
     Args:
         evaluates_any: Gives p(asked | given) exactly, whatever is asked and given.
         samples_any: Draws from p(asked | given), whatever is asked and given.
-        left_to_right: Takes asked tokens apart from left to right.
+        left_to_right: Learns each asked token from what is given and the asked tokens before it, from no others.
         single_pass: Answers a query in one forward pass.
         fine_tunes: A pretrained causal model can be tuned to it; `None`: it is one already.
         note: The mark.
