@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 
 import numpy as np
 import pytest
@@ -155,10 +157,39 @@ def test_the_command_scores_with_a_model_that_only_bounds_and_says_so(runs):
     folder, _ = runs("diffusion")
     words = ["score", "The cat {{sat}} on the mat.", "-m", str(folder / "model"), "--device", "cpu"]
     told = CliRunner().invoke(app, words)
-    assert told.exit_code == 0 and "bounds" in told.stdout and "past only" not in told.stdout
+    assert told.exit_code == 0 and "bounds" in told.stdout and "--: cannot be answered" in told.stdout
+    assert re.search(r"␣sat +-- +\d+\.\d\d$", told.stdout, re.MULTILINE)
     assert json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["bound"] is True
     shown = CliRunner().invoke(app, ["show", "The cat {{sat}}", "-m", str(folder / "model")])
     assert shown.exit_code == 2 and "diffusion" in shown.output
+
+
+def test_the_command_scores_in_the_way_that_can_be_answered_and_says_of_the_other_that_it_cannot(runs, tmp_path):
+    folder, _ = runs("fim")
+    lm = acgpt.load(folder / "model", device="cpu")
+    gap, gaps = "The {{cat}} sat.", "The {{cat}} sat on the {{mat}}."
+
+    def bits(template, future):
+        return [f"{-token.log_prob / math.log(2):.2f}" for token in lm.log_prob(template, future=future).tokens]
+
+    def score(*words):
+        return CliRunner().invoke(app, ["score", *words, "-m", str(folder / "model"), "--device", "cpu"])
+
+    def column(said, number):  # of the table's rows: the text, past only, with future, …
+        return [words[number] for line in said.splitlines() if (words := line.split())[:1] in (["␣cat"], ["␣mat"])]
+
+    told = score(gap)
+    assert told.exit_code == 0 and column(told.stdout, 1) == bits(gap, False) and "--" not in told.stdout
+    assert column(told.stdout, 2) == bits(gap, True)
+    told = score(gaps)
+    assert column(told.stdout, 1) == bits(gaps, False) and column(told.stdout, 2) == ["--", "--"]
+    assert "difference" not in told.stdout and "--: cannot be answered by a model of method fim" in told.stdout
+    (tmp_path / "both").write_text(f"{gap}\n{gaps}\n", encoding="utf-8")
+    both = score("--file", str(tmp_path / "both"))
+    assert column(both.stdout, 1) == bits(gap, False) + bits(gaps, False)
+    assert column(both.stdout, 2) == [*bits(gap, True), "--", "--"]
+    refused = score(gaps, "--future")
+    assert refused.exit_code == 2 and "one run of tokens" in refused.output
 
 
 @pytest.mark.parametrize("name", OTHERS)

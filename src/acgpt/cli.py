@@ -54,7 +54,7 @@ from acgpt.commands.options import (
     option,
     speak_plainly,
 )
-from acgpt.errors import InputError, OutputError
+from acgpt.errors import InputError, OutputError, QueryError
 from acgpt.template import fillings, parse
 
 if TYPE_CHECKING:
@@ -305,7 +305,8 @@ def score(
     r"""How likely is the text in the {{slots}}? Exact, in one forward pass.
 
     Shows the surprise of each asked token in bits (0 is certain, 1 a coin toss),
-    read from the past only, and with the future: the given text after it.
+    read from the past only, and with the future: the given text after it. A way
+    in which the model cannot be asked is --.
 
     acgpt score 'The capital of France is {{Paris}}, on the Seine.'
     acgpt score 'She {{put on her coat}} because it was cold.' --no-future
@@ -322,32 +323,44 @@ def score(
     """
     groups = questions(template, file, parse)
     lm = load(model, adapter, device, dtype)
-    from acgpt.show import Page, print_score
+    from acgpt.show import NO_ANSWER, Page, print_score
 
     if as_json:
         for text, result in answers(groups, lambda texts: lm.log_prob(texts, future=future)):
             emit({"template": text, "future": result.future, **answered_by(lm, result), **score_fields(result)})
         return
 
-    def ask(texts: list[str]) -> list[dict[str, Score]]:
-        ways = {"past only": False, "with future": True}
-        if future is None and not lm.reads_past:
-            del ways["past only"]
-        columns = {name: lm.log_prob(texts, future=way) for name, way in ways.items() if future in (None, way)}
-        return [dict(zip(columns, scores, strict=True)) for scores in zip(*columns.values(), strict=True)]
+    def ask(texts: list[str]) -> list[dict[str, Score | None]]:
+        columns: dict[str, Sequence[Score | None]] = {}
+        for name, way in {"past only": False, "with future": True}.items():
+            try:
+                if future in (None, way):
+                    columns[name] = lm.log_prob(texts, future=way)
+            except QueryError as error:
+                if len(texts) > 1:  # `answers` asks each of them alone
+                    raise
+                columns[name], refusal = [None], error
+        found = [dict(zip(columns, scores, strict=True)) for scores in zip(*columns.values(), strict=True)]
+        if not any(found[0].values()):
+            raise refusal
+        return found
 
     page = Page()
-    for text, scores in answers(groups, ask):
-        nothing_ahead = future is None and lm.reads_past and not lm.query(text).needs_future
+    for text, ways in answers(groups, ask):
+        nothing_ahead = future is None and ways["past only"] is not None and not lm.query(text).needs_future
         if nothing_ahead:
-            del scores["with future"]
-        print_score(page, lm, text, scores)
+            del ways["with future"]
+        print_score(page, lm, text, ways)
+        scores = {name: score for name, score in ways.items() if score is not None}
         note_adapters(page, lm, scores)
         if "with future" in scores and not lm.reads_future:
             page.note("This model has not been trained to read the future: expect “with future” to be bad.\n", "yellow")
-        elif any(each.bound for each in scores.values()):
+        if any(each.bound for each in scores.values()):
             page.note("This model only bounds probabilities: the surprise is at most this, estimated by chance.\n")
-        elif nothing_ahead:
+        if len(scores) < len(ways):
+            assert lm.metadata is not None  # a causal model, which need not have any, can be asked both ways
+            page.note(f"{NO_ANSWER}: cannot be answered by a model of method {lm.metadata.method}.\n")
+        if nothing_ahead:
             page.note("Nothing given stands after what is asked: there is no future to read.\n")
 
 

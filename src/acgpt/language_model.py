@@ -210,11 +210,6 @@ class LanguageModel:
         """Does the model, or one of its adapters, say that it can read given tokens that stand after a blank?"""
         return self._reads_future(None)
 
-    @property
-    def reads_past(self) -> bool:
-        """Can it say what a token has from its past alone, as `future=False` asks? Diffusion cannot."""
-        return method_of(self.metadata).chain
-
     # ---- the three questions -----------------------------------------------------------------------------------
 
     @overload

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from acgpt.language_model import LanguageModel, Ranking, Sample, Score
 
 SURPRISE = ((1, "black on green"), (3, "black on yellow"), (6, "black on bright_red"))  # below so many bits, this style
+NO_ANSWER = "--"  # for what a method cannot answer
 BLANK = "□"  # a token that is still to be sampled
 STYLES = {"copy": "cyan", "BOS": "dim", "given": "blue", "asked": "magenta", "unknown": "dim"}
 COLOURS = {"copy": "#2a9d8f", "BOS": "#6c757d", "given": "#3a6ea5", "asked": "#d1495b", "unknown": "#6c757d"}
@@ -109,8 +110,9 @@ def bits(log_prob: float) -> float:
     return -log_prob / math.log(2)
 
 
-def print_score(page: Page, lm: LanguageModel, template: str, scores: Mapping[str, Score]) -> None:
+def print_score(page: Page, lm: LanguageModel, template: str, ways: Mapping[str, Score | None]) -> None:
     """The text, asked tokens coloured by surprise, once for each way of reading; and the numbers in a table."""
+    scores = {name: score for name, score in ways.items() if score is not None}
     query = lm.query(template)
     texts = lm.pieces([token for token in query.tokens if token is not None])
     columns = {name: [bits(token.log_prob) for token in score.tokens] for name, score in scores.items()}
@@ -126,14 +128,20 @@ def print_score(page: Page, lm: LanguageModel, template: str, scores: Mapping[st
     table = Table("surprise in bits", box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     if len(columns) == 2:
         columns["difference"] = [new - old for old, new in zip(*columns.values(), strict=True)]
-    for name in columns:
+    headings = dict.fromkeys((*ways, *columns))
+    for name in headings:
         table.add_column(name, justify="right", no_wrap=True)
+
+    def cells(values: Mapping[str, float]) -> list[str]:
+        signed = {name: f"{value:{'+' * (name == 'difference')}z.2f}" for name, value in values.items()}
+        return [signed.get(name, NO_ANSWER) for name in headings]
+
     rows = [(Text(label(token.text, token.id)), i) for i, token in enumerate(next(iter(scores.values())).tokens)]
     for text, i in rows:
-        table.add_row(text, *(f"{column[i]:{'+' * (name == 'difference')}z.2f}" for name, column in columns.items()))
+        table.add_row(text, *cells({name: column[i] for name, column in columns.items()}))
     if len(rows) > 1:
-        sums = (f"{math.fsum(column):{'+' * (name == 'difference')}z.2f}" for name, column in columns.items())
-        table.add_row("all of them", *sums, style="bold")
+        sums = {name: math.fsum(column) for name, column in columns.items()}
+        table.add_row("all of them", *cells(sums), style="bold")
     page.print(table, Text(), sep="\n")
 
 

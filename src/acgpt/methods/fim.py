@@ -45,8 +45,8 @@ class Fim(Method):
     needs_mask: ClassVar[bool] = True
     overhead: ClassVar[int] = 2
     refusal: ClassVar[str] = (
-        "it asks for something else than one run of tokens with everything around it given. Read it from left to right "
-        "(future=False), or use a model that was trained with ac-gpt."
+        "it asks for something else than one run of tokens with everything around it given. Read it from left to "
+        "right with future=False (--no-future), or use a model that was trained with ac-gpt."
     )
 
     def answers(self, query: Query) -> bool:
