@@ -220,6 +220,43 @@ def test_samples_come_as_often_as_their_probability_says(method, future):
     assert p_value(counted(samples, 3), probabilities) > 1e-3
 
 
+def test_samples_of_several_orders_come_as_often_as_their_mean_probability_says():
+    model, question = toy(RANDOM, vocabulary=3, scale=2.0), query("agaga", [1, 2, 0, 1, 2])
+    fillings = list(all_fillings(question, 3))
+    probabilities = [math.exp(sum(scores)) for scores in answer(SigmaGptRandom(orders=3), model, fillings)]
+
+    def chance(method):
+        with torch.inference_mode():
+            (samples,) = method.sample(sampler_of(model, RANDOM), [question], 3000, Sampling(seed=0))
+        return p_value(counted(samples, 3), probabilities)
+
+    assert chance(SigmaGptRandom(orders=3)) > 1e-3
+    assert chance(SigmaGptRandom("random")) < 1e-5  # the first of the three alone
+
+
+def test_of_several_orders_a_sample_has_its_own_whatever_it_is_drawn_beside():
+    chosen, model = SigmaGptRandom(orders=3, seed=4), toy(RANDOM, vocabulary=3, scale=0.3)
+    question, other = query("agaga", [1, 2, 0, 1, 2]), query("aag")
+
+    def draw(questions, n, first=0):
+        with torch.inference_mode():
+            found = chosen.sample(sampler_of(model, RANDOM), questions, n, Sampling(seed=3, first=first))[-1]
+        return [tokens.tolist() for tokens, _ in found], [scores.tolist() for _, scores in found]
+
+    tokens, scores = draw([question], 40)
+    assert draw([other, question], 40)[0] == tokens
+    assert draw([question], 7, first=20)[0] == tokens[20:27]
+    used = set()
+    for drawn, got in zip(tokens, scores, strict=True):  # in one of the three orders, whose log-probabilities it has
+        full = list(question.tokens)
+        for position, token in zip(question.asked_positions, drawn, strict=True):
+            full[position - 1] = token
+        each = [by_hand(model, chosen.order(question, k).tolist(), full, question.asked) for k in range(3)]
+        used |= {k for k in range(3) if got == pytest.approx(each[k], abs=1e-9)}
+        assert any(got == pytest.approx(one, abs=1e-9) for one in each)
+    assert used == {0, 1, 2}
+
+
 @both_kinds
 def test_a_sample_carries_the_log_probabilities_of_one_pass_in_a_ragged_batch(kind):
     for name, chosen in ((TEMPORAL, method_of(TEMPORAL)), (RANDOM, SigmaGptRandom("random", seed=2))):

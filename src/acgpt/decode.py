@@ -347,7 +347,7 @@ class Sampler:
     def sample(
         self,
         queries: Sequence[Query],
-        n: int,
+        n: int | Sequence[Sequence[int]],
         sampling: Sampling,
         future: bool,
         *,
@@ -358,7 +358,7 @@ class Sampler:
 
         Args:
             queries: The questions.
-            n: How many samples of each.
+            n: How many samples of each; or, for each of them, the numbers of those that are wanted.
             sampling: How a token is drawn.
             future: As in `layout.build`.
             orders: As in `layout.build`.
@@ -368,9 +368,10 @@ class Sampler:
             For each query and sample, the asked tokens and their log-probabilities, left to right.
         """
         self.orders, self.never = orders, never
-        rows = [Row(query, number, sample) for number, query in enumerate(queries) for sample in range(n)]
+        wanted = [range(n)] * len(queries) if isinstance(n, int) else n
+        rows = [Row(queries[number], number, sample) for number, samples in enumerate(wanted) for sample in samples]
         rows.sort(key=lambda row: -len(row.query.asked_positions))  # neighbours take about as many steps
-        answers: list[list[Any]] = [[None] * n for _ in queries]
+        answers: list[dict[int, tuple[np.ndarray, np.ndarray]]] = [{} for _ in queries]
         most = self.rows_at_once(max((2 * len(query) for query in queries), default=0))
         kept: list[Prefill] = []
         for start in range(0, len(rows), most):
@@ -378,7 +379,7 @@ class Sampler:
             drawn, kept = self.sample_batch(batch, sampling, future, kept, rest[0].number if rest else None)
             for row, answer in drawn:
                 answers[row.number][row.sample] = answer
-        return answers
+        return [[found[sample] for sample in samples] for found, samples in zip(answers, wanted, strict=True)]
 
     def rows_at_once(self, slots: int) -> int:
         """How many rows of so many slots to decode together: as many as pay, if their caches fit into memory."""

@@ -13,7 +13,8 @@ exactly, by the chain rule along the order; tokens that are unknown are left out
 
 A model of random orders can be asked in any: the paper's numbers imply the order from left to right, which is the
 default. `order=random` takes one at random, a function of `seed` and the query; `orders=K` averages the *probability*
-of the asked tokens over K such orders, which is a better model of them than any single one.
+of the asked tokens over K such orders, which is a better model of them than any single one. A sample is then drawn in
+one of the K, each as likely, which is a draw from that mean; its log-probabilities are those of its order.
 """
 
 from __future__ import annotations
@@ -83,16 +84,27 @@ class SigmaGptTemporal(Method):
     ) -> list[list[Drawn]]:
         """As `Method.sample` says, with a cache; without the future, given tokens are forced when they are reached."""
         check_network(sampler.model)
+        ways: dict[tuple[int, int], list[int]] = {}  # by query and order, the samples that are drawn so
+        for number, query in enumerate(queries):
+            for sample in range(n):
+                order = self.draw_order(query, sampling.first + sample, sampling.seed) if future else 0
+                ways.setdefault((number, order), []).append(sample)
+        asked = [queries[number] for number, _ in ways]
         if future:
-            orders = [self.order(query, 0) for query in queries]
+            orders = [self.order(queries[number], order) for number, order in ways]
         else:
-            orders = [np.array(self.left_to_right(query).asked_positions) for query in queries]
-        ordered = [in_order(query, order) for query, order in zip(queries, orders, strict=True)]
-        drawn = sampler.sample(ordered, n, sampling, future=False, orders=orders)
-        return [
-            [(from_left_to_right(q, o, tokens), from_left_to_right(q, o, scores)) for tokens, scores in samples]
-            for q, o, samples in zip(queries, orders, drawn, strict=True)
-        ]
+            orders = [np.array(self.left_to_right(query).asked_positions) for query in asked]
+        ordered = [in_order(query, order) for query, order in zip(asked, orders, strict=True)]
+        drawn = sampler.sample(ordered, list(ways.values()), sampling, future=False, orders=orders)
+        results: list[dict[int, Drawn]] = [{} for _ in queries]
+        for ((number, _), samples), q, o, answers in zip(ways.items(), asked, orders, drawn, strict=True):
+            for sample, (tokens, scores) in zip(samples, answers, strict=True):
+                results[number][sample] = from_left_to_right(q, o, tokens), from_left_to_right(q, o, scores)
+        return [[found[sample] for sample in range(n)] for found in results]
+
+    def draw_order(self, query: Query, sample: int, seed: int) -> int:
+        """The number of the order in which a sample is drawn."""
+        return 0
 
     def learning_from(self, loss: str) -> Method:
         """Given tokens are predicted along the order as well as asked ones, if wanted."""
@@ -181,6 +193,12 @@ class SigmaGptRandom(SigmaGptTemporal):
         rng = randomness(query, number, self.seed)
         parts = (np.array(part, dtype=np.int64) for part in (query.given_positions, query.asked_positions))
         return np.concatenate([rng.permutation(part) for part in parts])
+
+    def draw_order(self, query: Query, sample: int, seed: int) -> int:
+        """Any of them, each as likely: a sample of the mean of distributions is one of a distribution at random."""
+        if self.orders == 1:
+            return 0
+        return int(randomness(query, -1 - sample, seed).integers(self.orders))  # no noise is of a number below 0
 
     def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
         """As `Method.score` says, a pass an order.
