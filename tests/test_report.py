@@ -336,6 +336,16 @@ def test_the_curve_compares_equal_steps_of_the_same_set(tmp_path, figures):
     assert [note for note in made.notes if "other has no curve" in note]
 
 
+def test_one_evaluation_is_no_curve(tmp_path, figures):
+    runs = [
+        write_run(tmp_path / "ac", curve={100: (8.0, 6.0, 8.2)}),
+        twin_of(tmp_path / "gpt", curve={100: (8.0, "", 8.0)}),
+    ]
+    made = make_report(runs, tmp_path / "report")
+    assert [row["step"] for row in made.content["finetuning"]["curve"]] == [100]
+    assert {path.name for path in (tmp_path / "report" / "finetuning").glob("curve.*")} == {"curve.csv"}
+
+
 def test_an_infinite_perplexity_is_shown_and_not_compared(tmp_path, figures):
     ac = write_run(tmp_path / "ac")
     content = json.loads((ac / "results.json").read_text())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from runs import SMALL, Command, ended, loss_of, read_rows, until, write_corpus
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -34,6 +35,7 @@ from acgpt.plan import arguments, settle
 from acgpt.recipe import make
 from acgpt.run_folder import SITTING, OutputError, last_checkpoint
 from acgpt.train import asked_to_stop, train
+from acgpt.training_log import draw_curve
 
 
 @pytest.fixture(scope="module")
@@ -582,6 +584,20 @@ def test_an_evaluation_shows_how_far_it_has_come(corpus, tmp_path, monkeypatch, 
 def test_quiet_is_quiet(recipe_file, tmp_path):
     done = command(recipe_file, f"output={tmp_path / 'run'}", "steps=2", "warmup=0", "--quiet")
     assert done.exit_code == 0 and done.stderr == ""
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_everything_in_a_picture_of_a_run_can_be_seen_also_where_it_is_one_point(steps, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: [drawn.append(self), path.touch()])
+    rows = [{"step": n, "tokens": 100 * n, "loss": 5.0 / n} for n in range(1, steps + 1)]
+    rows[-1] |= {"unconditional": 9.0, "training": 8.0, "training-no-future": 9.5}
+    assert draw_curve(rows, tmp_path / "loss.png")
+    (axes,) = drawn[0].axes
+    assert [len(line.get_xdata()) for line in axes.lines] == [steps, 1, 1, 1] and axes.get_xlim()[0] == 0
+    for line in axes.lines:
+        one = len(line.get_xdata()) == 1
+        assert (line.get_marker() in "os^") is one and (line.get_linestyle() == "None") is one
 
 
 def test_the_log_can_be_read_by_other_programs(run):

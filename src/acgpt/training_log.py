@@ -174,11 +174,20 @@ def draw_curve(rows: Sequence[Row], path: Path) -> bool:
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     tokens = [row["tokens"] / 1e6 for row in rows]
-    axes.plot(tokens, [row["loss"] for row in rows], color="0.6", linewidth=1, label="training loss")
-    for mode in DURING:
-        points = [(read, math.log(row[mode])) for read, row in zip(tokens, rows, strict=True) if mode in row]
+
+    def plot(points: Sequence[tuple[float, float]], label: str, **style: Any) -> None:
+        if len(points) == 1:  # of which there is no line, so it must be seen without
+            style |= {"linestyle": "", "markersize": 6, "marker": style.get("marker", "o")}
         if points:
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=f"{mode}, held out")
+            axes.plot(*zip(*points, strict=True), label=label, **style)
+
+    plot(
+        [(read, row["loss"]) for read, row in zip(tokens, rows, strict=True)], "training loss", color="0.6", linewidth=1
+    )
+    for mode, marker in zip(DURING, ("o", "s", "^"), strict=True):
+        points = [(read, math.log(row[mode])) for read, row in zip(tokens, rows, strict=True) if mode in row]
+        plot(points, f"{mode}, held out", marker=marker, markersize=3)
+    axes.set_xlim(left=0)
     axes.set_xlabel("million tokens read")
     axes.set_ylabel("nats a token")
     axes.grid(alpha=0.3)

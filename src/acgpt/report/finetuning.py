@@ -366,7 +366,8 @@ def add_curve(part: Part, runs: Sequence[Run], causal: Sequence[Run], names: dic
     if rows:
         table = Table("Advantage in the course of training", CAPTIONS["curve"], CURVE, tuple(rows), "run")
         part.data["curve"], part.content["curve"] = table, table.as_dicts()
-        part.pictures["curve"] = partial(pictures.curve, curves)
+        if any(len(own) > 1 for _, own in curves):
+            part.pictures["curve"] = partial(pictures.curve, curves)
 
 
 def watched_alike(run: Run, other: Run) -> bool:
