@@ -1,0 +1,125 @@
+"""`acgpt prepare`: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+
+import pytest
+from texts import GOOD, NUMBERS, TEXTS, by_lines, jsonl, tokens
+from typer.testing import CliRunner
+
+from acgpt.cli import app
+from acgpt.corpus import Corpus
+from acgpt.corpus_prepare import Progress
+
+
+@pytest.fixture
+def command(named, tmp_path):
+    def run(*arguments, code=0):
+        arguments = ["prepare", "-o", str(tmp_path / "corpus"), "-w", "1", *map(str, arguments)]
+        result = CliRunner().invoke(app, arguments, env={"NO_COLOR": "1", "COLUMNS": "100"})
+        assert result.exit_code == code, (result.output, result.exception)
+        assert "Traceback" not in result.output
+        return result
+
+    return run
+
+
+def test_the_command_prints_a_table_and_then_that_it_is_already_prepared(command, named, tokenizer, tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", TEXTS * 30)
+    options = (file, "-t", named, "--convention", "lines", "--shard-size", "0.01")
+    first, second = command(*options), command(*options)
+    expected = by_lines(tokenizer, TEXTS * 30)
+    row = ["train", f"{len(TEXTS) * 30 * 6 // 8:,}", f"{len(expected):,}", str(-(-len(expected) // 5243))]
+    for result in (first, second):
+        assert row in [line.split() for line in result.stdout.splitlines()]
+        assert result.stderr == ""  # no bar where nobody watches
+    assert "prepared in" in first.stdout and "already" not in first.stdout
+    assert "already prepared, and checked" in second.stdout
+    assert tokens(Corpus.open(tmp_path / "corpus")) == expected
+
+
+def test_json_is_the_summary_of_the_manifest(command, named, tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", [f"text {number}" for number in range(50)])
+    options = (file, "-t", named, "--json", "--validation", "0.2", "--mask-token", "--skip-bad")
+    found = json.loads(command(*options).stdout)
+    corpus = Corpus.open(tmp_path / "corpus")
+    manifest = json.loads((tmp_path / "corpus" / "corpus.json").read_text())
+    assert found["hash"] == corpus.hash and found["reused"] is False and found["seconds"] > 0
+    for key in (
+        "tokenizer_hash",
+        "vocabulary_size",
+        "mask_token_id",
+        "dtype",
+        "documents",
+        "tokens",
+        "bytes",
+        "skipped",
+    ):
+        assert found[key] == manifest[key]
+    split = manifest["splits"]["validation"]
+    assert found["splits"]["validation"] == {**split, "shards": len(split["shards"])}
+    assert json.loads(command(*options).stdout)["reused"] is True
+
+
+def test_the_command_says_what_was_skipped_and_in_which_source(command, named, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(GOOD + b"{\n")
+    result = command(tmp_path / "a.jsonl", "-t", named, code=2)
+    assert re.search(r"error: .*a\.jsonl, line 2: it is not JSON", result.stderr.replace("\n", " "))
+    result = command(tmp_path / "a.jsonl", "-t", named, "--skip-bad")
+    assert re.search(r"a\.jsonl: 1 rows? skipped", result.stdout.replace("\n", ""))
+
+
+def test_the_command_says_what_is_lost_of_a_damaged_file(command, named, tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(GOOD * 3)[:-8])
+    result = command(tmp_path / "a.jsonl.gz", "-t", named, "--skip-bad")
+    said = result.stdout.replace("\n", " ")
+    assert "a.jsonl.gz: 1 rows skipped" in said
+    assert "a.jsonl.gz, line 4: the file is damaged from here on: it ends too early; the rest of the file is" in said
+
+
+def test_the_command_refuses_nonsense_with_code_2_and_a_disk_with_code_1(command, named, tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", TEXTS)
+    for options in (["--validation", "some"], ["--validation", "nan"], ["--seed", "-1"], ["--limit", "0"],
+                    ["--shard-size", "nan"], ["--shard-size", "inf"]):  # fmt: skip
+        command(file, "-t", named, *options, code=2)
+        assert not (tmp_path / "corpus").exists()
+    (tmp_path / "corpus").symlink_to("/proc/no-such")
+    assert "error: cannot write to" in command(file, "-t", named, code=1).stderr
+
+
+def test_the_command_takes_a_limit(command, named, tmp_path):
+    found = json.loads(command(jsonl(tmp_path / "a.jsonl", NUMBERS), "-t", named, "--limit", "7", "--json").stdout)
+    assert (found["limit"], found["documents"], found["damaged"]) == (7, 7, 0)
+
+
+def test_a_bar_is_shown_on_a_terminal(named, tmp_path):
+    from acgpt.commands.prepare import bar
+
+    class Terminal:
+        def __init__(self):
+            self.written = ""
+
+        def write(self, text):
+            self.written += text
+
+        def flush(self):
+            pass
+
+        def isatty(self):
+            return True
+
+    for stderr, size in ((sys.stderr, 0), (Terminal(), 1000)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stderr", stderr)
+            patch.setenv("COLUMNS", "200")
+            patch.setenv("TERM", "xterm")
+            with bar() as show:
+                show(Progress("sources"))
+                show(Progress("tokens", done=100, total=size, documents=4, tokens=1234, text=100))
+                show(Progress("tokens", done=200, total=size, documents=8, tokens=5678, text=200))
+        if size:
+            assert "5,678 tokens, 8 documents" in stderr.written and "MB/s" in stderr.written

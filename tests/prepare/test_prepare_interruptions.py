@@ -1,0 +1,342 @@
+"""The same bytes whatever interrupts the work; and nobody else's files are touched."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from texts import GOOD, MANY, NUMBERS, SOURCE, TEXTS, by_documents, compress, everything, jsonl, parquet, tokens
+
+from acgpt import corpus_prepare
+from acgpt.corpus import Corpus
+from acgpt.corpus_prepare import prepare
+from acgpt.corpus_shards import write_json
+from acgpt.errors import InputError, OutputError
+
+WRITES = {"os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir"}
+
+
+def in_a_fork(action):
+    """Run an action in a copy of this process; how that ended: a negative number is a signal."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(60)
+            action()
+            os._exit(0)
+        except (InputError, OutputError) as error:
+            os.write(2, str(error).encode())
+            os._exit(2 if isinstance(error, InputError) else 1)
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def kill_before(number):
+    """From now on, kill this process before its `number`th change to the disk."""
+    left, fsync = number, os.fsync
+
+    def change(event, args):
+        nonlocal left
+        if event in WRITES or (event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def before_sync(descriptor):
+        change("os.rename", ())
+        fsync(descriptor)
+
+    sys.addaudithook(change)
+    os.fsync = before_sync
+
+
+def complete_or_absent(folder):
+    """A manifest stands for what is there, at any moment; a shard that has its name has all its tokens."""
+    if (folder / "corpus.json").exists():
+        Corpus.open(folder).verify()
+    if (folder / "journal.json").exists():
+        for split in json.loads((folder / "journal.json").read_text())["splits"].values():
+            for shard in split["shards"]:
+                assert sha256((folder / shard["file"]).read_bytes()).hexdigest() == shard["sha256"]
+
+
+def test_a_record_is_replaced_as_a_whole(tmp_path):
+    write_json(tmp_path / "record.json", {"number": 1})
+    with (tmp_path / "record.json").open() as old:
+        write_json(tmp_path / "record.json", {"number": 2})
+        assert json.load(old) == {"number": 1}  # whoever has the old one can read it to its end
+    assert json.loads((tmp_path / "record.json").read_text()) == {"number": 2}
+    assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
+
+
+@pytest.fixture
+def interrupted(tmp_path, small, monkeypatch, named):
+    """A preparation that has something of everything, what it should give, and how to run it into another folder."""
+    monkeypatch.setattr(corpus_prepare, "CHECKPOINT", 2500)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    (tmp_path / "c.txt").write_bytes("\n".join(MANY).encode())
+    names = [jsonl(tmp_path / "a.jsonl", MANY[:40]), parquet(tmp_path / "b.parquet", MANY), f"test={tmp_path}/c.txt"]
+    names[0] = compress(names[0])[2]
+
+    def run(folder, **options):
+        options = {"validation": 0.3, "shard_bytes": 1024, "workers": 1, "tokenizer": named, **options}
+        return prepare(names, tmp_path / folder, **options)
+
+    run("whole")
+    return run, everything(tmp_path / "whole")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_preparation_killed_at_any_moment_goes_on_to_the_same_bytes(interrupted, tmp_path):
+    run, whole = interrupted
+    assert sum(name.endswith(".bin") for name in whole) > 4
+    number, ended = 0, 1
+    while ended != 0:
+        number += 4
+        folder = f"killed-{number}"
+
+        def work(number=number, folder=folder):
+            kill_before(number)
+            run(folder)
+
+        ended = in_a_fork(work)
+        assert ended in (0, -signal.SIGKILL), number
+        complete_or_absent(tmp_path / folder)
+        if ended and number % 2:  # killed twice
+            assert in_a_fork(work) in (0, -signal.SIGKILL)
+        run(folder)
+        assert everything(tmp_path / folder) == whole, number
+        shutil.rmtree(tmp_path / folder)
+    assert number > 60, number
+
+
+@pytest.mark.parametrize("moment", range(1, 40, 5))
+@pytest.mark.parametrize("kind", ["limit", "pieces"])
+def test_a_limit_and_pieces_are_the_same_after_an_interruption(run, small, tmp_path, monkeypatch, kind, moment):
+    class Stop(Exception):
+        pass
+
+    def stop(progress):
+        nonlocal moment
+        moment -= progress.phase == "tokens"
+        if not moment:
+            raise Stop
+
+    monkeypatch.setattr(corpus_prepare, "CHECKPOINT", 20)
+    monkeypatch.setattr(corpus_prepare, "PIECE", 200)
+    names = [tmp_path / f"{number}.txt" for number in range(3)]
+    for number, name in enumerate(names):
+        name.write_text("\n".join(NUMBERS[number::3]))
+    options = {"validation": 0.1, "shard_bytes": 1024}
+    if kind == "limit":
+        names += [jsonl(tmp_path / "a.jsonl", NUMBERS[:20]), jsonl(tmp_path / "b.jsonl", NUMBERS[20:])]
+        options = {"limit": 35, "shard_bytes": 1024}
+    run(names, tmp_path / "whole", **options)
+    with pytest.raises(Stop):
+        run(names, watch=stop, **options)
+    run(names, **options)
+    assert everything(tmp_path / "corpus") == everything(tmp_path / "whole")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_replacing_a_corpus_can_be_killed_at_any_moment(interrupted, tmp_path):
+    run, whole = interrupted
+    for number in range(1, 40, 3):
+        run("replaced", validation=0.0, seed=3, overwrite=True)
+
+        def work(number=number):
+            kill_before(number)
+            run("replaced", overwrite=True)
+
+        assert in_a_fork(work) == -signal.SIGKILL
+        complete_or_absent(tmp_path / "replaced")
+        begun = not (tmp_path / "replaced" / "corpus.json").exists()
+        run("replaced", overwrite=not begun)
+        assert everything(tmp_path / "replaced") == whole, number
+    assert begun
+
+
+@pytest.mark.parametrize("room", ["none for the tokenizer", "none for a shard"])
+def test_a_full_disk_is_said_and_the_same_command_goes_on(run, named, tmp_path, monkeypatch, capfd, room):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    file = jsonl(tmp_path / "a.jsonl", NUMBERS * 5)
+    run(file, tmp_path / "whole")
+    limit = 3000 if room == "none for the tokenizer" else max(map(len, everything(Path(named)).values())) + 3000
+
+    def work():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        run(file)
+
+    assert in_a_fork(work) == 1
+    said = capfd.readouterr().err
+    assert f"cannot write to {tmp_path / 'corpus'}" in said and "File too large" in said and "Make room" in said
+    assert not (tmp_path / "corpus" / "corpus.json").exists()
+    assert not list((tmp_path / "corpus").glob("*.bin"))
+    run(file)
+    assert everything(tmp_path / "corpus") == everything(tmp_path / "whole")
+
+
+def test_a_command_killed_with_its_workers_goes_on_with_one_to_the_same_bytes(run, named, tmp_path):
+    texts = [f"{number} " + TEXTS[0] * 80 for number in range(300)]
+    file = jsonl(tmp_path / "a.jsonl", texts)  # some batches of the usual size
+    command = [sys.executable, "-m", "acgpt", "prepare", str(file), "-o", str(tmp_path / "killed"), "-t", named]
+    options = ["--validation", "0.1", "--workers", "2", "--shard-size", "0.0625"]
+    env = os.environ | {"PYTHONPATH": SOURCE}
+    process = subprocess.Popen([*command, *options], env=env, stderr=subprocess.PIPE, start_new_session=True)
+    journal, deadline = tmp_path / "killed" / "journal.json", time.monotonic() + 60
+    while not journal.exists() or not (row := json.loads(journal.read_text())["position"][1]):
+        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    process.stderr.read()  # ends when the last worker has ended, for they hold it too
+    assert not (tmp_path / "killed" / "corpus.json").exists()
+    same, seen = {"validation": 0.1, "shard_bytes": 1 << 16}, []
+    run(file, tmp_path / "killed", **same, watch=lambda progress: seen.append(progress.documents))
+    assert next(documents for documents in seen if documents) > row  # it did go on
+    run(file, tmp_path / "whole", **same)
+    assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
+
+
+def test_a_finished_corpus_is_checked_and_left_as_it_is(run, tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", MANY)
+    run(file, shard_bytes=1024)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "corpus").rglob("*")}
+    phases = []
+    moved = file.rename(tmp_path / "moved.jsonl")  # what counts is the content
+    run(moved, shard_bytes=1024, watch=lambda progress: phases.append(progress.phase))
+    assert phases[-1] == "reused"
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "corpus").rglob("*")} == times
+    shard = tmp_path / "corpus" / "train-00001.bin"
+    raw = shard.read_bytes()
+    shard.write_bytes(raw[:-2] + b"\0\0")
+    with pytest.raises(InputError, match=r"train-00001\.bin is not what was written.*--overwrite"):
+        run(moved, shard_bytes=1024)
+    run(moved, shard_bytes=1024, overwrite=True)
+    assert shard.read_bytes() == raw
+
+
+def test_a_corpus_whose_tokenizer_was_changed_is_refused(run, named, tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", TEXTS)
+    run(file)
+    other = run(file, tmp_path / "other", mask_token=True)
+    shutil.rmtree(tmp_path / "corpus" / "tokenizer")
+    with pytest.raises(InputError, match="cannot load the tokenizer in"):
+        run(file)
+    shutil.copytree(other.folder / "tokenizer", tmp_path / "corpus" / "tokenizer")
+    with pytest.raises(InputError, match=r"corpus/tokenizer is not the one .*--overwrite"):
+        run(file)
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "journal.json"])
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"recipe": {}}'])
+def test_a_damaged_record_of_an_earlier_run_is_named(run, tmp_path, name, content):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / name).write_text(content)
+    with pytest.raises(InputError, match=f"corpus/{name} is damaged"):
+        run(jsonl(tmp_path / "a.jsonl", TEXTS))
+
+
+def test_what_was_made_otherwise_is_refused_by_what_differs(run, tmp_path, monkeypatch):
+    file = jsonl(tmp_path / "a.jsonl", TEXTS)
+    other = jsonl(tmp_path / "b.jsonl", TEXTS[:3])
+    run(file)
+    before = everything(tmp_path / "corpus")
+    for names, options, difference in (
+        (file, {"convention": "lines"}, r"convention \('documents' there, 'lines' here\)"),
+        (file, {"validation": 0.1}, r"validation \(0.0 there, 0.1 here\)"),
+        (file, {"seed": 1}, r"seed \(0 there, 1 here\)"),
+        (file, {"field": "id"}, "field"),
+        (file, {"shard_bytes": 2048}, "shard_bytes"),
+        (file, {"mask_token": True}, "tokenizer, mask_token"),
+        (file, {"train_tokenizer": 300}, "What differs: tokenizer"),
+        (other, {}, r"sources \(train=.*a\.jsonl only there, train=.*b\.jsonl only here\)"),
+        ([file, f"test={other}"], {}, r"sources \(test=.*b\.jsonl only here\)"),
+        (f"test={file}", {}, r"sources \(train=.*a\.jsonl only there, test=.*a\.jsonl only here\)"),
+    ):
+        with pytest.raises(InputError, match=f"{difference}.*--overwrite"):
+            run(names, **options)
+        assert everything(tmp_path / "corpus") == before
+    corpus = run(other, convention="lines", overwrite=True)
+    assert corpus.manifest["convention"] == "lines"
+
+
+def test_what_a_failed_first_command_left_does_not_stand_in_the_way_of_its_correction(run, tokenizer, tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(GOOD + b'{"text": \n')
+    with pytest.raises(InputError, match="line 2"):
+        run(file)
+    jsonl(file, TEXTS, field="body")  # mended, but of another field
+    with pytest.raises(InputError, match="no field 'text'"):
+        run(file, validation=0.1)
+    (tmp_path / "corpus" / "thesis.tex").write_text("mine")
+    assert tokens(run(file, field="body")) == by_documents(tokenizer, TEXTS)
+    assert (tmp_path / "corpus" / "thesis.tex").read_text() == "mine"
+    assert not (tmp_path / "corpus" / "journal.json").exists()
+
+
+def test_unfinished_work_of_value_is_kept_and_the_ways_on_are_named(run, small, tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", MANY)
+    file.write_bytes(file.read_bytes() + b"{\n")
+    with pytest.raises(InputError, match="--skip-bad"):
+        run(file, shard_bytes=1024)
+    before = everything(tmp_path / "corpus")
+    assert "train-00000.bin" in before
+    with pytest.raises(
+        InputError, match=r"unfinished work of another command\. What differs: seed .*Repeat.*--overwrite"
+    ):
+        run(file, shard_bytes=1024, seed=1, skip_bad=True)
+    assert everything(tmp_path / "corpus") == before
+    run(file, shard_bytes=1024, seed=1, skip_bad=True, overwrite=True)
+
+
+def test_a_folder_with_other_files_is_refused_and_those_files_are_never_touched(run, tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", TEXTS)
+    folder = tmp_path / "corpus"
+    (folder / "tokenizer").mkdir(parents=True)
+    for name in ("train-00000.bin", "thesis.tex", "tokenizer/mine"):
+        (folder / name).write_text("mine")
+    before = everything(folder)
+    for overwrite in (False, True):
+        with pytest.raises(
+            InputError, match=r"holds files that are no corpus \(thesis.tex, tokenizer, train-00000.bin\)"
+        ):
+            run(file, overwrite=overwrite)
+    assert everything(folder) == before
+    shutil.rmtree(folder)
+    run(file)
+    (folder / "evaluation").mkdir()
+    for name in ("thesis.tex", "evaluation/set", "train.bin"):
+        (folder / name).write_text("mine")
+    run(file, convention="lines", overwrite=True)
+    assert [(folder / name).read_text() for name in ("thesis.tex", "evaluation/set", "train.bin")] == ["mine"] * 3
+
+
+def test_where_nothing_can_be_written_it_is_said(run, tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", TEXTS)
+    with pytest.raises(InputError, match="is not a folder"):
+        run(file, file)
+    with pytest.raises(OutputError, match=r"cannot write to .*Not a directory"):
+        run(file, file / "corpus")
+
+
+def test_two_processes_do_not_write_to_one_folder(run, tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", TEXTS)
+    (tmp_path / "corpus").mkdir()
+    descriptor = os.open(tmp_path / "corpus", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(InputError, match="another process is preparing"):
+        run(file)
+    os.close(descriptor)
+    run(file)
