@@ -167,7 +167,9 @@ def test_a_mistake_is_one_message_and_code_2(arguments, message, tmp_path, monke
 def test_a_picture_that_cannot_be_written_is_named_and_ends_with_code_1(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = run("conditioning", "-c", "{empty: 1}", "-o", "missing/sets.png", code=1).stderr
-    assert said == "error: cannot write missing/sets.png: No such file or directory.\n"
+    assert said == (
+        "error: cannot write missing/sets.png: No such file or directory. Make room there, or name another.\n"
+    )
 
 
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, tmp_path):

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
-from acgpt.errors import InputError, OutputError
+from acgpt.errors import InputError
+from acgpt.files import disk_errors
 
 REGIMES = {  # as recipes write them, and what is said of each
     "Fully arbitrary": (
@@ -226,8 +227,5 @@ def draw_conditioning(path: str | Path, panels: Sequence[Panel]) -> None:
     )
     caption = fill(caption, 100 * columns)
     figure.text(left / width, 0.33 / height, caption, fontsize=8, color=GREY, va="top", linespacing=1.35)
-    with rc_context({"svg.hashsalt": "acgpt"}):
-        try:
-            figure.savefig(path, dpi=150)
-        except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror or error}.") from error
+    with rc_context({"svg.hashsalt": "acgpt"}), disk_errors(path):
+        figure.savefig(path, dpi=150)

@@ -25,9 +25,10 @@ from acgpt import __version__, corpus_tokenizer
 from acgpt.corpus import FORMAT_VERSION, JOURNAL, MANIFEST, Corpus
 from acgpt.corpus_encode import CONVENTIONS, Recipe, encode, in_order
 from acgpt.corpus_rows import Bad, Batch
-from acgpt.corpus_shards import Writer, begin, disk_errors, locked, read_previous, write_json
+from acgpt.corpus_shards import Writer, begin, locked, read_previous, write_json
 from acgpt.corpus_tokenizer import Vocabulary
 from acgpt.errors import InputError
+from acgpt.files import disk_errors
 from acgpt.sources import File, HubSplit, Part, resolve
 
 SHARD_BYTES = 32 << 20
@@ -35,6 +36,9 @@ CHECKPOINT = 64 << 20  # bytes of text after which the journal is written, if no
 TRAINED_ON = 512 << 20  # bytes of text that a tokenizer is trained on, at most
 MOST_HELD_OUT = 0.5  # of train; more is a mistake: 99 for 1 %, say
 PIECE = 1 << 12  # bytes in a piece of a text file that is held out
+GOES_ON = (
+    "Make room or name another folder; what is there is safe, and the same command goes on where this one stopped."
+)
 WORTH_A_WORKER = 8 << 20  # bytes of source for which another process pays
 
 
@@ -107,7 +111,7 @@ def prepare(
     names = [sources] if isinstance(sources, str | os.PathLike) else sources
     folder = Path(folder)
     check_options(tokenizer, train_tokenizer, seed, limit, workers, shard_bytes)
-    with disk_errors(folder):
+    with disk_errors(folder, GOES_ON):
         revisions = known_revisions(read_previous(folder))
     parts = resolve([os.fspath(name) for name in names], revisions, limit)
     recipe = choose(parts, Recipe(convention or "", validation or 0.0, field, seed, limit=limit), validation is None)
@@ -120,7 +124,7 @@ def prepare(
         "shard_bytes": shard_bytes,
         "sources": [part.describe() for part in parts],
     }
-    with disk_errors(folder), locked(folder):
+    with disk_errors(folder, GOES_ON), locked(folder):
         previous = read_previous(folder)
         if previous is not None and not overwrite:
             finished = (folder / MANIFEST).exists()

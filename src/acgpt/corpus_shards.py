@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from acgpt.corpus import JOURNAL, MANIFEST, Shard, check_shard
-from acgpt.errors import InputError, OutputError
+from acgpt.errors import InputError
 from acgpt.files import sync
 
 # All that a preparation ever writes into its folder.
@@ -132,20 +132,6 @@ class Writer:
 
 
 # ---- the folder -----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """What the disk refuses becomes an error with a remedy."""
-    try:
-        yield
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(
-            f"cannot write to {folder}: {error.strerror or error}. Make room or name another folder; what is there is "
-            "safe, and the same command goes on where this one stopped."
-        ) from error
 
 
 @contextmanager

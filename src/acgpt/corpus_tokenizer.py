@@ -132,7 +132,7 @@ def save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     try:
         tokenizer.save_pretrained(temporary)
     except Exception as error:  # the library underneath has but one kind
-        raise OutputError(f"cannot write to {temporary}: {error}. Make room, or name another folder.") from error
+        raise OutputError(f"cannot write {temporary}: {error}. Make room, or name another folder.") from error
     for file in temporary.iterdir():
         sync(file)
     temporary.rename(folder / TOKENIZER)

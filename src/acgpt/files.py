@@ -5,9 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from acgpt.errors import OutputError
+
+
+@contextlib.contextmanager
+def disk_errors(path: str | Path, remedy: str = "Make room there, or name another.") -> Iterator[None]:
+    """What the disk refuses within becomes an `OutputError` that names the file or folder and the remedy."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}. {remedy}") from error
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes | Iterable[bytes]) -> None:

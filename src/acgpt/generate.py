@@ -35,17 +35,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-import transformers
 from transformers import PreTrainedTokenizerBase
 
-from acgpt import __version__
 from acgpt.attention import evaluating
 from acgpt.conditioning import ASKED, GIVEN
 from acgpt.decode import GREEDY, Sampler, Sampling
-from acgpt.errors import InputError, OutputError
+from acgpt.errors import InputError
 from acgpt.evaluate import check_fit
 from acgpt.evaluation_set import EvaluationSet
-from acgpt.files import write_whole
+from acgpt.files import disk_errors, write_whole
 from acgpt.generated import BLANK, KIND, record_of
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import tokenizer_hash, weights_hash
@@ -53,8 +51,10 @@ from acgpt.methods import Method, method_of
 from acgpt.modes import MODES, Mode, modes_named
 from acgpt.query import Query
 from acgpt.text import pieces
+from acgpt.versions import versions
 
 INDEX = "index.json"
+STAYS = "Make room there, or name another folder; what has been drawn stays."
 PROMPT, TOP_P, TEMPERATURE = 20, 0.95, 0.8  # as in the paper's experiments
 TOOK = ("seconds", "model_seconds", "calls")  # what a group says of itself
 OWN = ("mode", "future")  # of a file's configuration, what another file in the same folder may have otherwise
@@ -217,7 +217,7 @@ class Generator:
             same(record, there["config"], config)
             part.unlink(missing_ok=True)
             return there
-        with writing(folder):
+        with disk_errors(folder, STAYS):
             folder.mkdir(parents=True, exist_ok=True)
             with opened(part, config) as drawn:
                 self.draw(queries, future, drawn, progress)
@@ -294,10 +294,7 @@ class Generator:
             "device": str(self.lm.model.device),
             "dtype": config["dtype"],
             "hardware": torch.cuda.get_device_name(self.lm.model.device) if cuda else platform.machine(),
-            "versions": {
-                "acgpt": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__,
-                "numpy": np.__version__, "python": platform.python_version(),
-            },
+            "versions": versions(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": ["acgpt", *sys.argv[1:]],
         }  # fmt: skip
@@ -527,15 +524,3 @@ def same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     ]
     if differ:
         raise InputError(f"{path} was drawn with {'; '.join(differ)}. Name another folder with -o, or delete it.")
-
-
-@contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """What a disk refuses, said in words."""
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(
-            f"cannot write into {folder}: {error.strerror or error}. Make room there, or name another folder; what has "
-            "been drawn stays."
-        ) from error

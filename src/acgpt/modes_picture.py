@@ -21,9 +21,10 @@ import numpy as np
 import torch
 
 from acgpt.conditioning import ASKED, GIVEN
-from acgpt.errors import InputError, OutputError
+from acgpt.errors import InputError
 from acgpt.evaluate import queries_of
 from acgpt.evaluation_set import EvaluationSet
+from acgpt.files import disk_errors
 from acgpt.layout import build, visible
 from acgpt.modes import MODES, Mode
 from acgpt.show import COLOURS, FONTS, shortened
@@ -157,7 +158,5 @@ def draw_modes(path: str | Path, text: str = TEXT, *, seed: int = 0) -> None:
             write(x + 0.42, top + 0.24 * number, name)
     with warnings.catch_warnings(), rc_context({"svg.hashsalt": "acgpt"}):
         warnings.filterwarnings("ignore", message="Glyph")  # a script that no font here has: boxes stand for it
-        try:
+        with disk_errors(path):
             canvas.savefig(path, dpi=200, bbox_inches="tight", pad_inches=0.25)
-        except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror or error}.") from error

@@ -18,20 +18,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import accelerate
-import numpy as np
-import torch
-import transformers
 from safetensors import SafetensorError
 
-from acgpt import __version__
 from acgpt.errors import InputError, OutputError
 from acgpt.files import sync, write_whole
 from acgpt.recipe import Recipe, differences
@@ -175,15 +169,3 @@ def step_of(checkpoint: Path) -> int | None:
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint of a run."""
     return next(reversed(checkpoints(folder)), None)
-
-
-def versions() -> dict[str, str]:
-    """What a result may depend on."""
-    return {
-        "acgpt": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "accelerate": accelerate.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }

@@ -29,7 +29,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from acgpt.errors import CONTROLS, InputError, OutputError, QueryError
+from acgpt.errors import CONTROLS, InputError, QueryError
+from acgpt.files import disk_errors
 from acgpt.layout import body_tokens, build, visible
 from acgpt.query import Query
 from acgpt.template import parse
@@ -476,7 +477,5 @@ def picture(drawn: Figure, path: str | Path, title: str = "") -> None:
         write(left, top - 0.8 * unit, lines, "#111111", 10.5, ha="left", va="bottom", linespacing=1.3)
     with warnings.catch_warnings(), rc_context({"svg.hashsalt": "acgpt"}):
         warnings.filterwarnings("ignore", message="Glyph")
-        try:
+        with disk_errors(path):
             canvas.savefig(path, dpi=200, bbox_inches="tight", pad_inches=0.2)
-        except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror or error}.") from error

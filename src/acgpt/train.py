@@ -50,12 +50,12 @@ from acgpt.run_folder import (
     check_same,
     last_checkpoint,
     open_folder,
-    versions,
     write_json,
     writing,
 )
 from acgpt.trainer import AcTrainer, Watch
 from acgpt.training_log import DURING, Log, ProgressLine, Row, board, draw_curve
+from acgpt.versions import versions
 
 FEW = 8  # texts that are evaluated in the end, where a text takes hundreds of passes
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acgpt import __version__
 from acgpt.commands.options import (
     AdapterOption,
     DeviceOption,
@@ -27,7 +26,8 @@ from acgpt.commands.options import (
     load_model,
     option,
 )
-from acgpt.errors import InputError, OutputError
+from acgpt.errors import InputError
+from acgpt.versions import versions as versions  # for other commands, too
 
 if TYPE_CHECKING:
     from acgpt.conditioning import Conditioning
@@ -107,7 +107,7 @@ def evaluate(
       set: hash, path, texts, length, r_max, seed, conditioning, tokenizer_hash,
            corpus_hash, split
       bootstrap (resamples, level, seed), bos_token_id, mask_token_id, device,
-      dtype, batch_tokens, seconds, versions (acgpt, torch, transformers)
+      dtype, batch_tokens, seconds, versions (of acgpt, torch, …)
     """
     if corpus is None and sets is None:
         raise typer.BadParameter("name a CORPUS (see acgpt prepare), or an evaluation set with --sets PATH.")
@@ -270,23 +270,25 @@ def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
 
 
 @contextmanager
-def bar() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error, if somebody is watching."""
+def bar(what: str = "texts") -> Iterator[Callable[..., None]]:
+    """A progress bar on standard error, if somebody is watching.
+
+    What it yields is called with how many are done, of how many, and, if a rate is to be shown, the tokens so far.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    rate = TextColumn("{task.fields[rate]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as shown:
-        task = shown.add_task("texts", total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
+        task = shown.add_task(what, total=None, rate="")
 
+        def update(done: int, total: int, tokens: int = 0) -> None:
+            elapsed = shown.tasks[0].elapsed
+            rate = f"{tokens / elapsed:,.0f} tokens/s" if tokens and elapsed else ""
+            shown.update(task, completed=done, total=total, rate=rate)
 
-def versions() -> dict[str, str]:
-    """What the numbers were computed with."""
-    import torch
-    import transformers
-
-    return {"acgpt": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
+        yield update
 
 
 def check_writable(path: Path | None) -> None:
@@ -302,7 +304,7 @@ def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path |
     """The files that were asked for, each whole or not at all."""
     from safetensors.numpy import save
 
-    from acgpt.files import write_whole
+    from acgpt.files import disk_errors, write_whole
 
     files: dict[Path, bytes] = {}
     if output is not None:
@@ -311,10 +313,8 @@ def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path |
         about = {"acgpt_records": json.dumps({key: result[key] for key in ("model", "adapter", "method", "set")})}
         files[records] = save(evaluation.records(), metadata=about)
     for path, content in files.items():
-        try:
+        with disk_errors(path):
             write_whole(path, content)
-        except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror or error}. Make room, or name another.") from error
 
 
 def print_evaluation(evaluation: Evaluation, result: dict[str, Any]) -> None:

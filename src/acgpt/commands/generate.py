@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from acgpt.commands import evaluate
-from acgpt.commands.evaluate import NO_ANSWER, check_writable, choose_method, find_set, names_in, training_distribution
+from acgpt.commands.evaluate import (
+    NO_ANSWER,
+    bar,
+    check_writable,
+    choose_method,
+    find_set,
+    names_in,
+    training_distribution,
+)
 from acgpt.commands.options import (
     AdapterOption,
     DeviceOption,
@@ -105,8 +111,8 @@ def generate(
     from acgpt.corpus import Corpus
     from acgpt.decode import Sampling
     from acgpt.evaluation_set import keep
-    from acgpt.files import write_whole
-    from acgpt.generate import INDEX, PROMPT, TEMPERATURE, TOP_P, Generator, record_in, writing
+    from acgpt.files import disk_errors, write_whole
+    from acgpt.generate import INDEX, PROMPT, STAYS, TEMPERATURE, TOP_P, Generator, record_in
     from acgpt.methods import method_of, parted
     from acgpt.modes import MODES
 
@@ -156,7 +162,7 @@ def generate(
         if each not in records and ((there := record_in(output / f"{each}.json")) or not generator.answers(each)):
             records[each] = there
     index = {**result, "modes": {each: summary(each, records[each]) for each in MODES if each in records}}
-    with writing(output):
+    with disk_errors(output, STAYS):
         write_whole(output / INDEX, json.dumps(index, indent=2) + "\n")
     if as_json:
         emit(result)
@@ -178,25 +184,6 @@ def check_index(path: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise InputError(f"{path} is no index of generations: move it elsewhere, or name another folder.")
-
-
-@contextmanager
-def bar(mode: str) -> Iterator[Callable[[int, int, int], None]]:
-    """A progress bar on standard error, if somebody is watching: tokens, how many a second, and the time left."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    rate = TextColumn("{task.fields[rate]}")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as shown:
-        task = shown.add_task(mode, total=None, rate="")
-
-        def update(done: int, total: int, tokens: int) -> None:
-            elapsed = shown.tasks[0].elapsed
-            rate = f"{tokens / elapsed:,.0f} tokens/s" if tokens and elapsed else ""
-            shown.update(task, completed=done, total=total, rate=rate)
-
-        yield update
 
 
 def print_generations(result: Mapping[str, Any]) -> None:

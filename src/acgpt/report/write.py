@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from acgpt import __version__
-from acgpt.errors import InputError, OutputError
+from acgpt.errors import InputError
+from acgpt.files import disk_errors
 from acgpt.report import finetuning, from_scratch, generation
 from acgpt.report.page import html_page
 from acgpt.report.part import Part
@@ -182,14 +183,11 @@ def write_files(files: Mapping[str, bytes], output: Path) -> None:
     """The folder with these files, all of them or none; what was there before goes when they are on the disk."""
     partial = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
-        for name, content in files.items():
-            path = partial / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        commit(partial, output)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {output}: {error.strerror or error}. Make room there, or see who may write."
-        ) from error
+        with disk_errors(output):
+            for name, content in files.items():
+                path = partial / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            commit(partial, output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
