@@ -27,7 +27,7 @@ from acgpt.commands.options import (
     option,
 )
 from acgpt.errors import InputError
-from acgpt.versions import versions as versions  # for other commands, too
+from acgpt.versions import versions
 
 if TYPE_CHECKING:
     from acgpt.conditioning import Conditioning

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acgpt.commands.evaluate import NO_ANSWER, bar, check_writable, versions
+from acgpt.commands.evaluate import NO_ANSWER, bar, check_writable
 from acgpt.commands.options import DeviceOption, emit, finite, hush, option
-from acgpt.errors import InputError, ModelError, OutputError
+from acgpt.errors import InputError, ModelError
+from acgpt.versions import versions
 
 if TYPE_CHECKING:
     from acgpt.corpus import Corpus
@@ -458,12 +459,10 @@ def hardware(work: Work) -> str:
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
     """The result as a file, whole or not at all."""
-    from acgpt.files import write_whole
+    from acgpt.files import disk_errors, write_whole
 
-    try:
+    with disk_errors(path):
         write_whole(path, json.dumps(finite(result), indent=1, allow_nan=False) + "\n")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}. Make room, or name another.") from error
 
 
 def print_result(result: Mapping[str, Any], path: Path) -> None:
