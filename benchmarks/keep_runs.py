@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 FOLDERS = ("corpus", "output", "folder")  # whose values are folders
-WITHIN = ("model", "adapter", "path", "generated", "file")  # or lie in one
+WITHIN = ("model", "adapter", "path", "generated", "file", "result")  # or lie in one
 
 
 def renamed(value: Any, places: Mapping[str, str], key: str = "") -> Any:
@@ -28,7 +27,7 @@ def renamed(value: Any, places: Mapping[str, str], key: str = "") -> Any:
 
     Args:
         value: The record, or a part of it.
-        places: The new name of each folder. Of any other absolute path the last part is left.
+        places: The new name of each folder. Of any other absolute path the last part is left; a corpus is known by it.
         key: Under which the value stands.
     """
     if isinstance(value, dict):
@@ -47,7 +46,8 @@ def renamed(value: Any, places: Mapping[str, str], key: str = "") -> Any:
             if (path == place and whole) or path.startswith(f"{place}/"):
                 return (f"{name}=" if equals else "") + other + path[len(place) :]
         if path.startswith("/"):
-            return (f"{name}=" if equals else "") + Path(path).name
+            last = Path(path).name
+            return (f"{name}=" if equals else "") + (f"data/{last}" if f"data/{last}" in places.values() else last)
     return value
 
 
@@ -71,9 +71,9 @@ def places_of(runs: Sequence[Path]) -> dict[str, str]:
     return dict(sorted(places.items(), key=lambda item: -len(item[0])))  # what lies in another comes first
 
 
-def keep(run: Path, places: Mapping[str, str], date: str, output: Path) -> None:
-    """Copy the small files of one run."""
-    folder = output / run.name
+def small_files(run: Path, places: Mapping[str, str], date: str) -> dict[Path, str]:
+    """What is kept of one run, by its place in the run's folder."""
+    kept = {path.relative_to(run): path.read_text(encoding="utf-8") for path in run.glob("*.csv")}
     for path in sorted([*run.glob("*.json"), *(run / "generations").rglob("*.json")]):
         content = renamed(json.loads(path.read_text(encoding="utf-8")), places)
         for holder in (content, *content.get("sittings", ())):
@@ -84,12 +84,9 @@ def keep(run: Path, places: Mapping[str, str], date: str, output: Path) -> None:
         text = json.dumps(content, separators=(",", ":")) + "\n"
         left = re.findall(r'"(?:[\w.-]+=)?(/[^"]+)"', text)
         if left := left or [place for place in places if Path(place).is_absolute() and place in text]:
-            raise SystemExit(f"{path} names {left[0]} where it is not expected: nothing is kept of it.")
-        kept = folder / path.relative_to(run)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(text, encoding="utf-8")
-    for path in run.glob("*.csv"):
-        shutil.copy(path, folder)
+            raise SystemExit(f"{path} names {left[0]} where it is not expected: nothing is kept.")
+        kept[path.relative_to(run)] = text
+    return kept
 
 
 def main() -> None:
@@ -99,9 +96,18 @@ def main() -> None:
     parser.add_argument("-o", "--output", required=True, type=Path, help="a folder that is not there yet")
     args = parser.parse_args()
     runs = [run for place in args.runs for run in finished(place)]
+    names = [run.name for run in runs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SystemExit(f"two runs are called {twice[0]}, and would be one folder: rename one of them.")
+    kept = {  # of two that were trained in one place, its own
+        run.name: small_files(run, places_of([run, *runs]), args.date) for run in runs
+    }
     args.output.mkdir(parents=True)
-    for run in runs:
-        keep(run, places_of([run, *runs]), args.date, args.output)  # of two that were trained in one place, its own
+    for name, files in kept.items():
+        for place, text in files.items():
+            path = args.output / name / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

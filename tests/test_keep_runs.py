@@ -74,6 +74,8 @@ def test_of_generations_the_records_and_scores_are_kept_and_their_tables_stay_as
         found["reference"] |= {"corpus": "/here/wiki"}
         found["command"] = ["acgpt", "mauve", *map(str, scores), "/here/wiki", "--split", "test"]
         scored.write_text(json.dumps(found))
+        named = [{"generated": str(scores[0]), "result": f"/gpu/cells/{run.name}/generations/test/{scored.name}"}]
+        (scored.parent / "scores-test.json").write_text(json.dumps({"kind": "scores", "results": named}))
     before = make_report([cells], tmp_path / "before")
     command = [sys.executable, str(PROGRAM), str(cells), "--date", "2026-01-01", "-o", str(tmp_path / "kept")]
     subprocess.run(command, check=True)
@@ -81,12 +83,15 @@ def test_of_generations_the_records_and_scores_are_kept_and_their_tables_stay_as
     assert not [path for path in kept.rglob("*") if path.suffix == ".jsonl"]
     assert not [path for path in kept.rglob("*.json") if '"/' in path.read_text() or "=/" in path.read_text()]
     folder = kept / "ac-gpt-1" / "generations" / "test"
-    assert sorted(path.name for path in folder.iterdir()) == ["index.json", "training.json", "training.mauve.json"]
+    names = ["index.json", "scores-test.json", "training.json", "training.mauve.json"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    (index,) = json.loads((folder / "scores-test.json").read_text())["results"]
+    assert index["result"] == "runs/ac-gpt-1/generations/test/training.mauve.json"
     record, scored = (json.loads((folder / name).read_text()) for name in ("training.json", "training.mauve.json"))
     drawn_with = ["generate", "runs/ac-gpt-1/model", "data/wiki", "-o", "runs/ac-gpt-1/generations/test"]
     assert record["command"] == ["acgpt", *drawn_with] and record["model"] == "runs/ac-gpt-1/model"
     named = [f"runs/ac-gpt-{seed}/generations/test/training.jsonl" for seed in (0, 1)]
-    assert scored["command"] == ["acgpt", "mauve", *named, "wiki", "--split", "test"]
+    assert scored["command"] == ["acgpt", "mauve", *named, "data/wiki", "--split", "test"]
     assert (scored["generated"], scored["features"]["model"]) == (named[1], "large")
     after = make_report([kept], tmp_path / "after")
     for one, other in zip(before.parts, after.parts, strict=True):
@@ -102,3 +107,11 @@ def test_a_path_where_none_is_expected_is_not_kept(tmp_path):
     command = [sys.executable, str(PROGRAM), str(run), "--date", "2026-01-01", "-o", str(tmp_path / "kept")]
     said = subprocess.run(command, capture_output=True, text=True)
     assert said.returncode == 1 and "names /home/me/secret where it is not expected" in said.stderr
+    assert not (tmp_path / "kept").exists()
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path):
+    runs = [write_run(tmp_path / place / "a") for place in ("one", "other")]
+    command = [sys.executable, str(PROGRAM), *map(str, runs), "--date", "2026-01-01", "-o", str(tmp_path / "kept")]
+    said = subprocess.run(command, capture_output=True, text=True)
+    assert said.returncode == 1 and "two runs are called a" in said.stderr and not (tmp_path / "kept").exists()

@@ -265,6 +265,29 @@ def test_what_was_asked_more_texts_stands_first_and_has_the_curve(tmp_path):
     assert [(r_max, modes["training"].mean) for r_max, modes in ours.points] == [(0.2, 40.0), (0.6, 40.0)]
 
 
+def test_of_two_sets_a_picture_has_that_of_most_methods_it_shows_then_of_most_texts(tmp_path):
+    for method, sizes in (("ac-gpt", (8, 40)), ("sigma-gpt-temporal", (8, 40)), ("mlm", (8,))):
+        shift = 100.0 if method == "mlm" else 0.0
+        asked = {f"{n}": evaluation(method, (20 + shift,) * 5, texts=n, split="test") for n in sizes}
+        scratch(tmp_path / method, method=method, output=method, further=asked)
+    (part,) = make_report([tmp_path], tmp_path / "out").parts
+    titles = {stem: [panel.title for panel in part.pictures[stem].args[0]] for stem in ("test/main", "test/future")}
+    assert "8 texts" in titles["test/main"][0] and "40 texts" in titles["test/future"][0]
+    for path in (tmp_path / "mlm").iterdir():
+        path.unlink()
+    (part,) = make_report([tmp_path], tmp_path / "other").parts
+    assert "40 texts" in part.pictures["test/main"].args[0][0].title
+
+
+def test_sets_of_other_texts_have_curves_of_their_own(tmp_path):
+    for r_max in (0.2, 0.6):
+        asked = {f"{n}": evaluation("ac-gpt", AC, r_max=r_max, length=n, split="test") for n in (15, 31)}
+        scratch(tmp_path / f"{r_max}", (None,) * 5, r_max, output=f"{r_max}", further=asked)
+    (part,) = make_report([tmp_path], tmp_path / "out").parts
+    ((_, curves),) = part.pictures["test/r_max"].args[0]
+    assert len([curve for curve in curves if curve.method == "ac-gpt"]) == 3  # two of ours, and the paper's
+
+
 def test_the_papers_rows_stand_beside_ours_of_the_same_size_and_r_max(tmp_path):
     runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "tiny", model="tiny")]
     runs.append(scratch(tmp_path / "own", model={"layers": 2, "width": 32, "heads": 4}))

@@ -7,7 +7,7 @@ compared if they are of one size, have read as much of the same text, and were a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -247,7 +247,7 @@ def add_pictures(
             "better; hatched bars are bounds. The tables have the numbers.",
         )
     }
-    both = [each for panel in panels if (each := with_and_without(panel)).rows]
+    both = [panel for panel in main_panels(entries, names, paper, with_and_without) if panel.rows]
     if any(not panel.paper for panel in both):
         drawn["future"] = (
             partial(pictures.with_and_without, both),
@@ -276,32 +276,44 @@ def sizes_of(entries: Sequence[Entry], paper: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def main_panels(entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]) -> list[Panel]:
-    """Of each size the methods at the r_max of the paper's main results, or that of most; beside it the paper's."""
+def main_panels(
+    entries: Sequence[Entry],
+    names: Mapping[Entry, str],
+    paper: Mapping[str, Any],
+    shown: Callable[[Panel], Panel] = lambda panel: panel,
+) -> list[Panel]:
+    """Of each size the methods at the r_max of the paper's main results, or that of most; beside it the paper's.
+
+    Of several evaluation sets it is one that says something of the future, at the paper's r_max, of the most methods
+    that are `shown`, then of the most texts.
+    """
     panels = []
     for size in sizes_of(entries, paper):
         groups: dict[object, list[Entry]] = {}
         for entry in entries:
             if entry.first.size == size and entry.own:
                 groups.setdefault(entry.group, []).append(entry)
-        if not groups:
+        name, found = paper["sizes"].get(size, size), []
+        for group in groups.values():
+            group.sort(key=lambda entry: (place(entry.method, paper), entry.asked.options))
+            r_max, texts = group[0].r_max, group[0].asked.texts
+            rows = tuple((names[entry], entry.method, entry.modes) for entry in group)
+            panel = shown(Panel(f"{name}, r_max {r_max:g}, {texts:,} texts", rows))
+            future = any(modes["training"] for _, _, modes in panel.rows)
+            found.append(((future, r_max == R_MAX, len(panel.rows), texts), r_max, panel))
+        if not found:
             continue
-        best = max(groups.values(), key=preference)
-        best.sort(key=lambda entry: (place(entry.method, paper), entry.asked.options))
-        r_max, name, texts = best[0].r_max, paper["sizes"].get(size, size), best[0].asked.texts
-        rows = tuple((names[entry], entry.method, entry.modes) for entry in best)
-        panels.append(Panel(f"{name}, r_max {r_max:g}, {texts:,} texts", rows))
-        found = [row for row in paper["perplexities"] if (row["model"], row["r_max"]) == (size, r_max)]
-        for corpus in dict.fromkeys(row["corpus"] for row in found):
-            theirs = [row for row in found if row["corpus"] == corpus]
-            rows = tuple((paper["methods"][row["method"]], row["method"], paper_modes(paper, row)) for row in theirs)
-            panels.append(Panel(f"the paper: {name}, r_max {r_max:g}, {corpus}", rows, paper=True))
+        _, r_max, best = max(found, key=lambda each: each[0])
+        panels.append(best)
+        theirs = [row for row in paper["perplexities"] if (row["model"], row["r_max"]) == (size, r_max)]
+        for corpus in dict.fromkeys(row["corpus"] for row in theirs):
+            rows = tuple(
+                (paper["methods"][row["method"]], row["method"], paper_modes(paper, row))
+                for row in theirs
+                if row["corpus"] == corpus
+            )
+            panels.append(shown(Panel(f"the paper: {name}, r_max {r_max:g}, {corpus}", rows, paper=True)))
     return panels
-
-
-def preference(group: Sequence[Entry]) -> tuple[bool, bool, int]:
-    """Which of several groups to draw: one that says something of the future, at the paper's r_max, the largest."""
-    return any(entry.modes["training"] for entry in group), group[0].r_max == R_MAX, len(group)
 
 
 def with_and_without(panel: Panel) -> Panel:
@@ -323,15 +335,15 @@ def sweep(size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper
 
     What was asked at each r_max on more and on fewer texts has one curve, of the most points, then of the most texts.
     """
-    found: dict[str, dict[str, list[Entry]]] = {}
+    found: dict[str, dict[int, list[Entry]]] = {}
     for entry in sorted(entries, key=lambda each: each.r_max):
         if entry.first.size == size and entry.own and not entry.asked.bound:
             same = variant(entry.first)
             if "conditioning" in same:
                 same["conditioning"] = {key: value for key, value in same["conditioning"].items() if key != "r_max"}
-            asked = [entry.asked.set.get(key) for key in ("texts", "length", "seed", "corpus_hash")]
-            alike = found.setdefault(json.dumps([same, entry.asked.options], sort_keys=True), {})
-            alike.setdefault(json.dumps(asked), []).append(entry)
+            asked = [entry.asked.set.get(key) for key in ("length", "seed", "corpus_hash")]
+            alike = found.setdefault(json.dumps([same, entry.asked.options, asked], sort_keys=True), {})
+            alike.setdefault(entry.asked.texts, []).append(entry)
     curves = []
     for alike in found.values():
         own = max(alike.values(), key=lambda own: (len({entry.r_max for entry in own}), own[0].asked.texts))
