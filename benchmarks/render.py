@@ -307,11 +307,14 @@ def reported(kept: Sequence[str], check: bool) -> str:
     without = [choice for choice in choices if "=" not in choice]
     places = find_runs([ROOT / "benchmarks" / "results" / name])[0]
     folders = [folder for folder in places if folder.name not in without]
-    runs = read_runs(folders)
+    runs, named = read_runs(folders), dict.fromkeys(folder.name for folder in places)
+    if what in ("commands", "rates", "draws", "figure"):
+        for choice in choices:
+            known(choice, named, name)
     if what in ("commands", "rates"):
         return commands(runs, what == "rates")
     if what == "draws":
-        return draws(runs)
+        return draws(runs) or sys.exit(f"{name} has no generations: see benchmarks/results/{name}.")
     parts = [part for part in (*(make(runs) for make in PARTS), generation.make(folders, runs)) if part is not None]
     if what == "figure":
         figures = {each: (draw, part.captions.get(each, "")) for part in parts for each, draw in part.pictures.items()}
@@ -325,7 +328,7 @@ def reported(kept: Sequence[str], check: bool) -> str:
         known(f"-{column}", columns, f"{stem} of {name}")
         values.setdefault(column, []).append(value)
     for choice in without:
-        known(choice, {**columns, "-caption": None, "paper": None, **dict.fromkeys(f.name for f in places)}, name)
+        known(choice, {**columns, "-caption": None, "paper": None, **named}, name)
     rows = [row for row in table.only(**values).rows if not (row.paper and "paper" in without)]
     if not rows:
         sys.exit(f"{stem} of {name} has no row with {' '.join(choices)}: see benchmarks/results/{name}.")
@@ -380,6 +383,8 @@ def draws(runs: Sequence[Run]) -> str:
             if modes:
                 took = [f"{tokens:,}", f"{calls:,}", f"{seconds:,.0f} s", f"{tokens / seconds:,.0f}"]
                 rows.append([run.name, f"{found['set']['r_max']:g}", f"{modes[0]['texts']} × {len(modes)}", *took])
+    if not rows:
+        return ""
     shown = [word if all(word in own for own in words) else "…" for word in words[0]]
     columns = ["run", "r_max", "texts × modes", "tokens drawn", "calls of the model", "time", "tokens/s"]
     return f"{markdown(columns, rows)}\n\n`{' '.join(shown)}`, {'; '.join(machines)}."

@@ -111,6 +111,9 @@ def test_what_commands_have_in_common_is_said_once(render, kept):
         "`acgpt train small steps=9 --resume output=runs/RUN KEYS`, a CPU, torch 1, transformers 2, 2026-01-01." in page
     )
     assert len(table(render.rendered("<!-- report mine commands -->\n<!-- end -->"))[0]) == 3
+    for wrong, words in (("commands ac-gtp-0.6", "mine has no ac-gtp-0.6"), ("draws", "mine has no generations")):
+        with pytest.raises(SystemExit, match=words):
+            render.rendered(f"<!-- report mine {wrong} -->\n<!-- end -->")
 
 
 def test_a_figure_is_drawn_once_and_a_check_sees_that_it_shows_other_numbers(render, kept, tmp_path):
