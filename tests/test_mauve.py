@@ -511,6 +511,47 @@ def test_a_judge_that_is_not_there_yet_is_named(corpus: Path, tmp_path: Path):
     assert f"the judge cannot be loaded: there is no folder {missing}" in said
 
 
+def test_a_result_of_a_judge_that_was_trained_again_is_not_kept(corpus: Path, tmp_path: Path):
+    path, judge = write_generations(tmp_path, corpus, texts=3), tmp_path / "judge"
+    tiny_tokenizer(**SPECIAL).save_pretrained(judge)
+    results = []
+    for seed in (0, 0, 1):
+        tiny_model("gpt2", vocabulary=340, seed=seed).save_pretrained(judge)
+        said = acgpt(path, corpus, "--no-mauve", "--judge", judge, "--resume", "--json").stdout
+        results.append(json.loads(said))
+    first, same, other = results
+    assert same == first and other["judge"]["hash"] != first["judge"]["hash"]
+    assert other["judge"]["model"] == first["judge"]["model"]
+    assert other["judge"]["perplexity"] != first["judge"]["perplexity"]
+    (kept,) = tmp_path.glob("*.mauve.json")  # under the same name
+    assert json.loads(kept.read_text())["judge"] == other["judge"]
+    Metadata("ac-gpt").write(judge)  # the same weights, asked as another kind of model
+    again = json.loads(acgpt(path, corpus, "--no-mauve", "--judge", judge, "--json").stdout)
+    assert again["judge"]["hash"] != other["judge"]["hash"]
+    earlier = {**again, "judge": {key: value for key, value in again["judge"].items() if key != "hash"}}
+    kept.write_text(json.dumps({**earlier, "seconds": -1.0}))  # of a version that did not say it
+    last = json.loads(acgpt(path, corpus, "--no-mauve", "--judge", judge, "--resume", "--json").stdout)
+    assert last["judge"] == again["judge"] and last["seconds"] >= 0
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_a_file_is_read_once_to_be_checked_and_once_to_be_scored(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int
+):
+    """One alone is read once in all: what was read last is kept."""
+    for mode in ("infilling", "training", "unconditional")[:files]:
+        write_generations(tmp_path, corpus, mode)
+    read, real = [], reference.originals
+    monkeypatch.setattr(reference, "originals", lambda each, corpus: read.append(each.name) or real(each, corpus))
+    acgpt(tmp_path, corpus, "--no-mauve", "--resume")
+    assert len(read) == (1 if files == 1 else 2 * files)
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("*.mauve.json")]
+    assert {each["name"]: each["hash"] for each in results} == {
+        each.name: each.hash for each in find_generations([tmp_path])
+    }
+    assert len({json.dumps(each["companions"]["original"]) for each in results}) == files  # each its own
+
+
 def test_the_embedded_model_judges_without_its_adapter(monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr("acgpt.loading.load", lambda *named: asked.append(named))

@@ -8,8 +8,9 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,7 +52,7 @@ HELP = {
     "features_only": "Compute the features and keep them in the cache, for a machine that has mauve-text; no more.",
     "json": "For programs: one JSON object in a line for each of GENERATED, with the keys named above.",
     "output": "Where the result goes: a .json for one of GENERATED, a folder for several. Default: beside it.",
-    "resume": "Leave as it is what is there already of the same files, scored in the same way.",
+    "resume": "Leave as it is what is there already of the same files, scored in the same way by the same judge.",
     "index": "A .json that is written last and names all results; where nothing could be drawn, none, and no error.",
 }
 
@@ -106,9 +107,10 @@ def mauve(
                   original: distinct_1, distinct_2, distinct_3, repetition, loops
       perplexity (of what was drawn, under the model itself; null if that says
                   only a bound),
-      judge: null or model, measures, bound, perplexity, log_prob, tokens, cut (tokens
-             that it had no positions for), and of the original text, where it is
-             known: original
+      judge: null or model, hash (of its weights, its tokenizer and how it is asked),
+             measures, bound, perplexity, log_prob, tokens, cut (tokens that it had
+             no positions for), and of the original text, where it is known:
+             original
       notes, versions, hardware, seconds, date, command
     """
     reference_options = {"split": split, "rule": rule, "length": length, "skip": skip}
@@ -304,6 +306,7 @@ class Work:
         judge: Its name.
         seeds: How many of k-means.
         featurizer: For MAUVE, if it is wanted.
+        kept: The sides of the file that was read last: of all files they would be too much for memory.
     """
 
     corpus: Corpus | None
@@ -312,9 +315,19 @@ class Work:
     judge: str | None
     seeds: int
     featurizer: Featurizer | None = None
+    kept: dict[tuple[Path, int | None], Sides] = field(default_factory=dict)
 
     def sides(self, each: Generations) -> Sides:
-        """The samples of one file, and what they are compared with."""
+        """The samples of one file, and what they are compared with; read once, if no other is asked for in between."""
+        key = (each.path, each.limit)
+        if key not in self.kept:
+            found = self.read(each)
+            self.kept.clear()
+            self.kept[key] = found
+        return self.kept[key]
+
+    def read(self, each: Generations) -> Sides:
+        """As `sides`, from the file."""
         from acgpt.companions import firsts
         from acgpt.reference import Reference, originals
 
@@ -343,18 +356,33 @@ class Work:
         features = None if self.featurizer is None else self.featurizer.hash
         return [self.scored, features, self.sides(each).reference.hash, self.judge, *first(each.limit)]
 
+    @cached_property
+    def judge_hash(self) -> str | None:
+        """Of all that decides what the judge says, if there is one."""
+        from acgpt.metadata import tokenizer_hash, weights_hash
+
+        if self.lm is None:
+            return None
+        method = None if self.lm.metadata is None else self.lm.metadata.method
+        content = [weights_hash(self.lm.model), tokenizer_hash(self.lm.tokenizer), method, self.lm.bos, self.lm.mask]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
     def there(self, each: Generations, path: Path) -> dict[str, Any] | None:
-        """The result that is there, if it is of these very samples, scored in this way with as many seeds."""
+        """The result that is there, if it is of these very samples, scored in this way by as many seeds and this judge.
+
+        A judge's name, as it is part of a result's, does not say whether it has been trained again since.
+        """
         from acgpt.generated import object_of_kind
 
         seeds = None if self.featurizer is None else list(range(self.seeds))
         if (found := object_of_kind(path, "mauve")) is None:
             return None
         try:
-            own = [found["hash"], *way_of(found), (found["mauve"] or {}).get("seeds")]
+            seeds_and_judge = [(found["mauve"] or {}).get("seeds"), (found["judge"] or {}).get("hash")]
+            own = [found["hash"], *way_of(found), *seeds_and_judge]
         except (KeyError, AttributeError):  # of another version, or somebody has changed it
             return None
-        return found if own == [each.hash, *self.way(each), seeds] else None
+        return found if own == [each.hash, *self.way(each), seeds, self.judge_hash] else None
 
     def check(self, each: Generations, mauve: bool) -> None:
         """Can all be measured?"""
@@ -445,7 +473,8 @@ class Work:
         same, real = self.same_tokens(each), None
         if sides.original is not None and same:
             real = judged(self.lm, sides.original, same, progress)
-        return {"model": self.judge, **judged(self.lm, sides.samples, same, progress), "original": real}
+        about = {"model": self.judge, "hash": self.judge_hash}
+        return {**about, **judged(self.lm, sides.samples, same, progress), "original": real}
 
 
 def hardware(work: Work) -> str:
