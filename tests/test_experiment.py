@@ -302,12 +302,21 @@ def test_what_could_not_be_scored_is_found_before_training(tmp_path, monkeypatch
     file = tmp_path / "mine.yaml"
     # mauve-text is there but in the last case: to Python, None is a module that cannot be imported.
     monkeypatch.setitem(sys.modules, "mauve", None if "pip" in words else ModuleType("mauve"))
-    file.write_text(yaml.safe_dump({
+    content = {
         "recipe": "tiny-cpu", "output": str(tmp_path / "out"), "grid": {"seed": [0]},
         "set": {"corpus": str(corpus), "length": 31}, "generate": {"splits": ["validation"]} | drawn, "mauve": scored,
-    }))  # fmt: skip
+    }  # fmt: skip
+    file.write_text(yaml.safe_dump(content))
     said = run_cli(file, code=2).stderr
     assert words in said and not (tmp_path / "out").exists()
+    if "MAUVE takes" in words or "no windows" in words:
+        for remedy in ("generate.limit", "mauve.split", "mauve.length", "mauve.skip", "--no-scoring"):
+            assert remedy in said
+        assert "--split" not in said and "--length" not in said and "--skip" not in said  # of another command
+    if "no windows" in words:  # companions need no reference
+        file.write_text(yaml.safe_dump(content | {"mauve": scored | {"no_mauve": True}}))
+        rest = load_experiment(file)
+        experiment_runner.check_scoring(rest, rest.cells)
     if "pip" in words:
         assert "no_mauve" in said and "--no-scoring" in said
         (cell,) = json.loads(run_cli(file, "--no-scoring", "--list", "--json").stdout)["cells"]

@@ -36,6 +36,7 @@ from acgpt.metadata import Metadata
 from acgpt.methods import METHODS
 from acgpt.modes import MODES
 from acgpt.query import Query
+from acgpt.report.write import make_report
 
 TEXTS = ["The cat sat on the mat.", "A dog", "The capital of France is Paris. " * 12, "x"]
 
@@ -558,6 +559,19 @@ def test_the_embedded_model_judges_without_its_adapter(monkeypatch: pytest.Monke
     for name in ("default", "a/folder"):
         load_judge(name, "cpu")
     assert asked == [("default", False, "cpu"), ("a/folder", None, "cpu")]
+
+
+def test_without_mauve_a_corpus_need_not_leave_a_reference(corpus: Path, tmp_path: Path):
+    texts = len(Corpus.open(corpus).tokens("test")) // LENGTH
+    path = write_generations(tmp_path, corpus, texts=texts, split="test")  # prompts from all of the split
+    assert "no windows of 31 tokens, after the" in acgpt(path, corpus, "--features", "x", code=2).stderr
+    assert not list(tmp_path.glob("*.mauve.json"))
+    result = json.loads(acgpt(path, corpus, "--no-mauve", "--json").stdout)
+    assert result["reference"]["texts"] == 0 and not result["reference"]["overlaps_prompts"] and not result["notes"]
+    other = json.loads(acgpt(path, corpus, "--no-mauve", "--split", "validation", "--json").stdout)
+    assert other["reference"]["texts"] > 0 and other["companions"] == result["companions"]
+    assert make_report([tmp_path], tmp_path / "report").parts[-1].tables
+    assert "tset" in acgpt(path, corpus, "--no-mauve", "--split", "tset", code=2).stderr  # that is still an error
 
 
 def test_the_bound_of_diffusion_is_no_perplexity(corpus: Path, tmp_path: Path):

@@ -33,7 +33,7 @@ from acgpt.experiment import Cell, Experiment
 from acgpt.features import LENGTH
 from acgpt.generated import Generations
 from acgpt.mauve_score import FEWEST, check_counts, package
-from acgpt.reference import of_corpus
+from acgpt.reference import lack, of_corpus
 from acgpt.run_folder import CONFIG, LOG, RESULTS, check_same
 from acgpt.training_log import read_log
 
@@ -149,12 +149,18 @@ def check_scoring(experiment: Experiment, cells: Sequence[Cell]) -> None:
                 found = of_corpus(
                     corpus, wanted.split, length=wanted.length or min(LENGTH, length), rule=wanted.rule,
                     generated=[Generations(Path(), {"set": about})], skip=wanted.skip, count=FEWEST,
+                    allow_none=True,
                 )  # fmt: skip
-                if not wanted.no_mauve:
-                    check_counts(texts, len(found.texts))
+                if wanted.no_mauve:
+                    continue
+                if not found.texts:
+                    raise InputError(f"{lack(found.about)}.")
+                check_counts(texts, len(found.texts))
             except InputError as error:
                 raise InputError(
-                    f"mauve, of the first {texts} texts of {split}: {error} The keys of generate and mauve decide that."
+                    f"mauve, of the first {texts} texts of {split}: {error} generate.splits and generate.limit decide "
+                    "what is drawn, mauve.split, mauve.length and mauve.skip the reference; with --no-scoring the "
+                    "cells draw, and are scored later."
                 ) from error
 
 

@@ -70,6 +70,7 @@ def of_corpus(
     rule: str | None = None,
     skip: int | None = None,
     count: int = COUNT,
+    allow_none: bool = False,
 ) -> Reference:
     """Texts of a corpus split, decoded as generated texts are.
 
@@ -81,6 +82,7 @@ def of_corpus(
         rule: "documents" or "windows"; by default documents, where the corpus keeps them apart.
         skip: Leave out so many tokens at the beginning, instead of that region.
         count: At most so many texts.
+        allow_none: None is no error: nothing will be compared with them.
 
     Raises:
         InputError: Nothing is left.
@@ -95,14 +97,20 @@ def of_corpus(
     eos = corpus.manifest.get("eos_token_id", tokenizer.eos_token_id)
     found = documents(tokens, eos, begin) if rule == "documents" else windows(tokens, length, begin, count)
     texts = [decoded(ids[:length], tokenizer) for ids in islice((ids for ids in found if len(ids) >= length), count)]
-    if not texts:
-        why = f", after the {begin:,} tokens that are left out" if begin else ""
+    about = {"corpus": str(corpus.folder), "corpus_hash": corpus.hash, "split": split, "rule": rule}
+    about |= {"length": length, "skip": begin, "overlaps_prompts": bool(texts) and begin < prompts}
+    if not texts and not allow_none:
         remedy = "another --split, a smaller --length" + (
             ", or --skip 0: the reference then holds the very texts that the prompts are from" if begin else ""
         )
-        raise InputError(f"{corpus.folder}, {split}: no {rule} of {length} tokens{why}. Name {remedy}.")
-    about = {"corpus": str(corpus.folder), "corpus_hash": corpus.hash, "split": split, "rule": rule}
-    return Reference(texts, {**about, "length": length, "skip": begin, "overlaps_prompts": begin < prompts})
+        raise InputError(f"{lack(about)}. Name {remedy}.")
+    return Reference(texts, about)
+
+
+def lack(about: Mapping[str, Any]) -> str:
+    """That a corpus has no text of reference of this kind."""
+    why = f", after the {about['skip']:,} tokens that are left out" if about["skip"] else ""
+    return f"{about['corpus']}, {about['split']}: no {about['rule']} of {about['length']} tokens{why}"
 
 
 def region(of: Mapping[str, Any], corpus: Corpus, split: str) -> int:

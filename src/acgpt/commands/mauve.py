@@ -101,8 +101,9 @@ def mauve(
       original: null or likewise, of the original texts, where the corpus is that of
                 the prompts: what could be reached
       features: null or model, hash, dimensions, length
-      reference: hash, texts, and corpus, corpus_hash, split, rule, length, skip,
-                 overlaps_prompts, or file
+      reference: hash, texts (with --no-mauve 0, where the corpus leaves none), and
+                 corpus, corpus_hash, split, rule, length, skip, overlaps_prompts,
+                 or file
       companions: generated and, where the corpus is that of the prompts,
                   original: distinct_1, distinct_2, distinct_3, repetition, loops
       perplexity (of what was drawn, under the model itself; null if that says
@@ -148,7 +149,7 @@ def mauve(
     longest = min(LENGTH, max(each.record["set"]["length"] for each in found))
     corpus, shared = references(
         reference, found, split=split, rule=rule, length=length or longest, skip=skip, count=count or COUNT,
-        field=field or "text", asked_only=asked_only,
+        field=field or "text", asked_only=asked_only, allow_none=no_mauve,
     )  # fmt: skip
     work = Work(corpus, shared, None if judge is None else load_judge(judge, device), judge, seeds or SEEDS)
     for each in found:  # what is wrong with any of them is found before hours are spent
@@ -259,7 +260,7 @@ def first(limit: int | None) -> list[str]:
 
 def references(
     place: Path, found: Sequence[Generations], *, split: str | None, rule: str | None, length: int, skip: int | None,
-    count: int, field: str, asked_only: bool,
+    count: int, field: str, asked_only: bool, allow_none: bool,
 ) -> tuple[Corpus | None, Reference | None]:  # fmt: skip
     """The corpus, if one was named, and the texts that all are compared with; none if each has its own."""
     from acgpt.corpus import Corpus
@@ -270,7 +271,7 @@ def references(
         if asked_only:
             return corpus, None
         how: dict[str, Any] = {"length": length, "generated": found, "rule": rule, "skip": skip, "count": count}
-        return corpus, of_corpus(corpus, split, **how)
+        return corpus, of_corpus(corpus, split, **how, allow_none=allow_none)
     if asked_only:
         raise InputError(f"--asked-only compares with what stood there: name the corpus of the prompts, not {place}.")
     return None, of_file(place, field, count)
