@@ -425,7 +425,8 @@ def test_the_first_texts_are_scored_as_a_file_of_fewer_is(corpus: Path, model: P
         again = acgpt(more, corpus, *way, "--limit", 11, "--resume", "--json").stdout
         assert json.loads(again) == limited  # with the date of the first
     assert len(list(more.parent.glob("*.mauve.json"))) == 2 * len(ways)
-    assert "14 texts: a limit of 15" in acgpt(more, corpus, "--no-mauve", "--limit", 15, code=2).stderr
+    said = acgpt(more, corpus, "--no-mauve", "--limit", 15, code=2).stderr
+    assert "is of 14 texts, and the limit is 15: name at most 14, or leave this file out" in said
     other = write_generations(tmp_path / "other", corpus)  # whose set is none that acgpt makes
     assert "cannot be told" in acgpt(other, corpus, "--no-mauve", "--limit", 11, code=2).stderr
 
@@ -503,6 +504,14 @@ def test_an_index_of_nothing_and_one_that_is_somebody_elses(corpus: Path, tmp_pa
     path = write_generations(tmp_path, corpus)
     wrong = acgpt(path, corpus, "--no-mauve", "--index", tmp_path / "index.json", code=2)
     assert "index.json is no index of scores" in wrong.stderr
+    for places in (
+        ("-o", tmp_path / "one.json", "--index", tmp_path / "one.json"),
+        ("-o", tmp_path / "one.json", "--index", tmp_path / "x" / ".." / "one.json"),
+        ("--index", tmp_path / "all.mauve.json"),  # a report would take it for a result
+    ):
+        said = acgpt(path, corpus, "--no-mauve", *places, code=2).stderr
+        assert "is where a result would be: name another file with --index" in said
+        assert not (tmp_path / "one.json").exists()
     assert not list(tmp_path.glob("*.mauve.json")) and "training" in (tmp_path / "index.json").read_text()
 
 
@@ -637,6 +646,25 @@ def test_features_of_one_machine_serve_another(
     monkeypatch.setattr(Featurizer, "compute", None)
     acgpt(path, corpus, "--features", model)
     assert len(list(tmp_path.glob("*.mauve.json"))) == 1
+
+
+def test_a_result_says_in_what_precision_its_features_were_computed(
+    corpus: Path, model: Path, tmp_path: Path, mauve: Any, monkeypatch: pytest.MonkeyPatch
+):
+    one, other = (write_generations(tmp_path, corpus, mode) for mode in ("training", "infilling"))
+
+    def products(path: Path) -> str:
+        return str(json.loads(acgpt(path, corpus, "--features", model, "--json").stdout)["features"]["products"])
+
+    with monkeypatch.context() as gpu:
+        gpu.setattr("acgpt.features.PRODUCTS", {"cpu": "tf32"})
+        there = Featurizer.load(str(model)).about()
+        acgpt(one, corpus, "--features", model, "--features-only")
+    assert Featurizer.load(str(model)).about() == {**there, "products": "fp32"} and there["products"] == "tf32"
+    assert products(one) == "tf32"
+    assert products(other) == "fp32, tf32"  # the reference is from there
+    both = acgpt(other, one, corpus, "--features", model, "--json").stdout.splitlines()
+    assert [json.loads(each)["features"]["products"] for each in both] == ["fp32, tf32", "tf32"]
 
 
 def test_without_the_package_the_rest_is_measured(

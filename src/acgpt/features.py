@@ -11,15 +11,15 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.attention import matrix_products
@@ -31,6 +31,7 @@ from acgpt.metadata import tokenizer_hash, weights_hash
 
 VERSION = 1  # of what is computed: another one, other features
 LENGTH = 1024  # tokens of a text that are read, as in the paper
+PRODUCTS = {"cpu": "fp32", "cuda": "tf32"}
 BUDGET = {"cpu": 2**12, "cuda": 2**16}  # tokens, padding included, that go through the model at a time
 
 
@@ -42,11 +43,13 @@ class Featurizer:
         name: As it was named.
         network: Any causal model of transformers, in float32.
         tokenizer: Its tokenizer.
+        used: In what precision products were for all features so far: what is kept may be another machine's.
     """
 
     name: str
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    used: set[str] = field(default_factory=set)
 
     @classmethod
     def load(cls, name: str, device: str = "auto") -> Featurizer:
@@ -68,9 +71,10 @@ class Featurizer:
         return min(most, positions_of(self.network.config.get_text_config()))
 
     def about(self) -> dict[str, Any]:
-        """For results."""
-        config = self.network.config.get_text_config()
-        return {"model": self.name, "hash": self.hash, "dimensions": config.hidden_size, "length": self.length()}
+        """For results; the hash leaves out "products", in what precision matrices are multiplied here."""
+        config, device = self.network.config.get_text_config(), self.network.device.type
+        about = {"model": self.name, "hash": self.hash, "dimensions": config.hidden_size, "length": self.length()}
+        return {**about, "products": PRODUCTS.get(device, PRODUCTS["cpu"])}
 
     def features(
         self,
@@ -94,8 +98,11 @@ class Featurizer:
             found = kept(folder / self.file_name(longer), len(longer))
         if found is not None:
             progress(len(texts), len(texts))
-            return found[: len(texts)]
+            vectors, products = found
+            self.used.add(products)
+            return vectors[: len(texts)]
         computed = self.compute(texts, progress)
+        self.used.add(self.about()["products"])
         try:
             write_whole(path, save({"features": computed}, metadata={"acgpt_features": json.dumps(self.about())}))
         except OSError as error:
@@ -139,12 +146,16 @@ class Featurizer:
         return np.asarray(last.float().cpu().numpy())
 
 
-def kept(path: Path, texts: int) -> np.ndarray | None:
-    """Features as they were kept; `None` if they were not, or not whole."""
+def kept(path: Path, texts: int) -> tuple[np.ndarray, str] | None:
+    """Features as they were kept, and the precision of their products; `None` if they were not, or not whole."""
     if not path.is_file():
         return None
     try:
-        found = load_file(path)["features"]
+        with safe_open(path, "numpy") as file:
+            found = file.get_tensor("features")
+            about = json.loads((file.metadata() or {}).get("acgpt_features", "{}"))
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
-    return found if found.ndim == 2 and len(found) == texts and found.dtype == np.float32 else None
+    if found.ndim != 2 or len(found) != texts or found.dtype != np.float32:
+        return None
+    return found, str(about.get("products", "unknown"))

@@ -11,9 +11,11 @@ from typing import Any
 
 from acgpt.errors import OutputError
 
+REMEDY = "Make the folder, make room there, or name another."
+
 
 @contextlib.contextmanager
-def disk_errors(path: str | Path, remedy: str = "Make room there, or name another.") -> Iterator[None]:
+def disk_errors(path: str | Path, remedy: str = REMEDY) -> Iterator[None]:
     """What the disk refuses within becomes an `OutputError` that names the file or folder and the remedy."""
     try:
         yield

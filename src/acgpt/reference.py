@@ -97,7 +97,7 @@ def of_corpus(
     eos = corpus.manifest.get("eos_token_id", tokenizer.eos_token_id)
     found = documents(tokens, eos, begin) if rule == "documents" else windows(tokens, length, begin, count)
     texts = [decoded(ids[:length], tokenizer) for ids in islice((ids for ids in found if len(ids) >= length), count)]
-    about = {"corpus": str(corpus.folder), "corpus_hash": corpus.hash, "split": split, "rule": rule}
+    about: dict[str, Any] = {"corpus": str(corpus.folder), "corpus_hash": corpus.hash, "split": split, "rule": rule}
     about |= {"length": length, "skip": begin, "overlaps_prompts": bool(texts) and begin < prompts}
     if not texts and not allow_none:
         remedy = "another --split, a smaller --length" + (
@@ -195,7 +195,10 @@ def limited(generated: Generations, corpus: Corpus, limit: int) -> Generations:
     """
     of = generated.record["set"]
     if limit > of["texts"]:
-        raise InputError(f"{generated.path} is of {of['texts']} texts: a limit of {limit} is too high for it.")
+        raise InputError(
+            f"{generated.path} is of {of['texts']} texts, and the limit is {limit}: name at most {of['texts']}, or "
+            "leave this file out."
+        )
     try:
         if of.get("corpus_hash") != corpus.hash:
             raise InputError("it took its prompts from another corpus")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PAPER, COUNT, SEEDS = "gpt2-large", 1000, 5
 INDEX = "scores"  # the kind of file that says what there is
+ENDING = ".mauve.json"  # of results
 KEPT = ("method", "options", "model", "adapter", "mode", "r_max", "set", "sampling", "samples", "tokenizer_hash")
 
 HELP = {
@@ -100,7 +101,8 @@ def mauve(
              mauve_text (its version)
       original: null or likewise, of the original texts, where the corpus is that of
                 the prompts: what could be reached
-      features: null or model, hash, dimensions, length
+      features: null or model, hash, dimensions, length, products (fp32 or tf32: the
+                precision of those that were used, of a CPU or a GPU)
       reference: hash, texts (with --no-mauve 0, where the corpus leaves none), and
                  corpus, corpus_hash, split, rule, length, skip, overlaps_prompts,
                  or file
@@ -130,7 +132,7 @@ def mauve(
 
     found = list(find_generations(generated, allow_none=index is not None))
     check_output(found, output)
-    check_index(index)
+    check_index(index, output)
     if not found and index is not None:
         write_index(index, {})
         return
@@ -206,12 +208,16 @@ def check_output(found: Sequence[Generations], output: Path | None) -> None:
         check_writable(place(each, (), output))
 
 
-def check_index(path: Path | None) -> None:
-    """Refuse what cannot be written, and to write over another's file."""
+def check_index(path: Path | None, output: Path | None) -> None:
+    """Refuse what cannot be written, and to write over another's file or a result."""
     from acgpt.generated import object_of_kind
 
     check_writable(path)
-    if path is not None and path.exists() and object_of_kind(path, INDEX) is None:
+    if path is None:
+        return
+    if path.name.endswith(ENDING) or (output is not None and path.resolve() == output.resolve()):
+        raise InputError(f"{path} is where a result would be: name another file with --index, which ends in .json.")
+    if path.exists() and object_of_kind(path, INDEX) is None:
         raise InputError(f"{path} is no index of scores: move it elsewhere, or name another with --index.")
 
 
@@ -244,7 +250,7 @@ def place(each: Generations, way: Sequence[str | None], output: Path | None) -> 
     if output is not None and output.suffix == ".json":
         return output
     key = hashlib.sha256(json.dumps(way).encode()).hexdigest()[:8]
-    return (output or each.path.parent) / f"{each.name}.{key}.mauve.json"
+    return (output or each.path.parent) / f"{each.name}.{key}{ENDING}"
 
 
 def way_of(result: Mapping[str, Any]) -> list[str | None]:
@@ -416,14 +422,16 @@ class Work:
 
         sides = self.sides(each)
         samples, original, texts, reference = sides.samples, sides.original, sides.texts, sides.reference
-        found = real = None
+        found = real = features = None
         if self.featurizer is not None:
+            self.featurizer.used.clear()
             whole = sides if each.limit is None else self.sides(replace(each, limit=None))  # may be in the cache
             theirs = self.featurizer.features(reference.texts, progress, longer=whole.reference.texts)
             found = scores(self.featurizer.features(texts, progress, longer=whole.texts), theirs, range(self.seeds))
             if original is not None and self.shared is not None and len(original) >= FEWEST:
                 real_texts, more = ([sample.text for sample in side.original or ()] for side in (sides, whole))
                 real = scores(self.featurizer.features(real_texts, progress, longer=more), theirs, range(self.seeds))
+            features = {**self.featurizer.about(), "products": ", ".join(sorted(self.featurizer.used))}
         judge = None if self.lm is None else self.judgement(each, sides, progress)
         notes = []
         if found is not None and min(len(texts), len(reference.texts)) < FEW:
@@ -448,7 +456,7 @@ class Work:
             "empty": sides.empty,
             "mauve": found,
             "original": real,
-            "features": None if self.featurizer is None else self.featurizer.about(),
+            "features": features,
             "reference": reference.as_dict(),
             "companions": {
                 "generated": companions(samples),
