@@ -157,9 +157,13 @@ def test_the_command_scores_with_a_model_that_only_bounds_and_says_so(runs):
     folder, _ = runs("diffusion")
     words = ["score", "The cat {{sat}} on the mat.", "-m", str(folder / "model"), "--device", "cpu"]
     told = CliRunner().invoke(app, words)
-    assert told.exit_code == 0 and "bounds" in told.stdout and "--: cannot be answered" in told.stdout
+    assert told.exit_code == 0 and "bounds" in told.stdout
+    assert "--: diffusion does not take a text apart from left to right" in " ".join(told.stdout.split())
     assert re.search(r"␣sat +-- +\d+\.\d\d$", told.stdout, re.MULTILINE)
     assert json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["bound"] is True
+    end = CliRunner().invoke(app, ["score", "The cat {{sat}}", *words[2:]])  # past only and with future: one question
+    assert end.exit_code == 0 and "--" not in end.stdout and "with future" not in end.stdout
+    assert re.search(r"␣sat +\d+\.\d\d$", end.stdout, re.MULTILINE) and "no future to read" in end.stdout
     shown = CliRunner().invoke(app, ["show", "The cat {{sat}}", "-m", str(folder / "model")])
     assert shown.exit_code == 2 and "diffusion" in shown.output
 
@@ -183,7 +187,10 @@ def test_the_command_scores_in_the_way_that_can_be_answered_and_says_of_the_othe
     assert column(told.stdout, 2) == bits(gap, True)
     told = score(gaps)
     assert column(told.stdout, 1) == bits(gaps, False) and column(told.stdout, 2) == ["--", "--"]
-    assert "difference" not in told.stdout and "--: cannot be answered by a model of method fim" in told.stdout
+    assert "difference" not in told.stdout
+    with pytest.raises(acgpt.QueryError) as refused:
+        lm.log_prob(gaps, future=True)
+    assert f"--: {refused.value}" in " ".join(told.stdout.split())  # in its own words
     (tmp_path / "both").write_text(f"{gap}\n{gaps}\n", encoding="utf-8")
     both = score("--file", str(tmp_path / "both"))
     assert column(both.stdout, 1) == bits(gap, False) + bits(gaps, False)

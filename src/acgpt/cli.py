@@ -323,15 +323,15 @@ def score(
     """
     groups = questions(template, file, parse)
     lm = load(model, adapter, device, dtype)
-    from acgpt.show import NO_ANSWER, Page, print_score
+    from acgpt.show import NO_ANSWER, Page, print_score, printable
 
     if as_json:
         for text, result in answers(groups, lambda texts: lm.log_prob(texts, future=future)):
             emit({"template": text, "future": result.future, **answered_by(lm, result), **score_fields(result)})
         return
 
-    def ask(texts: list[str]) -> list[dict[str, Score | None]]:
-        columns: dict[str, Sequence[Score | None]] = {}
+    def ask(texts: list[str]) -> list[dict[str, Score | QueryError]]:
+        columns: dict[str, Sequence[Score | QueryError]] = {}
         for name, way in {"past only": False, "with future": True}.items():
             try:
                 if future in (None, way):
@@ -339,27 +339,27 @@ def score(
             except QueryError as error:
                 if len(texts) > 1:  # `answers` asks each of them alone
                     raise
-                columns[name], refusal = [None], error
+                columns[name], refusal = [error], error
         found = [dict(zip(columns, scores, strict=True)) for scores in zip(*columns.values(), strict=True)]
-        if not any(found[0].values()):
+        if all(isinstance(each, QueryError) for each in found[0].values()):
             raise refusal
         return found
 
     page = Page()
     for text, ways in answers(groups, ask):
-        nothing_ahead = future is None and ways["past only"] is not None and not lm.query(text).needs_future
-        if nothing_ahead:
-            del ways["with future"]
-        print_score(page, lm, text, ways)
-        scores = {name: score for name, score in ways.items() if score is not None}
+        nothing_ahead = future is None and not lm.query(text).needs_future
+        if nothing_ahead:  # both ways are one question
+            ways = {"past only": next(each for each in ways.values() if not isinstance(each, QueryError))}
+        scores = {name: each for name, each in ways.items() if not isinstance(each, QueryError)}
+        print_score(page, lm, text, {name: scores.get(name) for name in ways})
         note_adapters(page, lm, scores)
         if "with future" in scores and not lm.reads_future:
             page.note("This model has not been trained to read the future: expect “with future” to be bad.\n", "yellow")
         if any(each.bound for each in scores.values()):
             page.note("This model only bounds probabilities: the surprise is at most this, estimated by chance.\n")
-        if len(scores) < len(ways):
-            assert lm.metadata is not None  # a causal model, which need not have any, can be asked both ways
-            page.note(f"{NO_ANSWER}: cannot be answered by a model of method {lm.metadata.method}.\n")
+        for each in ways.values():
+            if isinstance(each, QueryError):
+                page.note(printable(f"{NO_ANSWER}: {each}\n"))
         if nothing_ahead:
             page.note("Nothing given stands after what is asked: there is no future to read.\n")
 
