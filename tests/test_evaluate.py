@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import warnings
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -510,8 +511,10 @@ def object_of(result):
     return json.loads(line, parse_constant=pytest.fail)
 
 
-def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_path):
+def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_path, monkeypatch):
     output, records = tmp_path / "out" / "results.json", tmp_path / "records.safetensors"
+    monkeypatch.setattr(sys, "argv", ["/x/bin/acgpt", "evaluate", "words"])
+    before = datetime.now(UTC).replace(microsecond=0)
     got = object_of(cli(corpus, "--json", "-o", output, "--records", records))
     lm = acgpt.load(models["reads"], device="cpu")
     evaluation_set, path = set_of_corpus(Corpus.open(corpus), split="test", length=30)
@@ -526,7 +529,10 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
     assert set(got) == {
         "model", "adapter", "corpus", "method", "options", "bound", "modes", "gains", "set", "bootstrap", "metadata",
         "bos_token_id", "mask_token_id", "device", "dtype", "batch_tokens", "seconds", "versions",
+        "date", "command",
     }  # fmt: skip
+    assert got["command"] == ["acgpt", "evaluate", "words"]
+    assert before <= datetime.fromisoformat(got["date"]) <= datetime.now(UTC)
     assert (got["method"], got["device"], got["dtype"], got["metadata"]["method"]) == (
         "ac-gpt", "cpu", "float32", "ac-gpt",
     )  # fmt: skip

@@ -22,12 +22,10 @@ import hashlib
 import json
 import os
 import platform
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cached_property
 from itertools import accumulate, dropwhile, groupby
 from pathlib import Path
@@ -51,7 +49,7 @@ from acgpt.methods import Method, method_of
 from acgpt.modes import MODES, Mode, modes_named
 from acgpt.query import Query
 from acgpt.text import pieces
-from acgpt.versions import versions
+from acgpt.versions import versions, when
 
 INDEX = "index.json"
 STAYS = "Make room there, or name another folder; what has been drawn stays."
@@ -295,8 +293,7 @@ class Generator:
             "dtype": config["dtype"],
             "hardware": torch.cuda.get_device_name(self.lm.model.device) if cuda else platform.machine(),
             "versions": versions(),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": ["acgpt", *sys.argv[1:]],
+            **when(),
         }  # fmt: skip
 
 

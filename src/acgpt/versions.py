@@ -1,8 +1,11 @@
-"""What a result was computed with, for its record."""
+"""What a result was computed with, when and by which command, for its record."""
 
 from __future__ import annotations
 
 import platform
+import sys
+from datetime import UTC, datetime
+from typing import Any
 
 from acgpt import __version__
 
@@ -22,3 +25,8 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+
+
+def when() -> dict[str, Any]:
+    """The date and the command."""
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": ["acgpt", *sys.argv[1:]]}

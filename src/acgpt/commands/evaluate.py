@@ -27,7 +27,7 @@ from acgpt.commands.options import (
     option,
 )
 from acgpt.errors import InputError
-from acgpt.versions import versions
+from acgpt.versions import versions, when
 
 if TYPE_CHECKING:
     from acgpt.conditioning import Conditioning
@@ -107,7 +107,7 @@ def evaluate(
       set: hash, path, texts, length, r_max, seed, conditioning, tokenizer_hash,
            corpus_hash, split
       bootstrap (resamples, level, seed), bos_token_id, mask_token_id, device,
-      dtype, batch_tokens, seconds, versions (of acgpt, torch, …)
+      dtype, batch_tokens, seconds, versions (of acgpt, torch, …), date, command
     """
     if corpus is None and sets is None:
         raise typer.BadParameter("name a CORPUS (see acgpt prepare), or an evaluation set with --sets PATH.")
@@ -163,6 +163,7 @@ def evaluate(
         "batch_tokens": batch_tokens or lm.budget,
         "seconds": round(seconds, 3),
         "versions": versions(),
+        **when(),
     }
     result["set"]["path"] = str(path)
     write_results(evaluation, result, output, records)

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +18,7 @@ import typer
 from acgpt.commands.evaluate import NO_ANSWER, bar, check_writable
 from acgpt.commands.options import DeviceOption, emit, finite, hush, option
 from acgpt.errors import InputError, ModelError
-from acgpt.versions import versions
+from acgpt.versions import versions, when
 
 if TYPE_CHECKING:
     from acgpt.corpus import Corpus
@@ -228,11 +227,6 @@ def write_index(path: Path, results: Mapping[Path, Mapping[str, Any]]) -> None:
         for file, each in results.items()
     ]
     write(path, {"kind": INDEX, "results": found, **when()})
-
-
-def when() -> dict[str, Any]:
-    """The date and the command, for what is written."""
-    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": ["acgpt", *sys.argv[1:]]}
 
 
 def load_judge(name: str, device: str) -> LanguageModel:
