@@ -85,7 +85,8 @@ def test_every_method_draws_what_it_draws_on_a_cpu_and_its_time_is_measured(name
         assert sum(noticed) == 3 * sum(len(question.asked_positions) for question in questions)
     for ours, theirs in zip(*drawn.values(), strict=True):
         for (tokens, log_probs), (want, scores) in zip(ours, theirs, strict=True):
-            assert (tokens == want).all() and log_probs == pytest.approx(scores, abs=1e-7)
+            # Rotary tables are fp32 on any device, and one unit in their last place moves these by up to 6e-9.
+            assert (tokens == want).all() and log_probs == pytest.approx(scores, abs=2e-8)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
