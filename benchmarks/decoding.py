@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,7 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
             assert record is not None
             keys = ("tokens", "calls", "seconds", "tokens_per_second", "outside")
             records[f"{name}, {mode}"] = {key: record[key] for key in keys}
+            print(f"{name}, {mode}:", records[f"{name}, {mode}"], file=sys.stderr, flush=True)
         del generator, lm, model
     about = {key: value for key, value in vars(args).items() if key not in ("repeats", "ours", "profile", "generate")}
     report(
