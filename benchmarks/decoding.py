@@ -29,6 +29,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from common import SIZES, VOCABULARY, build_model, clock, copy_bandwidth, machine, report
+from render import GENERATION, generation_rows
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from acgpt import LanguageModel, Query, decode
@@ -207,16 +208,10 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
     about = {key: value for key, value in vars(args).items() if key not in ("repeats", "ours", "profile", "generate")}
     report(
         f"Generating {args.batch} × {args.tokens} tokens, {args.size}, {dtype}, {machine(args.device)['hardware']}",
-        ["", "tokens", "calls", "seconds", "tokens/s", "outside the model"],
-        [
-            [
-                name, f"{r['tokens']:,}", f"{r['calls']:,}", f"{r['seconds']:.2f}", f"{r['tokens_per_second']:,.0f}",
-                f"{r['outside']:.0%}",
-            ]
-            for name, r in records.items()
-        ],
+        GENERATION,
+        generation_rows(records),
         {"benchmark": "generation", **about, **machine(args.device), "generation": records},
-    )  # fmt: skip
+    )
 
 
 def profile(sampler: Sampler, queries: list[Query], n: int, sampling: Sampling) -> None:

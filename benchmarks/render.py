@@ -24,7 +24,7 @@ import re
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,16 +62,29 @@ def decoding(record: dict[str, Any]) -> str:
     return markdown(["", "seconds", "tokens/s", "× generate"], rows) + "\n\n" + note
 
 
+GENERATION = ["", "tokens", "calls", "seconds", "tokens/s", "× GPT", "outside the model"]
+
+
+def generation_rows(records: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """A row a method and mode; beside GPT in that mode, or in the same without its future, which GPT cannot see."""
+    rows = []
+    for name, r in records.items():
+        mode = name.split(", ")[1]
+        gpt = records.get(f"gpt, {mode}") or records.get(f"gpt, {mode}-no-future")
+        ratio = f"{r['tokens_per_second'] / gpt['tokens_per_second']:.2f}" if gpt else "--"
+        rows.append(
+            [
+                name, f"{r['tokens']:,}", f"{r['calls']:,}", f"{r['seconds']:.2f}", f"{r['tokens_per_second']:,.0f}",
+                ratio, f"{r['outside']:.0%}",
+            ]
+        )  # fmt: skip
+    return rows
+
+
 def generation(record: dict[str, Any]) -> str:
-    """What drawing takes, a row a method and mode."""
-    rows = [
-        [
-            name, f"{r['tokens']:,}", f"{r['calls']:,}", f"{r['seconds']:.2f}", f"{r['tokens_per_second']:,.0f}",
-            f"{r['outside']:.0%}",
-        ]
-        for name, r in record["generation"].items()
-    ]  # fmt: skip
-    return markdown(["", "tokens", "calls", "seconds", "tokens/s", "outside the model"], rows)
+    """What drawing takes."""
+    note = record.get("note")
+    return markdown(GENERATION, generation_rows(record["generation"])) + (f"\n\n{note}" if note else "")
 
 
 def scoring(record: dict[str, Any]) -> str:
