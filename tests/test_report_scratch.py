@@ -160,6 +160,16 @@ def test_runs_that_differ_in_anything_else_are_rows_of_their_own(tmp_path, chang
         assert [row["method"] for row in found] == ["AC-GPT, lr 0.0001", "AC-GPT, lr 0.0002"]
 
 
+def test_what_tells_runs_apart_is_said_of_them_whichever_texts_they_were_asked(tmp_path):
+    runs = [
+        scratch(tmp_path / "one", method="other"),
+        scratch(tmp_path / "two", method="other", lr=2e-4, measured={"texts": 2}),
+        scratch(tmp_path / "wide", method="other", lr=3e-4, r_max=1.0),
+    ]
+    found = rows(make_report(runs, tmp_path / "report"))
+    assert sorted(row["method"] for row in found) == ["other", "other, lr 0.0001", "other, lr 0.0002"]
+
+
 def test_what_changes_nothing_that_is_learnt_makes_no_row(tmp_path):
     free = {"workers": 7, "keep": 1, "eval_every": 3, "corpus": "elsewhere/wiki", "micro_batch": 2}
     runs = [scratch(tmp_path / "one"), scratch(tmp_path / "two", seed=1, **free)]
@@ -277,6 +287,19 @@ def test_of_two_sets_a_picture_has_that_of_most_methods_it_shows_then_of_most_te
         path.unlink()
     (part,) = make_report([tmp_path], tmp_path / "other").parts
     assert "40 texts" in part.pictures["test/main"].args[0][0].title
+
+
+def test_a_picture_has_a_method_as_it_is_asked_by_default_if_it_was(tmp_path):
+    shuffled = {
+        split: {**evaluation("other", (90.0,) * 5, r_max=0.6, split=split), "options": {"order": "random"}}
+        for split in ("validation", "test")
+    }
+    run = scratch(tmp_path / "run", method="other", further=shuffled)
+    (part,) = make_report([run], tmp_path / "out").parts
+    assert len(rows(make_report([run], tmp_path / "out"))) == 2
+    for split, expected in (("validation", [24.0]), ("test", [90.0])):
+        panel = part.pictures[f"{split}/main"].args[0][0]
+        assert [modes["unconditional"].mean for _, _, modes in panel.rows] == expected
 
 
 def test_sets_of_other_texts_have_curves_of_their_own(tmp_path):

@@ -166,12 +166,13 @@ def make(runs: Sequence[Run]) -> Part | None:
 
 
 def in_words(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry, str]:
-    """What each row is called: the method, and what tells it from others of the method that were asked the same."""
+    """What each row is called: the method, and what tells it from others of the method, whichever texts were asked."""
     names = {}
     for entry in entries:
 
         def kind(each: Entry) -> tuple[object, ...]:
-            return each.method, each.group, each.asked.options, each.own
+            *read, _ = each.group
+            return each.method, read, each.r_max, each.own
 
         mine, peers = variant(entry.first), [variant(each.first) for each in entries if kind(each) == kind(entry)]
         differing = [key for key in mine if any(peer.get(key) != mine[key] for peer in peers)]
@@ -285,13 +286,15 @@ def main_panels(
     """Of each size the methods at the r_max of the paper's main results, or that of most; beside it the paper's.
 
     Of several evaluation sets it is one that says something of the future, at the paper's r_max, of the most methods
-    that are `shown`, then of the most texts.
+    that are `shown`, then of the most texts. What was asked in several ways is there as it is asked by default.
     """
     panels = []
+    by_default = {(entry.first, entry.group) for entry in entries if not entry.asked.options}
     for size in sizes_of(entries, paper):
         groups: dict[object, list[Entry]] = {}
         for entry in entries:
-            if entry.first.size == size and entry.own:
+            asked_otherwise = entry.asked.options and (entry.first, entry.group) in by_default
+            if entry.first.size == size and entry.own and not asked_otherwise:
                 groups.setdefault(entry.group, []).append(entry)
         name, found = paper["sizes"].get(size, size), []
         for group in groups.values():

@@ -178,11 +178,13 @@ def methods(panels: Sequence[Panel], colours: Mapping[str, str]) -> Figure:
     from matplotlib.patches import Patch
 
     figure, axes = canvas(10, 3.1 * len(panels) + 0.5, len(panels))
-    looks: dict[str, dict[str, Any]] = {}  # another row of a method, asked in another way say, is paler
+    looks: dict[str, dict[str, Any]] = {}
     for panel in panels:
+        drawn: list[str] = []
         for name, method, _ in panel.rows:
-            paler = 0.6 ** sum(each["color"] == colours.get(method, PAPER) for each in looks.values())
-            looks.setdefault(name, {"color": colours.get(method, PAPER), "alpha": paler})
+            colour = colours.get(method, PAPER)
+            looks.setdefault(name, {"color": colour, "alpha": 0.6 ** drawn.count(colour)})
+            drawn.append(colour)  # another row of a method in a panel is paler
     for place, panel in zip(axes, panels, strict=True):
         width = 0.8 / len(panel.rows)
         for number, (name, _, modes) in enumerate(panel.rows):
