@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 
 from acgpt.batches import Budget, fill
 from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, generator
-from acgpt.decode import Sampling
+from acgpt.decode import Sampling, randomness
 from acgpt.errors import InputError, ModelError, QueryError
 from acgpt.methods import SigmaGptRandom, method_of
 from acgpt.sigma_network import REACH, SigmaGPTConfig, SigmaGPTForCausalLM
@@ -221,17 +221,24 @@ def test_samples_come_as_often_as_their_probability_says(method, future):
 
 
 def test_samples_of_several_orders_come_as_often_as_their_mean_probability_says():
-    model, question = toy(RANDOM, vocabulary=3, scale=2.0), query("agaga", [1, 2, 0, 1, 2])
+    model, question = toy(RANDOM, vocabulary=3, scale=0.7), query("agaga", [1, 2, 0, 1, 2])
     fillings = list(all_fillings(question, 3))
-    probabilities = [math.exp(sum(scores)) for scores in answer(SigmaGptRandom(orders=3), model, fillings)]
+    probabilities = [math.exp(sum(scores)) for scores in answer(SigmaGptRandom(orders=3, seed=1), model, fillings)]
 
     def chance(method):
         with torch.inference_mode():
-            (samples,) = method.sample(sampler_of(model, RANDOM), [question], 3000, Sampling(seed=0))
+            (samples,) = method.sample(sampler_of(model, RANDOM), [question], 6000, Sampling(seed=0))
         return p_value(counted(samples, 3), probabilities)
 
-    assert chance(SigmaGptRandom(orders=3)) > 1e-3
-    assert chance(SigmaGptRandom("random")) < 1e-5  # the first of the three alone
+    assert chance(SigmaGptRandom(orders=3, seed=1)) > 1e-3
+    assert chance(SigmaGptRandom("random", seed=1)) < 1e-5  # the first of the three alone
+
+
+def test_an_order_has_other_numbers_than_the_tokens_drawn_in_it():
+    question = query("aaaaaaaa")  # with nothing given, what is asked in an order is the question itself
+    for seed in range(4):
+        tokens = randomness(question, 0, seed).permutation(question.asked_positions)
+        assert SigmaGptRandom("random", seed=seed).order(question, 0).tolist() != tokens.tolist()
 
 
 def test_of_several_orders_a_sample_has_its_own_whatever_it_is_drawn_beside():

@@ -96,14 +96,15 @@ def noise(query: Query, sample: int, seed: int) -> np.ndarray:
     return randomness(query, sample, seed).random(len(query) + 1)
 
 
-def randomness(query: Query, sample: int, seed: int) -> np.random.Generator:
+def randomness(query: Query, sample: int, seed: int, purpose: str | None = None) -> np.random.Generator:
     """The randomness of a sample of a query.
 
     A function of the seed, the query (what is given and where, what is asked) and the sample's number, so a query gets
-    the same alone and in any batch.
+    the same alone and in any batch. What is random besides the tokens of a sample has a `purpose`, and with it numbers
+    that are independent of theirs.
     """
     known = [token if given else None for token, given in zip(query.tokens, query.given, strict=True)]
-    identity = json.dumps([seed, sample, known, query.asked])
+    identity = json.dumps([seed, sample, known, query.asked, *([] if purpose is None else [purpose])])
     key = int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=16).digest())
     return np.random.Generator(np.random.Philox(key=key))
 

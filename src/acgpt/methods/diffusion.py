@@ -124,7 +124,7 @@ class Diffusion(Method):
 
     def masked_sets(self, query: Query) -> np.ndarray:
         """(draws, n) which of the n asked tokens are masked in each draw; a function of the seed and the query."""
-        rng, n = randomness(query, 0, self.seed), len(query.asked_positions)
+        rng, n = randomness(query, 0, self.seed, "masks"), len(query.asked_positions)
         times = (np.arange(self.draws) + rng.random()) / self.draws  # spread evenly: less noise than each by itself
         sizes = 1 + (times * n).astype(np.int64)
         ranks = rng.random((self.draws, n)).argsort(axis=1).argsort(axis=1)

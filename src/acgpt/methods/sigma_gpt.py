@@ -190,7 +190,7 @@ class SigmaGptRandom(SigmaGptTemporal):
         """As in `SigmaGptTemporal`, or shuffled within the two parts."""
         if not self.random:
             return super().order(query, number)
-        rng = randomness(query, number, self.seed)
+        rng = randomness(query, number, self.seed, "order")
         parts = (np.array(part, dtype=np.int64) for part in (query.given_positions, query.asked_positions))
         return np.concatenate([rng.permutation(part) for part in parts])
 
@@ -198,7 +198,7 @@ class SigmaGptRandom(SigmaGptTemporal):
         """Any of them, each as likely: a sample of the mean of distributions is one of a distribution at random."""
         if self.orders == 1:
             return 0
-        return int(randomness(query, -1 - sample, seed).integers(self.orders))  # no noise is of a number below 0
+        return int(randomness(query, sample, seed, "which order").integers(self.orders))
 
     def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
         """As `Method.score` says, a pass an order.
