@@ -452,6 +452,22 @@ def test_no_result_replaces_one_of_another_kind(corpus: Path, model: Path, tmp_p
     assert [each["seeds"] for each in found if each].count([0, 1]) == 1
 
 
+def test_a_judges_result_goes_where_it_is_told_and_nothing_goes_elsewhere(corpus: Path, model: Path, tmp_path: Path):
+    path = write_generations(tmp_path / "drawn", corpus, texts=3)
+    there, words = set(tmp_path.rglob("*")), (path, corpus, "--no-mauve", "--judge", model)
+    for place in ("one.json", "new/one.mauve.json", "folder"):
+        acgpt(*words, "-o", tmp_path / place)
+        made = [each for each in set(tmp_path.rglob("*")) - there if each.is_file()]
+        assert len(made) == 1 and made[0].is_relative_to(tmp_path / place)
+        assert json.loads(made[0].read_text())["judge"]["model"] == str(model)
+        there |= set(tmp_path.rglob("*"))
+    acgpt(*words, "-o", tmp_path / "one.json")  # a result takes the place of a result, and of nothing else
+    record = path.with_suffix(".json")
+    before = record.read_bytes()
+    assert f"{record} is no result of acgpt mauve" in acgpt(*words, "-o", record, code=2).stderr
+    assert record.read_bytes() == before and set(tmp_path.rglob("*")) == there
+
+
 def test_a_command_that_was_stopped_goes_on_and_its_index_comes_last(
     corpus: Path, model: Path, tmp_path: Path, mauve: Any, monkeypatch: pytest.MonkeyPatch
 ):
