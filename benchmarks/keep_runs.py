@@ -5,8 +5,8 @@
     acgpt report benchmarks/results/NAME -o report
 
 A folder of runs stands for those of them that are finished. Weights are left out, and so is what was drawn: of
-generations the records are kept, and what `acgpt mauve` has found. Folders of the machine on which they ran are named
-by their last part: runs/ac, data/wiki.
+generations the records are kept, and what `acgpt mauve` has found, wherever in the run's folder they lie. Folders of
+the machine on which they ran are named by their last part: runs/ac, data/wiki.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 FOLDERS = ("corpus", "output", "folder")  # whose values are folders
 WITHIN = ("model", "adapter", "path", "generated", "file", "result")  # or lie in one
+KINDS = ("generations", "index", "mauve", "scores")  # what acgpt generate and acgpt mauve write
 
 
 def renamed(value: Any, places: Mapping[str, str], key: str = "") -> Any:
@@ -36,18 +37,19 @@ def renamed(value: Any, places: Mapping[str, str], key: str = "") -> Any:
         return [renamed(each, places, key) for each in value]
     if not isinstance(value, str):
         return value
-    name, equals, path = key, "", value
-    if key == "command" and not value.startswith("/"):  # a word of it: KEY=PATH, or PATH
+    name, before, path = key, "", value
+    if key == "command" and not value.startswith("/"):  # a word of it: KEY=PATH, --KEY=PATH, or PATH
         name, equals, path = value.partition("=")
-        name, path = (name, path) if equals else ("", value)
+        name, before, path = (name, f"{name}=", path) if equals else ("", "", value)
+        name = "" if name.startswith("-") else name
     if name in ("", "command", *FOLDERS, *WITHIN):
         for place, other in places.items():
             whole = name in FOLDERS or (name not in WITHIN and "/" in place)  # a word alone may be a method's name
             if (path == place and whole) or path.startswith(f"{place}/"):
-                return (f"{name}=" if equals else "") + other + path[len(place) :]
+                return before + other + path[len(place) :]
         if path.startswith("/"):
             last = Path(path).name
-            return (f"{name}=" if equals else "") + (f"data/{last}" if f"data/{last}" in places.values() else last)
+            return before + (f"data/{last}" if f"data/{last}" in places.values() else last)
     return value
 
 
@@ -71,11 +73,21 @@ def places_of(runs: Sequence[Path]) -> dict[str, str]:
     return dict(sorted(places.items(), key=lambda item: -len(item[0])))  # what lies in another comes first
 
 
+def records(run: Path) -> dict[Path, Any]:
+    """The records of a run: those in its folder, and of generations and their scores those in any folder of it."""
+    found = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted(run.rglob("*.json"))}
+    return {
+        path: content
+        for path, content in found.items()
+        if path.parent == run or (isinstance(content, dict) and content.get("kind") in KINDS)
+    }
+
+
 def small_files(run: Path, places: Mapping[str, str], date: str) -> dict[Path, str]:
     """What is kept of one run, by its place in the run's folder."""
     kept = {path.relative_to(run): path.read_text(encoding="utf-8") for path in run.glob("*.csv")}
-    for path in sorted([*run.glob("*.json"), *(run / "generations").rglob("*.json")]):
-        content = renamed(json.loads(path.read_text(encoding="utf-8")), places)
+    for path, found in records(run).items():
+        content = renamed(found, places)
         for holder in (content, *content.get("sittings", ())):
             if "command" in holder:
                 holder["command"] = ["acgpt", *holder["command"][1:]]

