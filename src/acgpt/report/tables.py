@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 NOTHING, INFINITE = "--", "∞"
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
 TEX |= {">": r"\textgreater{}", "|": r"\textbar{}"} | {each: f"\\{each}" for each in "&%$#_{}"}
-TEX |= {"σ": r"$\sigma$", "±": r"$\pm$", "≤": r"$\le$", "×": r"$\times$", INFINITE: r"$\infty$"}
+TEX |= {"σ": r"$\sigma$", "±": r"$\pm$", "≤": r"$\le$", "×": r"$\times$", INFINITE: r"$\infty$", "…": r"\ldots{}"}
+# What pdflatex shows without further packages: ASCII and most of Latin-1.
+PDFLATEX = frozenset(map(chr, range(256))) - set("«»ÐÞðþ")
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ class Table:
         return file.getvalue()
 
     def latex(self, label: str) -> str:
-        r"""For a paper: a float with booktabs' rules.
+        r"""For a paper: a float with booktabs' rules. Its first lines, comments, say what it takes to compile it.
 
         Args:
             label: What `\ref` names it by.
@@ -245,14 +247,14 @@ class Table:
             return text + rf"\textsuperscript{{{self.notes[row.note or '']}}}" if marked else text
 
         def line(cells: Iterable[str]) -> str:
-            return " & ".join(cells) + r" \\"
+            return re.sub(r"^(?=[\[*])", "{}", " & ".join(cells)) + r" \\"  # else the line before takes it for its own
 
         groups = ["\n".join(line(cell(row, column) for column in self.columns) for row in g) for g in self.grouped()]
         notes = [rf"\textsuperscript{{{n}}}\,{escape_latex(text)}" for text, n in self.notes.items()]
+        title, words = escape_latex(self.title), re.sub(r"\br\\_max\b", r"$r_{\\max}$", escape_latex(self.words))
         parts = [
-            "% \\usepackage{booktabs,graphicx}",
             r"\begin{table}[ht]",
-            rf"\caption{{{escape_latex(self.title)}. {escape_latex(self.words)}}}",
+            rf"\caption[{{{title}}}]{{\textbf{{{title}.}} {words}}}",
             rf"\label{{{label}}}",
             r"\begin{center}",
             r"\resizebox{\columnwidth}{!}{%",
@@ -268,7 +270,9 @@ class Table:
             r"\end{center}",
             r"\end{table}",
         ]
-        return "\n".join(parts) + "\n"
+        odd = " ".join(sorted(set("".join(parts)) - PDFLATEX))
+        font = [f"% lualatex or xelatex, and a font that has {odd}: pdflatex has not"] if odd else []
+        return "\n".join([r"% \usepackage{booktabs,graphicx}", *font, *parts]) + "\n"
 
     def as_dicts(self) -> list[dict[str, Any]]:
         """For programs: the cells of each row, with its note; the paper's own rows left out."""
@@ -344,5 +348,6 @@ def plain_markdown(text: str) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """A text that LaTeX shows as it is."""
-    return "".join(TEX.get(each, each) for each in text).replace("--", "-{}-")  # which would be a dash
+    """A text that LaTeX shows as it is; but `--` that stands alone is a dash."""
+    shown = "".join(TEX.get(each, each) for each in text.translate(CONTROLS))
+    return re.sub(r"(?<![\w-])(--)(?![\w-])|-(?=-)", lambda found: found[1] or "-{}", shown)
