@@ -509,6 +509,19 @@ def test_a_name_that_begins_a_row_is_not_taken_for_an_argument_of_the_line_befor
     assert [line for line in lines if line.endswith(r" \\")][1:] == [r"{}[x] \\", r"{}* \\", r"plain \\"]
 
 
+def test_a_table_that_is_longer_than_a_page_goes_on_in_further_floats():
+    rows = tuple(Row({"name": f"{group}.{row}"}, group, "a note") for group in range(25) for row in range(4))
+    text = Table("Title", "Words.", (Column("name", "name"),), rows, "name").latex("tab:x")
+    floats = text.split(r"\begin{table}")[1:]
+    found = [re.findall(r"^(\d+)\.\d.* \\\\$", each, re.M) for each in floats]
+    assert [name for each in found for name in each] == [str(row.group) for row in rows]  # all of them, in order
+    assert [len(each) for each in found] == [44, 44, 12] and not set(found[0]) & set(found[1])  # groups stay whole
+    assert [r"\caption" in each for each in floats] == [True, False, False]
+    assert [r"\tablename~\ref{tab:x}, continued" in each for each in floats] == [False, True, True]
+    assert [r"\,a note" in each for each in floats] == [False, False, True]
+    assert all(each.count(r"\toprule") == each.count(r"\end{table}") == 1 for each in floats)
+
+
 def test_two_hyphens_are_a_dash_where_they_stand_alone_and_hyphens_elsewhere():
     shown = {"--": "--", "(-- is nothing)": "(-- is nothing)", "--limit": "-{}-limit", "a---b": "a-{}-{}-b"}
     assert {text: escape_latex(text) for text in shown} == shown
