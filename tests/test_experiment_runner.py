@@ -277,8 +277,9 @@ def test_a_cell_stays_locked_while_its_command_outlives_the_runner(tmp_path, tol
 def test_torchrun_trains_a_cell_and_does_not_evaluate_it(tmp_path, told, monkeypatch):
     script = tmp_path / "torchrun.py"
     script.write_text(
-        "import subprocess, sys\n"
+        "import os, subprocess, sys\n"
         "assert sys.argv[1:4] == ['2', '-m', 'acgpt'], sys.argv\n"
+        "assert os.environ['TORCH_ELASTIC_SHUTDOWN_TIMEOUT'] == '600'  # a checkpoint may take longer than 30 s\n"
         f"sys.exit(subprocess.call([sys.executable, {str(tmp_path / 'stand_in.py')!r}, *sys.argv[4:]]))"
     )
     monkeypatch.setattr(experiment_runner, "TORCHRUN", (sys.executable, str(script)))

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from acgpt.cli import app
 from acgpt.errors import InputError
-from acgpt.report import write
+from acgpt.report import finetuning, from_scratch, generation, write
 from acgpt.report.finetuning import ADVANTAGES, PAPER, advantage
-from acgpt.report.runs import short_names
+from acgpt.report.runs import find_runs, read_runs, short_names
 from acgpt.report.tables import Column, Row, Table, escape_latex, plain_markdown
 from acgpt.report.write import make_report
 
@@ -500,6 +500,53 @@ def test_latex_has_booktabs_rules_between_groups_and_the_best_in_bold():
         r"c & -- \\",
     ]
     assert r"\begin{tabular}{lr}" in text and r"\label{tab:x}" in text and r"a note, 5 \%" in text
+
+
+def test_a_name_that_begins_a_row_is_not_taken_for_an_argument_of_the_line_before():
+    names = ("[x]", "*", "plain")
+    rows = tuple(Row({"name": name}, name) for name in names)
+    lines = Table("Title", "Words.", (Column("name", "name"),), rows, "name").latex("tab:x").splitlines()
+    assert [line for line in lines if line.endswith(r" \\")][1:] == [r"{}[x] \\", r"{}* \\", r"plain \\"]
+
+
+def test_a_table_that_is_longer_than_a_page_goes_on_in_further_floats():
+    rows = tuple(Row({"name": f"{group}.{row}"}, group, "a note") for group in range(25) for row in range(4))
+    text = Table("Title", "Words.", (Column("name", "name"),), rows, "name").latex("tab:x")
+    floats = text.split(r"\begin{table}")[1:]
+    found = [re.findall(r"^(\d+)\.\d.* \\\\$", each, re.M) for each in floats]
+    assert [name for each in found for name in each] == [str(row.group) for row in rows]  # all of them, in order
+    assert [len(each) for each in found] == [44, 44, 12] and not set(found[0]) & set(found[1])  # groups stay whole
+    assert [r"\caption" in each for each in floats] == [True, False, False]
+    assert [r"\tablename~\ref{tab:x}, continued" in each for each in floats] == [False, True, True]
+    assert [r"\,a note" in each for each in floats] == [False, False, True]
+    assert all(each.count(r"\toprule") == each.count(r"\end{table}") == 1 for each in floats)
+
+
+def test_two_hyphens_are_a_dash_where_they_stand_alone_and_hyphens_elsewhere():
+    shown = {"--": "--", "(-- is nothing)": "(-- is nothing)", "--limit": "-{}-limit", "a---b": "a-{}-{}-b"}
+    assert {text: escape_latex(text) for text in shown} == shown
+
+
+def test_latex_says_what_it_takes_to_compile_it():
+    def comments(name):
+        columns, rows = (Column("name", "name"),), (Row({"name": name}, 0),)
+        text = Table("Title", "Of r_max ≤ 0.6 and my_r_max.", columns, rows, "name").latex("tab:x")
+        assert r"\caption[{Title}]{\textbf{Title.} Of $r_{\max}$ $\le$ 0.6 and my\_r\_max.}" in text
+        return [line for line in text.splitlines() if line.startswith("%")]
+
+    packages = r"% \usepackage{booktabs,graphicx}"
+    assert comments("σ-GPT × ∞ ± … é") == [packages]
+    assert comments("語 β «x»") == [packages, "% lualatex or xelatex, and a font that has « » β 語: pdflatex has not"]
+
+
+def test_all_that_reports_say_by_themselves_is_ascii_in_latex():
+    results = Path(__file__).parents[1] / "benchmarks" / "results"
+    places = [results / "methods-h200", results / "finetuning-h200"]
+    runs = read_runs(find_runs(places)[0])
+    parts = [from_scratch.make(runs), finetuning.make(runs), generation.make(places, runs)]
+    texts = [table.latex("tab:x") for part in parts for table in part.tables.values()]
+    assert any(r"$\sigma$" in text for text in texts) and any(r"$\le$" in text for text in texts)
+    assert all(text.isascii() for text in texts)
 
 
 def test_runs_are_named_by_as_much_of_their_path_as_it_takes():

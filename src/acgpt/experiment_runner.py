@@ -39,6 +39,8 @@ from acgpt.training_log import read_log
 
 PROGRAM = (sys.executable, "-m", "acgpt")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+# Seconds that torchrun (from torch 2.12 on) leaves its processes to save a checkpoint after a signal: else 30.
+PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
 STOPPED = 3  # the exit code of a training run that was asked to stop
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # all mean: stop, so that it can go on later
 # What a cell is at, by its command.
@@ -274,7 +276,7 @@ class Runner:
             # A session of its own: Ctrl-C comes to the runner, which passes it on.
             self.child = subprocess.Popen(
                 [*program, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True, pass_fds=(lock,) if os.name == "posix" else (),
+                env=PATIENCE | os.environ, start_new_session=True, pass_fds=(lock,) if os.name == "posix" else (),
             )  # fmt: skip
             if self.asked:  # while it was started
                 self.child.terminate()

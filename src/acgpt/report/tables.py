@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 NOTHING, INFINITE = "--", "∞"
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
 TEX |= {">": r"\textgreater{}", "|": r"\textbar{}"} | {each: f"\\{each}" for each in "&%$#_{}"}
-TEX |= {"σ": r"$\sigma$", "±": r"$\pm$", "≤": r"$\le$", "×": r"$\times$", INFINITE: r"$\infty$"}
+TEX |= {"σ": r"$\sigma$", "±": r"$\pm$", "≤": r"$\le$", "×": r"$\times$", INFINITE: r"$\infty$", "…": r"\ldots{}"}
+# What pdflatex shows without further packages: ASCII and most of Latin-1.
+PDFLATEX = frozenset(map(chr, range(256))) - set("«»ÐÞðþ")
+LINES = 56  # of a table, rules counted, that fit on a page of LaTeX below the caption
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,15 @@ class Table:
             groups.setdefault(row.group, []).append(row)
         return list(groups.values())
 
+    def pages(self) -> list[list[list[Row]]]:
+        """The groups, page by page of a paper: what is longer than a page would be cut off there."""
+        pages: list[list[list[Row]]] = [[]]
+        for group in self.grouped():
+            if pages[-1] and sum(len(other) + 1 for other in pages[-1]) + len(group) > LINES:
+                pages.append([])
+            pages[-1].append(group)
+        return pages
+
     def markdown(self) -> str:
         """For a page."""
 
@@ -226,7 +238,7 @@ class Table:
         return file.getvalue()
 
     def latex(self, label: str) -> str:
-        r"""For a paper: a float with booktabs' rules.
+        r"""For a paper: a float with booktabs' rules, or several; comments at its head say what it takes to compile it.
 
         Args:
             label: What `\ref` names it by.
@@ -245,30 +257,34 @@ class Table:
             return text + rf"\textsuperscript{{{self.notes[row.note or '']}}}" if marked else text
 
         def line(cells: Iterable[str]) -> str:
-            return " & ".join(cells) + r" \\"
+            return re.sub(r"^(?=[\[*])", "{}", " & ".join(cells)) + r" \\"  # else the line before takes it for its own
 
-        groups = ["\n".join(line(cell(row, column) for column in self.columns) for row in g) for g in self.grouped()]
+        def tabular(groups: Sequence[Sequence[Row]]) -> list[str]:
+            lines = ["\n".join(line(cell(row, column) for column in self.columns) for row in group) for group in groups]
+            return [
+                r"\resizebox{\columnwidth}{!}{%",
+                rf"\begin{{tabular}}{{{''.join('r' if column.form else 'l' for column in self.columns)}}}",
+                r"\toprule",
+                line(column.tex or escape_latex(column.title) for column in self.columns),
+                r"\midrule",
+                "\n\\midrule\n".join(lines),
+                r"\bottomrule",
+                r"\end{tabular}%",
+                "}",
+            ]
+
         notes = [rf"\textsuperscript{{{n}}}\,{escape_latex(text)}" for text, n in self.notes.items()]
-        parts = [
-            "% \\usepackage{booktabs,graphicx}",
-            r"\begin{table}[ht]",
-            rf"\caption{{{escape_latex(self.title)}. {escape_latex(self.words)}}}",
-            rf"\label{{{label}}}",
-            r"\begin{center}",
-            r"\resizebox{\columnwidth}{!}{%",
-            rf"\begin{{tabular}}{{{''.join('r' if column.form else 'l' for column in self.columns)}}}",
-            r"\toprule",
-            line(column.tex or escape_latex(column.title) for column in self.columns),
-            r"\midrule",
-            "\n\\midrule\n".join(groups),
-            r"\bottomrule",
-            r"\end{tabular}%",
-            "}",
-            *([r"\\[3pt]", r"\footnotesize{" + r"\\ ".join(notes) + "}"] if notes else []),
-            r"\end{center}",
-            r"\end{table}",
-        ]
-        return "\n".join(parts) + "\n"
+        title, words = escape_latex(self.title), re.sub(r"\br\\_max\b", r"$r_{\\max}$", escape_latex(self.words))
+        begin, end = r"\begin{table}[ht]", [r"\end{center}", r"\end{table}"]
+        first, *further = self.pages()
+        parts = [begin, rf"\caption[{{{title}}}]{{\textbf{{{title}.}} {words}}}", rf"\label{{{label}}}"]
+        parts += [r"\begin{center}", *tabular(first)]
+        for page in further:
+            parts += [*end, begin, r"\begin{center}", rf"\tablename~\ref{{{label}}}, continued\\[3pt]", *tabular(page)]
+        parts += [*([r"\\[3pt]", r"\footnotesize{" + r"\\ ".join(notes) + "}"] if notes else []), *end]
+        odd = " ".join(sorted(set("".join(parts)) - PDFLATEX))
+        font = [f"% lualatex or xelatex, and a font that has {odd}: pdflatex has not"] if odd else []
+        return "\n".join([r"% \usepackage{booktabs,graphicx}", *font, *parts]) + "\n"
 
     def as_dicts(self) -> list[dict[str, Any]]:
         """For programs: the cells of each row, with its note; the paper's own rows left out."""
@@ -344,5 +360,6 @@ def plain_markdown(text: str) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """A text that LaTeX shows as it is."""
-    return "".join(TEX.get(each, each) for each in text).replace("--", "-{}-")  # which would be a dash
+    """A text that LaTeX shows as it is; but `--` that stands alone is a dash."""
+    shown = "".join(TEX.get(each, each) for each in text.translate(CONTROLS))
+    return re.sub(r"(?<![\w-])(--)(?![\w-])|-(?=-)", lambda found: found[1] or "-{}", shown)
