@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from acgpt.generated import object_of_kind
+
 FOLDERS = ("corpus", "output", "folder")  # whose values are folders
 WITHIN = ("model", "adapter", "path", "generated", "file", "result")  # or lie in one
 KINDS = ("generations", "index", "mauve", "scores")  # what acgpt generate and acgpt mauve write
@@ -75,12 +77,12 @@ def places_of(runs: Sequence[Path]) -> dict[str, str]:
 
 def records(run: Path) -> dict[Path, Any]:
     """The records of a run: those in its folder, and of generations and their scores those in any folder of it."""
-    found = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted(run.rglob("*.json"))}
-    return {
-        path: content
-        for path, content in found.items()
-        if path.parent == run or (isinstance(content, dict) and content.get("kind") in KINDS)
-    }
+    found = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted(run.glob("*.json"))}
+    for path in sorted(run.rglob("*/*.json")):
+        for kind in KINDS:
+            if (content := object_of_kind(path, kind)) is not None:
+                found[path] = content
+    return found
 
 
 def small_files(run: Path, places: Mapping[str, str], date: str) -> dict[Path, str]:

@@ -203,7 +203,7 @@ def test_a_line_shows_what_was_given_and_what_was_drawn():
 
 def test_groups_hold_every_sample_once_and_texts_that_ask_as_much():
     rng = np.random.default_rng(0)
-    queries = [Query([None] * int(n), [False] * int(n)) for n in rng.integers(1, 40, 50)]
+    queries = [Query([item] + [None] * n, [True] + [False] * n) for item, n in enumerate(rng.integers(1, 40, 50))]
     for samples, rows in ((1, 8), (3, 8), (8, 8), (20, 8), (1, 100), (7, 1)):
         groups = groups_of(queries, samples, rows)
         keys = [key for group in groups for key in group.keys]
@@ -211,6 +211,34 @@ def test_groups_hold_every_sample_once_and_texts_that_ask_as_much():
         assert max(len(group.keys) for group in groups) <= max(rows, 1)
         sizes = [len(queries[item]) for group in groups for item in group.items]
         assert sizes == sorted(sizes, reverse=True)
+
+
+def test_texts_that_ask_the_same_share_the_numbers_of_its_samples():
+    same, alone = Query([None] * 3, [False] * 3), Query([7, None], [True, False])
+    for samples, rows in ((1, 8), (3, 8), (20, 8), (7, 1)):
+        groups = groups_of([same, alone, same, same], samples, rows)
+        keys = [key for group in groups for key in group.keys]
+        firsts = {0: 0, 1: 0, 2: samples, 3: 2 * samples}
+        assert sorted(keys) == [(item, first + n) for item, first in firsts.items() for n in range(samples)]
+        assert max(len(group.keys) for group in groups) <= rows
+        for group in groups:
+            assert group.items in [(0,), (1,)]
+            assert [number for _, number in group.keys] == list(group.samples)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_text_has_samples_of_its_own_also_where_nothing_is_given(name, tmp_path, monkeypatch):
+    lm, asked = model_of(name), set_of(texts=9)
+    monkeypatch.setattr(type(method_of(name)), "rows_at_once", lambda *_: 4)
+    generator = Generator(lm, asked, prompt=0, samples=2)
+    generator.write("unconditional", tmp_path)
+    lines = lines_of(tmp_path / "unconditional.jsonl")
+    assert [(line["item"], line["sample"]) for line in lines] == [(number // 2, number) for number in range(18)]
+    assert len({tuple(line["tokens"]) for line in lines}) == 18
+    question, how = generator.queries("unconditional")[8], Sampling(0.8, 0.95, first=16)
+    with torch.inference_mode():
+        ((again, _),) = method_of(name).sample(generator.sampler, [question], 1, how)[0]
+    assert again.tolist() == lines[16]["tokens"]
 
 
 @pytest.mark.parametrize("name", ["ac-gpt", "mlm", "diffusion"])

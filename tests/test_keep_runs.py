@@ -115,6 +115,7 @@ def test_a_judges_result_of_one_mode_is_kept_wherever_in_the_run_it_was_written(
     (run / "model").mkdir()
     (run / "model" / "config.json").write_text('{"model_type": "gpt2"}')
     (run / "model" / "list.json").write_text("[]")
+    (run / "model" / "half.json").write_text('{"kind": ')
     command = [sys.executable, str(PROGRAM), str(run), "--date", "2026-01-01", "-o", str(tmp_path / "kept")]
     subprocess.run(command, check=True)
     kept = tmp_path / "kept" / run.name

@@ -92,6 +92,15 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
     assert answers[0]["original"]["scores"][0] == answers[1]["original"]["scores"][0] == pytest.approx(real, abs=1e-6)
 
 
+def test_texts_that_are_not_read_to_their_end_are_counted(corpus: Path, tmp_path: Path, mauve: Any):
+    tiny_model("gpt2", vocabulary=340, positions=8).save_pretrained(tmp_path / "short")
+    tiny_tokenizer(**SPECIAL).save_pretrained(tmp_path / "short")
+    path = write_generations(tmp_path, corpus, "training")
+    answer = json.loads(acgpt(path, corpus, "--features", tmp_path / "short", "--seeds", 1, "--json").stdout)
+    both = answer["texts"] + answer["reference"]["texts"]
+    assert f"of {both} texts no more than the first 8 tokens are read." in answer["notes"]
+
+
 def test_the_asked_part_is_scored_against_what_stood_there(corpus: Path, model: Path, tmp_path: Path, mauve: Any):
     path = write_generations(tmp_path, corpus, "infilling", noise=0.9, samples=2)
     acgpt(path, corpus, "--asked-only", "--features", model, "--seeds", 1)

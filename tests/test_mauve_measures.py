@@ -63,6 +63,21 @@ def test_a_feature_is_the_last_hidden_state_at_the_last_token(architecture: str,
     assert len(tokenizer(TEXTS[2])["input_ids"]) > 64
 
 
+def test_a_text_is_read_to_its_end_where_there_are_positions_for_it_and_else_counted(monkeypatch: pytest.MonkeyPatch):
+    tokenizer = tiny_tokenizer(**SPECIAL)
+    reader = Featurizer("x", tiny_model("llama", vocabulary=340, positions=64), tokenizer)
+    assert (
+        reader.length() == 64
+        and reader.cut(TEXTS) == sum(len(tokenizer(text)["input_ids"]) > 64 for text in TEXTS) == 1
+    )
+    wide = Featurizer("x", tiny_model("llama", vocabulary=340, positions=4096), tokenizer)
+    assert wide.length() == 2048 and wide.cut(TEXTS) == 0
+    text, most = TEXTS[0], len(tokenizer(TEXTS[0])["input_ids"])
+    for length, cut in ((most, 0), (most - 1, 1)):
+        monkeypatch.setattr(Featurizer, "length", lambda self, length=length: length)
+        assert reader.cut([text]) == cut
+
+
 def test_features_are_computed_once_and_known_by_texts_and_weights(cache: Path, monkeypatch: pytest.MonkeyPatch):
     tokenizer = tiny_tokenizer(**SPECIAL)
     one, other = (Featurizer("x", tiny_model("gpt2", vocabulary=340, seed=seed), tokenizer) for seed in (0, 1))

@@ -29,8 +29,8 @@ from acgpt.language_model import positions_of
 from acgpt.loading import cache_folder, choose_device, is_default, load_base, resolve
 from acgpt.metadata import tokenizer_hash, weights_hash
 
-VERSION = 1  # of what is computed: another one, other features
-LENGTH = 1024  # tokens of a text that are read, as in the paper
+VERSION = 2  # of what is computed: another one, other features
+LENGTH = 2048  # tokens of a text that are read at most: of one of 1,024 all, in whatever tokens
 PRODUCTS = {"cpu": "fp32", "cuda": "tf32"}
 BUDGET = {"cpu": 2**12, "cuda": 2**16}  # tokens, padding included, that go through the model at a time
 
@@ -69,6 +69,11 @@ class Featurizer:
     def length(self, most: int = LENGTH) -> int:
         """How many tokens of a text are read."""
         return min(most, positions_of(self.network.config.get_text_config()))
+
+    def cut(self, texts: Sequence[str]) -> int:
+        """How many of these texts go on where no more is read."""
+        most = self.length() + 1
+        return sum(len(self.tokenizer(text, truncation=True, max_length=most)["input_ids"]) == most for text in texts)
 
     def about(self) -> dict[str, Any]:
         """For results; the hash leaves out "products", in what precision matrices are multiplied here."""

@@ -62,14 +62,23 @@ ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 @dataclass(frozen=True)
 class Group:
-    """What is drawn together: these samples of each of these texts."""
+    """What is drawn together: these samples of each of these texts.
+
+    Args:
+        items: The numbers of the texts.
+        samples: Those of the samples.
+        owners: Of a text that asks the same as others, which of them has each sample.
+    """
 
     items: tuple[int, ...]
     samples: range
+    owners: tuple[int, ...] = ()
 
     @property
     def keys(self) -> list[tuple[int, int]]:
         """The text and the number of every sample."""
+        if self.owners:
+            return list(zip(self.owners, self.samples, strict=True))
         return [(item, sample) for item in self.items for sample in self.samples]
 
 
@@ -222,7 +231,7 @@ class Generator:
                 write_whole(lines, drawn.lines())
                 written = self.record(mode, queries, config, drawn.took, lines) | dict(about or {})
                 write_whole(record, json.dumps(written, indent=2) + "\n")
-                part.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
         return written
 
     def draw(
@@ -313,14 +322,28 @@ def asked_with(method: Method, mode: Mode, queries: Sequence[Query]) -> bool | N
 
 
 def groups_of(queries: Sequence[Query], samples: int, rows: int) -> list[Group]:
-    """All samples of all texts in groups of at most so many; texts that ask about as much come together."""
-    order = sorted(range(len(queries)), key=lambda item: -len(queries[item].asked_positions))
+    """All samples of all texts in groups of at most so many; texts that ask about as much come together.
+
+    A sample is known by its question and its number, so texts that ask the same, for nothing is given say, share the
+    numbers out: the second has those from `samples` on.
+    """
+    asking: dict[Query, list[int]] = {}
+    for item, query in enumerate(queries):
+        asking.setdefault(query, []).append(item)
+    order = sorted(asking.values(), key=lambda items: -len(queries[items[0]].asked_positions))
+    alone = [item for items in order if len(items) == 1 for item in items]
     texts, most = max(1, rows // samples), min(samples, rows)
-    return [
-        Group(tuple(order[start : start + texts]), range(first, min(first + most, samples)))
-        for start in range(0, len(order), texts)
+    groups = [
+        Group(tuple(alone[start : start + texts]), range(first, min(first + most, samples)))
+        for start in range(0, len(alone), texts)
         for first in range(0, samples, most)
     ]
+    for items in (items for items in order if len(items) > 1):
+        owners = [item for item in items for _ in range(samples)]
+        for first in range(0, len(owners), rows):
+            own = tuple(owners[first : first + rows])
+            groups.append(Group((items[0],), range(first, first + len(own)), own))
+    return groups
 
 
 # ---- a line a sample ------------------------------------------------------------------------------------------------
@@ -339,7 +362,7 @@ def line_of(
 
     Args:
         item: The number of its text.
-        sample: Its number among those of this text.
+        sample: Its number among those of this text's question.
         seed: That it was drawn with.
         query: What was given and asked.
         drawn: The tokens that were drawn, from left to right.

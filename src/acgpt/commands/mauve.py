@@ -37,7 +37,7 @@ HELP = {
     "reference": "What they are compared with: a folder that acgpt prepare made, or a .jsonl or .txt of texts.",
     "split": "Of the corpus. Default: test if there is one, else validation.",
     "rule": "documents: those long enough, cut; windows: all of the split. Default: documents where it has them.",
-    "length": "Tokens of a text of the corpus. Default: as many as the generated texts have, at most 1024.",
+    "length": "Tokens of a text of the corpus. Default: as many as the generated texts have, at most 2048.",
     "skip": "Leave out so many tokens of the split. Default: the region that the prompts are from.",
     "count": "At most so many texts of reference. Default: 1000.",
     "field": "Of each line of a .jsonl. Default: text.",
@@ -421,7 +421,7 @@ class Work:
 
         sides = self.sides(each)
         samples, original, texts, reference = sides.samples, sides.original, sides.texts, sides.reference
-        found = real = features = None
+        found, real, features, cut = None, None, None, 0
         if self.featurizer is not None:
             self.featurizer.used.clear()
             whole = sides if each.limit is None else self.sides(replace(each, limit=None))  # may be in the cache
@@ -431,6 +431,7 @@ class Work:
                 real_texts, more = ([sample.text for sample in side.original or ()] for side in (sides, whole))
                 real = scores(self.featurizer.features(real_texts, progress, longer=more), theirs, range(self.seeds))
             features = {**self.featurizer.about(), "products": ", ".join(sorted(self.featurizer.used))}
+            cut = self.featurizer.cut([*sides.texts, *sides.reference.texts])
         judge = None if self.lm is None else self.judgement(each, sides, progress)
         notes = []
         if found is not None and min(len(texts), len(reference.texts)) < FEW:
@@ -439,6 +440,8 @@ class Work:
             notes.append("there are several samples of a text: MAUVE is of the first of each.")
         if reference.about.get("overlaps_prompts"):
             notes.append("the reference holds texts that prompts were taken from.")
+        if features is not None and cut:
+            notes.append(f"of {cut} texts no more than the first {features['length']:,} tokens are read.")
         if sides.empty:
             notes.append(f"{sides.empty} texts are empty, and left out of MAUVE.")
         if judge is not None and judge["cut"]:
