@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli import app
-from acgpt.commands.evaluate import print_perplexities
+from acgpt.commands.evaluate import bar, print_perplexities
 from acgpt.conditioning import GIVEN
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
@@ -273,6 +273,18 @@ def test_batch_tokens_change_no_result(cli, corpus):
     assert one["batch_tokens"] == 1
     for mode in MODES:
         assert one["modes"][mode]["mean_nll"] == pytest.approx(other["modes"][mode]["mean_nll"], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("pause", "said"), [(0.0, ["infilling: 1,000 of 2,000", "infilling: 2,000 of 2,000"]), (9e9, [])]
+)
+def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch, capsys, pause, said):
+    monkeypatch.setattr("acgpt.commands.evaluate.PAUSE", pause)
+    with bar("infilling") as update:
+        update(1000, 2000, 3)
+        update(2000, 2000)
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == said and captured.out == ""
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import write_corpus
 from safetensors.numpy import load_file, save_file
 
 from acgpt.conditioning import ASKED, GIVEN, Conditioning
+from acgpt.corpus import Corpus
 from acgpt.errors import InputError
-from acgpt.evaluation_set import EvaluationSet
+from acgpt.evaluation_set import EvaluationSet, set_of_corpus
 
 CONDITIONAL = ("training", "infilling")
 
@@ -170,6 +172,7 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path, damage, message):
         ({"length": 0}, "at least 1"),
         ({"limit": 0}, "at least 1"),
         ({"length": 200}, "123 tokens.*--length"),
+        ({"length": 200, "split": "dev"}, "^dev has 123 tokens"),
         ({"r_max": 1.5}, "r_max"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**32}, "seed"),
@@ -178,6 +181,16 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path, damage, message):
 def test_a_set_that_cannot_be_built_is_refused_with_the_reason(how, message):
     with pytest.raises(InputError, match=message):
         EvaluationSet.build(tokens(123), tokenizer_hash="t", **{"length": 20, **how})
+
+
+def test_a_split_with_nothing_in_it_is_named_and_no_length_is_proposed(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus")
+    manifest = json.loads((corpus / "corpus.json").read_text())
+    manifest["splits"]["validation"] |= {"shards": [], "tokens": 0}
+    (corpus / "corpus.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=f"^validation of {corpus} has 0 tokens.*prepare more text") as error:
+        set_of_corpus(Corpus.open(corpus), split="validation", length=31)
+    assert "--length" not in str(error.value)
 
 
 def test_another_tokenizer_is_refused():

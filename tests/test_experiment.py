@@ -264,6 +264,14 @@ def test_a_mistake_ends_the_command_with_code_2_before_anything_is_written(tmp_p
     assert sorted(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_is_no_folder_of_an_experiment(tmp_path):
+    (tmp_path / "mine.txt").write_text("text")
+    assert (
+        "mine.txt is a file: name a folder with -o" in run_cli("tiny-cpu", "-o", tmp_path / "mine.txt", code=2).stderr
+    )
+    assert (tmp_path / "mine.txt").read_text() == "text"
+
+
 def test_a_split_that_the_corpus_has_not_is_found_before_training(tmp_path):
     corpus = write_corpus(tmp_path / "corpus")
     file = tmp_path / "mine.yaml"
@@ -283,6 +291,7 @@ def test_a_split_that_the_corpus_has_not_is_found_before_training(tmp_path):
         ({"limit": 10}, {"length": 10**6}, "no windows of 1000000 tokens"),
         ({"splits": ["short"]}, {}, "there are 2 generated texts, and MAUVE takes at least 10"),
         ({"limit": 10}, {"split": "short"}, "there are 2 texts of reference"),
+        ({"limit": 10}, {"features": "nowhere"}, "mauve.features: cannot load nowhere"),
         ({"limit": 10}, {}, "pip install 'acgpt[mauve]'"),
     ],
 )

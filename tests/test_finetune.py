@@ -74,6 +74,7 @@ def test_an_adapter_is_what_peft_opens_and_acgpt_asks(run, base):
     assert sorted(path.name for path in (run / "adapter").iterdir() if "token" not in path.name) == [
         "README.md", "acgpt.json", "adapter_config.json", "adapter_model.safetensors"
     ]  # fmt: skip
+    assert len({path.stat().st_mode for path in (run / "adapter").iterdir()}) == 1
     lm = acgpt.load(str(base), adapter=str(run / "adapter"))
     assert lm.metadata.method == "ac-gpt" and lm.metadata.conditioning["parts"][0]["r_max"] == 0.6
     peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run / "adapter")

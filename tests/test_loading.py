@@ -76,6 +76,7 @@ def test_a_saved_model_comes_back_with_the_same_answers(saved):
 
 def test_a_saved_model_opens_in_transformers(saved):
     folder, lm = saved
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # who may read the rest may read the weights
     model, words = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.config._attn_implementation == "sdpa"  # another program need not know of ours
     text = words("The cat sat on the mat.", return_tensors="pt")

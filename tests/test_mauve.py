@@ -436,7 +436,12 @@ def test_what_cannot_be_scored_is_refused_and_nothing_is_written(
     assert "keep the two files together" in acgpt(tmp_path / "lonely.jsonl", corpus, code=2).stderr
     (tmp_path / "lonely.jsonl").unlink()
     assert "there is no file" in acgpt(tmp_path / "none.jsonl", corpus, code=2).stderr
-    assert "holds no generations" in acgpt(tmp_path, corpus, code=2).stderr
+    assert f"name a folder such as {tmp_path / 'a'} that" in " ".join(acgpt(tmp_path, corpus, code=2).stderr.split())
+    (tmp_path / "empty").mkdir()
+    assert "holds no generations: name a folder that" in acgpt(tmp_path / "empty", corpus, code=2).stderr
+    (tmp_path / "empty").rmdir()
+    record = path.with_suffix(".json")
+    assert f"{record} is the record of generations: name {path}" in acgpt(record, corpus, code=2).stderr
     both = (path, other, corpus, "--no-mauve", "-o")
     assert "there are 2 generations" in acgpt(*both, tmp_path / "x.json", code=2).stderr
     assert "the same name" in acgpt(*both, tmp_path / "x", code=2).stderr

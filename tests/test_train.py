@@ -78,6 +78,7 @@ def test_a_finished_run_holds_what_is_documented_and_nothing_half_done(run):
 def test_the_model_is_a_plain_hugging_face_folder_without_pickles(run, corpus):
     names = {path.name for path in (run / "model").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "acgpt.json", "README.md"} <= names
+    assert len({path.stat().st_mode for path in (run / "model").iterdir()}) == 1
     for path in (run / "model").iterdir():
         assert path.suffix in (".json", ".safetensors", ".txt", ".jinja", ".md"), path
         assert path.suffix == ".safetensors" or path.read_text()

@@ -103,7 +103,7 @@ class EvaluationSet:
             corpus_hash: As in `Origin`.
             split: As in `Origin`.
         """
-        count = chunks(tokens, length, limit)
+        count = chunks(tokens, length, limit, split or "the split")
         texts = np.asarray(tokens[: count * length]).reshape(count, length)
         if texts.min() < 0 or texts.max() >= 2**31:
             raise InputError(f"the token ids go from {texts.min()} to {texts.max()}: no tokenizer has made them.")
@@ -282,7 +282,8 @@ def find_or_build(
     tokens, tokenizer_hash = corpus.tokens(split), str(corpus.manifest["tokenizer_hash"])
     conditioning = distributions(r_max, training)["training"].as_dict()
     wanted = Origin(float(r_max), seed, conditioning, tokenizer_hash, corpus.hash, split)
-    named = path is not None
+    named, place = path is not None, f"{split} of {corpus.folder}"
+    chunks(tokens, length, limit, place)
     if path is None:
         name = f"{split}-{length}-r{wanted.r_max}-seed{seed}"
         if limit is not None:
@@ -293,7 +294,7 @@ def find_or_build(
     path = Path(path)
     if path.exists():
         saved = EvaluationSet.load(path)
-        if saved.origin == wanted and saved.tokens.shape == (chunks(tokens, length, limit), length):
+        if saved.origin == wanted and saved.tokens.shape == (chunks(tokens, length, limit, place), length):
             return saved, path, False
         if named:
             raise InputError(
@@ -314,10 +315,15 @@ def find_or_build(
     return made, path, True
 
 
-def chunks(tokens: Tokens | np.ndarray, length: int, limit: int | None) -> int:
-    """How many texts of this length are taken of a split."""
+def chunks(tokens: Tokens | np.ndarray, length: int, limit: int | None, split: str = "the split") -> int:
+    """How many texts of this length are taken of a split, which an error calls by its name."""
     if length < 1 or (limit is not None and limit < 1):
         raise InputError("the length of a text and the limit on their number must be at least 1.")
     if len(tokens) < length:
-        raise InputError(f"there are {len(tokens)} tokens, and one text takes {length}: use a smaller --length.")
+        remedy = (
+            "use a smaller length (--length)"
+            if len(tokens)
+            else "prepare more text for it (acgpt prepare --validation)"
+        )
+        raise InputError(f"{split} has {len(tokens)} tokens, and one text takes {length}: {remedy}, or another split.")
     return len(tokens) // length if limit is None else min(len(tokens) // length, limit)

@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from acgpt.corpus import Corpus
-from acgpt.errors import InputError, OutputError
+from acgpt.errors import InputError, ModelError, OutputError
 from acgpt.evaluation_set import chunks
 from acgpt.experiment import Cell, Experiment
-from acgpt.features import LENGTH
+from acgpt.features import LENGTH, Featurizer
 from acgpt.generated import Generations
-from acgpt.mauve_score import FEWEST, check_counts, package
+from acgpt.mauve_score import FEWEST, PAPER, check_counts, package
 from acgpt.reference import lack, of_corpus
 from acgpt.run_folder import CONFIG, LOG, RESULTS, check_same
 from acgpt.training_log import read_log
@@ -134,7 +134,8 @@ def check_scoring(experiment: Experiment, cells: Sequence[Cell]) -> None:
     """Find out before hours of training that what will be drawn could not be scored.
 
     Raises:
-        InputError: mauve-text is not installed, or the corpus has too few texts to draw or to compare with.
+        InputError: mauve-text is not installed, there is no model of features, or the corpus has too few texts to draw
+            or to compare with.
     """
     drawn, wanted = experiment.generate, experiment.mauve
     left = [cell for cell in cells if not all(path.exists() for path in cell.scores)]
@@ -145,7 +146,7 @@ def check_scoring(experiment: Experiment, cells: Sequence[Cell]) -> None:
     for place, length in dict.fromkeys((cell.recipe.corpus, cell.recipe.length) for cell in left):
         corpus = Corpus.open(place)
         for split in drawn.splits:
-            texts = chunks(corpus.tokens(split), length, drawn.limit)
+            texts = chunks(corpus.tokens(split), length, drawn.limit, f"{split} of {corpus.folder}")
             about = {"corpus_hash": corpus.hash, "split": split, "texts": texts, "length": length}
             try:
                 found = of_corpus(
@@ -164,6 +165,13 @@ def check_scoring(experiment: Experiment, cells: Sequence[Cell]) -> None:
                     "what is drawn, mauve.split, mauve.length and mauve.skip the reference; with --no-scoring the "
                     "cells draw, and are scored later."
                 ) from error
+    if not wanted.no_mauve:
+        try:
+            Featurizer.check(wanted.features or PAPER)
+        except ModelError as error:
+            raise InputError(
+                f"mauve.features: {error} With --no-scoring the cells draw, and are scored later."
+            ) from error
 
 
 @contextlib.contextmanager

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.attention import matrix_products
 from acgpt.errors import ModelError
 from acgpt.files import write_whole
 from acgpt.language_model import positions_of
-from acgpt.loading import cache_folder, choose_device, is_default, load_base, resolve
+from acgpt.loading import cache_folder, choose_device, from_pretrained, is_default, load_base, resolve
 from acgpt.metadata import tokenizer_hash, weights_hash
 
 VERSION = 2  # of what is computed: another one, other features
@@ -51,13 +51,25 @@ class Featurizer:
     tokenizer: PreTrainedTokenizerBase
     used: set[str] = field(default_factory=set)
 
-    @classmethod
-    def load(cls, name: str, device: str = "auto") -> Featurizer:
-        """By name: a folder, a hub id, a .gguf file, or "default", the embedded model."""
+    @staticmethod
+    def find(name: str) -> str:
+        """What a name stands for: a folder, a hub id or a .gguf file; an adapter is refused."""
         source, adapter = resolve(name, False if is_default(name) else None)
         if adapter is not None:
             raise ModelError(f"{name} is an adapter: features are taken from a whole model. acgpt merge makes one.")
-        network, tokenizer = load_base(source, torch.float32)
+        return source
+
+    @classmethod
+    def check(cls, name: str) -> None:
+        """Find out without loading it that there is no model of this name."""
+        source = cls.find(name)
+        if not Path(source).is_file():
+            from_pretrained(AutoConfig, source)
+
+    @classmethod
+    def load(cls, name: str, device: str = "auto") -> Featurizer:
+        """By name: a folder, a hub id, a .gguf file, or "default", the embedded model."""
+        network, tokenizer = load_base(cls.find(name), torch.float32)
         return cls(name, network.to(choose_device(device)).eval(), tokenizer)
 
     @cached_property

@@ -537,10 +537,17 @@ def sha256(path: Path) -> str:
 
 def same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Refuse to go on with what was begun otherwise, and say what differs."""
+
+    def shown(key: str, value: object) -> str:
+        return value[:8] if key in ("set", "weights") and isinstance(value, str) else repr(value)
+
     differ = [
-        f"{key} {there.get(key)!r}, and not {here.get(key)!r}"
+        f"{key} {shown(key, there.get(key))}, and not {shown(key, here.get(key))}"
+        + (" (other texts, or another number, length, r_max or seed of them)" if key == "set" else "")
         for key in dict.fromkeys((*here, *there))
         if there.get(key) != here.get(key)
     ]
     if differ:
-        raise InputError(f"{path} was drawn with {'; '.join(differ)}. Name another folder with -o, or delete it.")
+        raise InputError(
+            f"{path} was drawn with {'; '.join(differ)}. Name another folder with -o, or delete {path.parent}."
+        )

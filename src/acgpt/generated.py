@@ -146,6 +146,8 @@ class Generations:
         path = Path(path)
         if not path.is_file():
             raise InputError(f"there is no file {path}: name a .jsonl that acgpt generate has written.")
+        if path.suffix == ".json" and path.with_suffix(".jsonl").is_file():
+            raise InputError(f"{path} is the record of generations: name {path.with_suffix('.jsonl')}.")
         record, beside = record_of(path), path.with_suffix(".json")
         if record is None:
             raise InputError(
@@ -238,7 +240,11 @@ def find_generations(places: Sequence[Path], allow_none: bool = False) -> Iterat
         if place.is_dir():
             found = [path for path in sorted(place.glob("*.jsonl")) if record_of(path) is not None]
             if not found and object_of_kind(place / "index.json", "index") is None:
-                raise InputError(f"{place} holds no generations: name a folder that acgpt generate has written into.")
+                inside = sorted({path.parent for path in place.glob("*/**/*.jsonl") if record_of(path) is not None})
+                such = f" such as {inside[0]}" if inside else ""
+                raise InputError(
+                    f"{place} holds no generations: name a folder{such} that acgpt generate has written into."
+                )
             if not found:
                 warnings.warn(f"{place} holds an index, but no generations: it is passed over.", stacklevel=2)
         for path in found:

@@ -32,6 +32,7 @@ from acgpt.adapters import (
 from acgpt.attention import BACKENDS, check_model, choose_backend, evaluating, possible_backends
 from acgpt.decode import Sampler, Sampling
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError
+from acgpt.files import open_weights
 from acgpt.metadata import Metadata, choose_bos, token_id, tokenizer_hash
 from acgpt.methods import Method, method_of
 from acgpt.query import Query
@@ -369,6 +370,7 @@ class LanguageModel:
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         self.metadata.write(folder)
+        open_weights(Path(folder))
 
     # ---- underneath --------------------------------------------------------------------------------------------
 

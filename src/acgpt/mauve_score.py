@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import importlib
 import os
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from tempfile import TemporaryFile
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from acgpt.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PAPER = "gpt2-large"  # the model whose features the paper has
 
 SETTINGS = {
     "kmeans_max_iter": 500,  # these two as in the paper
@@ -65,8 +69,8 @@ def scores(generated: np.ndarray, reference: np.ndarray, seeds: Sequence[int]) -
             found.append(compute(p_features=generated, q_features=reference, seed=seed, device_id=-1, **SETTINGS))
     values = [float(each.mauve) for each in found]
     return {
-        "mean": float(np.mean(values)),
-        "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+        "mean": statistics.fmean(values),
+        "std": statistics.stdev(values) if len(values) > 1 else None,
         "scores": values,
         "smoothed": [float(each.mauve_star) for each in found],
         "seeds": list(seeds),

@@ -25,6 +25,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from acgpt.adapters import without_peft
 from acgpt.attention import check_model
 from acgpt.errors import InputError, ModelError
+from acgpt.files import open_weights
 from acgpt.language_model import LanguageModel, positions_of
 from acgpt.learner import VOCABULARY_ALIGN, head_width, new_model
 from acgpt.loading import default_bos, from_pretrained, is_default, load_base, metadata_of, resolve
@@ -86,6 +87,7 @@ class Tuned:
         """Write what goes with the weights."""
         self.tokenizer.save_pretrained(folder)
         self.metadata.write(folder)
+        open_weights(folder)
 
     def export(self, weights: Mapping[str, Tensor], folder: Path) -> int:
         """Write what was trained as a model of its own; returns how many parameters that is.

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from acgpt.show import Page
 
 NO_ANSWER = "--"
+PAUSE = 30.0  # seconds between two lines on what is done, where nobody is watching
 
 HELP = {
     "model": "A folder, a Hugging Face hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct, "
@@ -272,16 +273,19 @@ def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
 
 @contextmanager
 def bar(what: str = "texts") -> Iterator[Callable[..., None]]:
-    """A progress bar on standard error, if somebody is watching.
+    """A progress bar on standard error, or a line there now and then if that is no terminal.
 
     What it yields is called with how many are done, of how many, and, if a rate is to be shown, the tokens so far.
     """
+    if not sys.stderr.isatty():
+        yield now_and_then(what)
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     rate = TextColumn("{task.fields[rate]}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as shown:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task(what, total=None, rate="")
 
         def update(done: int, total: int, tokens: int = 0) -> None:
@@ -290,6 +294,19 @@ def bar(what: str = "texts") -> Iterator[Callable[..., None]]:
             shown.update(task, completed=done, total=total, rate=rate)
 
         yield update
+
+
+def now_and_then(what: str) -> Callable[..., None]:
+    """Say how many are done, of how many, but no more often than every `PAUSE` seconds."""
+    said = time.monotonic()
+
+    def update(done: int, total: int, tokens: int = 0) -> None:
+        nonlocal said
+        if time.monotonic() - said >= PAUSE:
+            said = time.monotonic()
+            print(f"{what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+
+    return update
 
 
 def check_writable(path: Path | None) -> None:

@@ -8,12 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from acgpt.commands.options import emit, option
 from acgpt.commands.train import ChangesArgument, QuietOption, print_recipes
+from acgpt.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,6 +99,8 @@ def experiment(
         print_recipes(built_in(BUILT_IN), as_json)
         return
     loaded = load_experiment(file, changes or (), output)
+    if Path(loaded.output).is_file():
+        raise InputError(f"{loaded.output} is a file: name a folder with -o.")
     loaded = replace(loaded, mauve=None) if no_scoring else loaded
     cells = loaded.chosen(only or ())
     from acgpt.experiment_runner import Runner, check_corpora, check_scoring, is_held, state_of

@@ -18,6 +18,7 @@ import typer
 from acgpt.commands.evaluate import NO_ANSWER, bar, check_writable
 from acgpt.commands.options import DeviceOption, emit, finite, hush, option
 from acgpt.errors import InputError, ModelError
+from acgpt.mauve_score import PAPER
 from acgpt.versions import versions, when
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from acgpt.language_model import LanguageModel
     from acgpt.reference import Reference
 
-PAPER, COUNT, SEEDS = "gpt2-large", 1000, 5
+COUNT, SEEDS = 1000, 5
 INDEX = "scores"  # the kind of file that says what there is
 ENDING = ".mauve.json"  # of results
 KEPT = ("method", "options", "model", "adapter", "mode", "r_max", "set", "sampling", "samples", "tokenizer_hash")
