@@ -79,7 +79,12 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
         assert (each["texts"], each["scored"]) == (12, "whole text")
         assert each["reference"]["skip"] == 12 * LENGTH and each["reference"]["length"] == LENGTH
         assert each["companions"]["original"]["distinct_1"] < each["companions"]["generated"]["distinct_1"]
-        assert "fewer than 100 texts" in each["notes"][0]
+        assert each["reference"]["rule"] == "windows" and each["notes"][0].endswith("mostly chance.")
+    of_documents = ("--split", "validation", "--rule", "documents", "--length", 4, "--features", model)
+    said = json.loads(acgpt(folder / "training.jsonl", corpus, *of_documents, "--seeds", 1, "--json").stdout)["notes"][
+        0
+    ]
+    assert said.endswith("--rule windows may find more to compare with.")
     features = Featurizer.load(str(model), "cpu")
     opened, path = Corpus.open(corpus), folder / "training.jsonl"
     ours = features.features([each.text for each in Generations.open(path).samples])

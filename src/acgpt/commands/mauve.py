@@ -436,7 +436,9 @@ class Work:
         judge = None if self.lm is None else self.judgement(each, sides, progress)
         notes = []
         if found is not None and min(len(texts), len(reference.texts)) < FEW:
-            notes.append(f"fewer than {FEW} texts on one side: MAUVE is mostly chance.")
+            more = len(reference.texts) < FEW and reference.about.get("rule") == "documents"
+            remedy = " --rule windows may find more to compare with." if more else ""
+            notes.append(f"fewer than {FEW} texts on one side: MAUVE is mostly chance.{remedy}")
         if found is not None and len(texts) + sides.empty < len(samples):
             notes.append("there are several samples of a text: MAUVE is of the first of each.")
         if reference.about.get("overlaps_prompts"):
