@@ -282,8 +282,7 @@ def find_or_build(
     tokens, tokenizer_hash = corpus.tokens(split), str(corpus.manifest["tokenizer_hash"])
     conditioning = distributions(r_max, training)["training"].as_dict()
     wanted = Origin(float(r_max), seed, conditioning, tokenizer_hash, corpus.hash, split)
-    named, place = path is not None, f"{split} of {corpus.folder}"
-    chunks(tokens, length, limit, place)
+    named, count = path is not None, chunks(tokens, length, limit, f"{split} of {corpus.folder}")
     if path is None:
         name = f"{split}-{length}-r{wanted.r_max}-seed{seed}"
         if limit is not None:
@@ -294,7 +293,7 @@ def find_or_build(
     path = Path(path)
     if path.exists():
         saved = EvaluationSet.load(path)
-        if saved.origin == wanted and saved.tokens.shape == (chunks(tokens, length, limit, place), length):
+        if saved.origin == wanted and saved.tokens.shape == (count, length):
             return saved, path, False
         if named:
             raise InputError(
@@ -320,10 +319,6 @@ def chunks(tokens: Tokens | np.ndarray, length: int, limit: int | None, split: s
     if length < 1 or (limit is not None and limit < 1):
         raise InputError("the length of a text and the limit on their number must be at least 1.")
     if len(tokens) < length:
-        remedy = (
-            "use a smaller length (--length)"
-            if len(tokens)
-            else "prepare more text for it (acgpt prepare --validation)"
-        )
+        remedy = "use a smaller length (--length)" if len(tokens) else "prepare more text (acgpt prepare --validation)"
         raise InputError(f"{split} has {len(tokens)} tokens, and one text takes {length}: {remedy}, or another split.")
     return len(tokens) // length if limit is None else min(len(tokens) // length, limit)

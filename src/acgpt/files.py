@@ -74,5 +74,6 @@ def sync(path: Path) -> None:
 def open_weights(folder: Path) -> None:
     """Let those read the weights in a folder who may read its config: safetensors writes for the owner alone."""
     mode = next(folder.glob("*config.json")).stat().st_mode
-    for path in folder.glob("*.safetensors"):
-        path.chmod(mode)
+    with contextlib.suppress(OSError):  # of a file system that knows no modes
+        for path in folder.glob("*.safetensors"):
+            path.chmod(mode)
