@@ -436,8 +436,8 @@ class Work:
         judge = None if self.lm is None else self.judgement(each, sides, progress)
         notes = []
         if found is not None and min(len(texts), len(reference.texts)) < FEW:
-            more = len(reference.texts) < FEW and reference.about.get("rule") == "documents"
-            remedy = " --rule windows may find more to compare with." if more else ""
+            by_document = len(reference.texts) < FEW and reference.about.get("rule") == "documents"
+            remedy = " --rule windows may find more to compare with." if by_document else ""
             notes.append(f"fewer than {FEW} texts on one side: MAUVE is mostly chance.{remedy}")
         if found is not None and len(texts) + sides.empty < len(samples):
             notes.append("there are several samples of a text: MAUVE is of the first of each.")
