@@ -79,9 +79,8 @@ def records(run: Path) -> dict[Path, Any]:
     """The records of a run: those in its folder, and of generations and their scores those in any folder of it."""
     found = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted(run.glob("*.json"))}
     for path in sorted(run.rglob("*/*.json")):
-        for kind in KINDS:
-            if (content := object_of_kind(path, kind)) is not None:
-                found[path] = content
+        if (content := object_of_kind(path, *KINDS)) is not None:
+            found[path] = content
     return found
 
 

@@ -17,6 +17,9 @@ from acgpt.methods import Method
 
 if TYPE_CHECKING:
     from shelves import Shelf
+    from transformers import PreTrainedModel
+
+    from acgpt import LanguageModel
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -36,6 +39,18 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
     from shelves import stocked
 
     return stocked(tmp_path_factory.mktemp("shelf"))
+
+
+@pytest.fixture(scope="module")
+def both(shelf: Shelf) -> LanguageModel:
+    """A model of the shelf with two adapters, mine and other."""
+    return shelf.load({"mine": shelf.folder / "fill", "other": shelf.folder / "any"})
+
+
+@pytest.fixture(scope="module")
+def references(shelf: Shelf) -> dict[str | None, PreTrainedModel]:
+    """As transformers has them: the base with each of the two merged in, by its name there, and with none."""
+    return {"mine": shelf.reference("fill"), "other": shelf.reference("any"), None: shelf.reference()}
 
 
 def package_folder(name: str) -> Path:

@@ -18,16 +18,6 @@ from acgpt.conditioning import Blocks, Conditioning, Empty, Infilling
 pytestmark = pytest.mark.usefixtures("offline")
 
 
-@pytest.fixture(scope="module")
-def both(shelf):
-    return shelf.load({"mine": shelf.folder / "fill", "other": shelf.folder / "any"})
-
-
-@pytest.fixture(scope="module")
-def references(shelf):
-    return {"mine": shelf.reference("fill"), "other": shelf.reference("any"), None: shelf.reference()}
-
-
 # ---- what an adapter is for ----------------------------------------------------------------------------------------
 
 

@@ -27,16 +27,6 @@ peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.usefixtures("offline")
 
 
-@pytest.fixture(scope="module")
-def both(shelf):
-    return shelf.load({"mine": shelf.folder / "fill", "other": shelf.folder / "any"})
-
-
-@pytest.fixture(scope="module")
-def references(shelf):
-    return {"mine": shelf.reference("fill"), "other": shelf.reference("any"), None: shelf.reference()}
-
-
 def state(network):
     """All that switching could change: adapters at work, gradients wanted, modes."""
     return (

@@ -217,13 +217,13 @@ def record_of(path: Path) -> dict[str, Any] | None:
     return object_of_kind(path.with_suffix(".json"), KIND)
 
 
-def object_of_kind(path: Path, kind: str) -> dict[str, Any] | None:
-    """What a JSON file holds; `None` if there is none, or if it is something else."""
+def object_of_kind(path: Path, *kinds: str) -> dict[str, Any] | None:
+    """What a JSON file of one of these kinds holds; `None` if there is none, or if it is something else."""
     try:
         content = read_object(path)
     except (OSError, ValueError):
         return None
-    return content if content.get("kind") == kind else None
+    return content if content.get("kind") in kinds else None
 
 
 def find_generations(places: Sequence[Path], allow_none: bool = False) -> Iterator[Generations]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from acgpt.commands.evaluate import PAUSE
 from acgpt.commands.options import emit, option
 from acgpt.commands.train import ChangesArgument, QuietOption, print_recipes
 from acgpt.errors import InputError
@@ -47,7 +48,6 @@ COLOURS = {
 # What a cell is asked, as a heading of the table, and of how many; in which state it is done.
 PARTS = {"evaluated": "evaluations", "generated": "generations", "scored": "scores"}
 ASKING = {"evaluating": "evaluated", "generating": "generated", "scoring": "scored"}
-EVERY = 30.0  # seconds between two lines on a cell, where nobody is watching
 
 
 def experiment(
@@ -236,7 +236,7 @@ class Display:
         part = ASKING.get(state.state)
         done, of = (getattr(state, part), getattr(state, PARTS[part])) if part else (0, 1)
         ends = done == of  # the next word is another state
-        if ends or (news == self.said and now - self.when < EVERY):
+        if ends or (news == self.said and now - self.when < PAUSE):
             return
         self.said, self.when = news, now
         words = [state.error or state.state]
