@@ -18,6 +18,7 @@ WHAT is a table or a figure of `acgpt report`, named as its file is within its p
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import re
@@ -436,7 +437,9 @@ def rendered(page: str, check: bool = False) -> str:
 
 
 def main() -> None:
-    check = "--check" in sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not what it should be")
+    check = parser.parse_args().check
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
         after = rendered(before, check)

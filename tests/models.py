@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 
+import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -175,3 +176,17 @@ def tiny_tokenizer(**special):
     from tokenizers import Tokenizer
 
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(trained_bpe()), **special)
+
+
+def truncated(p, sampling):
+    """Temperature, then top-k, then top-p of what is left, by the book."""
+    p = p ** (1 / sampling.temperature)
+    p = p / p.sum()
+    ranked = sorted(range(len(p)), key=lambda i: -p[i])[: sampling.top_k]
+    total, kept, held = sum(p[i] for i in ranked), [], 0.0
+    for i in ranked:
+        if held >= sampling.top_p * total:
+            break
+        kept.append(i)
+        held += p[i]
+    return np.array([p[i] / held if i in kept else 0.0 for i in range(len(p))])

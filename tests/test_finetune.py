@@ -231,6 +231,15 @@ def test_the_causal_twin_is_asked_the_same_and_says_that_it_is_causal(run, base,
     assert results["texts"] == results_of(run)["texts"]
 
 
+def test_an_adapter_learns_to_fill_in_the_middle(base, corpus, tmp_path):
+    results = train(recipe_of(corpus, base, tmp_path / "run", method="fim", mask="<mask>", steps=30), quiet=True)
+    assert [mode for mode, found in results["evaluation"]["modes"].items() if found is None] == ["training"]
+    losses = list(loss_of(tmp_path / "run").values())
+    assert losses[-1] < losses[0] - 0.3
+    lm = acgpt.load(str(base), adapter=str(tmp_path / "run" / "adapter"))
+    assert lm.metadata.method == "fim" and lm.log_prob("a {{b}} c", future=True).future
+
+
 @pytest.mark.parametrize("lora", [LORA, None])
 def test_checkpointing_changes_nothing_but_memory(lora, corpus, base, tmp_path):
     runs = {}

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from models import tiny_model
 from runs import SMALL, loss_of, write_corpus
+from torch._dynamo.utils import counters
 
 import acgpt
 from acgpt.attention import check_model
@@ -54,6 +55,24 @@ def on_gpu(batch: dict) -> dict:
     return {name: value.cuda() if torch.is_tensor(value) else value for name, value in batch.items()}
 
 
+def learn(learner: Learner, data: Batches) -> list[float]:
+    """The losses of 60 steps, which were compiled once."""
+    torch._dynamo.reset()
+    counters.clear()  # of what tests before this one have compiled
+    optimizer = torch.optim.AdamW(learner.parameters(), lr=3e-3)
+    losses = []
+    for number in range(60):
+        batch = on_gpu(data[number])
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = learner(**batch) / batch["asked"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert counters["stats"]["unique_graphs"] == 1, dict(counters["recompiles"])
+    return losses
+
+
 def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return ((got.double() - wanted.double()).norm() / wanted.double().norm()).item()
 
@@ -94,21 +113,8 @@ def test_loss_and_gradients_of_a_packed_step_are_those_of_the_dense_mask_in_fp32
 
 def test_a_compiled_step_learns_and_every_batch_has_the_one_shape():
     model = new_model(Shape(2, 128, 2), vocabulary=512, positions=256).cuda()
-    learner = Learner(model, backend="fused", length=255, compiled=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    for number in range(60):
-        batch = on_gpu(batches(True)[number])
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = learner(**batch) / batch["asked"]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    losses = learn(Learner(model, backend="fused", length=255, compiled=True), batches(True))
     assert np.mean(losses[-5:]) < 0.7 * losses[0]
-    from torch._dynamo.utils import counters
-
-    assert counters["stats"]["unique_graphs"] == 1, dict(counters["recompiles"])
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -196,27 +202,12 @@ def test_every_methods_loss_and_gradients_are_those_of_the_dense_mask_in_fp32(na
 
 @pytest.mark.parametrize(("name", "own"), NETWORKS)
 def test_a_compiled_step_of_every_method_learns_in_one_graph(name, own):
-    torch._dynamo.reset()
-    from torch._dynamo.utils import counters
-
-    counters.clear()
     method = method_of(name)
     model = new_model(
         Shape(2, 128, 2), vocabulary=512, positions=255 + method.overhead, network=method.network, **own
     ).cuda()  # fmt: skip
-    learner, data = learner_of(method, model, "fused", compiled=True), batches_of(method, True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    for number in range(60):
-        batch = on_gpu(data[number])
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = learner(**batch) / batch["asked"]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    losses = learn(learner_of(method, model, "fused", compiled=True), batches_of(method, True))
     assert np.mean(losses[-5:]) < np.mean(losses[:3]) - 0.3
-    assert counters["stats"]["unique_graphs"] == 1, dict(counters["recompiles"])
 
 
 @pytest.mark.parametrize("name", OTHERS)

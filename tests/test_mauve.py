@@ -103,7 +103,7 @@ def test_texts_that_are_not_read_to_their_end_are_counted(corpus: Path, tmp_path
     path = write_generations(tmp_path, corpus, "training")
     answer = json.loads(acgpt(path, corpus, "--features", tmp_path / "short", "--seeds", 1, "--json").stdout)
     both = answer["texts"] + answer["reference"]["texts"]
-    assert f"of {both} texts no more than the first 8 tokens are read." in answer["notes"]
+    assert f"texts of which no more than the first 8 tokens are read: {both}." in answer["notes"]
 
 
 def test_the_asked_part_is_scored_against_what_stood_there(corpus: Path, model: Path, tmp_path: Path, mauve: Any):

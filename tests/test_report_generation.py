@@ -186,6 +186,16 @@ def test_what_else_was_measured_stands_beside_the_original(corpus: Path, tmp_pat
     assert "it measures whole text" in ours["note"]
 
 
+def test_of_what_is_judged_in_part_the_original_is_shown_and_no_mean(corpus: Path, tmp_path: Path):
+    said = {"model": "J", "measures": "whole text", "perplexity": 30.0, "tokens": 93, "bound": False}
+    judge = said | {"original": said | {"perplexity": 20.0}}
+    runs = [drawn(tmp_path, corpus, "mlm", seed, {"training": 0.4}, judge=(None, judge)[seed]) for seed in (0, 1)]
+    runs.append(drawn(tmp_path, corpus, "ac-gpt", 0, {"training": 0.8}))
+    ours, other, original = rows(make_report(runs, tmp_path / "report"), "companions")
+    assert (ours["judged"], other["judged"], other["note"]) == (None, None, None)
+    assert original["judged"]["mean"] == 20 and "it measures whole text" in original["note"]
+
+
 def test_a_score_of_an_earlier_file_is_left_out(corpus: Path, tmp_path: Path):
     run = drawn(tmp_path, corpus, "ac-gpt", 0, {"training": 0.9, "infilling": 0.8})
     write_generations(run / "generations" / "test", corpus, "training", texts=2)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +87,22 @@ def test_joined_pieces_are_any_text(text: str, tokenizer: PreTrainedTokenizerBas
     assert joined == (text[1:] if drops_first_space(text, tokenizer) else text)
 
 
+class Counting:
+    """A tokenizer that counts the tokens it decodes, with a fast one's backend or without."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, is_fast: bool) -> None:
+        self.tokenizer, self.is_fast, self.count = tokenizer, is_fast, 0
+        self.backend_tokenizer = SimpleNamespace(decode=self.backend)
+
+    def decode(self, ids: list[int], **options: Any) -> str:
+        self.count += len(ids)
+        return str(self.tokenizer.decode(ids, **options))
+
+    def backend(self, ids: list[int], **options: Any) -> str:
+        self.count += len(ids)
+        return str(self.tokenizer.backend_tokenizer.decode(ids, **options))
+
+
 @thorough
 @given(data=st.data())
 def test_joined_pieces_are_the_decoded_text_whatever_the_tokens(
@@ -97,6 +114,8 @@ def test_joined_pieces_are_the_decoded_text_whatever_the_tokens(
     assert len(found) == len(ids)
     text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert "".join(found) == "".join(pieces(ids, tokenizer, [len(ids) // 2, len(ids)])) == text
+    slow: Any = Counting(tokenizer, False)
+    assert found == pieces(ids, slow)  # the quick ways find what the long one does
 
 
 @settings(thorough, max_examples=60)
@@ -132,20 +151,23 @@ def test_bytes_that_never_make_a_character_do_not_hold_up_the_rest(tokenizer: Pr
         assert [piece.lstrip() for piece in found[-2:]] == ["the", "the"]
 
 
-class Counting:
-    """A tokenizer that counts the tokens it decodes."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer, self.count = tokenizer, 0
-
-    def decode(self, ids: list[int], **options: Any) -> str:
-        self.count += len(ids)
-        return str(self.tokenizer.decode(ids, **options))
+def test_halves_of_characters_are_not_decoded_each_by_itself(llama: PreTrainedTokenizerBase) -> None:
+    ids = [206, 144, 240]  # alone a U+FFFD each, and so they are together; but the second may belong to the first
+    slow: Any = Counting(llama, False)
+    assert pieces(ids, llama) == pieces(ids, slow) == ["\ufffd", "", "\ufffd\ufffd"]
 
 
-def test_pieces_take_linear_time(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_tokenizer_that_decodes_in_a_way_of_its_own_is_believed(gpt2: PreTrainedTokenizerBase) -> None:
+    loud: Any = Counting(gpt2, True)
+    loud.decode = lambda ids, **options: gpt2.decode(ids, **options).upper()
+    ids = encode_text("that 👍 is it", gpt2)
+    assert pieces(ids, loud) == [piece.upper() for piece in pieces(ids, gpt2)]
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_pieces_take_linear_time(is_fast: bool, tokenizer: PreTrainedTokenizerBase) -> None:
     ids = encode_text(" ".join(text for text in TEXTS[1:] if "\ufffd" not in text) * 20, tokenizer)
-    counting: Any = Counting(tokenizer)
+    counting: Any = Counting(tokenizer, is_fast)
     pieces(ids, counting)
     assert counting.count < 15 * len(ids)
 

@@ -38,6 +38,7 @@ from acgpt.query import Query
 from acgpt.score import check_numbers, forbid
 
 GREEDY = 1e-6  # temperatures below this are taken for 0: dividing by them would overflow
+FEW = 1024  # of the likeliest tokens, in which truncation mostly ends
 MOST_GRAPHS = 64  # captured steps to keep: one for each adapter, number of rows, width, capacity and way of drawing
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -124,19 +125,42 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
     if sampling.temperature < GREEDY:
         token = log_probs.argmax(-1)
     else:
-        p, order = (log_probs / sampling.temperature).softmax(-1), None
-        if sampling.top_k is not None or sampling.top_p < 1:
-            p, order = p.sort(dim=-1, descending=True, stable=True)
-            p = p[:, : sampling.top_k]
-        mass = p.cumsum(-1)
-        total = mass[:, -1:]
-        if sampling.top_p < 1:  # a token stays if those likelier than it hold less than top_p: a prefix of the order
-            kept = (mass - p < sampling.top_p * total).sum(-1, keepdim=True)
-            total = mass.gather(1, kept - 1)
+        p = (log_probs / sampling.temperature).softmax(-1)
+        mass, total, order = truncated(p, sampling)
         token = torch.searchsorted(mass, uniform[:, None].to(mass.dtype) * total, right=True)
         token = token.minimum((mass < total).sum(-1, keepdim=True))  # should the product have been rounded up
         token = (token if order is None else order.gather(1, token))[:, 0]
     return token, log_probs.gather(1, token[:, None])[:, 0]
+
+
+def truncated(p: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What is left of a distribution.
+
+    Args:
+        p: (R, V) probabilities.
+        sampling: How it is truncated.
+
+    Returns:
+        (R, n) the cumulative probabilities of the tokens, or of the n likeliest from the likeliest on; (R, 1) that of
+        the last one that is left; and (R, n) whose they are, if not in the order of the vocabulary.
+    """
+    if sampling.top_k is None and sampling.top_p == 1:
+        mass = p.cumsum(-1)
+        return mass, mass[:, -1:], None
+    # To sort a large vocabulary takes a CPU longer than the step of a small network, and few of its tokens are left.
+    sparing = p.device.type == "cpu" and p.shape[1] > 4 * FEW > 4 * (sampling.top_k or 0)
+    for few in (FEW, None) if sparing else (None,):
+        ids = None if few is None else p.topk(few).indices.sort(dim=-1).values  # equals stay in their order
+        top, order = (p if ids is None else p.gather(1, ids)).sort(dim=-1, descending=True, stable=True)
+        mass = top[:, : sampling.top_k].cumsum(-1)
+        if sampling.top_p < 1:  # a token stays if those likelier than it hold less than top_p: a prefix of the order
+            whole = 1 if sampling.top_k is None else mass[:, -1:]
+            kept = (mass - top[:, : sampling.top_k] < sampling.top_p * whole).sum(-1, keepdim=True)
+        else:
+            kept = torch.full_like(order[:, :1], mass.shape[1])
+        if ids is None or (top.gather(1, kept - 1) > top[:, -1:]).all():  # none that was left out is as likely
+            break
+    return mass, mass.gather(1, kept - 1), order if ids is None else ids.gather(1, order)
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ class Scores:
     Args:
         split: Of the corpus, that the reference is from. Default: test if there is one, else validation.
         rule: How the reference is drawn: documents or windows. Default: documents where the corpus has them.
-        length: Tokens of a text of reference. Default: as many as those that are drawn have, at most 1024.
+        length: Tokens of a text of reference. Default: as many as those that are drawn have, at most 2048.
         skip: Leave out so many tokens of the split. Default: the region that what is given is from.
         count: At most so many texts of reference. Default: 1000.
         features: The model whose hidden states are compared: a folder, a hub id, or default, the embedded one. Default:

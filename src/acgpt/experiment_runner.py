@@ -279,7 +279,7 @@ class Runner:
             words = (*words, "--minutes", f"{max(0.01, (self.end - time.monotonic()) / 60):.2f}")
         cell.log.parent.mkdir(parents=True, exist_ok=True)
         with cell.log.open("ab") as log:
-            log.write(f"$ {shlex.join(['acgpt', *words])}\n".encode())
+            log.write(f"$ {shlex.join([*(('acgpt',) if program is PROGRAM else program), *words])}\n".encode())
             log.flush()
             # A session of its own: Ctrl-C comes to the runner, which passes it on.
             self.child = subprocess.Popen(

@@ -104,17 +104,19 @@ def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, ends: Sequenc
         ends: How many tokens there are up to the end of each part, the last part's included; by default a part a token.
     """
 
-    def decoded(part: Sequence[int]) -> str:
+    def library(part: Sequence[int]) -> str:
         # A list of ids decodes to one string; the library's signature also covers batches.
         return str(tokenizer.decode(list(part), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    text = decoded(ids)
-    if ends is not None and tokenizer.is_fast:  # parts that make the text each by itself, as most do, take no more
-        alone = [
-            str(tokenizer.backend_tokenizer.decode(list(ids[begin:end]), skip_special_tokens=False))
-            for begin, end in pairwise([0, *ends])
-        ]
-        if "".join(alone) == text:
+    def backend(part: Sequence[int]) -> str:
+        return str(tokenizer.backend_tokenizer.decode(list(part), skip_special_tokens=False))
+
+    text, parts = library(ids), range(1, len(ids) + 1) if ends is None else ends
+    quick = tokenizer.is_fast and backend(ids) == text  # it is, unless a tokenizer has a way of its own
+    decoded = backend if quick else library
+    if quick and (ends is not None or "\ufffd" not in text):  # which may be half a character
+        alone = [backend(ids[begin:end]) for begin, end in pairwise([0, *parts])]
+        if "".join(alone) == text:  # parts that make the text each by itself, as most do, take no more
             return alone
     result: list[str] = []
     settled = 0  # so many characters of the text have found their token
@@ -140,7 +142,7 @@ def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, ends: Sequenc
         return piece
 
     begin = 0
-    for end in range(1, len(ids) + 1) if ends is None else ends:
+    for end in parts:
         piece, (new, agreed) = "", read(end)
         if end > begin + 1 and not whole(
             new, agreed

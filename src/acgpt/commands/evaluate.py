@@ -371,6 +371,7 @@ def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
         table.add_row(mode, *row, gained)
     page.print(table)
     if None in result["modes"].values():
-        page.note(f"\n{NO_ANSWER}: cannot be answered by a model of method {result['method']}.")
+        how = "".join(f", {name}={value}" for name, value in result.get("options", {}).items())
+        page.note(f"\n{NO_ANSWER}: cannot be answered by a model of method {result['method']}{how}.")
     if result.get("bound"):
         page.note("\n≤: a bound, estimated by chance; not to be compared with exact perplexities.")

@@ -444,9 +444,9 @@ class Work:
         if reference.about.get("overlaps_prompts"):
             notes.append("the reference holds texts that prompts were taken from.")
         if features is not None and cut:
-            notes.append(f"of {cut} texts no more than the first {features['length']:,} tokens are read.")
+            notes.append(f"texts of which no more than the first {features['length']:,} tokens are read: {cut}.")
         if sides.empty:
-            notes.append(f"{sides.empty} texts are empty, and left out of MAUVE.")
+            notes.append(f"texts that are empty, and left out of MAUVE: {sides.empty}.")
         if judge is not None and judge["cut"]:
             notes.append(f"the judge has too few positions: the last {judge['cut']:,} tokens of texts are not judged.")
         return {

@@ -79,4 +79,6 @@ def print_report(made: Report, output: Path) -> None:
             page.print()
     for note in made.notes:
         page.note(printable(f"note: {note}"))
-    page.note(printable(f"{output}: {len(made.content['files'])} files; report.html has the paper's own rows too"))
+    paper = any(row.paper for part in made.parts for table in part.tables.values() for row in table.rows)
+    more = "; report.html has the paper's own rows too" if paper else ""
+    page.note(printable(f"{output}: {len(made.content['files'])} files{more}"))

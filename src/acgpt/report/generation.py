@@ -481,12 +481,14 @@ def companions_table(size: str, scored: Sequence[Scored], paper: Mapping[str, An
         for label, found in zip(labels, ordered, strict=True):
             named = f"{label}, {found[0].record['model']}" if labels.count(label) > 1 else label
             draws = by_seed(found)
-            note = " ".join([*judge_note(found), *draws_note(draws)]) or None
-            rows.append(Row({"method": named, **measured(draws, "generated")}, group, note))
-        original = next((found for found in ordered if found[0].found["companions"]["original"]), None)
-        if original is not None:
-            cells = {**measured(by_seed(original[:1]), "original"), "seeds": None}
-            rows.append(Row({"method": "original", **cells}, group, " ".join(judge_note(original[:1])) or None))
+            cells = measured(draws, "generated")
+            note = " ".join([*(judge_note(found) if cells["judged"] else []), *draws_note(draws)]) or None
+            rows.append(Row({"method": named, **cells}, group, note))
+        originals = [each for found in ordered for each in found if each.found["companions"]["original"]]
+        if originals:
+            original = [min(originals, key=lambda each: order.index(each.judge))]  # they differ in who judged them only
+            cells = {**measured(by_seed(original), "original"), "seeds": None}
+            rows.append(Row({"method": "original", **cells}, group, " ".join(judge_note(original)) or None))
     shown = tuple(each for each in COMPANIONS if each.key != "judged" or any(row.cells["judged"] for row in rows))
     several = f" Of several judges ({', '.join(judges)}), a file's first is shown." if len(judges) > 1 else ""
     return Table(f"What was drawn, {paper['sizes'].get(size, size)}", MEASURED + several, shown, tuple(rows), "method")
@@ -522,7 +524,7 @@ def measured(draws: Mapping[Hashable, Sequence[Scored]], side: str) -> dict[str,
 
 
 def judge_note(found: Sequence[Scored]) -> list[str]:
-    """Who judged, and what."""
+    """Who judged, and what; nothing where nobody did."""
     judge = found[0].found["judge"]
     if judge is None:
         return []
