@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import huggingface_hub.constants
 import pytest
+import torch
 from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from acgpt.methods import Method
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 def pytest_make_parametrize_id(val: object) -> str | None:
     """A method is called by its name and options: processes that share the tests must call them alike."""
     return " ".join([val.name, *map(str, vars(val).values())]) if isinstance(val, Method) else None
+
+
+@pytest.fixture(autouse=True)
+def same_products() -> None:
+    """On a CPU that has no bf16, a test that multiplies in it leaves torch without oneDNN: the next one begins anew."""
+    torch.backends.mkldnn.enabled = torch.backends.mkldnn.is_available()  # type: ignore[assignment]
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ if kind in ("evaluate", "generate", "mauve"):
     if (told / f"{kind}-fails").exists():
         sys.exit("error: no such split")
     (told / "evaluate.began").touch()
-    for _ in range(2000):
+    for _ in range(12_000):
         if not (told / "evaluate.waits").exists():
             break
         time.sleep(0.01)
@@ -57,7 +57,7 @@ def log(step):
 log(4)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
 (told / f"{folder.name}.began").touch()
-for _ in range(2000):  # not for ever, lest a mistake hang the tests
+for _ in range(12_000):  # not for ever, lest a mistake hang the tests
     if not (told / f"{folder.name}.waits").exists():
         break
     time.sleep(0.01)

@@ -11,6 +11,7 @@ import pickle
 import resource
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -168,13 +169,27 @@ def test_a_run_that_is_killed_from_outside_with_its_workers_ends_with_the_same_w
     keys = {"steps": 30, "save_every": 5}
     whole, run = run_to_the_end(corpus, tmp_path / "whole", **keys), tmp_path / "run"
     for step in (7, 14, 23):
-        command = Command(*words_of(corpus, run, **keys), output=tmp_path / "said")
+        command = Command(*words_of(corpus, run, **keys), output=tmp_path / "said", before=wait_at, detail=step + 4)
         with ended(command):
             until(lambda at=step: reached(run, at))
             command.interrupt(signal.SIGKILL)
             assert command.wait() == -signal.SIGKILL
     run_to_the_end(corpus, run, **keys)
     check_same(run, whole, last=30)
+
+
+def wait_at(step):
+    """Go no further than a step, however late the signal comes."""
+
+    def make(old):
+        def append(self, row):
+            old(self, row)
+            if row["step"] >= step:
+                time.sleep(120)
+
+        return append
+
+    replace("acgpt.training_log:Log.append", make)
 
 
 def reached(run, step):

@@ -14,6 +14,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -146,8 +147,9 @@ def prepare(
         vocabulary = corpus_tokenizer.vocabulary_in(folder, None if train_tokenizer else identity["tokenizer"])
         work = Preparation(folder, parts, recipe, identity, vocabulary, skip_bad, watch)
         work.restore(previous)
-        work.run(workers or default_workers(parts))
-        corpus = work.finish()
+        with closing(work):
+            work.run(workers or default_workers(parts))
+            corpus = work.finish()
         watch(Progress("prepared"))
         return corpus
 
@@ -356,6 +358,11 @@ class Preparation:
         place = {"position": [self.part, self.row], "taken": self.taken}
         place |= {"skipped": self.skipped, "damaged": self.damaged}
         write_json(self.folder / JOURNAL, {"recipe": self.identity, **place, "splits": splits})
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for writer in self.writers.values():
+            writer.close()
 
     def batches(self) -> Iterator[tuple[int, str, Batch]]:
         """All that is left to read, with the number and the split of its part."""

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -110,6 +110,12 @@ class Writer:
             self.part.rename(self.path)
             self.shards.append(Shard(self.path.name, self.partial, self.digest.hexdigest()))
             self.file, self.partial = None, 0
+
+    def close(self) -> None:
+        """Let go of the unfinished shard; what has not reached the disk is not in the journal either."""
+        if self.file is not None:
+            with suppress(OSError):  # of a full disk, which has been told
+                self.file.close()
 
     def state(self) -> dict[str, Any]:
         """For the journal."""

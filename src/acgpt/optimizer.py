@@ -80,10 +80,12 @@ class Muon(torch.optim.Muon):
 
 
 def orthogonalise(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """(n, rows, columns) the nearest orthogonal matrices, roughly: Newton–Schulz in bf16, as torch's Muon does it."""
+    """(n, rows, columns) the nearest orthogonal matrices, roughly: Newton–Schulz as in torch's Muon, bf16 on a GPU."""
     a, b, c = coefficients
     wide = matrices.shape[1] <= matrices.shape[2]
-    x = (matrices if wide else matrices.mT).bfloat16()
+    # On a CPU that has no bf16, a product in it makes torch do without oneDNN for the rest of the process: the steps of
+    # a run would be rounded otherwise before it than after it, and so would those of a run that is taken up again.
+    x = (matrices if wide else matrices.mT).to(torch.bfloat16 if matrices.is_cuda else torch.float32)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.mT

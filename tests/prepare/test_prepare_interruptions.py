@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from hashlib import sha256
 from pathlib import Path
 
@@ -187,21 +186,33 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(run, named, tmp_path, 
     assert everything(tmp_path / "corpus") == everything(tmp_path / "whole")
 
 
+# The command, which kills itself in place of its second word in the journal of what it has read.
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+
+def kill(event, args):
+    if event == "os.rename" and (journal := Path(args[1])).name == "journal.json" and journal.exists():
+        if json.loads(journal.read_text())["position"][1]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(kill)
+from acgpt.cli import main
+main()
+"""
+
+
 def test_a_command_killed_with_its_workers_goes_on_with_one_to_the_same_bytes(run, named, tmp_path):
     texts = [f"{number} " + TEXTS[0] * 80 for number in range(300)]
     file = jsonl(tmp_path / "a.jsonl", texts)  # some batches of the usual size
-    command = [sys.executable, "-m", "acgpt", "prepare", str(file), "-o", str(tmp_path / "killed"), "-t", named]
+    command = [sys.executable, "-c", KILLED, "prepare", str(file), "-o", str(tmp_path / "killed"), "-t", named]
     options = ["--validation", "0.1", "--workers", "2", "--shard-size", "0.0625"]
     env = os.environ | {"PYTHONPATH": SOURCE}
-    process = subprocess.Popen([*command, *options], env=env, stderr=subprocess.PIPE, start_new_session=True)
-    journal, deadline = tmp_path / "killed" / "journal.json", time.monotonic() + 60
-    while not journal.exists() or not (row := json.loads(journal.read_text())["position"][1]):
-        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    process.stderr.read()  # ends when the last worker has ended, for they hold it too
-    assert not (tmp_path / "killed" / "corpus.json").exists()
+    # This returns when the last worker has ended, for they hold its stderr too.
+    ended = subprocess.run([*command, *options], env=env, stderr=subprocess.PIPE, start_new_session=True, timeout=120)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    row = json.loads((tmp_path / "killed" / "journal.json").read_text())["position"][1]
+    assert 0 < row < len(texts) and not (tmp_path / "killed" / "corpus.json").exists()
     same, seen = {"validation": 0.1, "shard_bytes": 1 << 16}, []
     run(file, tmp_path / "killed", **same, watch=lambda progress: seen.append(progress.documents))
     assert next(documents for documents in seen if documents) > row  # it did go on
