@@ -16,6 +16,7 @@ from test_report import evaluation, write_run
 from typer.testing import CliRunner
 
 from acgpt.cli import app
+from acgpt.errors import InputError
 from acgpt.methods import METHODS, AcGpt
 from acgpt.report import write
 from acgpt.report.from_scratch import PAPER
@@ -132,6 +133,23 @@ def test_the_tables_say_what_the_papers_text_says():
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_says_how_far_other_texts_might_take_it(tmp_path):
+    for seed, spans in enumerate([((6.0, 9.0), None, (5.0, 7.0)), ((7.0, 8.0), None, (6.0, 9.0))]):
+        folder = scratch(tmp_path / str(seed), (7.5, 6.85, 6.25, 7.12, 7.38), seed=seed)
+        results = json.loads((folder / "results.json").read_text())
+        for mode, span in zip(MODES, spans, strict=False):
+            results["evaluation"]["modes"][mode]["interval"] = span
+        (folder / "results.json").write_text(json.dumps(results))
+    scratch(tmp_path / "gpt", (7.25, None, None, 6.95, 7.25), method="gpt")  # without intervals, as of a single text
+    found = {row["method"]: row for row in rows(make_report([tmp_path], tmp_path / "report")) if row["from"] == "here"}
+    assert (found["AC-GPT"]["chance"], found["GPT"]["chance"]) == (pytest.approx(50 * 3 / 6.25), None)
+    for damaged in ([1.0], "wide", ["a", "b"], 3):
+        results["evaluation"]["modes"]["infilling"]["interval"] = damaged
+        (folder / "results.json").write_text(json.dumps(results))
+        with pytest.raises(InputError, match=r"1/results\.json is no(t what a run| evaluation that acgpt) writes"):
+            make_report([tmp_path], tmp_path / "again")
 
 
 def test_a_mean_and_its_deviation_are_those_of_a_sample():

@@ -123,3 +123,23 @@ def test_a_bar_is_shown_on_a_terminal(named, tmp_path):
                 show(Progress("tokens", done=200, total=size, documents=8, tokens=5678, text=200))
         if size:
             assert "5,678 tokens, 8 documents" in stderr.written and "MB/s" in stderr.written
+
+
+@pytest.mark.parametrize("pause", [0.0, 9e9])
+def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch, capsys, pause):
+    from acgpt.commands.prepare import bar
+
+    monkeypatch.setattr("acgpt.commands.prepare.PAUSE", pause)
+    with bar() as show:
+        show(Progress("sources"))
+        show(Progress("tokens", done=100, total=400, documents=4, tokens=1234, text=100))
+        show(Progress("tokens", done=200, documents=8, tokens=5678, text=200))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    if pause:
+        assert captured.err == ""
+    else:
+        sources, known, unknown = captured.err.splitlines()
+        assert sources == "checking the sources"
+        assert known.startswith("tokenising: 25%, 1,234 tokens, 4 documents, ")
+        assert unknown.startswith("tokenising: 5,678 tokens, 8 documents, ") and unknown.endswith(" MB/s")

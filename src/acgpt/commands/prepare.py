@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from acgpt.commands.evaluate import PAUSE
 from acgpt.commands.options import emit, hush, option
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def prepare(
 
 @contextmanager
 def bar() -> Iterator[Callable[[Progress], None]]:
-    """A progress bar, if somebody watches: tokens, documents, speed, and the time left where the size is known."""
+    """A progress bar: tokens, documents, speed, and the time left where the size is known; else a line now and then."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -137,9 +138,10 @@ def bar() -> Iterator[Callable[[Progress], None]]:
     with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("starting", total=None, counts="")
         first: tuple[float, int] | None = None  # when this run first reported, and how much text there was by then
+        said = time.monotonic()
 
         def show(progress: Progress) -> None:
-            nonlocal first
+            nonlocal first, said
             counts = ""
             if progress.phase == "tokens":
                 first = first or (time.perf_counter(), progress.text)
@@ -148,6 +150,10 @@ def bar() -> Iterator[Callable[[Progress], None]]:
                 counts = f"{progress.tokens:,} tokens, {progress.documents:,} documents, {speed:.1f} MB/s"
             doing = words.get(progress.phase, progress.phase)
             bar.update(task, description=doing, completed=progress.done, total=progress.total or None, counts=counts)
+            if bar.disable and time.monotonic() - said >= PAUSE:
+                said = time.monotonic()
+                share = f"{progress.done / progress.total:.0%}, " if progress.total else ""
+                print(f"{doing}: {share}{counts}".rstrip(": "), file=sys.stderr, flush=True)
 
         yield show
 

@@ -36,14 +36,16 @@ COLUMNS = (
     Column("training", "training", form=".2f", best=min, spread=True),
     Column("infilling-no-future", "infilling no future", form=".2f", best=min, spread=True),
     Column("training-no-future", "training no future", form=".2f", best=min, spread=True),
+    Column("chance", "95 % ±", form=".1f%", terminal=False),
     Column("seeds", "seeds", form="d"),
     Column("set", "set"),
 )
 CAPTION = (
     "Perplexity, lower is better: mean ± standard deviation over seeds (of a sample; none for a single seed). r_max "
-    "and the number of asked texts are those of the evaluation set. Bold: the best of the exact numbers of one size "
-    "that have read as much of the same text and were asked the same set; across sets nothing is compared. ≤ is a "
-    "bound and is not ranked; -- is what a method cannot answer."
+    "and the number of asked texts are those of the evaluation set. 95 % ±: half of the widest 95 % interval over "
+    "texts in a row; that of a difference between rows is narrower, as they are asked the same texts. Bold: the best "
+    "of the exact numbers of one size that have read as much of the same text and were asked the same set; across "
+    "sets nothing is compared. ≤ is a bound and is not ranked; -- is what a method cannot answer."
 )
 OTHERS = (
     "The paper's rows are of other texts, budgets and evaluation sets: compare the order of the methods, not the "
@@ -101,6 +103,11 @@ class Entry:
             values = [value for each in self.measured if (value := each.modes[mode]) is not None]
             found[mode] = Mean.of(values, self.asked.bound) if values else None
         return found
+
+    @property
+    def chance(self) -> float | None:
+        """The widest interval over texts, of any mode and seed."""
+        return max((each.chance for each in self.measured if each.chance is not None), default=None)
 
     @property
     def note(self) -> str | None:
@@ -200,7 +207,7 @@ def ablation(
     for entry in ordered:
         about: dict[str, Cell] = {"from": "here", "r_max": entry.r_max, "asked": entry.asked.texts}
         about |= {"method": names[entry], "corpus": entry.first.corpus, "texts": entry.first.budget[0]}
-        cells = {**about, **entry.modes, "seeds": len(entry.runs), "set": entry.asked.hash[:8]}
+        cells = {**about, **entry.modes, "chance": entry.chance, "seeds": len(entry.runs), "set": entry.asked.hash[:8]}
         rows.append(Row(cells, entry.group, entry.note, about=(set_in_words(entry.asked),)))
     theirs = paper_rows(paper, size, {entry.r_max for entry in entries})
     title = f"{paper['sizes'].get(size, size)}, {split}"

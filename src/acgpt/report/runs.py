@@ -37,12 +37,14 @@ class Measured:
         split: Of the corpus; the file's name where the evaluation set does not say.
         set: What describes the evaluation set, `EvaluationSet.as_dict`.
         modes: The perplexity in each mode, infinity included; `None` for what was not or cannot be answered.
+        chance: How far other texts might take a perplexity, in percent of it: half of the widest interval of a mode.
         found: The evaluation as it was written.
     """
 
     split: str
     set: Mapping[str, Any]
     modes: Mapping[str, float | None]
+    chance: float | None
     found: Mapping[str, Any]
 
     @property
@@ -245,7 +247,8 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[Measured, 
     measured: dict[tuple[str, str], Measured] = {}
     for path, (name, content) in found.items():
         try:
-            each = Measured(content["set"].get("split") or name, content["set"], perplexities(content), content)
+            split = content["set"].get("split") or name
+            each = Measured(split, content["set"], perplexities(content), chance(content), content)
             asked_as, asked = content["method"], content.get("adapter") or content.get("model")
             key = each.hash, each.options
             if each.texts >= 0 and (key not in measured or answered(measured[key]) < answered(each)):
@@ -278,6 +281,13 @@ def perplexities(evaluation: Mapping[str, Any]) -> dict[str, float | None]:
         return math.inf if answer["perplexity"] is None else float(answer["perplexity"])
 
     return {mode: number(evaluation["modes"].get(mode)) for mode in MODES}
+
+
+def chance(evaluation: Mapping[str, Any]) -> float | None:
+    """Half of the widest interval, in percent of its perplexity; `None` where no mode has one."""
+    answers = [answer for answer in evaluation["modes"].values() if answer and answer.get("interval")]
+    widths = [(high - low) / each["perplexity"] for each in answers for low, high in [each["interval"]]]
+    return 50 * max(widths) if widths else None
 
 
 def read_json(path: Path) -> dict[str, Any]:
