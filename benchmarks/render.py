@@ -285,6 +285,27 @@ def with_future(record: dict[str, Any]) -> str:
     return markdown(*worth_rows(record["worth"]))
 
 
+def where_rows(record: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The gain from the future by the distance to what is given next, a column a model."""
+    gains = record["gains"]
+    rows = []
+    for label in dict.fromkeys(label for found in gains.values() for label in found):
+        cells = [found.get(label) for found in gains.values()]
+        shown = ["--" if cell is None else f"{cell['gain']:+.3f}" + span(cell["interval"]) for cell in cells]
+        rows.append([label, f"{next(cell['tokens'] for cell in cells if cell):,}", *shown])
+    return ["tokens up to the next given one", "tokens", *gains], rows
+
+
+def span(interval: Sequence[float] | None) -> str:
+    """An interval, in brackets."""
+    return "" if interval is None else " ({:+.3f} to {:+.3f})".format(*interval)
+
+
+def where(record: dict[str, Any]) -> str:
+    """Where in a gap the future is worth something."""
+    return markdown(*where_rows(record))
+
+
 TABLES = {
     "attention": attention,
     "attention_kernel": attention_kernel,
@@ -300,6 +321,7 @@ TABLES = {
     "scoring": scoring,
     "target_positions": target_positions,
     "training": training,
+    "where": where,
     "with_future": with_future,
 }
 
