@@ -13,7 +13,9 @@ chooses. The loop without a cache is timed at eight lengths and summed over all 
 
 `--generate` times `acgpt generate` instead: every method in every mode, `--batch` texts of `--tokens` tokens at r_max
 0.6, to the files on the disk; "outside" is the share of the time that is not the model's. Methods that capture their
-steps draw once before they are timed.
+steps draw once before they are timed. All are timed in turns, `--repeats` times; the median is shown, with the shortest
+and the longest. "Keys" is how long the keys and values of copies take to be read, step by step, at the rate of a large
+copy: what AC-GPT has to do beyond GPT.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from common import SIZES, VOCABULARY, build_model, clock, copy_bandwidth, machine, report
-from render import GENERATION, generation_rows
+from render import generation_table
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from acgpt import LanguageModel, Query, decode
@@ -184,7 +186,7 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
     length = args.tokens - 1  # BOS takes the first position
     tokens = np.random.default_rng(0).integers(0, BOS, args.batch * length)
     evaluation_set = EvaluationSet.build(tokens, tokenizer_hash="", length=length)
-    tokenizer, records = invented_tokenizer(), {}
+    tokenizer, generators = invented_tokenizer(), {}
     for name in args.methods:
         method = METHODS[name]
         model = new_model(
@@ -195,22 +197,58 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
         lm = LanguageModel(
             model.to(args.device, dtype).eval(), tokenizer, metadata=Metadata(method=name), bos=BOS, mask=mask
         )
-        generator = Generator(lm, evaluation_set, prompt=min(20, length - 1), budget=args.batch_tokens)
-        for mode in (mode for mode in args.modes if generator.answers(mode)):
-            for _ in range(1 if name in ("mlm", "diffusion") else 2):
-                with tempfile.TemporaryDirectory() as folder:
-                    record = generator.write(mode, Path(folder))
+        generators[name] = Generator(lm, evaluation_set, prompt=min(20, length - 1), budget=args.batch_tokens)
+    asked = [(name, mode) for name in args.methods for mode in args.modes if generators[name].answers(mode)]
+    bandwidth = copy_bandwidth(args.device)
+    timed: dict[tuple[str, str], list[dict[str, Any]]] = {each: [] for each in asked}
+    for turn in range(args.repeats + 1):
+        for name, mode in asked:
+            if turn == 0 and name in ("mlm", "diffusion"):  # which capture nothing
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                record = generators[name].write(mode, Path(folder))
             assert record is not None
-            keys = ("tokens", "calls", "seconds", "tokens_per_second", "outside")
-            records[f"{name}, {mode}"] = {key: record[key] for key in keys}
-            print(f"{name}, {mode}:", records[f"{name}, {mode}"], file=sys.stderr, flush=True)
-        del generator, lm, model
-    about = {key: value for key, value in vars(args).items() if key not in ("repeats", "ours", "profile", "generate")}
+            print(f"{turn or 'before'}: {name}, {mode}: {record['seconds']:.2f} s", file=sys.stderr, flush=True)
+            if turn:
+                timed[name, mode].append(record)
+    records = {
+        f"{name}, {mode}": summary(found, key_seconds(generators[name], mode, found[0]["calls"], bandwidth))
+        for (name, mode), found in timed.items()
+    }
+    about = {key: value for key, value in vars(args).items() if key not in ("ours", "profile", "generate")}
     report(
         f"Generating {args.batch} × {args.tokens} tokens, {args.size}, {dtype}, {machine(args.device)['hardware']}",
-        GENERATION,
-        generation_rows(records),
-        {"benchmark": "generation", **about, **machine(args.device), "generation": records},
+        *generation_table(records),
+        {
+            "benchmark": "generation",
+            **about,
+            **machine(args.device),
+            "copy_bandwidth": bandwidth,
+            "generation": records,
+        },
+    )
+
+
+def summary(found: list[dict[str, Any]], keys: float) -> dict[str, Any]:
+    """The run of median time, with the times of all."""
+    median = sorted(found, key=lambda record: record["seconds"])[(len(found) - 1) // 2]
+    kept = {key: median[key] for key in ("tokens", "calls", "seconds", "tokens_per_second", "outside")}
+    return {**kept, "times": [record["seconds"] for record in found], "keys": keys}
+
+
+def key_seconds(generator: Generator, mode: str, calls: int, bandwidth: float) -> float:
+    """How long it takes to read the keys and values of all copies once a call, at a rate in bytes a second."""
+    reads = generator.method.name == "ac-gpt" and MODES[mode].future
+    copies = sum(len(query.given_positions) for query in generator.queries(mode)) if reads else 0
+    model = generator.lm.model
+    return (
+        calls
+        * copies
+        * 2
+        * model.config.num_hidden_layers
+        * model.config.hidden_size
+        * model.dtype.itemsize
+        / bandwidth
     )
 
 

@@ -63,29 +63,40 @@ def decoding(record: dict[str, Any]) -> str:
     return markdown(["", "seconds", "tokens/s", "× generate"], rows) + "\n\n" + note
 
 
-GENERATION = ["", "tokens", "calls", "seconds", "tokens/s", "× GPT", "outside the model"]
-
-
-def generation_rows(records: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+def generation_table(records: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """A row a method and mode; beside GPT in that mode, or in the same without its future, which GPT cannot see."""
+    keys = any(r.get("keys") for r in records.values())
     rows = []
     for name, r in records.items():
         mode = name.split(", ")[1]
         gpt = records.get(f"gpt, {mode}") or records.get(f"gpt, {mode}-no-future")
         ratio = f"{r['tokens_per_second'] / gpt['tokens_per_second']:.2f}" if gpt else "--"
-        rows.append(
-            [
-                name, f"{r['tokens']:,}", f"{r['calls']:,}", f"{r['seconds']:.2f}", f"{r['tokens_per_second']:,.0f}",
-                ratio, f"{r['outside']:.0%}",
-            ]
-        )  # fmt: skip
-    return rows
+        seconds = f"{r['seconds']:.2f}{between(r.get('times', []))}"
+        row = [name, f"{r['tokens']:,}", f"{r['calls']:,}", seconds]
+        row += [f"{r['keys']:.2f}" if r.get("keys") else ""] if keys else []
+        rows.append([*row, f"{r['tokens_per_second']:,.0f}", ratio, f"{r['outside']:.0%}"])
+    headings = [
+        "",
+        "tokens",
+        "calls",
+        "seconds",
+        *(["of keys"] if keys else []),
+        "tokens/s",
+        "× GPT",
+        "outside the model",
+    ]
+    return headings, rows
+
+
+def between(times: Sequence[float]) -> str:
+    """The shortest and the longest of several times."""
+    return f" ({min(times):.2f}–{max(times):.2f})" if len(times) > 1 else ""
 
 
 def generation(record: dict[str, Any]) -> str:
     """What drawing takes."""
     note = record.get("note")
-    return markdown(GENERATION, generation_rows(record["generation"])) + (f"\n\n{note}" if note else "")
+    return markdown(*generation_table(record["generation"])) + (f"\n\n{note}" if note else "")
 
 
 def scoring(record: dict[str, Any]) -> str:
