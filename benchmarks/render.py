@@ -44,6 +44,9 @@ def markdown(columns: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [columns, rule, *rows])
 
 
+Rows = tuple[list[str], list[list[str]]]  # the columns, and the rows
+
+
 def provenance(record: dict[str, Any]) -> str:
     """Where the figures come from."""
     return f"`{record['command']}`, {machine(record)}."
@@ -63,7 +66,7 @@ def decoding(record: dict[str, Any]) -> str:
     return markdown(["", "seconds", "tokens/s", "× generate"], rows) + "\n\n" + note
 
 
-def generation_table(records: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def generation_table(records: Mapping[str, Mapping[str, Any]]) -> Rows:
     """A row a method and mode; beside GPT in that mode, or in the same without its future, which GPT cannot see."""
     keys = any(r.get("keys") for r in records.values())
     rows = []
@@ -75,17 +78,8 @@ def generation_table(records: Mapping[str, Mapping[str, Any]]) -> tuple[list[str
         row = [name, f"{r['tokens']:,}", f"{r['calls']:,}", seconds]
         row += [f"{r['keys']:.2f}" if r.get("keys") else ""] if keys else []
         rows.append([*row, f"{r['tokens_per_second']:,.0f}", ratio, f"{r['outside']:.0%}"])
-    headings = [
-        "",
-        "tokens",
-        "calls",
-        "seconds",
-        *(["of keys"] if keys else []),
-        "tokens/s",
-        "× GPT",
-        "outside the model",
-    ]
-    return headings, rows
+    columns = ["", "tokens", "calls", "seconds", *["keys"] * keys, "tokens/s", "× GPT", "outside the model"]
+    return columns, rows
 
 
 def between(times: Sequence[float]) -> str:
@@ -223,9 +217,6 @@ def resume(record: dict[str, Any]) -> str:
     return markdown(["", "tokens/s, median", "waiting for data, median"], rows)
 
 
-Rows = tuple[list[str], list[list[str]]]  # the columns, and the rows
-
-
 def default_adapter(record: dict[str, Any]) -> str:
     """The embedded default's adapter in the course of its training."""
     modes = ("unconditional", "training", "training-no-future")
@@ -296,14 +287,13 @@ def with_future(record: dict[str, Any]) -> str:
     return markdown(*worth_rows(record["worth"]))
 
 
-def where_rows(record: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def where_rows(record: Mapping[str, Any]) -> Rows:
     """The gain from the future by the distance to what is given next, a column a model."""
-    gains = record["gains"]
-    rows = []
-    for label in dict.fromkeys(label for found in gains.values() for label in found):
-        cells = [found.get(label) for found in gains.values()]
-        shown = ["--" if cell is None else f"{cell['gain']:+.3f}" + span(cell["interval"]) for cell in cells]
-        rows.append([label, f"{next(cell['tokens'] for cell in cells if cell):,}", *shown])
+    gains, rows = record["gains"], []
+    for label, first in next(iter(gains.values())).items():  # the same for all: they are asked the same
+        cells = [found[label] for found in gains.values()]
+        shown = ["--" if cell["gain"] is None else f"{cell['gain']:+.3f}{span(cell['interval'])}" for cell in cells]
+        rows.append([label, f"{first['tokens']:,}", *shown])
     return ["tokens up to the next given one", "tokens", *gains], rows
 
 
@@ -314,7 +304,12 @@ def span(interval: Sequence[float] | None) -> str:
 
 def where(record: dict[str, Any]) -> str:
     """Where in a gap the future is worth something."""
-    return markdown(*where_rows(record))
+    about = [f"{name} on {each['device']} in {each['dtype']}" for name, each in record["evaluated"].items()]
+    note = f"{record['mode']}, {record['set']['texts']} texts of {record['set']['length']} tokens; evaluated: "
+    return (
+        markdown(*where_rows(record))
+        + f"\n\nIn nats a token, with 95 % intervals over texts; {note}{', '.join(about)}."
+    )
 
 
 TABLES = {

@@ -6,7 +6,7 @@
 
 Every asked token that something given follows was scored twice, with the future and without it. The difference, in
 nats, is averaged over the tokens that are as far from the next given one: 1 is the last token of a gap. The interval
-resamples texts, as `acgpt evaluate` does.
+resamples texts, as `acgpt evaluate` does; where too few texts have such tokens, there is none.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from common import machine, report
 from render import where_rows
 from safetensors import SafetensorError, safe_open
 
+from acgpt.conditioning import Conditioning
 from acgpt.errors import InputError
 from acgpt.evaluate import percentiles, resampled_means
 from acgpt.modes import WITHOUT_FUTURE
@@ -35,18 +36,22 @@ def main() -> None:
     parser.add_argument("--mode", default="infilling", choices=list(WITHOUT_FUTURE))
     parser.add_argument("--seed", type=int, default=0, help="of the resampling behind the intervals")
     args = parser.parse_args()
-    found, sets = {}, set()
+    found, evaluated = {}, {}
     try:
         for path in args.records:
             about, columns = read(path, args.mode)
-            name = about["method"] if len(args.records) == 1 else f"{about['method']} ({path.stem})"
+            name = f"{about['method']} ({path})" if len(args.records) > 1 else about["method"]
             found[name] = gains(columns, about["set"]["length"], args.seed)
-            sets.add(about["set"]["hash"])
-        if len(sets) > 1:
+            evaluated[name] = about
+        if len({each["set"]["hash"] for each in evaluated.values()}) > 1:
             raise InputError("the records are of several evaluation sets: evaluate all models on one.")
     except InputError as error:
         parser.error(str(error))
     record: dict[str, Any] = {"benchmark": "where", "mode": args.mode, "set": about["set"], **machine("cpu")}
+    record["evaluated"] = {
+        name: {key: each.get(key) for key in ("model", "adapter", "device", "dtype", "versions")}
+        for name, each in evaluated.items()
+    }
     record["gains"] = found
     texts = f"{about['set']['texts']} texts of {about['set']['length']} tokens"
     report(f"Gain from the future in nats a token, {args.mode}, {texts}", *where_rows(record), record)
@@ -65,6 +70,8 @@ def read(path: Path, mode: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     without = WITHOUT_FUTURE[mode]
     if not {f"{mode}.log_prob", f"{without}.log_prob"} <= columns.keys():
         raise InputError(f"{path} does not answer both {mode} and {without}: name a method that does.")
+    if mode == "training" and Conditioning.from_dict(about["set"]["conditioning"]).hides:
+        raise InputError(f"{path} is of a set with unknown tokens: records do not tell them from those that are given.")
     gain = columns[f"{mode}.log_prob"] - columns[f"{without}.log_prob"]  # of the same tokens in the same order
     return about, {"text": columns[f"{mode}.text"], "position": columns[f"{mode}.position"], "gain": gain}
 
@@ -92,8 +99,8 @@ def gains(columns: dict[str, np.ndarray], length: int, seed: int) -> dict[str, A
     resampled = resampled_means(sums, seed)
     return {
         label: {
-            "gain": float(gain[those].mean()),
-            "interval": percentiles(resampled[label]),
+            "gain": float(gain[those].mean()) if np.isfinite(gain[those]).all() else None,
+            "interval": percentiles(resampled[label]) if len(asked) > 1 else None,
             "tokens": int(those.sum()),
         }
         for label, those in chosen.items()

@@ -6,6 +6,7 @@ And what the tests of several files are given: no network, a base model with ada
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,11 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 @pytest.fixture(autouse=True)
-def same_products() -> None:
+def same_products() -> Iterator[None]:
     """On a CPU that has no bf16, a test that multiplies in it leaves torch without oneDNN: the next one begins anew."""
-    torch.backends.mkldnn.enabled = torch.backends.mkldnn.is_available()  # type: ignore[assignment]
+    before = torch.backends.mkldnn.enabled
+    yield
+    torch.backends.mkldnn.enabled = before
 
 
 @pytest.fixture

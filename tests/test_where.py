@@ -28,24 +28,31 @@ def write_records(path: Path, asked: np.ndarray, gain: np.ndarray, modes=("infil
     columns = {}
     for mode in modes:
         columns |= {f"{mode}.text": text.astype(np.int32), f"{mode}.position": (place + 1).astype(np.int32)}
-        columns[f"{mode}.log_prob"] = gain[text, place] * (not mode.endswith("no-future")) - 7.0
-    about = {"method": "ac-gpt", "set": {"hash": "abc", "texts": len(asked), "length": asked.shape[1], **set}}
+        columns[f"{mode}.log_prob"] = np.where(mode.endswith("no-future"), 0, gain[text, place]) - 7.0
+    described = {"hash": "abc", "texts": len(asked), "length": asked.shape[1], "conditioning": {"r_max": 0.6}, **set}
+    about = {"method": "ac-gpt", "set": described, "device": "cpu", "dtype": "float32"}
     save_file(columns, path, metadata={"acgpt_records": json.dumps(about)})
 
 
-def run(where: Any, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["where.py", *map(str, arguments)])
-    where.main()
+@pytest.fixture
+def run(where, monkeypatch, capsys):
+    """The program: what it says to programs."""
+
+    def run(*arguments: object) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", ["where.py", *map(str, arguments)])
+        where.main()
+        return json.loads(capsys.readouterr().out.splitlines()[-1], parse_constant=pytest.fail)
+
+    return run
 
 
-def test_gains_are_averaged_by_the_distance_to_the_next_given_token(where, tmp_path, monkeypatch, capsys):
+def test_gains_are_averaged_by_the_distance_to_the_next_given_token(run, tmp_path):
     rng = np.random.default_rng(0)
     asked = rng.random((20, LENGTH)) < 0.8
     asked[0], asked[1, -5:], asked[2, -1] = True, True, False  # a text with nothing given; one that ends in a gap
     gain = rng.normal(size=asked.shape)
     write_records(tmp_path / "a.safetensors", asked, gain)
-    run(where, monkeypatch, tmp_path / "a.safetensors")
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])["gains"]["ac-gpt"]
+    found = run(tmp_path / "a.safetensors")["gains"]["ac-gpt"]
     expected: dict[int, list[float]] = {}
     for row, gained in zip(asked, gain, strict=True):
         for place in np.flatnonzero(row):
@@ -64,12 +71,39 @@ def test_gains_are_averaged_by_the_distance_to_the_next_given_token(where, tmp_p
     assert sum(row["tokens"] for row in found.values()) == sum(map(len, expected.values())) < asked.sum()
 
 
-def test_what_cannot_be_compared_is_refused(where, tmp_path, monkeypatch, capsys):
+def test_each_file_has_a_column_and_a_long_gap_a_last_row(run, tmp_path):
+    asked = np.ones((1, LENGTH), dtype=bool)
+    asked[0, -1] = False
+    for name, gain in (("a", 1.0), ("b", 2.0)):
+        (tmp_path / name).mkdir()
+        modes = ("training", "training-no-future")
+        write_records(tmp_path / name / "r.safetensors", asked, np.full(asked.shape, gain), modes)
+    found = run("--mode", "training", tmp_path / "a" / "r.safetensors", tmp_path / "b" / "r.safetensors")
+    for name, gain in (("a", 1.0), ("b", 2.0)):
+        rows = found["gains"][f"ac-gpt ({tmp_path / name / 'r.safetensors'})"]
+        assert list(rows) == ["1", "2", "3–4", "5–8", "9–16", "17–32", "33 or more"]
+        assert all(row["gain"] == pytest.approx(gain) and row["interval"] is None for row in rows.values())  # one text
+    assert {each["device"] for each in found["evaluated"].values()} == {"cpu"}
+
+
+def test_an_infinite_gain_is_none(run, tmp_path):
+    asked = np.ones((2, LENGTH), dtype=bool)
+    asked[:, -1] = False
+    gain = np.ones(asked.shape)
+    gain[0, -2] = np.inf
+    write_records(tmp_path / "a.safetensors", asked, gain)
+    rows = run(tmp_path / "a.safetensors")["gains"]["ac-gpt"]
+    assert rows["1"]["gain"] is None and rows["1"]["interval"] is None and rows["2"]["gain"] == 1
+
+
+def test_what_cannot_be_compared_is_refused(run, tmp_path, capsys):
     asked = np.ones((2, LENGTH), dtype=bool)
     asked[:, 9] = False
     write_records(tmp_path / "a.safetensors", asked, asked * 1.0)
     write_records(tmp_path / "b.safetensors", asked, asked * 1.0, hash="other")
     write_records(tmp_path / "past.safetensors", asked, asked * 1.0, modes=("infilling-no-future",))
+    hiding = {"conditioning": {"r_max": 0.6, "unknown": 0.1}}
+    write_records(tmp_path / "unknown.safetensors", asked, asked * 1.0, ("training", "training-no-future"), **hiding)
     save_file({"x": np.zeros(2)}, tmp_path / "else.safetensors")
     (tmp_path / "text.safetensors").write_text("no")
     for names, message in (
@@ -78,7 +112,9 @@ def test_what_cannot_be_compared_is_refused(where, tmp_path, monkeypatch, capsys
         (["else"], "has no records"),
         (["text"], "cannot read"),
         (["nothing"], "cannot read"),
+        (["unknown"], "a set with unknown tokens"),
     ):
+        mode = "training" if names == ["unknown"] else "infilling"
         with pytest.raises(SystemExit) as ended:
-            run(where, monkeypatch, *(tmp_path / f"{name}.safetensors" for name in names))
+            run("--mode", mode, *(tmp_path / f"{name}.safetensors" for name in names))
         assert ended.value.code == 2 and message in capsys.readouterr().err

@@ -186,6 +186,25 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(run, named, tmp_path, 
     assert everything(tmp_path / "corpus") == everything(tmp_path / "whole")
 
 
+def test_a_preparation_that_fails_lets_go_of_its_files(run, tmp_path, monkeypatch):
+    class Kept(corpus_prepare.Writer):
+        def __post_init__(self):
+            super().__post_init__()
+            writers.append(self)
+
+    writers: list[corpus_prepare.Writer] = []
+    monkeypatch.setattr(corpus_prepare, "Writer", Kept)
+    file = jsonl(tmp_path / "a.jsonl", NUMBERS)
+
+    def stop(progress):
+        if progress.tokens:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(file, watch=stop)
+    assert [writer.file.closed for writer in writers if writer.file] == [True]
+
+
 # The command, which kills itself in place of its second word in the journal of what it has read.
 KILLED = """
 import json, os, signal, sys

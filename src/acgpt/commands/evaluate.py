@@ -328,7 +328,8 @@ def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path |
     if output is not None:
         files[output] = (json.dumps(result, indent=2, allow_nan=False) + "\n").encode()
     if records is not None:
-        about = {"acgpt_records": json.dumps({key: result[key] for key in ("model", "adapter", "method", "set")})}
+        keys = ("model", "adapter", "method", "set", "device", "dtype", "versions")
+        about = {"acgpt_records": json.dumps({key: result[key] for key in keys})}
         files[records] = save(evaluation.records(), metadata=about)
     for path, content in files.items():
         with disk_errors(path):

@@ -127,7 +127,7 @@ def prepare(
 
 @contextmanager
 def bar() -> Iterator[Callable[[Progress], None]]:
-    """A progress bar: tokens, documents, speed, and the time left where the size is known; else a line now and then."""
+    """On a terminal a bar: tokens, documents, speed, and, if the size is known, the time left; else lines, rarely."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar

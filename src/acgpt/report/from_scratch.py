@@ -43,9 +43,9 @@ COLUMNS = (
 CAPTION = (
     "Perplexity, lower is better: mean ± standard deviation over seeds (of a sample; none for a single seed). r_max "
     "and the number of asked texts are those of the evaluation set. 95 % ±: half of the widest 95 % interval over "
-    "texts in a row; that of a difference between rows is narrower, as they are asked the same texts. Bold: the best "
-    "of the exact numbers of one size that have read as much of the same text and were asked the same set; across "
-    "sets nothing is compared. ≤ is a bound and is not ranked; -- is what a method cannot answer."
+    "texts in a row, in percent of the perplexity (differences between rows that were asked the same texts vary less). "
+    "Bold: the best of the exact numbers of one size that have read as much of the same text and were asked the same "
+    "set; across sets nothing is compared. ≤ is a bound and is not ranked; -- is what a method cannot answer."
 )
 OTHERS = (
     "The paper's rows are of other texts, budgets and evaluation sets: compare the order of the methods, not the "
@@ -106,7 +106,7 @@ class Entry:
 
     @property
     def chance(self) -> float | None:
-        """The widest interval over texts, of any mode and seed."""
+        """How far other texts might take it, in percent: the most of any seed."""
         return max((each.chance for each in self.measured if each.chance is not None), default=None)
 
     @property

@@ -253,7 +253,7 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[Measured, 
             key = each.hash, each.options
             if each.texts >= 0 and (key not in measured or answered(measured[key]) < answered(each)):
                 measured[key] = each
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise InputError(f"{path} is no evaluation that acgpt writes ({error!r}): evaluate again.") from error
         if asked is not None and Path(results["recipe"]["output"]).name not in Path(asked).parts:
             raise InputError(
