@@ -113,12 +113,16 @@ class Segments:
         def starts(lengths: Tensor) -> Tensor:
             return F.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)
 
-        owner = torch.arange(len(copies)).repeat(2).repeat_interleave(lengths.flatten())
-        keys = owner.argsort(stable=True)
+        own = lengths.cumsum(1) - lengths  # where the copies of a query begin among all copies, and its text likewise
+        query = lengths.sum(0).cumsum(0) - lengths.sum(0)  # where a query begins in `keys`
+        moves = torch.cat([query - own[0], query + lengths[0] - own[1] - lengths[0].sum()])
+        homes = torch.arange(int(lengths.sum())) + moves.repeat_interleave(lengths.flatten())
+        keys = torch.empty_like(homes)
+        keys[homes] = torch.arange(len(homes))
         longest = int(lengths[0].max()), int(lengths[1].max()), int(lengths.sum(0).max())
         return cls(
             int(lengths[0].sum()), longest, starts(lengths[0]), starts(lengths[1]), starts(lengths.sum(0)),
-            keys.to(device), keys.argsort().to(device),
+            keys.to(device), homes.to(device),
         )  # fmt: skip
 
 
@@ -145,6 +149,8 @@ class Varlen(Packed):
             return flash(
                 q, k, v, at.text_starts, at.text_starts, longest_text, longest_text, scale=scale, window_size=(-1, 0)
             )[None]
+        if not longest_text:
+            return flash(q, k, v, at.copy_starts, at.copy_starts, longest_copies, longest_copies, scale=scale)[None]
         keys, values = (cast(Tensor, Regroup.apply(x, at.keys, at.homes)) for x in (k, v))  # type: ignore[no-untyped-call]
         seen_by_text = flash(
             q[at.copies :], keys, values, at.text_starts, at.key_starts,

@@ -117,7 +117,7 @@ class Diffusion(Method):
                 texts.append(text)
                 places.append(asked[hidden])
                 targets.append(tokens[hidden])
-            layout = masked.both_ways(texts, places, targets, bos=bos)
+            layout = masked.both_ways(texts, places, targets, bos=bos, backend=backend)
             for (number, each), scores in zip(members, layout_log_probs(model, layout, backend, mask), strict=True):
                 answers[number][sets[number][each]] += scores * len(answers[number]) / len(scores) / self.draws
         return [answer.tolist() for answer in answers]

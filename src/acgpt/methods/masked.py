@@ -4,8 +4,8 @@
     position     0     1     2     3     4
     predicts     –     –    cat   sat    –          its own token, and never MASK
 
-A text also has one text slot, a second BOS that reads the rest and is read by nobody: the kernels want every key read
-by a text slot.
+For the fused kernels a text also has one text slot, a second BOS that reads the rest and is read by nobody: they want
+every key read by a text slot.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def fill(
 
     def laid_out(count: int) -> tuple[Layout, Backend]:
         """The first texts, whatever they read."""
-        layout = both_ways([texts[row] for row in order[:count]], *[[nothing] * count] * 2, bos=sampler.bos).to(device)
+        first = [texts[row] for row in order[:count]]
+        layout = both_ways(first, *[[nothing] * count] * 2, bos=sampler.bos, backend=sampler.backend).to(device)
         return layout, BACKENDS[sampler.backend](layout)
 
     layout, backend = laid_out(working[0])
@@ -114,7 +115,7 @@ def fill(
 
 
 def both_ways(
-    texts: Sequence[np.ndarray], places: Sequence[np.ndarray], targets: Sequence[np.ndarray], *, bos: int
+    texts: Sequence[np.ndarray], places: Sequence[np.ndarray], targets: Sequence[np.ndarray], *, bos: int, backend: str
 ) -> Layout:
     """A batch of texts as they are.
 
@@ -123,17 +124,18 @@ def both_ways(
         places: For each the positions that predict.
         targets: For each the tokens that they predict.
         bos: Of the text slots.
+        backend: Who will read it: "fused" gets text slots.
     """
-    lengths = np.array([len(text) for text in texts])
+    lengths, slots = np.array([len(text) for text in texts]), int(backend == "fused")
     starts = lengths.cumsum() - lengths
-    ids = np.concatenate([*texts, np.full(len(texts), bos)])
-    positions = np.concatenate([*(np.arange(length) for length in lengths), np.zeros(len(texts), dtype=np.int64)])
+    ids = np.concatenate([*texts, np.full(len(texts) * slots, bos)])
+    positions = np.concatenate([*map(np.arange, lengths), np.zeros(len(texts) * slots, dtype=np.int64)])
     rows = np.concatenate([start + place for start, place in zip(starts, places, strict=True)])
     return Layout(
         ids=torch.from_numpy(ids),
         positions=torch.from_numpy(positions),
         copies=tuple(lengths.tolist()),
-        texts=(1,) * len(texts),
+        texts=(slots,) * len(texts),
         rows=torch.from_numpy(rows),
         targets=torch.from_numpy(np.concatenate(targets)),
         asked=tuple(map(len, places)),

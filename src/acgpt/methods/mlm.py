@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from acgpt.conditioning import ASKED, GIVEN
@@ -22,7 +24,7 @@ from acgpt.decode import Sampler, Sampling, noise
 from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Drawn, Method
 from acgpt.query import Query
-from acgpt.score import layout_log_probs
+from acgpt.score import check_numbers, chosen, layout_logits
 from acgpt.slots import Slots
 
 
@@ -53,6 +55,7 @@ class Mlm(Method):
         """As `Method.score` says, a pass a token."""
         assert mask is not None
         answers: list[list[float]] = [[] for _ in queries]
+        found: list[Tensor] = []
         parts = [masked.parts(query, bos=bos, mask=mask) for query in queries]
         passes = [(number, i) for number, query in enumerate(queries) for i in range(len(query.asked_positions))]
         for group in masked.groups([len(queries[number]) for number, _ in passes], budget):
@@ -65,9 +68,13 @@ class Mlm(Method):
                 texts.append(text)
                 places.append(asked[i : i + 1])
                 targets.append(tokens[i : i + 1])
-            layout = masked.both_ways(texts, places, targets, bos=bos)
-            for (number, _), score in zip(members, layout_log_probs(model, layout, backend, mask), strict=True):
-                answers[number].append(float(score[0]))
+            layout = masked.both_ways(texts, places, targets, bos=bos, backend=backend)
+            logits = layout_logits(model, layout, backend, mask)
+            found.append(chosen(logits, layout.targets.to(logits.device)))  # fetched at the end: the device never waits
+        scores = torch.cat(found).cpu().double().numpy() if found else np.zeros(0)
+        check_numbers(scores)
+        for (number, _), score in zip(passes, scores.tolist(), strict=True):
+            answers[number].append(score)
         return answers
 
     def sample(
