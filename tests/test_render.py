@@ -67,7 +67,7 @@ def test_a_table_has_the_rows_that_were_chosen_and_its_caption_speaks_of_no_othe
     bare = render.rendered("<!-- report mine test/small method=AC-GPT asked=40 paper -->\n<!-- end -->")
     assert [(row[1], row[2]) for row in table(bare)] == [("0.2", "40"), ("0.6", "40")]
     assert "The paper's rows" not in bare and "(8 texts" not in bare and bare.count("(40 texts") == 2
-    short = render.rendered("<!-- report mine test/small asked=8 paper -corpus -caption -->\n<!-- end -->")
+    short = render.rendered("<!-- report mine test/small asked=8 paper -corpus -chance -caption -->\n<!-- end -->")
     assert [len(row) for row in table(short)] == [12] * 3 and "\n\nEvaluation sets: " in short
     for wanted, said in {
         "test/small asked=9 paper": "test/small of mine has no row with asked=9",
