@@ -304,12 +304,11 @@ def span(interval: Sequence[float] | None) -> str:
 
 def where(record: dict[str, Any]) -> str:
     """Where in a gap the future is worth something."""
-    about = [f"{name} on {each['device']} in {each['dtype']}" for name, each in record["evaluated"].items()]
-    note = f"{record['mode']}, {record['set']['texts']} texts of {record['set']['length']} tokens; evaluated: "
-    return (
-        markdown(*where_rows(record))
-        + f"\n\nIn nats a token, with 95 % intervals over texts; {note}{', '.join(about)}."
+    of = record["set"]
+    about = (
+        f"In nats a token; 95 % intervals over texts; {record['mode']}, {of['texts']} texts of {of['length']} tokens."
     )
+    return "\n\n".join([markdown(*where_rows(record)), about, *filter(None, [record.get("note")])])
 
 
 TABLES = {
