@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from acgpt import LanguageModel
 
 
+ONEDNN = torch.backends.mkldnn.enabled
+
+
 def pytest_make_parametrize_id(val: object) -> str | None:
     """A method is called by its name and options: processes that share the tests must call them alike."""
     return " ".join([val.name, *map(str, vars(val).values())]) if isinstance(val, Method) else None
@@ -31,10 +34,13 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 @pytest.fixture(autouse=True)
 def same_products() -> Iterator[None]:
-    """On a CPU that has no bf16, a test that multiplies in it leaves torch without oneDNN: the next one begins anew."""
-    before = torch.backends.mkldnn.enabled
+    """On a CPU that has no bf16, a test that multiplies in it leaves torch without oneDNN: the next one begins anew.
+
+    Before a test too, for what its fixtures have done.
+    """
+    torch.backends.mkldnn.enabled = ONEDNN
     yield
-    torch.backends.mkldnn.enabled = before
+    torch.backends.mkldnn.enabled = ONEDNN
 
 
 @pytest.fixture

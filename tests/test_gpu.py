@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import toys
@@ -10,9 +11,9 @@ from models import ARCHITECTURES, random_query, tiny_model
 from acgpt.attention import BACKENDS, check_model, run
 from acgpt.decode import Sampler, Sampling
 from acgpt.layout import build
-from acgpt.methods import METHODS
+from acgpt.methods import METHODS, masked
 from acgpt.query import Query
-from acgpt.score import token_log_probs
+from acgpt.score import layout_logits, token_log_probs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,6 +45,22 @@ def test_varlen_agrees_with_the_dense_mask_in_fp32(architecture, dtype, record_p
     record_property("relative_error", error)
     assert dense_error < 3e-2
     assert error < 1.5 * dense_error + 1e-3
+
+
+def test_texts_that_are_read_both_ways_agree_with_the_dense_mask_in_fp32():
+    texts = [np.arange(2, n + 2) % 30 for n in (60, 3, 33)]
+    places = [np.array([0, 1, n - 1]) for n in (60, 3, 33)]
+    found = []
+    for backend, dtype in (("dense", torch.float32), ("dense", torch.bfloat16), ("varlen", torch.bfloat16)):
+        model = tiny_model("gpt_neox", scale=0.1, width=128).cuda().to(dtype)
+        check_model(model)
+        layout = masked.both_ways(texts, places, places, bos=0, backend=backend)
+        assert sum(layout.texts) == 0
+        with torch.inference_mode():
+            found.append(layout_logits(model, layout, backend, None).float())
+    want, dense, varlen = found
+    error, dense_error = ((each - want).norm() / want.norm() for each in (varlen, dense))
+    assert dense_error < 3e-2 and error < 1.5 * dense_error + 1e-3
 
 
 @pytest.mark.parametrize("architecture", ["gpt_neox", "llama"])

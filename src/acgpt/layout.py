@@ -60,7 +60,7 @@ class Layout:
         copies, texts = torch.tensor(self.copies)[:, None], torch.tensor(self.texts)[:, None]
         slot = torch.arange(int((copies + texts).max()))
         copy_start, text_start = copies.cumsum(0) - copies, texts.cumsum(0) - texts + copies.sum()
-        text = text_start + (slot - copies).minimum(texts - 1)
+        text = torch.where(texts > 0, text_start + (slot - copies).minimum(texts - 1), copy_start + copies - 1)
         return torch.where(slot < copies, copy_start + slot, text), slot < copies + texts
 
 

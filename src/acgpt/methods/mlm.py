@@ -70,7 +70,7 @@ class Mlm(Method):
                 targets.append(tokens[i : i + 1])
             layout = masked.both_ways(texts, places, targets, bos=bos, backend=backend)
             logits = layout_logits(model, layout, backend, mask)
-            found.append(chosen(logits, layout.targets.to(logits.device)))  # fetched at the end: the device never waits
+            found.append(chosen(logits, layout.targets.to(logits.device)))  # fetched at the end: not waited for here
         scores = torch.cat(found).cpu().double().numpy() if found else np.zeros(0)
         check_numbers(scores)
         for (number, _), score in zip(passes, scores.tolist(), strict=True):
