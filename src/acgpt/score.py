@@ -80,7 +80,7 @@ def check_numbers(log_probs: np.ndarray) -> None:
 
 
 def token_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
-    """(A,) float64 log-probabilities of the targets under (A, V) logits, computed in at least fp32, on the CPU."""
+    """(A,) float64 log-probabilities of the targets under (A, V) logits, from at least fp32, brought to the CPU."""
     return chosen(logits, targets).cpu().double()
 
 
