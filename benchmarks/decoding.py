@@ -13,9 +13,10 @@ chooses. The loop without a cache is timed at eight lengths and summed over all 
 
 `--generate` times `acgpt generate` instead: every method in every mode, `--batch` texts of `--tokens` tokens at r_max
 0.6, to the files on the disk; "outside" is the share of the time that is not the model's. Methods that capture their
-steps draw twice before they are timed. All are timed in turns, `--repeats` times, and stay on the device meanwhile; the
-(lower) median is shown, with the shortest and the longest. "Keys" is how long the keys and values of copies take to be
-read, in steps of a token, at the rate of a large copy: what every step of AC-GPT has to do beyond one of GPT.
+steps draw twice before they are timed, those that are compiled once and in one mode. All are timed in turns,
+`--repeats` times, and stay on the device meanwhile; the (lower) median is shown, with the shortest and the longest.
+"Keys" is how long the keys and values of copies take to be read, in steps of a token, at the rate of a large copy: what
+every step of AC-GPT has to do beyond one of GPT.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("--generate", action="store_true", help="time acgpt generate: every method in every mode")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), help="with --generate: some methods only")
     parser.add_argument("--modes", nargs="+", default=list(MODES), help="with --generate: some modes only")
+    parser.add_argument("--compile", action="store_true", help="with --generate: mlm and diffusion, compiled")
     parser.add_argument("--batch-tokens", type=int, help="with --generate: as acgpt generate takes it")
     args = parser.parse_args()
     if args.repeats < 1:
@@ -199,13 +201,16 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
         lm = LanguageModel(
             model.to(args.device, dtype).eval(), tokenizer, metadata=Metadata(method=name), bos=BOS, mask=mask
         )
-        generators[name] = Generator(lm, evaluation_set, prompt=min(20, length - 1), budget=args.batch_tokens)
+        compiled = args.compile and method.compiles
+        prompt = min(20, length - 1)
+        generators[name] = Generator(lm, evaluation_set, prompt=prompt, budget=args.batch_tokens, compiled=compiled)
     asked = [(name, mode) for name in args.methods for mode in args.modes if generators[name].answers(mode)]
     timed: dict[tuple[str, str], list[dict[str, Any]]] = {each: [] for each in asked}
+    last = dict(asked)  # of each method, a mode whose texts take different numbers of passes
     for turn in range(-1, args.repeats + 1):  # two before: a decoder that has grown in the first captures again
         for name, mode in asked:
-            if turn < 1 and name in ("mlm", "diffusion"):  # which capture nothing
-                continue
+            if turn < 1 and METHODS[name].compiles and not (turn == 0 and args.compile and mode == last[name]):
+                continue  # these capture nothing; what is compiled is compiled in one mode
             with tempfile.TemporaryDirectory() as folder:
                 record = generators[name].write(mode, Path(folder))
             assert record is not None

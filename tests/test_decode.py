@@ -129,6 +129,52 @@ def test_how_much_of_the_cache_is_read_changes_nothing(grain):
     check_scores(reference, queries, drawn, True, **EXACT)
 
 
+@pytest.mark.parametrize("width", [1, 4, 128])
+@pytest.mark.parametrize("architecture", ["gpt_neox", "llama"])
+def test_a_kernel_that_reads_a_row_as_far_as_it_reaches_changes_nothing(architecture, width, monkeypatch):
+    reference, ours = twins(architecture)
+    queries = ragged()
+    usual = sample(ours, queries, 2)
+    sizes = []
+
+    def row_by_row(q, k, v, slots, spare, scale):  # row by row, and not a slot more than a row has
+        sizes.append(k.shape[2])
+        out = torch.zeros(q.shape[0], q.shape[2], q.shape[1], q.shape[3], dtype=q.dtype)
+        for r, w in product(range(q.shape[0]), range(q.shape[2])):
+            if slots[r, w] < spare:
+                seen = slice(0, int(slots[r, w]) + 1)
+                keys, values = (x[r, :, seen].repeat_interleave(q.shape[1] // k.shape[1], dim=0) for x in (k, v))
+                weights = (keys @ q[r, :, w, :, None] * scale).softmax(1)
+                out[r, w] = (weights * values).sum(1)
+        return out
+
+    monkeypatch.setattr(acgpt.decode, "can_decode_ragged", lambda model: True)
+    monkeypatch.setattr(acgpt.decode, "choose_width", lambda *_: width)
+    monkeypatch.setattr(acgpt.decode_kernel, "attention", row_by_row)
+    drawn = sample(ours, queries, 2)
+    assert same_tokens(drawn, usual)
+    check_scores(reference, queries, drawn, True, **EXACT)
+    assert len(set(sizes)) == 1  # a step of one shape serves all
+
+
+def test_where_the_decoding_kernel_cannot_be_compiled_a_mask_does(monkeypatch):
+    monkeypatch.setattr(acgpt.kernels, "available", lambda: True)
+    monkeypatch.setattr(acgpt.decode_kernel, "attention", lambda *_: 1 / 0)
+    acgpt.decode_kernel.works.cache_clear()
+    with pytest.warns(UserWarning, match="decoding kernel cannot be compiled here, so sampling is slower"):
+        assert not acgpt.decode_kernel.works(torch.device("cuda"))
+    acgpt.decode_kernel.works.cache_clear()
+    assert not acgpt.decode_kernel.works(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("programs", "capacity", "parts"),
+    [(2400, 1664, 1), (768, 1664, 2), (192, 1664, 2), (12, 1664, 8), (12, 100, 1), (1, 10**6, 16), (0, 1664, 8)],
+)
+def test_few_rows_are_cut_into_parts_and_many_are_not(programs, capacity, parts):
+    assert acgpt.decode_kernel.parts_of(programs, capacity) == parts
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_memory_of_a_row_is_what_its_cache_takes(architecture):
     _, ours = twins(architecture)

@@ -8,7 +8,7 @@ import torch
 import toys
 from models import ARCHITECTURES, random_query, tiny_model
 
-from acgpt.attention import BACKENDS, check_model, run
+from acgpt.attention import BACKENDS, check_model, compile_blocks, run
 from acgpt.decode import Sampler, Sampling
 from acgpt.layout import build
 from acgpt.methods import METHODS, masked
@@ -125,6 +125,24 @@ def test_decoding_in_half_precision_agrees_with_a_single_pass(architecture, widt
                 logits, layout = logits_of(model, [Query(finished, query.given, query.asked)], "dense", future)
                 error = (torch.from_numpy(log_probs) - token_log_probs(logits, layout.targets)).abs().max().item()
                 assert error < 0.05, error
+
+
+@pytest.mark.parametrize("name", ["mlm", "diffusion"])
+def test_a_compiled_network_says_what_it_said_to_rounding(name):
+    method, found = METHODS[name], []
+    model = toys.toy(name, vocabulary=60, length=60, scale=0.1, dtype=torch.bfloat16).cuda()
+    questions = [toys.query(roles, [5] * len(roles)) for roles in ("ga" * 30, "aaag" * 10, "a" * 60, "gga")]
+    how = {"bos": toys.BOS, "mask": toys.mask_of(model, name), "backend": "varlen"}
+    for compiled in (False, True):
+        if compiled:
+            compile_blocks(model)
+        sampler = Sampler(model, **how, budget=2**13)
+        with torch.inference_mode():
+            scores = method.log_probs(model, questions, **how, budget=300)
+            (drawn,) = zip(*method.sample(sampler, questions, 1, Sampling(seed=1)), strict=True)
+        assert sum(len(tokens) for tokens, _ in drawn) == sum(map(len, scores))
+        found.append(np.concatenate(scores))
+    assert np.abs(found[1] - found[0]).max() < 0.1 and np.abs(found[1] - found[0]).mean() < 0.01
 
 
 def test_long_ragged_batches_agree_in_bf16():

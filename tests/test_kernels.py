@@ -39,6 +39,17 @@ CASES = {
 }
 
 
+# Steps of decoding as (rows, heads, key heads, queries a row, slots), and into how many parts rows are cut.
+STEPS = {
+    "rows as they are": ((3, 4, 4, 1, 50), 1),
+    "few rows in parts, some of them empty": ((3, 4, 2, 1, 50), 2),
+    "several queries a row": ((2, 4, 2, 5, 70), 4),
+    "more queries than a block has": ((1, 2, 1, 40, 70), 1),
+    "more queries than a block has, in parts": ((2, 2, 1, 40, 140), 4),
+    "half a block of slots": ((2, 2, 2, 1, 9), 1),
+}
+
+
 VOCABULARIES = (37, 8192, 8193, 20000)  # less than a block of the loss's kernel, one, a little more, several
 
 
@@ -181,12 +192,63 @@ def interpret_loss(rows, vocabulary, dim=5, weighted=False):
     return dict(zip(("loss", "hidden", "weight"), errors, strict=True))
 
 
+def step_inputs(rows, heads, key_heads, width, slots, *, dim=32, dtype=torch.float32, device="cpu", keys=None):
+    """Queries, keys and values of a step of decoding, strided as a sampler has them, and where the queries are.
+
+    The first row, if it is as wide, begins with queries that only fill it up; the second, of three, is all of them.
+    What no query may read is NaN.
+    """
+    rng = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=rng).to(device, dtype)
+
+    ends = torch.randint(width, slots + 1, (rows,), generator=rng)
+    ends[-1] = slots
+    at = ends[:, None] - width + torch.arange(width)
+    at[0, : width // 2] = slots
+    if rows > 2:
+        at[1] = slots
+    q = draw(rows, width, heads, dim).transpose(1, 2)
+    k, v = (draw(rows, slots + 1, key_heads, dim) for _ in range(2))
+    reach = torch.where(at < slots, at, 0).amax(1)
+    unread = (torch.arange(slots + 1) > reach[:, None]).to(device)
+    for x in (k, v):
+        x[unread] = math.nan
+    k, v = (x[:, :slots].transpose(1, 2) for x in (k, v))
+    return q, k if keys is None else k.to(keys), v, at.to(device)
+
+
+def step_by_definition(q, k, v, at, slots):
+    """In float64, under a mask; queries that only fill up a row read slot 0."""
+    k, v = (x.nan_to_num().double().repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    mask = torch.arange(slots, device=q.device) <= torch.where(at < slots, at, 0)[:, None, :, None]
+    with sdpa_kernel(SDPBackend.MATH):
+        out = torch.nn.functional.scaled_dot_product_attention(q.double(), k, v, attn_mask=mask, scale=0.3)
+    return out.transpose(1, 2)
+
+
+def interpret_step(shape, parts):
+    """The error of an interpreted step of decoding."""
+    from acgpt import decode_kernel
+
+    decode_kernel.TUNING[32]["BLOCK_N"] = 16
+    decode_kernel.parts_of = lambda *_: parts
+    data = step_inputs(*shape)
+    with poisoned():
+        found = decode_kernel.attention(*data, shape[-1], 0.3)
+    want = step_by_definition(*data, shape[-1])
+    assert found.shape == want.shape
+    return {"out": ((found - want).norm() / want.norm()).item()}
+
+
 def interpret_all():
     results = {f"loss over {size} tokens": interpret_loss(7, size) for size in VOCABULARIES}
     results |= {f"weighted loss over {size} tokens": interpret_loss(7, size, weighted=True) for size in VOCABULARIES}
     results |= {name: interpret(queries, **kind) for name, (queries, kind) in CASES.items()}
     for i in range(3):
         results[f"query {i} is NaN"] = interpret_with_a_query_of_nans([(17, 20), (5, 33), (1, 1)], i)
+    results |= {name: interpret_step(*step) for name, step in STEPS.items()}
     results["compiled"] = interpret_compiled([(5, 9), (0, 3)])
     return results
 
@@ -224,6 +286,12 @@ def test_the_loss_and_its_gradients_agree_with_plain_cross_entropy(interpreted, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", STEPS)
+def test_a_step_of_decoding_reads_of_each_row_what_it_has_and_no_more(interpreted, case):
+    assert exact(interpreted[case], 1e-6), interpreted[case]
+
+
+@pytest.mark.slow
 def test_the_operator_is_one_node_under_compile(interpreted):
     assert exact(interpreted["compiled"], 1e-6)
 
@@ -243,6 +311,21 @@ class TestOnCuda:
         errors = relative_errors(run_kernels(*data, self.queries, dim**-0.5), dense(*data, self.queries, dim**-0.5))
         print(dtype, heads, key_heads, dim, errors)
         assert exact(errors, 1e-2 if dtype == torch.bfloat16 else 2e-3), errors
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize("shape", [(64, 12, 12), (3, 12, 12), (1, 4, 1), (40, 6, 2)], ids=str)
+    @pytest.mark.parametrize("width", [1, 4, 40])
+    @pytest.mark.parametrize("dim", [32, 64, 128])
+    def test_a_step_of_decoding_reads_of_each_row_what_it_has_and_no_more(self, shape, width, dim, dtype):
+        from acgpt import decode_kernel
+
+        data = step_inputs(*shape, width, 1500, dim=dim, dtype=dtype, device="cuda", keys=torch.float32)
+        with poisoned():
+            found, again = (decode_kernel.attention(*data, 1500, 0.3) for _ in range(2))
+        want = step_by_definition(*data, 1500)
+        error = ((found - want).norm() / want.norm()).item()
+        assert error < (1e-2 if dtype == torch.bfloat16 else 2e-3), error
+        assert torch.equal(found, again)
 
     def test_results_repeat_bit_by_bit(self):
         data = inputs(self.queries, heads=4, key_heads=2, dim=64, dtype=torch.bfloat16, device="cuda")

@@ -7,6 +7,7 @@ The layout reaches it untouched as the keyword `acgpt` of the model's forward. W
     Varlen   CUDA, bf16 and fp16; two flash calls over the packed batch, no mask and no padding.
     Fused    CUDA, bf16 and fp16; kernels of our own for this mask, compiled on first use. For training.
     Cached   one step of decoding: rows of different lengths against their key-value caches (see `decode`).
+    Ragged   the same on CUDA, bf16 and fp16; a kernel of our own that reads no more of a row than it has.
 
 Outside acgpt's own calls, where no backend is passed, the registered function behaves as transformers' `sdpa`, so a
 model that acgpt has been given still works everywhere else.
@@ -19,7 +20,6 @@ layers with a mask of their own such as sliding windows (refused by `check_model
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,15 +29,18 @@ from typing import Any, Protocol, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from acgpt import kernels
+from acgpt import decode_kernel, kernels
 from acgpt.errors import ModelError
 from acgpt.layout import Layout, visible
 
 NAME = "acgpt"  # the attention implementation's name in transformers, and the keyword that carries the backend
+# Newer versions of torch want to be told of grouped-query attention.
+SHARED_HEADS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 OWN_MASKS = ("sliding_window", "softcap", "s_aux")  # what an architecture may add to attention and we would leave out
 
 
@@ -195,24 +198,25 @@ class Cached:
         return out.reshape(rows, heads, width, -1).transpose(1, 2)
 
 
+class Ragged:
+    """As `Cached`, by a kernel that reads of each row's cache as much as that row has (see `decode_kernel`)."""
+
+    def __init__(self, slots: Tensor, spare: int) -> None:
+        self.calls = 0
+        self.slots, self.spare = slots, spare  # (R, W); at the spare slot, and beyond, a query is none
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
+        refuse_dropout(dropout)
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return decode_kernel.attention(q.to(v.dtype), k, v, self.slots, self.spare, scale)
+
+
 BACKENDS: dict[str, type[Dense | Varlen | Fused]] = {"dense": Dense, "varlen": Varlen, "fused": Fused}
 
 
 def flash(*args: Any, **kwargs: Any) -> Tensor:
     """torch's variable-length flash attention."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    if flash_wants_gqa():
-        kwargs["enable_gqa"] = True
-    return cast(Tensor, varlen_attn(*args, **kwargs))  # a tuple only if one is asked for
-
-
-@functools.cache
-def flash_wants_gqa() -> bool:
-    """Newer versions of torch want to be told of grouped-query attention."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+    return cast(Tensor, varlen_attn(*args, **{**SHARED_HEADS, **kwargs}))  # a tuple only if one is asked for
 
 
 def possible_backends(model: PreTrainedModel) -> list[str]:
@@ -227,6 +231,11 @@ def possible_backends(model: PreTrainedModel) -> list[str]:
     if model.device.type != "cuda" or not half or not plain:
         return ["dense"]
     return ["varlen", "dense", *(["fused"] if kernels.available() and head_dim in kernels.HEAD_DIMS else [])]
+
+
+def can_decode_ragged(model: PreTrainedModel) -> bool:
+    """May steps of decoding go through `Ragged`?"""
+    return "fused" in possible_backends(model) and decode_kernel.works(model.device)
 
 
 def choose_backend(model: PreTrainedModel) -> str:
@@ -302,7 +311,7 @@ def run(
         **({} if aims is None else {"target_positions": aims}),
     ).logits
     layers = model.config.get_text_config().num_hidden_layers
-    if backend.calls != layers:
+    if backend.calls != layers and not (model.config._attn_implementation == NAME and is_compiled(model)):
         raise ModelError(
             f"{type(model).__name__} put {backend.calls} of its {layers} layers through acgpt's attention, so its "
             f"answers would not be those of the query. Is its attention implementation still {NAME!r} "
@@ -312,6 +321,24 @@ def run(
     if logits.shape[1] != kept:  # an architecture that ignores `logits_to_keep`
         logits = logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
     return logits
+
+
+def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The layers that a network repeats, by the word of its class."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def compile_blocks(model: PreTrainedModel) -> None:
+    """Put a model's blocks through torch.compile from now on: they are alike, and compiled once for all of them."""
+    for block in blocks_of(model):
+        block.compile()
+
+
+def is_compiled(model: PreTrainedModel) -> bool:
+    """Has it gone through `compile_blocks`? Its layers then do not count their calls."""
+    blocks = blocks_of(model)
+    return bool(blocks) and all(block._compiled_call_impl is not None for block in blocks)
 
 
 def check_model(model: PreTrainedModel) -> None:

@@ -3,10 +3,11 @@
     prefill   copies and the text up to the first blank, packed, one pass; shared by all samples of a query
     step      each row reads its newest token and the given ones that follow it, and draws its next asked token
 
-Every row has a cache `[copies | BOS | text]`, so a query at slot s sees slots 0 … s and the mask is a comparison. Which
-row reads which positions at which step is known before the first draw (only the *values* are drawn), so the whole
-schedule is put on the device at once and no step waits for the host. On CUDA a step is captured as a graph and
-replayed: at these sizes decoding is bound by kernel launches, not by arithmetic.
+Every row has a cache `[copies | BOS | text]`, so a query at slot s sees slots 0 … s and the mask is a comparison; on
+CUDA there is none, as a kernel stops where the row ends. Which row reads which positions at which step is known before
+the first draw (only the *values* are drawn), so the whole schedule is put on the device at once and no step waits for
+the host. On CUDA a step is captured as a graph and replayed: at these sizes decoding is bound by kernel launches, not
+by arithmetic.
 
 Rows of a ragged batch advance at their own pace. A step reads up to `width` positions of each row; a run of given
 tokens longer than that takes several steps, during which the other rows go on drawing. Rows are sorted by the number
@@ -21,6 +22,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import index
 from typing import Any
 
@@ -30,7 +32,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from acgpt.attention import BACKENDS, Cached, run
+from acgpt.attention import BACKENDS, Backend, Cached, Ragged, can_decode_ragged, run
 from acgpt.errors import InputError
 from acgpt.layout import Layout, batches, body_tokens, build
 from acgpt.meter import Meter
@@ -51,7 +53,11 @@ class StepCost:
     wide: float  # the fixed part at any width but 1, over that at width 1, for which attention has a faster kernel
 
 
-STEP_COST = {"cuda": StepCost(fixed=2600, wide=1.37), "other": StepCost(fixed=48, wide=1)}
+STEP_COST = {
+    "ragged": StepCost(fixed=2600, wide=1),
+    "cuda": StepCost(fixed=2600, wide=1.37),
+    "other": StepCost(fixed=48, wide=1),
+}
 
 
 @dataclass(frozen=True)
@@ -265,8 +271,11 @@ class Decoder:
     the same adapters are at work in the model.
     """
 
-    def __init__(self, model: PreTrainedModel, like: list[tuple[Tensor, Tensor]], size: tuple[int, ...]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, like: list[tuple[Tensor, Tensor]], size: tuple[int, ...], ragged: bool
+    ) -> None:
         self.model, self.size, self.weights, self.at_work = model, size, weights_of(model), adapters_at_work(model)
+        self.ragged = ragged
         rows, self.slots, columns, steps, width = size
         wide = torch.float32 if model.device.type == "mps" else torch.float64
 
@@ -312,7 +321,11 @@ class Decoder:
         ids, aims = self.text[row[:, None], positions], None
         if ordered:
             positions, aims = self.places[row[:, None], positions], self.places[row[:, None], positions + 1]
-        backend = Cached(self.cache.slots, capacity, self.cache.dtype)
+        backend: Backend = (
+            Ragged(self.cache.slots, self.slots)
+            if self.ragged
+            else Cached(self.cache.slots, capacity, self.cache.dtype)
+        )
         logits = run(self.model, ids, positions, backend, keep=1, cache=self.cache, aims=aims)
         self.put(row, at, *draw(forbid(logits[:, -1], never), self.noise[row, at], sampling))
         self.clock += 1
@@ -361,7 +374,6 @@ class Sampler:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.slot_bytes: int = 2 * config.num_hidden_layers * heads * head_dim * model.dtype.itemsize  # keys and values
-        self.step_cost = STEP_COST["cuda" if self.cuda else "other"]
         self.grain = 128 if self.cuda else 32  # the cache is read in multiples of this many slots
         self.meter = Meter(model.device)  # of all passes
         self.notice: Callable[[int], object] = lambda tokens: None  # called as tokens are drawn, with their number
@@ -406,6 +418,11 @@ class Sampler:
                 answers[row.number][row.sample] = answer
         return [[found[sample] for sample in samples] for found, samples in zip(answers, wanted, strict=True)]
 
+    @cached_property
+    def ragged(self) -> bool:
+        """Do steps read of each row what it has, by a kernel that is compiled when this is first asked?"""
+        return can_decode_ragged(self.model)
+
     def rows_at_once(self, slots: int) -> int:
         """How many rows of so many slots to decode together: as many as pay, if their caches fit into memory."""
         memory: int = torch.cuda.mem_get_info(self.model.device)[0] // 2 if self.cuda else 2 * 2**30
@@ -426,7 +443,8 @@ class Sampler:
             following: The query of the first row of the next batch: if it is one of these, its prefill is left for it.
         """
         queries = {row.number: row.query for row in rows}
-        width = choose_width(list(queries.values()), len(rows), self.step_cost)
+        cost = STEP_COST["ragged" if self.ragged else "cuda" if self.cuda else "other"]
+        width = choose_width(list(queries.values()), len(rows), cost)
         plans = {number: schedule(query, width) for number, query in queries.items()}
         rows = sorted(rows, key=lambda row: -len(plans[row.number].draws))  # rows at work are always the first ones
         lengths = np.array([len(plans[row.number].draws) for row in rows])
@@ -446,7 +464,7 @@ class Sampler:
         left: list[Prefill] = []
         for prefill in self.prefills(queries, ready, future):
             if decoder is None:
-                decoder = Decoder(self.model, prefill.states, size)
+                decoder = Decoder(self.model, prefill.states, size, self.ragged)
             self.begin(decoder, rows, prefill, sampling)
             if following in prefill.numbers:
                 left.append(prefill)
@@ -459,6 +477,8 @@ class Sampler:
         # Steps of one shape are played together: so many rows still at work, so many slots of the cache in use.
         used = (reads.max(-1, initial=-1) + copies).max(-1, initial=0) + 1
         capacities = -(-used // self.grain) * self.grain
+        if decoder.ragged:  # each row is read as far as it reaches, so one shape does for all
+            capacities[:] = decoder.slots
         working = (lengths > np.arange(steps)[:, None]).sum(1)
         if self.cuda:  # powers of two: fewer shapes to capture
             working = np.minimum(2 ** np.ceil(np.log2(working)).astype(int), len(rows))

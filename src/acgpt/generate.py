@@ -94,6 +94,7 @@ class Generator:
         prompt: In the unconditional mode so many tokens of each text are given, and the rest of it is drawn.
         sampling: How a token is drawn.
         budget: At most this many tokens are read at a time; by default what the device can take.
+        compiled: Put the network through torch.compile, as `LanguageModel.compile`?
     """
 
     def __init__(
@@ -107,13 +108,14 @@ class Generator:
         prompt: int = PROMPT,
         sampling: Sampling | None = None,
         budget: int | None = None,
+        compiled: bool = False,
     ) -> None:
         if samples < 1:
             raise InputError(f"the number of samples of a text must be at least 1, not {samples}.")
         check_prompt(prompt, evaluation_set.length, "--prompt")
         self.lm, self.evaluation_set, self.options = lm, evaluation_set, dict(options or {})
         self.method = (method or method_of(lm.metadata)).configured(self.options)
-        self.samples, self.prompt = samples, prompt
+        self.samples, self.prompt, self.compiled = samples, prompt, compiled
         self.sampling = sampling or Sampling(temperature=TEMPERATURE, top_p=TOP_P)
         if samples > 1 and self.sampling.temperature < GREEDY:
             warnings.warn(
@@ -122,6 +124,8 @@ class Generator:
                 stacklevel=2,
             )
         check_fit(lm.model, evaluation_set, self.method.overhead)
+        if compiled:
+            lm.compile(self.method)
         self.sampler = Sampler(
             lm.model, bos=lm.bos, mask=self.method.mask(lm.mask), backend=lm.attention, budget=budget or lm.budget
         )
@@ -165,6 +169,7 @@ class Generator:
             "attention": self.lm.attention,
             "batch_tokens": self.sampler.budget,
             "samples_at_once": self.at_once,
+            **({"compiled": True} if self.compiled else {}),  # which rounds otherwise
         }
 
     @property

@@ -29,12 +29,12 @@ from acgpt.adapters import (
     unknown_name,
     without_peft,
 )
-from acgpt.attention import BACKENDS, check_model, choose_backend, evaluating, possible_backends
+from acgpt.attention import BACKENDS, check_model, choose_backend, compile_blocks, evaluating, possible_backends
 from acgpt.decode import Sampler, Sampling
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError
 from acgpt.files import open_weights
 from acgpt.metadata import Metadata, choose_bos, token_id, tokenizer_hash
-from acgpt.methods import Method, method_of
+from acgpt.methods import METHODS, Method, method_of
 from acgpt.query import Query
 from acgpt.template import Slot, fillings, parse, rendered
 from acgpt.text import Encoded, encode, encode_text, pieces
@@ -205,6 +205,26 @@ class LanguageModel:
         kind, device, dtype = type(self.model).__name__, self.model.device, self.model.dtype
         adapters = f", adapters=[{', '.join(self.adapters)}]" if self.adapters else ""
         return f"LanguageModel({kind}, {device}, {dtype}, reads_future={self.reads_future}{adapters})"
+
+    def compile(self, method: Method | None = None) -> None:
+        """Put the network through torch.compile: for methods that take a pass a token or a step (MLM, diffusion).
+
+        The first passes then take up to a minute, and those after them less time than before; answers change by
+        rounding. On a GPU that pays for thousands of passes.
+
+        Args:
+            method: How the model will be asked; by default as it says itself.
+
+        Raises:
+            InputError: The method answers in one pass, or keeps a cache: there is nothing to gain.
+        """
+        if not (method := method or method_of(self.metadata)).compiles:
+            able = " and ".join(name for name, each in METHODS.items() if each.compiles)
+            raise InputError(
+                f"a model of method {method.name} needs few passes, and would wait for the compiler longer than for "
+                f"them: compiling is for {able}."
+            )
+        compile_blocks(self.model)
 
     @property
     def reads_future(self) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from acgpt import kernels
-from acgpt.attention import NAME, Dense, Fused, Segments, Varlen, evaluating
+from acgpt.attention import NAME, Dense, Fused, Segments, Varlen, blocks_of, evaluating
 from acgpt.batches import COUNTS, IGNORED
 from acgpt.layout import Layout
 from acgpt.loss_kernel import linear_cross_entropy
@@ -171,12 +171,6 @@ class Learner(nn.Module):
         if weights is None:
             return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
         return (F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none") * weights).sum()
-
-
-def blocks_of(model: PreTrainedModel) -> list[nn.Module]:
-    """The layers that a network repeats, by the word of its class."""
-    names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from acgpt.commands.evaluate import (
     bar,
     check_writable,
     choose_method,
+    compiling,
     find_set,
     names_in,
     training_distribution,
@@ -73,6 +74,7 @@ def generate(
     device: DeviceOption = "auto",
     dtype: DtypeOption = Dtype.auto,
     batch_tokens: Annotated[int | None, option("--batch-tokens", metavar="N", min=1, help=HELP["batch_tokens"])] = None,
+    compiled: Annotated[bool, option("--compile", help=evaluate.HELP["compile"])] = False,
     as_json: Annotated[bool, option("--json", help=evaluate.HELP["json"])] = False,
 ) -> None:
     r"""Draw what the five modes of the paper ask, by the model's own procedure.
@@ -130,7 +132,7 @@ def generate(
     evaluation_set, path, new = find_set(opened, sets, chosen, limit, training, lm.positions - 1)
     generator = Generator(
         lm, evaluation_set, method=choose_method(forced, lm), options=options, samples=samples, prompt=prompt,
-        sampling=sampling, budget=batch_tokens,
+        sampling=sampling, budget=batch_tokens, compiled=compiled,
     )  # fmt: skip
     evaluation_set.require_tokenizer(generator.tokenizer_hash)
     check_index(output / INDEX)
@@ -145,7 +147,7 @@ def generate(
     about: dict[str, Any] = {"model": model, "adapter": in_use, "corpus": None if corpus is None else str(corpus)}
     records: dict[str, dict[str, Any] | None] = {}
     for each in wanted:
-        with bar(each) as progress:
+        with bar(each) as progress, compiling():
             records[each] = generator.write(each, output, about=about, progress=progress)
     result = {
         "kind": "index",

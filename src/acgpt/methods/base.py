@@ -63,6 +63,7 @@ class Method(ABC):
     reads_future: ClassVar[bool]  # is there any query with a given token after an asked one that it can answer?
     bound: ClassVar[bool] = False  # are its log-probabilities lower bounds, and not exact?
     needs_mask: ClassVar[bool] = False  # does it need a MASK token? It then never predicts one
+    compiles: ClassVar[bool] = False  # does it take pass after pass over whole texts, which torch.compile speeds up?
     says: ClassVar[str]  # what a model of it is, for its card
     drawn: ClassVar[bool] = False  # is its layout the one that `acgpt show` draws?
     network: ClassVar[type[GPTNeoXForCausalLM]] = GPTNeoXForCausalLM  # what is trained from scratch

@@ -62,6 +62,7 @@ class Diffusion(Method):
     reads_future: ClassVar[bool] = True
     bound: ClassVar[bool] = True
     needs_mask: ClassVar[bool] = True
+    compiles: ClassVar[bool] = True
     options: ClassVar[Mapping[str, str]] = {
         "draws": "passes that the bound of a text is estimated from",
         "steps": "steps of sampling",

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from acgpt.attention import BACKENDS, Backend, run
 from acgpt.decode import Sampler, Sampling, draw
@@ -87,31 +88,47 @@ def fill(
 
     ids, uniform = packed(texts, torch.long), packed(chances, wide)
     given = None if known is None else packed(known, torch.long)
-    log_probs, nothing = torch.zeros_like(uniform), np.zeros(0, dtype=np.int64)
+    log_probs = torch.zeros_like(uniform)
     shown = None if reached is None else places(reached)
-
-    def laid_out(count: int) -> tuple[Layout, Backend]:
-        """The first texts, whatever they read."""
-        first = [texts[row] for row in order[:count]]
-        layout = both_ways(first, *[[nothing] * count] * 2, bos=sampler.bos, backend=sampler.backend).to(device)
-        return layout, BACKENDS[sampler.backend](layout)
-
-    layout, backend = laid_out(working[0])
+    lengths = tuple(len(texts[row]) for row in order)
+    frame = Frame(lengths[: working[0]], bos=sampler.bos, backend=sampler.backend, device=device)
     for turn, (count, at) in enumerate(zip(working, places(turns), strict=True)):
-        if len(layout.copies) != count:
-            layout, backend = laid_out(count)
+        if len(frame.lengths) != count:
+            frame = Frame(lengths[:count], bos=sampler.bos, backend=sampler.backend, device=device)
         if shown is not None and given is not None:
             ids[shown[turn]] = given[shown[turn]]
-        read = torch.cat([ids[: ends[count - 1]], layout.ids[ends[count - 1] :]])
         with sampler.meter.passes():
-            logits = run(sampler.model, read[None], layout.positions[None], backend, at)[0]
-            tokens, scores = draw(forbid(logits, mask), uniform[at], sampling)
+            logits = frame.logits(sampler.model, ids[: ends[count - 1]], at, mask)
+            tokens, scores = draw(logits, uniform[at], sampling)
         ids[at], log_probs[at] = tokens, scores.to(wide)
         sampler.notice(len(at))
     filled, scored = (np.split(x.cpu().numpy(), ends[:-1]) for x in (ids, log_probs))
     check_numbers(np.concatenate(scored))
     place_of = {row: i for i, row in enumerate(order)}
     return [(filled[place_of[row]], scored[place_of[row]]) for row in range(len(texts))]
+
+
+class Frame:
+    """Texts of certain lengths, whatever they read: what stays the same from one pass over such texts to the next.
+
+    Args:
+        lengths: Of each text, BOS included.
+        bos: Of the text slots that the fused kernels want.
+        backend: As in `attention.BACKENDS`.
+        device: The model's.
+    """
+
+    def __init__(self, lengths: tuple[int, ...], *, bos: int, backend: str, device: torch.device) -> None:
+        nothing = [np.zeros(0, dtype=np.int64)] * len(lengths)
+        texts = [np.zeros(length, dtype=np.int64) for length in lengths]
+        layout = both_ways(texts, nothing, nothing, bos=bos, backend=backend).to(device)
+        self.lengths, self.positions = lengths, layout.positions[None]
+        self.tail = layout.ids[sum(lengths) :]  # what the text slots read
+        self.backend: Backend = BACKENDS[backend](layout)
+
+    def logits(self, model: PreTrainedModel, ids: Tensor, at: Tensor, mask: int) -> Tensor:
+        """(A, V) what the model says at the slots `at` of texts of which the slots read (N,) `ids`; never MASK."""
+        return forbid(run(model, torch.cat([ids, self.tail])[None], self.positions, self.backend, at)[0], mask)
 
 
 def both_ways(

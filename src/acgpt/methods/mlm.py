@@ -24,7 +24,7 @@ from acgpt.decode import Sampler, Sampling, noise
 from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Drawn, Method
 from acgpt.query import Query
-from acgpt.score import check_numbers, chosen, layout_logits
+from acgpt.score import check_numbers, chosen
 from acgpt.slots import Slots
 
 
@@ -37,6 +37,7 @@ class Mlm(Method):
     abilities: ClassVar[Abilities] = Abilities(True, True, False, False, False)
     reads_future: ClassVar[bool] = True
     needs_mask: ClassVar[bool] = True
+    compiles: ClassVar[bool] = True
 
     def answers(self, query: Query) -> bool:
         """Every query."""
@@ -52,30 +53,45 @@ class Mlm(Method):
         backend: str,
         budget: int,
     ) -> list[list[float]]:
-        """As `Method.score` says, a pass a token."""
+        """As `Method.score` says, a pass a token.
+
+        What a pass reads is made where the model is: the text, with MASK where the rank of an asked token among all
+        asked ones is not below the pass's. So nothing is sent there, or waited for, between one pass and the next.
+        """
         assert mask is not None
-        answers: list[list[float]] = [[] for _ in queries]
-        found: list[Tensor] = []
+        if not queries:
+            return []
         parts = [masked.parts(query, bos=bos, mask=mask) for query in queries]
-        passes = [(number, i) for number, query in enumerate(queries) for i in range(len(query.asked_positions))]
-        for group in masked.groups([len(queries[number]) for number, _ in passes], budget):
-            members = [passes[each] for each in group]
-            texts, places, targets = [], [], []
-            for number, i in members:
-                start, asked, tokens = parts[number]
-                text = start.copy()
-                text[asked[:i]] = tokens[:i]
-                texts.append(text)
-                places.append(asked[i : i + 1])
-                targets.append(tokens[i : i + 1])
-            layout = masked.both_ways(texts, places, targets, bos=bos, backend=backend)
-            logits = layout_logits(model, layout, backend, mask)
-            found.append(chosen(logits, layout.targets.to(logits.device)))  # fetched at the end: not waited for here
-        scores = torch.cat(found).cpu().double().numpy() if found else np.zeros(0)
+        counts = [len(asked) for _, asked, _ in parts]
+        lengths = np.array([len(text) for text, _, _ in parts])
+        ranks = [np.full(length, -1) for length in lengths]  # what is given or unknown comes before all that is asked
+        whole = [text.copy() for text, _, _ in parts]
+        for own, full, (_, asked, tokens) in zip(ranks, whole, parts, strict=True):
+            own[asked], full[asked] = np.arange(len(asked)), tokens
+
+        def there(*arrays: np.ndarray) -> Tensor:
+            return torch.from_numpy(np.concatenate(arrays)).to(model.device)
+
+        rank, text = there(*ranks), there(*whole)  # of all queries, one after the other
+        owner = np.repeat(np.arange(len(queries)), counts)  # of each pass
+        begin = there((lengths.cumsum() - lengths)[owner])
+        turn = there(*map(np.arange, counts))
+        place, target = there(*(asked for _, asked, _ in parts)), there(*(tokens for _, _, tokens in parts))
+        frame, found = None, []
+        for group in masked.groups((lengths[owner] - 1).tolist(), budget):
+            now = slice(group.start, group.stop)
+            sizes = lengths[owner[now]]
+            if frame is None or frame.lengths != tuple(sizes):
+                frame = masked.Frame(tuple(sizes.tolist()), bos=bos, backend=backend, device=model.device)
+                first = there(sizes.cumsum() - sizes)
+                member = there(np.repeat(np.arange(len(sizes)), sizes))  # whose a slot is
+                offset = there(*map(np.arange, sizes))
+            slot = begin[now][member] + offset
+            read = torch.where(rank[slot] < turn[now][member], text[slot], mask)
+            found.append(chosen(frame.logits(model, read, first + place[now], mask), target[now]))
+        scores = torch.cat(found).cpu().double().numpy()
         check_numbers(scores)
-        for (number, _), score in zip(passes, scores.tolist(), strict=True):
-            answers[number].append(score)
-        return answers
+        return [part.tolist() for part in np.split(scores, np.cumsum(counts)[:-1])]
 
     def sample(
         self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
