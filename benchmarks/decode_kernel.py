@@ -19,6 +19,7 @@ from collections.abc import Callable
 import torch
 from attention_kernel import milliseconds
 from common import copy_bandwidth, machine, report
+from render import decode_kernel_rows
 from torch import Tensor
 
 from acgpt import decode_kernel, kernels
@@ -96,30 +97,24 @@ def main() -> None:
             (64, "even", 1, HEADS), (16, "even", 1, HEADS), (1, "even", 1, HEADS), (64, "ragged", 1, 3),
         )
     }  # fmt: skip
-    rows, results, best = [], {}, {}
+    results, best = {}, {}
     for name, described in cases.items():
         case = Case(*described)
-        found = {}
+        results[name] = {}
         for path, attend in {"kernel": case.ragged, "mask": case.masked}.items():
             with torch.inference_mode():
                 error, us = case.error(attend()[0]), captured(attend)
-            found[path] = {"us": us, "rate": case.bytes / (us * 1e-6) / bandwidth, "error": error}
-        results[name] = found
-        ratio = found["mask"]["us"] / found["kernel"]["us"]
-        for path, each in found.items():
-            rows.append([name, path, f"{each['us']:.1f}", f"{each['rate']:.0%}", f"{each['error']:.1e}"])
-            print(*rows[-1], sep="  ", flush=True)
-        rows[-2].append(f"{ratio:.2f}")
-        rows[-1].append("1.00")
+            results[name][path] = {"us": us, "rate": case.bytes / (us * 1e-6) / bandwidth, "error": error}
+        print(name, results[name], flush=True)
         if args.sweep and name in list(cases)[:2]:
             best[name] = sweep(case)
+    columns, rows = decode_kernel_rows(results)
     for name, choices in best.items():
-        rows += [[f"best for {name}", str(choice), f"{us:.1f}", "", "", ""] for us, choice in choices[:4]]
+        rows += [[f"best for {name}: {choice}", f"{us:.1f}", "", "", ""] for us, choice in choices[:4]]
     record = {
         "benchmark": "decode_kernel", **vars(args), **machine("cuda"), "copy_bandwidth": bandwidth, "cases": results,
         "tuning": decode_kernel.TUNING, "best": best,
     }  # fmt: skip
-    columns = ["", "path", "µs a layer", "rate", "error", "× mask"]
     report("A step of decoding, bf16, " + machine("cuda")["hardware"], columns, rows, record)
 
 

@@ -4,9 +4,10 @@
     python benchmarks/keep_runs.py results/EXPERIMENT --date 2026-11-15 -o benchmarks/results/NAME
     acgpt report benchmarks/results/NAME -o report
 
-A folder of runs stands for those of them that are finished. Weights are left out, and so is what was drawn: of
-generations the records are kept, and what `acgpt mauve` has found, wherever in the run's folder they lie. Folders of
-the machine on which they ran are named by their last part: runs/ac, data/wiki.
+A folder of runs stands for those of them that are finished. Weights are left out, and so is what was drawn, unless
+`--texts` keeps it in little room (kept_texts.py): of generations the records are kept, and what `acgpt mauve` has
+found, wherever in the run's folder they lie. Folders of the machine on which they ran are named by their last part:
+runs/ac, data/wiki.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from acgpt.generated import object_of_kind
+from acgpt.generated import object_of_kind, record_of
 
 FOLDERS = ("corpus", "output", "folder")  # whose values are folders
 WITHIN = ("model", "adapter", "path", "generated", "file", "result")  # or lie in one
@@ -102,9 +103,18 @@ def small_files(run: Path, places: Mapping[str, str], date: str) -> dict[Path, s
     return kept
 
 
+def texts(run: Path) -> dict[Path, bytes]:
+    """What a run has drawn, by its place in the run's folder."""
+    from kept_texts import END, pack
+
+    drawn = [path for path in sorted(run.rglob("*.jsonl")) if record_of(path) is not None]
+    return {path.relative_to(run).with_suffix(END): pack(path) for path in drawn}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, or of folders of runs")
+    parser.add_argument("--texts", action="store_true", help="keep what was drawn, too")
     parser.add_argument("--date", required=True, help="on which they were made")
     parser.add_argument("-o", "--output", required=True, type=Path, help="a folder that is not there yet")
     args = parser.parse_args()
@@ -113,14 +123,18 @@ def main() -> None:
     if twice := [name for name in names if names.count(name) > 1]:
         raise SystemExit(f"two runs are called {twice[0]}, and would be one folder: rename one of them.")
     kept = {  # of two that were trained in one place, its own
-        run.name: small_files(run, places_of([run, *runs]), args.date) for run in runs
+        run.name: {
+            **{path: text.encode() for path, text in small_files(run, places_of([run, *runs]), args.date).items()},
+            **(texts(run) if args.texts else {}),
+        }
+        for run in runs
     }
     args.output.mkdir(parents=True)
     for name, files in kept.items():
-        for place, text in files.items():
+        for place, content in files.items():
             path = args.output / name / place
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(content)
 
 
 if __name__ == "__main__":

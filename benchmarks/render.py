@@ -93,6 +93,27 @@ def generation(record: dict[str, Any]) -> str:
     return markdown(*generation_table(record["generation"])) + (f"\n\n{note}" if note else "")
 
 
+def decode_kernel_rows(cases: Mapping[str, Mapping[str, Any]]) -> Rows:
+    """A step's attention, by our kernel and under a mask."""
+    rows = [
+        [
+            f"{name}, {path}",
+            f"{r['us']:.1f}",
+            f"{r['rate']:.0%}",
+            f"{r['error']:.1e}",
+            f"{r['us'] / paths['mask']['us']:.2f}",
+        ]
+        for name, paths in cases.items()
+        for path, r in paths.items()
+    ]
+    return ["", "µs a layer", "of a copy's rate", "error", "× the mask's time"], rows
+
+
+def decode_kernel(record: dict[str, Any]) -> str:
+    """Attention of a step of decoding."""
+    return "\n\n".join([markdown(*decode_kernel_rows(record["cases"])), *filter(None, [record.get("note")])])
+
+
 def scoring(record: dict[str, Any]) -> str:
     """Seconds, texts and tokens a second, and the ratio to one pass."""
     texts, tokens, ratio = record["texts_per_second"], record["asked_tokens_per_second"], record["over_one_pass"]
@@ -317,6 +338,7 @@ TABLES = {
     "bos": bos,
     "copies": copies,
     "decoding": decoding,
+    "decode_kernel": decode_kernel,
     "default_adapter": default_adapter,
     "finetuning_rates": finetuning_rates,
     "from_scratch": from_scratch,

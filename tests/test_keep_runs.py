@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from models import tiny_tokenizer
 from runs import write_corpus
+from test_generate import model_of, set_of
 from test_report import write_run
 from test_report_generation import drawn
 
+from acgpt.generate import Generator, as_line
+from acgpt.generated import Generations
 from acgpt.report import write
 from acgpt.report.generation import NO_SAMPLES
 from acgpt.report.runs import read_runs
@@ -123,6 +128,42 @@ def test_a_judges_result_of_one_mode_is_kept_wherever_in_the_run_it_was_written(
     assert found["judge"] == {"model": f"runs/{run.name}/model", "hash": "j", **said}
     assert found["command"][3:] == ["data/wiki", f"--judge=runs/{run.name}/model", f"--output=runs/{run.name}/{place}"]
     assert (kept / "generations" / "test" / "training.mauve.json").exists() and not (kept / "model").exists()
+
+
+def test_what_was_drawn_is_kept_and_made_again_byte_by_byte(tmp_path):
+    run = write_run(tmp_path / "a")
+    lm = model_of("mlm")
+    lm.tokenizer.save_pretrained(tmp_path / "tokenizer")
+    other = tiny_tokenizer()
+    other.add_tokens(["nobody's"])
+    other.save_pretrained(tmp_path / "other")
+    folder = run / "generations" / "test"
+    for mode in ("unconditional", "training"):
+        Generator(lm, set_of(), samples=2, prompt=5).write(mode, folder)
+    line = json.loads((folder / "training.jsonl").read_text().splitlines()[0])
+    line["log_probs"] = [-0.0, 0.0, *line["log_probs"][2:]]  # both zeros, as rounding leaves them
+    record = json.loads((folder / "training.json").read_text())
+    (folder / "training.jsonl").write_bytes(as_line(line))
+    record["sha256"] = hashlib.sha256(as_line(line)).hexdigest()
+    (folder / "training.json").write_text(json.dumps(record))
+
+    def program(name, *arguments):
+        command = [sys.executable, str(PROGRAM.with_name(name)), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    kept = tmp_path / "kept" / "a" / "generations" / "test"
+    assert program("keep_runs.py", run, "--texts", "--date", "2026-01-01", "-o", tmp_path / "kept").returncode == 0
+    refused = program("kept_texts.py", kept, tmp_path / "other", "-o", tmp_path / "made")
+    assert refused.returncode == 1 and "another tokenizer" in refused.stderr and not (tmp_path / "made").exists()
+    done = program("kept_texts.py", kept, tmp_path / "tokenizer", "-o", tmp_path / "made")
+    assert done.returncode == 0, done.stderr
+    for mode in ("unconditional", "training"):
+        assert (tmp_path / "made" / f"{mode}.jsonl").read_bytes() == (folder / f"{mode}.jsonl").read_bytes()
+        assert list(Generations.open(tmp_path / "made" / f"{mode}.jsonl"))
+    record["sha256"] = "0" * 64
+    (kept / "training.json").write_text(json.dumps(record))
+    refused = program("kept_texts.py", kept, tmp_path / "tokenizer", "-o", tmp_path / "again")
+    assert refused.returncode == 1 and "does not make the file" in refused.stderr and not (tmp_path / "again").exists()
 
 
 def test_a_path_where_none_is_expected_is_not_kept(tmp_path):
