@@ -110,6 +110,13 @@ def test_an_evaluation_can_be_told_its_dtype_and_how_much_at_a_time():
     assert " --dtype bfloat16 --batch-tokens 4096 " in cell.commands[1]
 
 
+def test_cells_of_methods_that_take_many_passes_can_be_compiled_and_others_are_not():
+    grid, compiled = {"method": ["mlm", "ac-gpt", "diffusion"]}, {"compile": True}
+    cells = made(grid=grid, evaluate=compiled, generate=compiled).cells
+    for cell, times in zip(cells, (2, 0, 2), strict=True):
+        assert sum(" --compile " in command for command in cell.commands) == times
+
+
 def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at():
     grid = {"method": ["ac-gpt", "gpt"], "conditioning.r_max": [0.8, 0.2]}
     wanted = {"splits": ["a", "b"], "limit": 200, "dtype": "bfloat16"}
@@ -213,6 +220,7 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"evaluate": {"how": {"sigma-gpt-random": ["order"]}}}, "write KEY=VALUE"),
         ({"evaluate": {"dtype": "bf16"}}, "evaluate.dtype must be one of"),
         ({"evaluate": {"batch_tokens": 0}}, "batch_tokens must be at least 1"),
+        ({"generate": {"compile": "maybe"}}, "generate.compile must be"),
         ({"evaluate": ["test"]}, "evaluate must be a mapping"),
         ({"generate": ["test"]}, "generate must be a mapping"),
         ({"generate": {"mode": ["training"]}}, "generate has no key 'mode': did you mean 'modes'"),

@@ -65,6 +65,7 @@ class Evaluations:
         conditioning: The training distribution that is asked, if it is not the paper's: {b_max: 4}, say.
         dtype: Of the weights, as `acgpt evaluate --dtype` takes it. Default: auto.
         batch_tokens: At most so many go through the model at a time. Default: what the device can take.
+        compile: Put the networks of MLM and diffusion, which take many passes, through torch.compile?
         how: For a method by name, further ways to ask it where it leaves a choice, an evaluation more each, as
             `acgpt evaluate --how` takes them: {sigma-gpt-random: [order=random]}.
     """
@@ -76,6 +77,7 @@ class Evaluations:
     conditioning: Mapping[str, Any] | None = None
     dtype: Dtype = "auto"
     batch_tokens: int | None = None
+    compile: bool = False
     how: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -116,6 +118,7 @@ class Draws:
         conditioning: As in `evaluate`.
         dtype: As in `evaluate`.
         batch_tokens: As in `evaluate`.
+        compile: As in `evaluate`.
     """
 
     splits: Sequence[str] = ("test",)
@@ -131,6 +134,7 @@ class Draws:
     conditioning: Mapping[str, Any] | None = None
     dtype: Dtype = "auto"
     batch_tokens: int | None = None
+    compile: bool = False
 
     def __post_init__(self) -> None:
         check_sets(self, "generate")
@@ -441,6 +445,7 @@ def asking(
     words += ["--device", recipe.device] if recipe.device != "auto" else []
     words += ["--dtype", wanted.dtype] if wanted.dtype != "auto" else []
     words += ["--batch-tokens", str(wanted.batch_tokens)] if wanted.batch_tokens is not None else []
+    words += ["--compile"] if wanted.compile and method_of(recipe.method).compiles else []
     return words
 
 
@@ -477,6 +482,7 @@ def check_sets(wanted: Evaluations | Draws, key: str) -> None:
         if value is not None and value < 1:
             raise InputError(f"{key}.{name} must be at least 1, not {value}.")
     checked(f"{key}.dtype", wanted.dtype, Dtype)
+    checked(f"{key}.compile", wanted.compile, bool)
     if checked(f"{key}.seed", wanted.seed, int) < 0:
         raise InputError(f"{key}.seed must be at least 0, not {wanted.seed}.")
     if wanted.conditioning is not None:
