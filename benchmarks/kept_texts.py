@@ -36,9 +36,9 @@ def pack(lines: Path) -> bytes:
     """The samples of a file, all of texts of one length."""
     samples = [json.loads(line) for line in lines.open(encoding="utf-8")]
     scores = np.array([score for sample in samples for score in sample["log_probs"]])
+    if not (abs(scores) < 2147).all() or not all(set(sample["roles"]) <= set("ga") for sample in samples):
+        raise SystemExit(f"{lines}: log-probabilities of -2147 or less, and unknown tokens, cannot be kept.")
     whole = np.rint(scores * 1e6).astype(np.int64)
-    if (abs(whole) >= 2**31 - 1).any() or not all(set(sample["roles"]) <= set("ga") for sample in samples):
-        raise SystemExit(f"{lines}: log-probabilities below -2147, or unknown tokens, cannot be kept.")
     whole[(scores == 0) & np.signbit(scores)] = NEGATIVE_ZERO
     arrays = {
         "number": np.array([[sample[key] for key in ("item", "sample", "seed")] for sample in samples]),

@@ -157,14 +157,17 @@ def test_a_kernel_that_reads_a_row_as_far_as_it_reaches_changes_nothing(architec
     assert len(set(sizes)) == 1  # a step of one shape serves all
 
 
-def test_where_the_decoding_kernel_cannot_be_compiled_a_mask_does(monkeypatch):
+def test_where_the_decoding_kernel_cannot_be_used_a_mask_does(monkeypatch):
     monkeypatch.setattr(acgpt.kernels, "available", lambda: True)
     monkeypatch.setattr(acgpt.decode_kernel, "attention", lambda *_: 1 / 0)
+    _, ours = twins("llama")
+    monkeypatch.setattr(acgpt.attention, "possible_backends", lambda model: ["varlen", "dense", "fused"])
+    assert not acgpt.attention.can_decode_ragged(ours)  # it is on a CPU
+    monkeypatch.setattr(type(ours), "device", torch.device("cuda"))
     acgpt.decode_kernel.works.cache_clear()
-    with pytest.warns(UserWarning, match="decoding kernel cannot be compiled here, so sampling is slower"):
-        assert not acgpt.decode_kernel.works(torch.device("cuda"))
+    with pytest.warns(UserWarning, match="decoding kernel cannot be used here, so sampling is slower"):
+        assert not acgpt.attention.can_decode_ragged(ours)
     acgpt.decode_kernel.works.cache_clear()
-    assert not acgpt.decode_kernel.works(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ def test_decoding_in_half_precision_agrees_with_a_single_pass(architecture, widt
     model = tiny_model(architecture, scale=0.1, width=128, positions=256).cuda().half()
     check_model(model)
     sampler = Sampler(model, bos=0, mask=1, backend="varlen", budget=500)
+    assert sampler.ragged
     queries = [random_query(seed, length, share=0.6) for seed, length in enumerate((200, 5, 31, 1, 120))]
     for future in (True, False):
         with torch.inference_mode():
@@ -156,16 +157,26 @@ def test_long_ragged_batches_agree_in_bf16():
         assert torch.allclose(got, token_log_probs(logits, alone.targets), atol=0.05)
 
 
-def test_captured_steps_serve_every_seed():
-    model = tiny_model("llama").cuda().half()
+@pytest.mark.parametrize("width", [32, 128], ids=["mask", "kernel"])
+def test_captured_steps_serve_every_seed_and_fewer_rows(width, monkeypatch):
+    monkeypatch.setattr("acgpt.decode.choose_width", lambda *_: 2)
+    model = tiny_model("llama", width=width).cuda().half()
     check_model(model)
     sampler = Sampler(model, bos=0, mask=1, backend="varlen", budget=500)
-    query = random_query(0, 60)
+    assert sampler.ragged == (width == 128)
+    query, shorter = random_query(0, 60), random_query(1, 30)
     with torch.inference_mode():
         sampler.sample([query], 4, Sampling(seed=1), True)
-        captured = dict(sampler.decoder.graphs)
-        sampler.sample([query], 4, Sampling(seed=2), True)
-    assert captured and sampler.decoder.graphs == captured
+        decoder, captured = sampler.decoder, dict(sampler.decoder.graphs)
+        (again,) = sampler.sample([query], 4, Sampling(seed=2), True)
+        assert captured and sampler.decoder.graphs == captured
+        (fewer,) = sampler.sample([shorter], 2, Sampling(seed=2), True)
+        assert sampler.decoder is decoder
+        fresh = Sampler(model, bos=0, mask=1, backend="varlen", budget=500)
+        for question, drawn in ((query, again), (shorter, fewer)):
+            (want,) = fresh.sample([question], len(drawn), Sampling(seed=2), True)
+            for (tokens, _), (wanted, _) in zip(drawn, want, strict=True):
+                assert (tokens == wanted).all()
 
 
 def test_a_captured_step_is_not_replayed_for_another_network():

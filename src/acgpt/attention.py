@@ -14,8 +14,9 @@ model that acgpt has been given still works everywhere else.
 
 Three ways in which a model could silently be shown another mask are closed in `run`, and each has a test: transformers'
 guess that a jump in position ids is a boundary between packed documents (a 4-D mask is always passed, which switches
-the guess off), an attention implementation that was changed behind our back (every layer must have called us), and
-layers with a mask of their own such as sliding windows (refused by `check_model`).
+the guess off), an attention implementation that was changed behind our back (every layer must have called us; of a
+compiled network, whose layers cannot count, the implementation's name is looked at), and layers with a mask of their
+own such as sliding windows (refused by `check_model`).
 """
 
 from __future__ import annotations
@@ -222,10 +223,11 @@ def flash(*args: Any, **kwargs: Any) -> Tensor:
 def possible_backends(model: PreTrainedModel) -> list[str]:
     """The backends that are exact for this model where it is, the first choice first.
 
-    The fused kernels are the fastest, but are compiled on first use: that is for training, and for those who ask.
+    The fused kernels are the fastest, but are compiled on first use: that is for training, and for those who ask. (The
+    one for steps of decoding, see `can_decode_ragged`, is compiled for all who sample.)
     """
     config = model.config.get_text_config()
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = head_width(config)
     half = model.dtype in (torch.bfloat16, torch.float16)
     plain = head_dim % 8 == 0 and head_dim <= 256 and getattr(config, "v_head_dim", head_dim) == head_dim
     if model.device.type != "cuda" or not half or not plain:
@@ -233,9 +235,16 @@ def possible_backends(model: PreTrainedModel) -> list[str]:
     return ["varlen", "dense", *(["fused"] if kernels.available() and head_dim in kernels.HEAD_DIMS else [])]
 
 
+def head_width(config: Any) -> int:
+    """The width of an attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
 def can_decode_ragged(model: PreTrainedModel) -> bool:
-    """May steps of decoding go through `Ragged`?"""
-    return "fused" in possible_backends(model) and decode_kernel.works(model.device)
+    """May steps of decoding go through `Ragged`? Tried on the device when it is first asked."""
+    if "fused" not in possible_backends(model):
+        return False
+    return decode_kernel.works(model.device, head_width(model.config.get_text_config()), model.dtype)
 
 
 def choose_backend(model: PreTrainedModel) -> str:
@@ -331,7 +340,9 @@ def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 def compile_blocks(model: PreTrainedModel) -> None:
     """Put a model's blocks through torch.compile from now on: they are alike, and compiled once for all of them."""
-    for block in blocks_of(model):
+    if not (blocks := blocks_of(model)):
+        raise ModelError(f"{type(model).__name__} does not say which blocks it consists of, and cannot be compiled.")
+    for block in blocks:
         block.compile()
 
 

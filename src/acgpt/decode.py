@@ -3,11 +3,11 @@
     prefill   copies and the text up to the first blank, packed, one pass; shared by all samples of a query
     step      each row reads its newest token and the given ones that follow it, and draws its next asked token
 
-Every row has a cache `[copies | BOS | text]`, so a query at slot s sees slots 0 … s and the mask is a comparison; on
-CUDA there is none, as a kernel stops where the row ends. Which row reads which positions at which step is known before
-the first draw (only the *values* are drawn), so the whole schedule is put on the device at once and no step waits for
-the host. On CUDA a step is captured as a graph and replayed: at these sizes decoding is bound by kernel launches, not
-by arithmetic.
+Every row has a cache `[copies | BOS | text]`, so a query at slot s sees slots 0 … s and the mask is a comparison; where
+a kernel stops at the end of each row (CUDA, half precision) there is none. Which row reads which positions at which
+step is known before the first draw (only the *values* are drawn), so the whole schedule is put on the device at once
+and no step waits for the host. On CUDA a step is captured as a graph and replayed: at these sizes decoding is bound by
+kernel launches, not by arithmetic.
 
 Rows of a ragged batch advance at their own pace. A step reads up to `width` positions of each row; a run of given
 tokens longer than that takes several steps, during which the other rows go on drawing. Rows are sorted by the number
@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import index
@@ -32,7 +33,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from acgpt.attention import BACKENDS, Backend, Cached, Ragged, can_decode_ragged, run
+from acgpt.attention import BACKENDS, Backend, Cached, Ragged, can_decode_ragged, head_width, run
 from acgpt.errors import InputError
 from acgpt.layout import Layout, batches, body_tokens, build
 from acgpt.meter import Meter
@@ -47,14 +48,14 @@ WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step costs, in the time that one more token in it takes; fitted to benchmarks/decoding.py."""
+    """What a step costs, in the time that one more token in it takes; fitted to benchmarks/decoding.py under a mask."""
 
     fixed: float  # launches, and reading the weights
     wide: float  # the fixed part at any width but 1, over that at width 1, for which attention has a faster kernel
 
 
 STEP_COST = {
-    "ragged": StepCost(fixed=2600, wide=1),
+    "ragged": StepCost(fixed=2600, wide=1),  # the kernel takes as long for 8 queries a row as for one
     "cuda": StepCost(fixed=2600, wide=1.37),
     "other": StepCost(fixed=48, wide=1),
 }
@@ -372,8 +373,8 @@ class Sampler:
         self.most_rows = 256 if self.cuda else 32
         config = model.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.slot_bytes: int = 2 * config.num_hidden_layers * heads * head_dim * model.dtype.itemsize  # keys and values
+        channels = heads * head_width(config)
+        self.slot_bytes: int = 2 * config.num_hidden_layers * channels * model.dtype.itemsize  # keys and values
         self.grain = 128 if self.cuda else 32  # the cache is read in multiples of this many slots
         self.meter = Meter(model.device)  # of all passes
         self.notice: Callable[[int], object] = lambda tokens: None  # called as tokens are drawn, with their number
@@ -405,6 +406,13 @@ class Sampler:
             For each query and sample, the asked tokens and their log-probabilities, left to right.
         """
         self.orders, self.never = orders, never
+        with torch.cuda.device(self.model.device) if self.cuda else nullcontext():  # where kernels and graphs run
+            return self.sample_here(queries, n, sampling, future)
+
+    def sample_here(
+        self, queries: Sequence[Query], n: int | Sequence[Sequence[int]], sampling: Sampling, future: bool
+    ) -> list[list[tuple[np.ndarray, np.ndarray]]]:
+        """As `sample`, on the current device."""
         wanted = [range(n)] * len(queries) if isinstance(n, int) else n
         rows = [Row(queries[number], number, sample) for number, samples in enumerate(wanted) for sample in samples]
         rows.sort(key=lambda row: -len(row.query.asked_positions))  # neighbours take about as many steps
@@ -420,7 +428,7 @@ class Sampler:
 
     @cached_property
     def ragged(self) -> bool:
-        """Do steps read of each row what it has, by a kernel that is compiled when this is first asked?"""
+        """Do steps read of each row what it has? Where they may, the kernel is compiled when this is first asked."""
         return can_decode_ragged(self.model)
 
     def rows_at_once(self, slots: int) -> int:

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 """Attention of a step of decoding as Triton kernels: of each row's cache as much is read as that row has.
 
-A step is as slow as its keys and values are to read. Under a mask all rows are read up to the fullest one's last slot;
-here a program takes one row and one key head, with all queries that share it, and stops where the row ends:
+A step's attention is as slow as its keys and values are to read. Under a mask all rows are read up to the fullest one's
+last slot; here a program takes one row and one key head, with the queries that share it, and stops where the row ends:
 
     slots    0 ………………………………………… capacity
     row 0    █████████████▒▒······        █  read        ▒  read, for the rest of a block
@@ -34,12 +34,14 @@ from acgpt.kernels import HAS_TRITON, jit, rowwise
 if HAS_TRITON:
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-# Into how many parts rows are cut, and the kernel into blocks by head dimension: the best for 64 channels on an H200
-# (benchmarks/decode_kernel.py). For 128, larger blocks do not fit into shared memory if many queries share a key head.
+# Into how many parts rows are cut: chosen from a few timings on an H200 (benchmarks/decode_kernel.py).
 BUSY = 2048  # programs that keep a large GPU at work to the end
 MOST_PARTS = 16
 FEW = 64  # programs, that leave most of it idle whatever their parts cost
 LEAST_PART = {"few": 128, "many": 512}  # slots: what is shorter is not cut up further
+BLOCK_M = 64  # queries of a row and key head that are taken together, at most
+# How the kernel is cut into blocks, by head dimension. That for 64 is the best of a sweep of the same program, at 200
+# rows and a query each; for 128, larger ones do not fit into shared memory if a block of queries is full.
 TUNING: dict[int, dict[str, int]] = {
     32: {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3},
     64: {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3},
@@ -128,7 +130,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, spare: int, scale:
         slots: (R, W) int64 where each query is in its row's cache.
         spare: Queries at this slot or beyond only fill up a row: what is returned for them is finite, and means
             nothing.
-        scale: Of the logits, above 0.
+        scale: Of the logits.
 
     Returns:
         (R, W, H, D).
@@ -137,7 +139,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, spare: int, scale:
     key_heads, capacity = k.shape[1:3]
     groups = heads // key_heads
     q, k, v, slots = rowwise(q), rowwise(k), rowwise(v), slots.contiguous()
-    block = min(64, max(16, 1 << (groups * width - 1).bit_length()))
+    block = min(BLOCK_M, max(16, 1 << (groups * width - 1).bit_length()))
     blocks = -(-groups * width // block)
     parts = parts_of(rows * key_heads * blocks, capacity)
     count = rows * width * heads
@@ -154,14 +156,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, spare: int, scale:
 
 
 @functools.cache
-def works(device: torch.device) -> bool:
-    """Can the kernels be compiled and run here? Tried once; where they cannot, decoding reads under a mask."""
+def works(device: torch.device, dim: int, dtype: torch.dtype) -> bool:
+    """Can the kernels be compiled and run here, for heads of so many channels?
+
+    Tried once, on as large a block of queries as there is, in parts; where it fails, decoding reads under a mask.
+    """
     if device.type != "cuda" or not kernels.available():
         return False
     try:
-        x = torch.zeros(1, 1, 1, 32, dtype=torch.float16, device=device)
-        attention(x, x, x, torch.zeros(1, 1, dtype=torch.long, device=device), 1, 1.0)
-    except Exception as error:  # no C compiler, no room for its cache: whatever a compiler may lack
-        warnings.warn(f"the decoding kernel cannot be compiled here, so sampling is slower: {error}", stacklevel=2)
+        q, k = (torch.zeros(1, 1, n, dim, dtype=dtype, device=device) for n in (BLOCK_M, 2 * LEAST_PART["few"]))
+        with torch.cuda.device(device):
+            attention(q, k, k, torch.zeros(1, BLOCK_M, dtype=torch.long, device=device), k.shape[2], 1.0)
+            torch.cuda.synchronize()
+    except Exception as error:  # no C compiler, too little shared memory: whatever a compiler, or a GPU, may lack
+        warnings.warn(f"the decoding kernel cannot be used here, so sampling is slower: {error}", stacklevel=2)
         return False
     return True

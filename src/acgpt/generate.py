@@ -169,7 +169,9 @@ class Generator:
             "attention": self.lm.attention,
             "batch_tokens": self.sampler.budget,
             "samples_at_once": self.at_once,
-            **({"compiled": True} if self.compiled else {}),  # which rounds otherwise
+            # What rounds otherwise: a compiled network, and steps by a kernel instead of a mask.
+            **({"compiled": True} if self.compiled else {}),
+            **({"decoding": "kernel"} if not self.method.compiles and self.sampler.ragged else {}),
         }
 
     @property

@@ -216,7 +216,8 @@ class LanguageModel:
             method: How the model will be asked; by default as it says itself.
 
         Raises:
-            InputError: The method answers in one pass, or keeps a cache: there is nothing to gain.
+            InputError: The method answers in one pass, or keeps a cache: there is nothing to gain. What the compiler
+                itself may fail of comes with the first pass.
         """
         if not (method := method or method_of(self.metadata)).compiles:
             able = " and ".join(name for name, each in METHODS.items() if each.compiles)

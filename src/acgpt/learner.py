@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
 from acgpt import kernels
-from acgpt.attention import NAME, Dense, Fused, Segments, Varlen, blocks_of, evaluating
+from acgpt.attention import NAME, Dense, Fused, Segments, Varlen, blocks_of, evaluating, head_width
 from acgpt.batches import COUNTS, IGNORED
 from acgpt.layout import Layout
 from acgpt.loss_kernel import linear_cross_entropy
@@ -203,11 +203,6 @@ def flops(model: PreTrainedModel, *, slots: int, pairs: int, asked: int) -> floa
 def work(weight: Tensor) -> int:
     """Operations that a matrix takes for each vector: forward, its input's gradient, and its own if it has one."""
     return (6 if weight.requires_grad else 4) * weight.numel()
-
-
-def head_width(config: PreTrainedConfig) -> int:
-    """The width of an attention head."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def matmul_rate(device: str | torch.device) -> float:

@@ -110,7 +110,8 @@ def evaluate(
       set: hash, path, texts, length, r_max, seed, conditioning, tokenizer_hash,
            corpus_hash, split
       bootstrap (resamples, level, seed), bos_token_id, mask_token_id, device,
-      dtype, batch_tokens, compiled, seconds, versions (of acgpt, torch, …), date, command
+      dtype, batch_tokens, compiled, seconds, versions (of acgpt, torch, …), date,
+      command
     """
     if corpus is None and sets is None:
         raise typer.BadParameter("name a CORPUS (see acgpt prepare), or an evaluation set with --sets PATH.")
@@ -138,7 +139,7 @@ def evaluate(
     if compiled:
         lm.compile(asked_by)
     start = time.perf_counter()
-    with bar() as progress, compiling():
+    with bar() as progress, compiling(compiled):
         evaluation = evaluate(
             asked_by,
             lm.model,
@@ -180,15 +181,16 @@ def evaluate(
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
-    """What torch.compile may fail of within becomes an error that says what to do."""
+def compiling(compiled: bool) -> Iterator[None]:
+    """What torch.compile may fail of within, where it is at work, becomes an error that says what to do."""
     try:
         yield
     except Exception as error:
-        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        if not compiled or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"torch.compile fails here: {reason[0]} Leave --compile out.") from error
+        inner = getattr(error, "inner_exception", error)  # what a compiler said, without how it came to be asked
+        reason = str(inner).strip().splitlines() or [type(inner).__name__]
+        raise ModelError(f"torch.compile fails here ({reason[0].strip(' .:')}): leave --compile out.") from error
 
 
 # ---- what is asked --------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def generate(
     about: dict[str, Any] = {"model": model, "adapter": in_use, "corpus": None if corpus is None else str(corpus)}
     records: dict[str, dict[str, Any] | None] = {}
     for each in wanted:
-        with bar(each) as progress, compiling():
+        with bar(each) as progress, compiling(compiled):
             records[each] = generator.write(each, output, about=about, progress=progress)
     result = {
         "kind": "index",

@@ -56,7 +56,8 @@ class Mlm(Method):
         """As `Method.score` says, a pass a token.
 
         What a pass reads is made where the model is: the text, with MASK where the rank of an asked token among all
-        asked ones is not below the pass's. So nothing is sent there, or waited for, between one pass and the next.
+        asked ones is not below the pass's. So nothing is sent there, or waited for, between passes over texts of the
+        same lengths.
         """
         assert mask is not None
         if not queries:
