@@ -104,6 +104,15 @@ def test_generations_of_a_compiled_network_say_so_and_are_not_mixed_with_others(
         compiled.write("infilling", tmp_path / "plain")
 
 
+@pytest.mark.parametrize(("name", "said"), [("ac-gpt", "kernel"), ("mlm", None)])
+def test_generations_whose_steps_go_through_the_kernel_say_so(name, said, monkeypatch):
+    tokens = np.random.default_rng(0).integers(3, 300, 3 * 24)
+    asked = EvaluationSet.build(tokens, tokenizer_hash=tokenizer_hash(tiny_tokenizer()), length=24)
+    assert "decoding" not in Generator(model_of(name), asked).config("infilling", True)
+    monkeypatch.setattr("acgpt.decode.can_decode_ragged", lambda model: True)
+    assert Generator(model_of(name), asked).config("infilling", True).get("decoding") == said
+
+
 # ---- the commands ---------------------------------------------------------------------------------------------------
 
 

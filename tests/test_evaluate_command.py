@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -17,6 +18,8 @@ import pytest
 import torch
 from models import tiny_model, tiny_tokenizer
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch_file
+from safetensors.torch import save_file as save_torch_file
 from typer.testing import CliRunner
 
 import acgpt
@@ -25,12 +28,15 @@ from acgpt.commands.evaluate import bar, print_perplexities
 from acgpt.conditioning import GIVEN
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
-from acgpt.evaluate import evaluate
+from acgpt.evaluate import Unfinished, evaluate, few_at_once
 from acgpt.evaluation_set import LENGTH, EvaluationSet, set_of_corpus
 from acgpt.language_model import LanguageModel
+from acgpt.layout import batches
 from acgpt.metadata import Metadata, tokenizer_hash
-from acgpt.methods import method_of
+from acgpt.methods import METHODS, method_of
+from acgpt.methods.ac_gpt import AcGpt
 from acgpt.modes import MODES
+from acgpt.query import Query
 from acgpt.show import Page
 
 TEXT = "The cat sat on the mat. The dog sat on the log, and the bird saw the capital of France. "
@@ -132,6 +138,110 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
     columns = load_file(records)
     for mode, result in got["modes"].items():
         assert math.exp(-columns[f"{mode}.log_prob"].mean()) == pytest.approx(result["perplexity"])
+
+
+@pytest.mark.parametrize("damage", ["none", "cut off", "another file"])
+def test_an_evaluation_that_was_stopped_goes_on_and_ends_as_any_other(cli, corpus, tmp_path, monkeypatch, damage):
+    monkeypatch.setattr("acgpt.evaluate.PAUSE", 0)
+    monkeypatch.setattr("acgpt.evaluate.SHARE", math.inf)  # every group is written
+    how = ("--batch-tokens", "120", "-o")
+    whole, output = tmp_path / "whole.json", tmp_path / "results.json"
+    want = json.loads((cli(corpus, *how, whole), whole.read_text())[1])
+    assert not whole.with_name("whole.json.part").exists()
+    ask, asked = AcGpt.log_probs, []
+
+    def stopped_after(times):
+        def log_probs(self, model, queries, **how):
+            if len(asked) == times:
+                raise KeyboardInterrupt
+            asked.append(len(queries))
+            return ask(self, model, queries, **how)
+
+        return log_probs
+
+    monkeypatch.setattr(AcGpt, "log_probs", stopped_after(10**9))
+    cli(corpus, *how, tmp_path / "counted.json")
+    groups = len(asked)
+    asked.clear()
+    monkeypatch.setattr(AcGpt, "log_probs", stopped_after(2))
+    cli(corpus, *how, output, code=130)
+    part = output.with_name("results.json.part")
+    assert part.exists() and not output.exists()
+    if damage == "cut off":
+        part.write_bytes(part.read_bytes()[:-10])
+    elif damage == "another file":
+        part.write_text("something else")
+    asked.clear()
+    monkeypatch.setattr(AcGpt, "log_probs", stopped_after(10**9))
+    cli(corpus, *how, output)
+    assert len(asked) == groups - (2 if damage == "none" else 0)
+    got = json.loads(output.read_text())
+    for mode, result in want["modes"].items():
+        assert got["modes"][mode] == {key: pytest.approx(value) for key, value in result.items()}
+    assert not part.exists() and got.get("resumed", False) == (damage == "none")
+
+
+def test_what_another_evaluation_has_left_is_not_taken_for_this_ones(cli, models, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("acgpt.evaluate.PAUSE", 0)
+    monkeypatch.setattr("acgpt.evaluate.Unfinished.discard", lambda self: None)  # as if all had been stopped
+    output = tmp_path / "results.json"
+    for change in ("weight", "config", "seed", "limit", "dtype"):
+        where = models | {"other": str(tmp_path / change)}
+        shutil.copytree(models["reads"], where["other"])
+        if change == "weight":
+            place = tmp_path / change / "model.safetensors"
+            weights = load_torch_file(place)
+            next(weight for name, weight in weights.items() if "lm_head" in name or "embed" in name)[7, 3] += 1.0
+            save_torch_file(weights, place, metadata={"format": "pt"})
+        elif change == "config":
+            place = tmp_path / change / "config.json"
+            config = json.loads(place.read_text())
+            place.write_text(json.dumps(config | {"rms_norm_eps": 0.3}))
+        how = {"seed": ("--seed", "5"), "limit": ("--limit", "2"), "dtype": ("--dtype", "bfloat16")}.get(change, ())
+        monkeypatch.setitem(models, "other", where["other"])
+        cli(corpus, "-o", output)
+        assert output.with_name("results.json.part").exists()
+        got, want = (object_of(cli(corpus, "--json", *how, *more, model="other")) for more in (("-o", output), ()))
+        first = json.loads((cli(corpus, "-o", output), output.read_text())[1])
+        for mode, result in want["modes"].items():
+            assert got["modes"][mode]["perplexity"] == pytest.approx(result["perplexity"], rel=1e-6), change
+        assert got["modes"]["training"]["mean_nll"] != pytest.approx(first["modes"]["training"]["mean_nll"], rel=1e-6)
+
+
+def test_where_the_disk_refuses_what_is_unfinished_the_evaluation_goes_on(cli, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("acgpt.evaluate.PAUSE", 0)
+    output = tmp_path / "results.json"
+    output.with_name("results.json.part").mkdir()
+    said = " ".join(cli(corpus, "-o", output).output.split())
+    assert "results.json.part: Is a directory. If this evaluation is stopped, it cannot go on." in said
+    assert json.loads(output.read_text())["modes"]["training"]["perplexity"] > 1
+
+
+@pytest.mark.parametrize("change", ["a byte", "the time"])
+def test_unfinished_answers_that_were_damaged_are_not_believed(tmp_path, change):
+    path = tmp_path / "part"
+    made = Unfinished(path, lambda: {"what": 1})
+    made.of(b"shown", (2, 3))[0] = -1.5
+    made.pause = 0
+    made.write()
+    assert (Unfinished(path, lambda: {"what": 1}).of(b"shown", (2, 3))[0] == -1.5).all()
+    content = bytearray(path.read_bytes())
+    if change == "a byte":
+        content[-40] ^= 1
+    else:
+        content = content.replace(b'"seconds":"', b'"seconds":"x')
+    path.write_bytes(content)
+    again = Unfinished(path, lambda: {"what": 1})
+    assert np.isnan(again.of(b"shown", (2, 3))).all() and again.earlier == 0
+
+
+def test_mlm_can_go_on_after_a_few_texts():
+    asked, groups = [Query([1, 2, 3], [True, False, False])] * 20, []
+    for group in few_at_once(batches(dict(enumerate(asked)), 10**6, future=True), METHODS["mlm"].texts_at_once):
+        groups.append(list(group))
+    assert [len(group) for group in groups] == [4] * 5
+    assert sorted(text for group in groups for text in group) == list(range(20))
+    assert [list(group) for group in few_at_once([[3, 1], [2]], None)] == [[3, 1], [2]]
 
 
 def test_the_table_has_a_row_for_every_mode_and_dashes_where_there_is_no_answer(cli, corpus):

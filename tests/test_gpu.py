@@ -172,8 +172,8 @@ def test_captured_steps_serve_every_seed_and_fewer_rows(width, monkeypatch):
         assert captured and sampler.decoder.graphs == captured
         (fewer,) = sampler.sample([shorter], 2, Sampling(seed=2), True)
         assert sampler.decoder is decoder
-        fresh = Sampler(model, bos=0, mask=1, backend="varlen", budget=500)
         for question, drawn in ((query, again), (shorter, fewer)):
+            fresh = Sampler(model, bos=0, mask=1, backend="varlen", budget=500)
             (want,) = fresh.sample([question], len(drawn), Sampling(seed=2), True)
             for (tokens, _), (wanted, _) in zip(drawn, want, strict=True):
                 assert (tokens == wanted).all()

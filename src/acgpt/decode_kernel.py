@@ -168,6 +168,8 @@ def works(device: torch.device, dim: int, dtype: torch.dtype) -> bool:
         with torch.cuda.device(device):
             attention(q, k, k, torch.zeros(1, BLOCK_M, dtype=torch.long, device=device), k.shape[2], 1.0)
             torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        raise  # which may pass
     except Exception as error:  # no C compiler, too little shared memory: whatever a compiler, or a GPU, may lack
         warnings.warn(f"the decoding kernel cannot be used here, so sampling is slower: {error}", stacklevel=2)
         return False

@@ -12,20 +12,29 @@ texts too.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 from transformers import PreTrainedModel
 
 from acgpt.attention import choose_backend, evaluating
 from acgpt.conditioning import ASKED, GIVEN
 from acgpt.errors import InputError
 from acgpt.evaluation_set import EvaluationSet
+from acgpt.files import write_whole
 from acgpt.language_model import positions_of
 from acgpt.layout import batches
 from acgpt.methods import Method
@@ -35,6 +44,7 @@ from acgpt.query import Query
 RESAMPLES = 1000
 LEVEL = 0.95
 CELLS = 2**22  # of the resampling matrix that is held at a time
+PAUSE, SHARE = 10.0, 0.05  # between two writes of unfinished answers: seconds; and of the time, at most this for them
 
 
 @dataclass(frozen=True)
@@ -150,6 +160,82 @@ class Evaluation:
         return columns
 
 
+class Unfinished:
+    """What an evaluation has answered so far, in a file: after it was stopped, it goes on from there.
+
+    Args:
+        path: Of the file. It is written from time to time, so that a short evaluation has none; if the disk refuses it,
+            that is said, and the evaluation goes on without.
+        about: Says what decides the answers; asked only where there is a file, or is to be one. A file of another
+            evaluation is not read, and is replaced.
+    """
+
+    def __init__(self, path: Path, about: Callable[[], Mapping[str, Any]]) -> None:
+        self.path, self.ask = path, about
+        self.answers: dict[str, np.ndarray] = {}
+        self.earlier, self.pause = 0.0, PAUSE  # seconds: what it took before this time, and between two writes
+        if path.exists():
+            with suppress(OSError, SafetensorError, KeyError, ValueError):  # what is no such file is begun anew
+                self.read()
+        self.begun = self.written = time.monotonic()
+
+    def read(self) -> None:
+        """Take what is there, if it is of this evaluation, and whole."""
+        with safe_open(self.path, "np") as file:
+            said = file.metadata() or {}
+            found = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
+        if (said["about"], said["sha256"]) == (self.about, fingerprint(found)):
+            self.answers, self.earlier = found, float(said["seconds"])
+
+    @cached_property
+    def about(self) -> str:
+        """What the file says of itself."""
+        return json.dumps(self.ask(), sort_keys=True)
+
+    @property
+    def seconds(self) -> float:
+        """That it has taken, with the times before."""
+        return self.earlier + time.monotonic() - self.begun
+
+    def of(self, shown: bytes, shape: tuple[int, ...]) -> np.ndarray:
+        """(texts, length) the answers to what is shown, to be filled in; NaN where there is none yet."""
+        name = hashlib.sha256(shown).hexdigest()
+        found = self.answers.get(name)
+        if found is None or found.shape != shape or found.dtype != np.float64:
+            self.answers[name] = np.full(shape, np.nan)
+        return self.answers[name]
+
+    def write(self) -> None:
+        """Have the disk hold what there is, if it was long ago that it did."""
+        begun = time.monotonic()
+        if begun - self.written < self.pause:
+            return
+        about = {"about": self.about, "sha256": fingerprint(self.answers), "seconds": str(self.seconds)}
+        try:
+            write_whole(self.path, save(self.answers, metadata=about))
+            self.written = time.monotonic()
+            self.pause = max(PAUSE, (self.written - begun) / SHARE)
+        except OSError as error:
+            warnings.warn(
+                f"cannot write {self.path}: {error.strerror or error}. If this evaluation is stopped, it cannot go on.",
+                stacklevel=2,
+            )
+            self.pause = math.inf
+
+    def discard(self) -> None:
+        """All is answered, and kept elsewhere."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
+    """Of their contents."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        found.update(name.encode() + arrays[name].tobytes())
+    return found.hexdigest()
+
+
 def evaluate(
     method: Method,
     model: PreTrainedModel,
@@ -162,6 +248,7 @@ def evaluate(
     budget: int = 2**13,
     seed: int = 0,
     progress: Callable[[int, int], object] = lambda done, all: None,
+    unfinished: Unfinished | None = None,
 ) -> Evaluation:
     """Evaluate a model, a training one too: it is left in the mode that it was in, and no gradient is kept.
 
@@ -177,6 +264,7 @@ def evaluate(
             does not depend on it, but for rounding.
         seed: Of the resampling behind the intervals.
         progress: Called with the number of texts answered so far and the number of all, over all passes.
+        unfinished: What was answered before, and where to keep what is answered now.
     """
     wanted = modes_named(modes)
     check_fit(model, evaluation_set, method.overhead)
@@ -197,8 +285,13 @@ def evaluate(
     progress(done, total)
     with torch.no_grad(), evaluating(model):
         for key, queries in passes.items():
-            answers[key] = np.full(evaluation_set.tokens.shape, np.nan)
-            for group in batches(dict(enumerate(queries)), budget, future=True):
+            shape = evaluation_set.tokens.shape
+            answers[key] = np.full(shape, np.nan) if unfinished is None else unfinished.of(key, shape)
+            missing = (np.array([query.asked for query in queries]) & np.isnan(answers[key])).any(1)
+            left = {i: query for i, query in enumerate(queries) if missing[i]}
+            done += len(queries) - len(left)
+            progress(done, total)
+            for group in few_at_once(batches(left, budget, future=True), method.texts_at_once):
                 asked = [queries[i] for i in group]
                 scores = method.log_probs(
                     model, asked, bos=bos, mask=mask, backend=backend or choose_backend(model), budget=budget
@@ -207,6 +300,8 @@ def evaluate(
                     answers[key][i, np.asarray(query.asked_positions) - 1] = score
                 done += len(group)
                 progress(done, total)
+                if unfinished is not None:
+                    unfinished.write()
 
     log_probs = {
         mode.name: np.where(evaluation_set.roles(mode) == ASKED, answers[shown[mode.name].tobytes()], np.nan)
@@ -226,6 +321,13 @@ def check_fit(model: PreTrainedModel, evaluation_set: EvaluationSet, overhead: i
         )
     if (highest := int(evaluation_set.tokens.max())) >= config.vocab_size:
         raise InputError(f"the texts have the token {highest}, but the model's ids end at {config.vocab_size - 1}.")
+
+
+def few_at_once(groups: Sequence[Sequence[int]], most: int | None) -> Iterator[Sequence[int]]:
+    """Groups of at most so many."""
+    for group in groups:
+        for start in range(0, len(group), most or len(group)):
+            yield group[start : start + (most or len(group))]
 
 
 def queries_of(tokens: np.ndarray, roles: np.ndarray) -> list[Query]:

@@ -158,3 +158,12 @@ def weights_hash(model: PreTrainedModel) -> str:
             probe = probe.to(torch.bfloat16).view(torch.int16)
         digest.update(f"{name} {tuple(weight.shape)}".encode() + probe.cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def every_weight_hash(model: PreTrainedModel) -> str:
+    """A hash of every byte of a model's weights: not cheap, and another one in another dtype."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        content = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode() + content.numpy().tobytes())
+    return digest.hexdigest()

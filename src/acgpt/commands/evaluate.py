@@ -98,7 +98,8 @@ def evaluate(
 
     What is asked given what is drawn once and kept beside the corpus, so that
     every model answers the same; results are comparable if the set's hash is the
-    same. A mode that a method cannot answer is --, in JSON null.
+    same. A mode that a method cannot answer is --, in JSON null. With -o, an
+    evaluation that was stopped goes on when the same command is given again.
 
     Keys of --json:
       model, adapter, corpus, method, options (of the method), bound (are the
@@ -110,8 +111,8 @@ def evaluate(
       set: hash, path, texts, length, r_max, seed, conditioning, tokenizer_hash,
            corpus_hash, split
       bootstrap (resamples, level, seed), bos_token_id, mask_token_id, device,
-      dtype, batch_tokens, compiled, seconds, versions (of acgpt, torch, …), date,
-      command
+      dtype, batch_tokens, compiled, resumed (true, if it had been stopped),
+      seconds, versions (of acgpt, torch, …), date, command
     """
     if corpus is None and sets is None:
         raise typer.BadParameter("name a CORPUS (see acgpt prepare), or an evaluation set with --sets PATH.")
@@ -121,9 +122,10 @@ def evaluate(
         check_writable(path)
     hush()
     from acgpt.corpus import Corpus
-    from acgpt.evaluate import evaluate
+    from acgpt.decode import adapter_layers
+    from acgpt.evaluate import Unfinished, evaluate
     from acgpt.evaluation_set import keep
-    from acgpt.metadata import tokenizer_hash
+    from acgpt.metadata import every_weight_hash, tokenizer_hash
     from acgpt.methods import method_of, parted
 
     names = names_in(modes)
@@ -139,6 +141,15 @@ def evaluate(
     if compiled:
         lm.compile(asked_by)
     start = time.perf_counter()
+
+    def about() -> dict[str, Any]:
+        asked = {"method": asked_by.name, "options": options, "set": evaluation_set.hash, "compiled": compiled}
+        network = {"weights": every_weight_hash(lm.model), "config": lm.model.config.to_json_string()}
+        place = {"dtype": str(lm.model.dtype), "device": lm.model.device.type, "attention": lm.attention}
+        scales = [str(getattr(layer, "scaling", None)) for layer in adapter_layers(lm.model)]
+        return {**asked, **network, **place, "bos": lm.bos, "mask": lm.mask, "adapters": scales, **versions()}
+
+    unfinished = None if output is None else Unfinished(output.with_name(f"{output.name}.part"), about)
     with bar() as progress, compiling(compiled):
         evaluation = evaluate(
             asked_by,
@@ -151,8 +162,9 @@ def evaluate(
             budget=batch_tokens or lm.budget,
             seed=seed or 0,
             progress=progress,
+            unfinished=unfinished,
         )
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - start if unfinished is None else unfinished.seconds
     if new:
         keep(evaluation_set, path)
     result = {
@@ -168,12 +180,15 @@ def evaluate(
         "dtype": str(lm.model.dtype).removeprefix("torch."),
         "batch_tokens": batch_tokens or lm.budget,
         "compiled": compiled,
+        **({"resumed": True} if unfinished is not None and unfinished.earlier else {}),
         "seconds": round(seconds, 3),
         "versions": versions(),
         **when(),
     }
     result["set"]["path"] = str(path)
     write_results(evaluation, result, output, records)
+    if unfinished is not None:
+        unfinished.discard()
     if as_json:
         emit(result)
     else:

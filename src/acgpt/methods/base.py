@@ -64,6 +64,7 @@ class Method(ABC):
     bound: ClassVar[bool] = False  # are its log-probabilities lower bounds, and not exact?
     needs_mask: ClassVar[bool] = False  # does it need a MASK token? It then never predicts one
     compiles: ClassVar[bool] = False  # does it take pass after pass over whole texts, which torch.compile speeds up?
+    texts_at_once: ClassVar[int | None] = None  # in an evaluation, where one takes long: it can go on after so many
     says: ClassVar[str]  # what a model of it is, for its card
     drawn: ClassVar[bool] = False  # is its layout the one that `acgpt show` draws?
     network: ClassVar[type[GPTNeoXForCausalLM]] = GPTNeoXForCausalLM  # what is trained from scratch

@@ -38,6 +38,7 @@ class Mlm(Method):
     reads_future: ClassVar[bool] = True
     needs_mask: ClassVar[bool] = True
     compiles: ClassVar[bool] = True
+    texts_at_once: ClassVar[int | None] = 4
 
     def answers(self, query: Query) -> bool:
         """Every query."""
