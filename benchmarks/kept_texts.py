@@ -19,6 +19,7 @@ import lzma
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -69,7 +70,7 @@ def restore(place: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, bytes]
     """What a folder of kept texts has of generations: the files by name, of which each is what its record says.
 
     Raises:
-        SystemExit: It has none, a record is missing, or the tokenizer is another.
+        SystemExit: It has none, one is damaged, a record is missing, or the tokenizer is another.
     """
     files: dict[str, bytes] = {}
     for path in sorted(place.glob(f"*{END}")):
@@ -79,7 +80,10 @@ def restore(place: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, bytes]
             raise SystemExit(f"{path} has no record beside it, {name}.json.")
         if record["tokenizer_hash"] != tokenizer_hash(tokenizer):
             raise SystemExit(f"{path} was drawn with another tokenizer: name that of its corpus, CORPUS/tokenizer.")
-        lines = b"".join(unpack(path.read_bytes(), tokenizer))
+        try:
+            lines = b"".join(unpack(path.read_bytes(), tokenizer))
+        except (lzma.LZMAError, BadZipFile, EOFError, KeyError, ValueError) as error:
+            raise SystemExit(f"{path} is damaged: {error}") from error
         if hashlib.sha256(lines).hexdigest() != record["sha256"]:
             raise SystemExit(f"{path} does not make the file that its record describes.")
         files |= {f"{name}.jsonl": lines, f"{name}.json": (place / f"{name}.json").read_bytes()}
@@ -94,6 +98,8 @@ def main() -> None:
     parser.add_argument("tokenizer", help="the folder of their tokenizer")
     parser.add_argument("-o", "--output", required=True, type=Path, help="a folder that is not there yet")
     args = parser.parse_args()
+    if args.output.exists():
+        raise SystemExit(f"{args.output} is there already: name another folder.")
     files = restore(args.kept, AutoTokenizer.from_pretrained(args.tokenizer))
     args.output.mkdir(parents=True)
     for name, content in files.items():

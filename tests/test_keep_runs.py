@@ -160,10 +160,16 @@ def test_what_was_drawn_is_kept_and_made_again_byte_by_byte(tmp_path):
     for mode in ("unconditional", "training"):
         assert (tmp_path / "made" / f"{mode}.jsonl").read_bytes() == (folder / f"{mode}.jsonl").read_bytes()
         assert list(Generations.open(tmp_path / "made" / f"{mode}.jsonl"))
+    refused = program("kept_texts.py", kept, tmp_path / "tokenizer", "-o", tmp_path / "made")
+    assert refused.returncode == 1 and "made is there already" in refused.stderr
     record["sha256"] = "0" * 64
     (kept / "training.json").write_text(json.dumps(record))
     refused = program("kept_texts.py", kept, tmp_path / "tokenizer", "-o", tmp_path / "again")
     assert refused.returncode == 1 and "does not make the file" in refused.stderr and not (tmp_path / "again").exists()
+    (kept / "training.texts.xz").write_bytes(b"")
+    refused = program("kept_texts.py", kept, tmp_path / "tokenizer", "-o", tmp_path / "again")
+    assert refused.returncode == 1 and "training.texts.xz is damaged" in refused.stderr
+    assert "Traceback" not in refused.stderr and not (tmp_path / "again").exists()
 
 
 def test_a_path_where_none_is_expected_is_not_kept(tmp_path):
