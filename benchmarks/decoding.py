@@ -244,7 +244,11 @@ def summary(found: list[dict[str, Any]], keys: float) -> dict[str, Any]:
     """The run of median time, with the times of all."""
     median = sorted(found, key=lambda record: record["seconds"])[(len(found) - 1) // 2]
     kept = {key: median[key] for key in ("tokens", "calls", "seconds", "tokens_per_second", "outside")}
-    return {**kept, "times": [record["seconds"] for record in found], "keys": keys}
+    every = {
+        name: [record[key] for record in found]
+        for name, key in (("times", "seconds"), ("model_times", "model_seconds"))
+    }
+    return {**kept, **every, "keys": keys}
 
 
 def key_seconds(generator: Generator, mode: str, bandwidth: float) -> float:

@@ -365,6 +365,13 @@ def test_a_small_budget_prefills_in_several_groups(spied):
     assert kinds(calls)["prefill"] == len(queries)
 
 
+def test_of_a_prefill_only_what_it_runs_counts_towards_the_budget(spied):
+    model, calls = spied
+    queries = [Query([5, i, *[None] * 30], [True, True, *[False] * 30]) for i in range(6)]
+    sample(model, queries, future=False, budget=18)  # BOS and two tokens each
+    assert [ids.shape[1] for kind, ids, _ in calls if kind == "prefill"] == [18]
+
+
 def test_wide_steps_are_one_less_than_the_most_asked_tokens(spied, monkeypatch):
     model, calls = spied
     monkeypatch.setattr(acgpt.decode, "choose_width", lambda *_: 64)

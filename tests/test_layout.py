@@ -188,14 +188,15 @@ def test_visible_draws_every_sequence_of_a_batch_with_its_own_copies():
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(roles, max_size=12), st.integers(1, 60), st.booleans())
-def test_batches_hold_every_query_once_and_keep_to_the_budget(many, budget, future):
+@given(st.lists(roles, max_size=12), st.integers(1, 60), st.booleans(), st.booleans())
+def test_batches_hold_every_query_once_and_keep_to_the_budget(many, budget, future, first_only):
     queries = {7 * i: query_of(roles) for i, roles in enumerate(many)}
-    groups = batches(queries, budget, future)
+    groups = batches(queries, budget, future, first_only=first_only)
     assert sorted(number for group in groups for number in group) == sorted(queries)
     cells = []
     for group in groups:
-        _, real = build([queries[n] for n in group], bos=0, mask=1, future=future).rectangle()
+        members = [queries[n] for n in group]
+        _, real = build(members, bos=0, mask=1, future=future, first_only=first_only).rectangle()
         cells.append(real.numel())
         assert real.numel() <= budget or len(group) == 1  # a query that is too large goes alone
     longest = [cells[i] // len(group) for i, group in enumerate(groups)]

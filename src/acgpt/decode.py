@@ -511,7 +511,8 @@ class Sampler:
         ready = [prefill for prefill in ready if not queries.keys().isdisjoint(prefill.numbers)]
         yield from ready
         done = {number for prefill in ready for number in prefill.numbers}
-        for group in batches({n: q for n, q in queries.items() if n not in done}, self.budget, future):
+        left = {number: query for number, query in queries.items() if number not in done}
+        for group in batches(left, self.budget, future, first_only=True):
             questions = [queries[number] for number in group]
             orders = None if self.orders is None else [self.orders[number] for number in group]
             layout = build(questions, bos=self.bos, mask=self.mask, future=future, first_only=True, orders=orders)

@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,7 +58,7 @@ PROMPT, TOP_P, TEMPERATURE = 20, 0.95, 0.8  # as in the paper's experiments
 TOOK = ("seconds", "model_seconds", "calls")  # what a group says of itself
 OWN = ("mode", "future")  # of a file's configuration, what another file in the same folder may have otherwise
 # Characters that Python's splitlines, but not JSON, takes for the end of a line.
-ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+ENDS = {char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 
 
 @dataclass(frozen=True)
@@ -377,8 +378,9 @@ def line_of(
         tokenizer: The model's.
     """
     roles = "".join("g" if g else "a" if a else "u" for g, a in zip(query.given, query.asked, strict=True))
-    fresh = iter(drawn.tolist())
-    tokens = [next(fresh) if role == "a" else token for token, role in zip(query.tokens, roles, strict=True)]
+    tokens = list(query.tokens)
+    for position, token in zip(query.asked_positions, drawn.tolist(), strict=True):
+        tokens[position - 1] = token
     runs = list(texts_of(tokens, roles, tokenizer))
     return {
         "item": item,
@@ -386,7 +388,7 @@ def line_of(
         "seed": seed,
         "roles": roles,
         "tokens": tokens,
-        "log_probs": [round(score, 6) for score in log_probs.tolist()],
+        "log_probs": log_probs.astype(np.float64).round(6).tolist(),
         "prompt": "".join(
             "".join(text for _, text in part) if given else BLANK
             for given, part in groupby(runs, key=lambda run: run[0] == "g")
@@ -398,19 +400,19 @@ def line_of(
 
 def texts_of(tokens: Sequence[int | None], roles: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str]]:
     """The role and the text of every run of tokens that play the same; that of unknown ones is empty."""
-    start = 0
-    for known, part in groupby(roles, key=lambda role: role != "u"):
-        lengths = [(role, len(list(run))) for role, run in groupby(part)]
-        ends = list(accumulate(length for _, length in lengths))
-        ids = [token for token in tokens[start : start + ends[-1]] if token is not None]
-        texts = pieces(ids, tokenizer, ends) if known else [""]
-        yield from ((role, text) for (role, _), text in zip(lengths, texts, strict=True))
-        start += ends[-1]
+    for part in re.finditer("[ga]+|u+", roles):
+        runs = re.findall("g+|a+|u+", part.group())
+        ids = [token for token in tokens[part.start() : part.end()] if token is not None]
+        texts = [""] if runs[0][0] == "u" else pieces(ids, tokenizer, list(accumulate(map(len, runs))))
+        yield from ((run[0], text) for run, text in zip(runs, texts, strict=True))
 
 
 def as_line(content: Mapping[str, Any]) -> bytes:
     """JSON in a line of its own, for whoever reads lines in whatever way."""
-    return (json.dumps(content, ensure_ascii=False, allow_nan=False).translate(ENDS) + "\n").encode()
+    line = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    for char, escape in ENDS.items():
+        line = line.replace(char, escape)
+    return (line + "\n").encode()
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

@@ -64,12 +64,19 @@ class Layout:
         return torch.where(slot < copies, copy_start + slot, text), slot < copies + texts
 
 
-def batches(queries: Mapping[int, Query], budget: int, future: bool) -> list[list[int]]:
-    """Group numbered queries, the longest first, so that a group's rectangle stays within `budget` cells."""
+def batches(queries: Mapping[int, Query], budget: int, future: bool, *, first_only: bool = False) -> list[list[int]]:
+    """Group numbered queries, the longest first, so that a group's rectangle stays within `budget` cells.
+
+    Args:
+        queries: The questions, by number.
+        budget: In cells; a query that is longer has a group of its own.
+        future: As in `build`.
+        first_only: Likewise.
+    """
 
     def slots(number: int) -> int:
         query = queries[number]
-        return query.asked_positions[-1] + (len(query.given_positions) if future else 0)
+        return query.asked_positions[0 if first_only else -1] + (len(query.given_positions) if future else 0)
 
     groups: list[list[int]] = []
     size = {number: slots(number) for number in queries}

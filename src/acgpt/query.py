@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import index
+from operator import index, not_, or_
 
 from acgpt.errors import QueryError
 
@@ -44,8 +44,8 @@ class Query:
             tokens = tuple(None if t is None else index(t) for t in tokens)
         except TypeError as error:
             raise QueryError(f"tokens must be token ids, whole numbers, or None: {error}.") from error
-        given = tuple(bool(g) for g in given)
-        asked = tuple(not g for g in given) if asked is None else tuple(bool(a) for a in asked)
+        given = tuple(map(bool, given))
+        asked = tuple(map(not_, given)) if asked is None else tuple(map(bool, asked))
         if not len(tokens) == len(given) == len(asked):
             raise QueryError(
                 f"tokens, given and asked must have one entry per token; they have {len(tokens)}, {len(given)} and "
@@ -81,7 +81,7 @@ class Query:
     @property
     def has_unknown(self) -> bool:
         """Is there a token that is neither given nor asked?"""
-        return not all(g or a for g, a in zip(self.given, self.asked, strict=True))
+        return not all(map(or_, self.given, self.asked))
 
     @property
     def needs_future(self) -> bool:
