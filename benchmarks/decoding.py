@@ -16,7 +16,8 @@ chooses. The loop without a cache is timed at eight lengths and summed over all 
 steps draw twice before they are timed, those that are compiled once and in one mode. All are timed in turns,
 `--repeats` times, and stay on the device meanwhile; the (lower) median is shown, with the shortest and the longest.
 "Keys" is how long the keys and values of copies take to be read, in steps of a token, at the rate of a large copy: what
-every step of AC-GPT has to do beyond one of GPT.
+every step of AC-GPT has to do beyond one of GPT. "Prefill" is what both take, before their first step, to read what
+stands before the first asked token, and AC-GPT the copies.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from acgpt import LanguageModel, Query, decode
 from acgpt.attention import check_model, choose_backend
-from acgpt.decode import Sampler, Sampling
+from acgpt.decode import Prefill, Sampler, Sampling
 from acgpt.evaluation_set import EvaluationSet
-from acgpt.generate import Generator
+from acgpt.generate import Generator, asked_with
 from acgpt.learner import new_model
 from acgpt.metadata import Metadata
 from acgpt.methods import METHODS
@@ -223,7 +224,11 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
                 timed[name, mode].append(record)
     bandwidth = copy_bandwidth(args.device)
     records = {
-        f"{name}, {mode}": summary(found, key_seconds(generators[name], mode, bandwidth))
+        f"{name}, {mode}": {
+            **summary(found),
+            "keys": key_seconds(generators[name], mode, bandwidth),
+            "prefill": prefill_seconds(generators[name], mode),
+        }
         for (name, mode), found in timed.items()
     }
     about = {key: value for key, value in vars(args).items() if key not in ("ours", "profile", "generate")}
@@ -240,15 +245,12 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
     )
 
 
-def summary(found: list[dict[str, Any]], keys: float) -> dict[str, Any]:
+def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     """The run of median time, with the times of all."""
     median = sorted(found, key=lambda record: record["seconds"])[(len(found) - 1) // 2]
     kept = {key: median[key] for key in ("tokens", "calls", "seconds", "tokens_per_second", "outside")}
-    every = {
-        name: [record[key] for record in found]
-        for name, key in (("times", "seconds"), ("model_times", "model_seconds"))
-    }
-    return {**kept, **every, "keys": keys}
+    times = {"times": "seconds", "model_times": "model_seconds"}
+    return {**kept, **{name: [record[key] for record in found] for name, key in times.items()}}
 
 
 def key_seconds(generator: Generator, mode: str, bandwidth: float) -> float:
@@ -257,6 +259,21 @@ def key_seconds(generator: Generator, mode: str, bandwidth: float) -> float:
         return 0.0
     ends = [(len(q.given_positions), q.asked_positions[0], q.asked_positions[-1]) for q in generator.queries(mode)]
     return sum(copies * (last - first) for copies, first, last in ends) * generator.sampler.slot_bytes / bandwidth
+
+
+def prefill_seconds(generator: Generator, mode: str) -> float:
+    """How long it takes to read what is known before the first draw, for methods that ask what they are asked."""
+    if generator.method.name not in ("ac-gpt", "gpt"):
+        return 0.0
+    queries = generator.queries(mode)
+    future = asked_with(generator.method, MODES[mode], queries)
+    assert future is not None
+
+    def read() -> list[Prefill]:
+        return list(generator.sampler.prefills(dict(enumerate(queries)), [], future))
+
+    with torch.inference_mode():
+        return clock(read)
 
 
 def profile(sampler: Sampler, queries: list[Query], n: int, sampling: Sampling) -> None:

@@ -68,7 +68,7 @@ def decoding(record: dict[str, Any]) -> str:
 
 def generation_table(records: Mapping[str, Mapping[str, Any]]) -> Rows:
     """A row a method and mode; beside GPT in that mode, or in the same without its future, which GPT cannot see."""
-    keys = any(r.get("keys") for r in records.values())
+    extra = [key for key in ("prefill", "keys") if any(r.get(key) for r in records.values())]  # of some methods alone
     rows = []
     for name, r in records.items():
         mode = name.split(", ")[1]
@@ -76,9 +76,9 @@ def generation_table(records: Mapping[str, Mapping[str, Any]]) -> Rows:
         ratio = f"{r['tokens_per_second'] / gpt['tokens_per_second']:.2f}" if gpt else "--"
         seconds = f"{r['seconds']:.2f}{between(r.get('times', []))}"
         row = [name, f"{r['tokens']:,}", f"{r['calls']:,}", seconds]
-        row += [f"{r['keys']:.2f}" if r.get("keys") else ""] if keys else []
+        row += [f"{r[key]:.2f}" if r.get(key) else "" for key in extra]
         rows.append([*row, f"{r['tokens_per_second']:,.0f}", ratio, f"{r['outside']:.0%}"])
-    columns = ["", "tokens", "calls", "seconds", *["keys"] * keys, "tokens/s", "× GPT", "outside the model"]
+    columns = ["", "tokens", "calls", "seconds", *extra, "tokens/s", "× GPT", "outside the model"]
     return columns, rows
 
 
