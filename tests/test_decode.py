@@ -365,11 +365,12 @@ def test_a_small_budget_prefills_in_several_groups(spied):
     assert kinds(calls)["prefill"] == len(queries)
 
 
-def test_of_a_prefill_only_what_it_runs_counts_towards_the_budget(spied):
+@pytest.mark.parametrize(("future", "run"), [(False, 3), (True, 6)])  # BOS and two tokens; and three copies
+def test_of_a_prefill_only_what_it_runs_counts_towards_the_budget(spied, future, run):
     model, calls = spied
-    queries = [Query([5, i, *[None] * 30], [True, True, *[False] * 30]) for i in range(6)]
-    sample(model, queries, future=False, budget=18)  # BOS and two tokens each
-    assert [ids.shape[1] for kind, ids, _ in calls if kind == "prefill"] == [18]
+    queries = [Query([5, i, *[None] * 30, 7], [True, True, *[False] * 30, True]) for i in range(6)]
+    sample(model, queries, future=future, budget=6 * run)
+    assert [ids.shape[1] for kind, ids, _ in calls if kind == "prefill"] == [6 * run]
 
 
 def test_wide_steps_are_one_less_than_the_most_asked_tokens(spied, monkeypatch):

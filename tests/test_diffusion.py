@@ -99,6 +99,13 @@ def test_an_estimate_is_unbiased_at_any_number_of_draws_and_a_function_of_seed_a
         assert answer(Diffusion(draws=5), MODEL, [question])[0] == pytest.approx(got, abs=1e-12)
 
 
+def test_texts_of_which_nothing_is_given_have_masks_of_their_own():
+    method = Diffusion(draws=8)
+    one, other = (method.masked_sets(Query([5, 6, 7, 8, 9, token], [False] * 6)) for token in (1, 2))
+    assert (one != other).any()
+    assert (one == method.masked_sets(Query([5, 6, 7, 8, 9, 1], [False] * 6))).all()
+
+
 def test_the_sizes_of_a_querys_masked_sets_are_spread_evenly():
     sets = Diffusion(draws=8).masked_sets(query("aaaagaaaa"))
     assert sorted(sets.sum(axis=1).tolist()) == list(range(1, 9))

@@ -25,7 +25,7 @@ from acgpt.decode import Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.files import write_whole
-from acgpt.generate import Generator, groups_of, line_of
+from acgpt.generate import Generator, as_line, groups_of, line_of
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import Metadata, tokenizer_hash
 from acgpt.methods import METHODS, method_of
@@ -199,6 +199,24 @@ def test_a_line_shows_what_was_given_and_what_was_drawn():
         "log_probs": [-1.234568, 0.0], "prompt": "The____ on____ mat.", "fills": [" dog and"],
         "text": "The dog and on____ mat.",
     }  # fmt: skip
+
+
+def test_log_probabilities_are_written_with_six_digits_whatever_they_are_computed_in():
+    scores = np.array([-1.1, -2e-7, -12.3456785])
+    for dtype in (np.float32, np.float64):
+        line = line_of(
+            0, 0, 0, Query([None] * 3, [False] * 3), np.array([1, 2, 3]), scores.astype(dtype), tiny_tokenizer()
+        )
+        assert json.dumps(line["log_probs"][:2]) == "[-1.1, -0.0]"
+        assert line["log_probs"][2] == round(float(dtype(-12.3456785)), 6)
+
+
+def test_a_line_is_one_for_all_who_read_lines():
+    text = "one\ntwo\rthree\x85four\u2028five\u2029six\x0bseven ä"
+    line = as_line({"text": text})
+    assert line.decode().splitlines() == [line.decode().removesuffix("\n")]
+    assert json.loads(line) == {"text": text}
+    assert "ä" in line.decode()  # what ends no line stays readable
 
 
 def test_groups_hold_every_sample_once_and_texts_that_ask_as_much():

@@ -124,8 +124,12 @@ class Diffusion(Method):
         return [answer.tolist() for answer in answers]
 
     def masked_sets(self, query: Query) -> np.ndarray:
-        """(draws, n) which of the n asked tokens are masked in each draw; a function of the seed and the query."""
-        rng, n = randomness(query, 0, self.seed, "masks"), len(query.asked_positions)
+        """(draws, n) which of the n asked tokens are masked in each draw; a function of the seed and the text.
+
+        Of the tokens that are asked, too: texts of which nothing is given would all have the same masks otherwise, and
+        the mean of many such estimates the noise of one.
+        """
+        rng, n = randomness(query, 0, self.seed, f"masks of {query.tokens}"), len(query.asked_positions)
         times = (np.arange(self.draws) + rng.random()) / self.draws  # spread evenly: less noise than each by itself
         sizes = 1 + (times * n).astype(np.int64)
         ranks = rng.random((self.draws, n)).argsort(axis=1).argsort(axis=1)
