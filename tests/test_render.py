@@ -135,3 +135,29 @@ def test_a_figure_is_drawn_once_and_a_check_sees_that_it_shows_other_numbers(ren
         render.rendered(made, check=True)
     render.rendered(made)
     render.rendered(made, check=True)
+
+
+def test_generating_is_timed_beside_gpt_in_the_same_turn_and_mode(render):
+    def row(*times: float, **more: float) -> dict:
+        return {
+            "tokens": 9,
+            "calls": 3,
+            "seconds": times[0],
+            "tokens_per_second": 9.0,
+            "outside": 0.1,
+            "times": times,
+            **more,
+        }
+
+    records = {
+        "gpt, training-no-future": row(1.0, 2.0, 3.0, prefill=0.2),
+        "ac-gpt, training": row(1.5, 2.25, 4.0, prefill=0.3, keys=0.25),
+        "mlm, unconditional": row(5.0, 5.0, 5.0),
+    }
+    columns, (gpt, ours, other) = render.generation_table(records)
+    assert columns[4:8] == ["prefill", "keys", "tokens/s", "× GPT"] and columns[8] == "s longer"
+    assert gpt[4:6] == ["0.20", ""] and gpt[8] == ""
+    assert ours[4:6] == ["0.30", "0.25"] and ours[8] == "+0.50 (+0.25 to +1.00)"
+    assert other[4:9] == ["", "", "9", "--", ""]  # GPT was not timed in this mode
+    once = {name: {**record, "times": record["times"][:1]} for name, record in records.items()}
+    assert "s longer" not in render.generation_table(once)[0]
