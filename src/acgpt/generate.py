@@ -235,8 +235,9 @@ class Generator:
         with disk_errors(folder, STAYS):
             folder.mkdir(parents=True, exist_ok=True)
             with opened(part, config) as drawn:
-                self.draw(queries, future, drawn, progress)
+                counted = self.draw(queries, future, drawn, progress)
                 write_whole(lines, drawn.lines())
+                drawn.took["seconds"] += time.perf_counter() - counted
                 written = self.record(mode, queries, config, drawn.took, lines) | dict(about or {})
                 write_whole(record, json.dumps(written, indent=2) + "\n")
             part.unlink(missing_ok=True)
@@ -244,8 +245,12 @@ class Generator:
 
     def draw(
         self, queries: Sequence[Query], future: bool, drawn: Part, progress: Callable[[int, int, int], object]
-    ) -> None:
-        """Draw the groups that are not in the part yet, and add each to it as soon as it is there."""
+    ) -> float:
+        """Draw the groups that are not in the part yet, and add each to it as soon as it is there.
+
+        Returns:
+            Until when the time that it took has been counted: all but the writing of the last group.
+        """
         left = drawn.resume(groups_of(queries, self.samples, self.at_once))
         before = drawn.tokens
         total, tokens = self.samples * sum(len(query.asked_positions) for query in queries), 0
@@ -273,6 +278,7 @@ class Generator:
             took = now - begun, meter.seconds - busy, meter.calls - calls
             begun = now
             drawn.add(group, lines, dict(zip(TOOK, took, strict=True)))
+        return begun
 
     def record(
         self,

@@ -112,12 +112,12 @@ def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, ends: Sequenc
         return str(tokenizer.backend_tokenizer.decode(list(part), skip_special_tokens=False))
 
     text, parts = library(ids), range(1, len(ids) + 1) if ends is None else ends
-    quick = tokenizer.is_fast and backend(ids) == text  # it is, unless a tokenizer has a way of its own
-    decoded = backend if quick else library
-    if quick and (ends is not None or "\ufffd" not in text):  # which may be half a character
+    if tokenizer.is_fast and (ends is not None or "\ufffd" not in text):  # which may be half a character
         alone = [backend(ids[begin:end]) for begin, end in pairwise([0, *parts])]
         if "".join(alone) == text:  # parts that make the text each by itself, as most do, take no more
             return alone
+    quick = tokenizer.is_fast and backend(ids) == text  # it is, unless a tokenizer has a way of its own
+    decoded = backend if quick else library
     result: list[str] = []
     settled = 0  # so many characters of the text have found their token
     # The tokens before `done` decode to text[:reached], whatever follows them. Those from `start` on are decoded again
