@@ -426,6 +426,39 @@ def test_a_part_of_any_size_is_read_and_written_with_little_memory(tmp_path):
     assert peak < items * samples * size / 4
 
 
+def test_a_file_that_was_cut_off_is_refused_and_drawn_again_when_it_is_gone(tmp_path):
+    generator = Generator(model_of("ac-gpt"), set_of(texts=3))
+    generator.write("training", tmp_path)
+    lines = tmp_path / "training.jsonl"
+    whole = lines.read_bytes()
+    for cut in (whole[:500], b"".join(whole.splitlines(keepends=True)[:2])):
+        lines.write_bytes(cut)
+        for mode in ("training", "infilling"):
+            with pytest.raises(InputError, match=r"training\.jsonl is not what training\.json says of it.*Delete it"):
+                generator.write(mode, tmp_path)
+        assert lines.read_bytes() == cut  # somebody may have wanted it so
+    lines.unlink()
+    generator.write("training", tmp_path)
+    assert lines.read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", ["training.jsonl", "training.json", "training.jsonl.part", "infilling.json"])
+def test_a_folder_in_the_place_of_a_file_is_seen_before_anything_is_drawn(tmp_path, monkeypatch, name):
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr(module, "line_of", stop)
+    with pytest.raises(InputError, match=rf"{name} is a folder"):
+        Generator(model_of("ac-gpt"), set_of(texts=1)).write("training", tmp_path)
+
+
+def test_another_file_in_the_place_of_a_part_is_refused_in_few_words(tmp_path):
+    generator = Generator(model_of("ac-gpt"), set_of(texts=2))
+    generator.write("training", tmp_path)
+    (tmp_path / "training.jsonl").rename(tmp_path / "infilling.jsonl.part")
+    with pytest.raises(InputError, match=r"infilling\.jsonl\.part is no part of generations") as caught:
+        generator.write("infilling", tmp_path)
+    assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize("begun", ["whole", "part", "another mode"])
 def test_another_configuration_in_the_folder_is_refused_with_what_differs(tmp_path, begun, monkeypatch):
     lm, asked = model_of("ac-gpt"), set_of(texts=2)

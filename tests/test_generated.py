@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -100,6 +101,36 @@ def test_a_file_beside_it_that_cannot_be_read_is_somebody_elses(corpus: Path, tm
     assert [each.path for each in find_generations([tmp_path])] == [path]
     with pytest.raises(InputError, match=r"stray.jsonl has no record of generations"):
         Generations.open(tmp_path / "stray.jsonl")
+
+
+def test_lines_that_are_missing_or_changed_are_missed(corpus: Path, tmp_path: Path):
+    path = write_generations(tmp_path, corpus, texts=3)
+    beside, whole = path.with_suffix(".json"), path.read_text()
+    record = json.loads(beside.read_text()) | {"sha256": hashlib.sha256(whole.encode()).hexdigest()}
+    beside.write_text(json.dumps(record))
+    assert len(Generations.open(path).samples) == 3
+    for changed in ("".join(whole.splitlines(keepends=True)[:2]), whole.replace('"item": 2', '"item": 1')):
+        path.write_text(changed)
+        with pytest.raises(InputError, match=r"training.jsonl is not what training.json says of it.*Delete it"):
+            _ = Generations.open(path).samples
+
+
+def test_a_damaged_record_of_a_mode_is_not_passed_over(corpus: Path, tmp_path: Path):
+    write_generations(tmp_path, corpus)
+    path = write_generations(tmp_path, corpus, "infilling")
+    beside = path.with_suffix(".json")
+    beside.write_text(beside.read_text()[:70])
+    with pytest.raises(InputError, match=r"infilling.json cannot be read.*Delete it"):
+        list(find_generations([tmp_path]))
+
+
+def test_modes_come_in_their_order_and_other_files_after_them(corpus: Path, tmp_path: Path):
+    for mode in ("infilling", "training", "unconditional"):
+        write_generations(tmp_path, corpus, mode)
+    for end in (".json", ".jsonl"):
+        (tmp_path / f"earlier{end}").write_bytes((tmp_path / f"training{end}").read_bytes())
+    found = [each.name for each in find_generations([tmp_path])]
+    assert found == ["unconditional", "infilling", "training", "earlier"]
 
 
 def test_a_line_without_an_end_is_not_read_whole(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

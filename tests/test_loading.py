@@ -204,6 +204,12 @@ def test_a_folder_that_holds_no_model_is_named(tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
+def test_a_file_that_is_no_model_is_named(tmp_path):
+    (tmp_path / "mine.txt").write_text("text")
+    with pytest.raises(ModelError, match=r"mine\.txt is a file: name the folder of a model"):
+        acgpt.load(tmp_path / "mine.txt")
+
+
 def test_the_folder_of_a_run_is_told_where_its_model_is(folder, tmp_path):
     run = tmp_path / "run"
     for checkpoint in ("checkpoint-500", "checkpoint-1000"):

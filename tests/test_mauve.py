@@ -71,7 +71,7 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
         write_generations(folder, corpus, mode)
     result = acgpt(folder, corpus, "--split", "validation", "--features", model, "--seeds", 3, "--json")
     answers = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [each["record"]["mode"] for each in answers] == ["training", "unconditional"]
+    assert [each["record"]["mode"] for each in answers] == ["unconditional", "training"]  # in the order of the modes
     for each in answers:
         assert json.loads(next(folder.glob(f"{each['name']}.*.mauve.json")).read_text()) == each
         assert each["mauve"]["seeds"] == [0, 1, 2]
@@ -90,8 +90,8 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
     ours = features.features([each.text for each in Generations.open(path).samples])
     texts = reference.of_corpus(opened, "validation", length=LENGTH, generated=[Generations.open(path)]).texts
     expected = [mauve(ours, features.features(texts), seed) for seed in range(3)]
-    assert answers[0]["mauve"]["scores"] == pytest.approx(expected, abs=1e-6)
-    assert answers[0]["features"] == features.about()
+    assert answers[1]["mauve"]["scores"] == pytest.approx(expected, abs=1e-6)
+    assert answers[1]["features"] == features.about()
     whole = [opened.tokenizer().decode(opened.tokens("validation")[i * LENGTH : (i + 1) * LENGTH]) for i in range(12)]
     real = mauve(features.features(whole), features.features(texts), 0)
     assert answers[0]["original"]["scores"][0] == answers[1]["original"]["scores"][0] == pytest.approx(real, abs=1e-6)
@@ -218,13 +218,13 @@ def test_a_command_that_was_stopped_goes_on_and_its_index_comes_last(
         return list(computed)
 
     stop = 2
-    assert score(code=130) == ["infilling", "training"] and not index.exists()
+    assert score(code=130) == ["unconditional", "infilling"] and not index.exists()
     (kept,) = folder.glob("*.mauve.json")
     before, stop = kept.read_bytes(), 0
-    assert score() == ["training", "unconditional"] and kept.read_bytes() == before
+    assert score() == ["infilling", "training"] and kept.read_bytes() == before
     found = json.loads(index.read_text())
     assert found["kind"] == "scores" and [each["mode"] for each in found["results"]] == [
-        "infilling", "training", "unconditional",
+        "unconditional", "infilling", "training",
     ]  # fmt: skip
     assert {each["result"] for each in found["results"]} == set(map(str, folder.glob("*.mauve.json")))
     assert score() == []
@@ -232,9 +232,15 @@ def test_a_command_that_was_stopped_goes_on_and_its_index_comes_last(
     write_generations(folder, corpus, "training", noise=0.5)  # drawn again
     assert score("--seeds", 2) == ["training"]
     kept.write_text('{"kind": "mauve"}')
-    assert score("--seeds", 2) == ["infilling"]
-    result = json.loads(acgpt(kept.with_name("infilling.jsonl"), corpus, "--features", model, "--json").stdout)
-    assert computed == ["infilling"] * 2 and result["mauve"]["seeds"] == [0, 1, 2, 3, 4]  # replaced without --resume
+    assert score("--seeds", 2) == ["unconditional"]
+    result = json.loads(acgpt(kept.with_name("unconditional.jsonl"), corpus, "--features", model, "--json").stdout)
+    assert computed == ["unconditional"] * 2 and result["mauve"]["seeds"] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]  # replaced without --resume
 
 
 def test_an_index_of_nothing_and_one_that_is_somebody_elses(corpus: Path, tmp_path: Path):

@@ -191,9 +191,14 @@ class Generator:
         return tokenizer_hash(self.lm.tokenizer)
 
     def check(self, folder: Path) -> None:
-        """Refuse a folder that holds generations, whole or in part, of another configuration."""
+        """Refuse a folder that holds generations, whole or in part, of another configuration, or damaged ones."""
         here = self.config("", False)
-        for path in (folder / f"{mode}{end}" for mode in MODES for end in (".json", ".jsonl.part")):
+        for path in (folder / f"{mode}{end}" for mode in MODES for end in (".jsonl", ".json", ".jsonl.part")):
+            if path.is_dir():
+                raise InputError(f"{path} is a folder, and a file is to be written there: move it, or name another -o.")
+            if path.suffix == ".jsonl":
+                check_lines(path)
+                continue
             there = config_in(path)
             if there is not None:
                 same(path, {**there, **{key: here[key] for key in OWN}}, here)
@@ -515,6 +520,16 @@ def opened(path: Path, config: Mapping[str, Any]) -> Iterator[Part]:
         yield Part(file, len(first))
 
 
+def check_lines(path: Path) -> None:
+    """Refuse a file of samples that is not what the record beside it says."""
+    record = record_in(path.with_suffix(".json")) if path.exists() else None
+    if record is not None and record.get("sha256") != sha256(path):
+        raise InputError(
+            f"{path} is not what {path.stem}.json says of it: it was cut off, or changed. Delete it, and the same "
+            "command draws it again."
+        )
+
+
 def config_in(path: Path) -> dict[str, Any] | None:
     """The configuration that a record, or a part of a file, was made with; `None` if there is none yet."""
     if path.suffix == ".json":
@@ -526,10 +541,11 @@ def config_in(path: Path) -> dict[str, Any] | None:
         first = file.readline()
     if not first.endswith(b"\n"):
         return None
-    try:
-        return dict(json.loads(first))
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{path} is no part of generations: delete it, or name another folder.") from error
+    with contextlib.suppress(ValueError):
+        there = json.loads(first)
+        if isinstance(there, dict) and "method" in there:
+            return there
+    raise InputError(f"{path} is no part of generations: delete it, or name another folder.")
 
 
 def record_in(path: Path) -> dict[str, Any] | None:
@@ -554,7 +570,7 @@ def same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Refuse to go on with what was begun otherwise, and say what differs."""
 
     def shown(key: str, value: object) -> str:
-        return value[:8] if key in ("set", "weights") and isinstance(value, str) else repr(value)
+        return value[:8] if key in ("set", "weights") and isinstance(value, str) else f"{value!r:.60}"
 
     differ = [
         f"{key} {shown(key, there.get(key))}, and not {shown(key, here.get(key))}"

@@ -24,10 +24,11 @@ from typing import Any
 
 from acgpt.errors import InputError
 from acgpt.files import read_object
+from acgpt.modes import MODES
 
 KIND = "generations"
 BLANK = "____"  # for people: a run of tokens that are not given
-AGAIN = "Generate it again, or leave it out."
+AGAIN = "Delete it and generate it again, or leave it out."
 IDS = 2**31  # token ids are below
 LEAST, MOST = -1e9, 1e-3  # of a log-probability; the sum of any number of them can be computed
 LONGEST = 2**26  # characters of a line
@@ -179,6 +180,7 @@ class Generations:
                 for number in count(1):
                     line = file.readline(LONGEST)
                     if not line:
+                        self.check_whole()
                         return
                     if len(line) == LONGEST and not line.endswith("\n"):
                         raise InputError(f"{self.path}, line {number}: it is too long. {AGAIN}")
@@ -191,6 +193,13 @@ class Generations:
                             yield sample
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read {self.path}: {error}. {AGAIN}") from error
+
+    def check_whole(self) -> None:
+        """Refuse a file of which whole lines are missing, or were changed."""
+        if self.record.get("sha256", self.hash) != self.hash:
+            raise InputError(
+                f"{self.path} is not what {self.name}.json says of it: it was cut off, or changed. {AGAIN}"
+            )
 
     @property
     def samples(self) -> list[Generation]:
@@ -217,6 +226,27 @@ def record_of(path: Path) -> dict[str, Any] | None:
     return object_of_kind(path.with_suffix(".json"), KIND)
 
 
+def has_record(path: Path) -> bool:
+    """Has NAME.jsonl a record beside it?
+
+    Raises:
+        InputError: It is named by a mode, and what is beside it cannot be read: a record that was damaged.
+    """
+    beside = path.with_suffix(".json")
+    try:
+        if path.stem in MODES and beside.exists():
+            read_object(beside)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{beside} cannot be read: {error}. {AGAIN}") from error
+    return record_of(path) is not None
+
+
+def mode_first(path: Path) -> tuple[int, str]:
+    """Files named by a mode come in the order of the modes, others after them by their names."""
+    modes = list(MODES)
+    return modes.index(path.stem) if path.stem in modes else len(modes), path.name
+
+
 def object_of_kind(path: Path, *kinds: str) -> dict[str, Any] | None:
     """What a JSON file of one of these kinds holds; `None` if there is none, or if it is something else."""
     try:
@@ -238,7 +268,7 @@ def find_generations(places: Sequence[Path], allow_none: bool = False) -> Iterat
     for place in places:
         found = [place]
         if place.is_dir():
-            found = [path for path in sorted(place.glob("*.jsonl")) if record_of(path) is not None]
+            found = [path for path in sorted(place.glob("*.jsonl"), key=mode_first) if has_record(path)]
             if not found and object_of_kind(place / "index.json", "index") is None:
                 inside = sorted({path.parent for path in place.glob("*/**/*.jsonl") if record_of(path) is not None})
                 such = f" such as {inside[0]}" if inside else ""

@@ -227,6 +227,8 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
     else:
         name = Path(existing(str(source)))
         refuse_run(path)
+        if path.is_file():
+            raise ModelError(f"{path} is a file: name the folder of a model, a hub id or a .gguf file.")
         if path.is_dir() and not (path / "config.json").is_file():
             raise ModelError(f"{path} has no config.json: it is not the folder of a Hugging Face model.")
     try:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 NO_ANSWER = "--"
 PAUSE = 30.0  # seconds between two lines on what is done, where nobody is watching
+said = time.monotonic()  # when the last of them was printed, or the program began
 
 HELP = {
     "model": "A folder, a Hugging Face hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct, "
@@ -93,7 +94,7 @@ def evaluate(
     infilling-no-future    what infilling asks, from the past alone
     training-no-future     what training asks, from the past alone
 
-    acgpt evaluate runs/ac-gpt corpora/wikitext --r-max 0.6 -o results.json
+    acgpt evaluate runs/ac-gpt/model corpora/wikitext --r-max 0.6 -o results.json
     acgpt evaluate default corpora/smollm2 --limit 20 --modes unconditional
 
     What is asked given what is drawn once and kept beside the corpus, so that
@@ -331,11 +332,10 @@ def bar(what: str = "texts") -> Iterator[Callable[..., None]]:
 
 
 def now_and_then(what: str) -> Callable[..., None]:
-    """Say how many are done, of how many, but no more often than every `PAUSE` seconds."""
-    said = time.monotonic()
+    """Say how many are done, of how many, but no more often than every `PAUSE` seconds, whatever else was said."""
 
     def update(done: int, total: int, tokens: int = 0) -> None:
-        nonlocal said
+        global said
         if time.monotonic() - said >= PAUSE:
             said = time.monotonic()
             print(f"{what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
@@ -348,7 +348,9 @@ def check_writable(path: Path | None) -> None:
     if path is None:
         return
     folder = next(folder for folder in path.absolute().parents if folder.exists())
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder. Name a file.")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(f"cannot write {path}: name a file in a folder that can be written.")
 
 
