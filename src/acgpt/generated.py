@@ -146,7 +146,7 @@ class Generations:
         """Of NAME.jsonl, with the record beside it; the samples are read when they are needed."""
         path = Path(path)
         if not path.is_file():
-            raise InputError(f"there is no file {path}: name a .jsonl that acgpt generate has written.")
+            raise InputError(f"there is no file {path}: name a .jsonl that acgpt generate has written, or its folder.")
         if path.suffix == ".json" and path.with_suffix(".jsonl").is_file():
             raise InputError(f"{path} is the record of generations: name {path.with_suffix('.jsonl')}.")
         record, beside = record_of(path), path.with_suffix(".json")

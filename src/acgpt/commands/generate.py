@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -146,6 +146,7 @@ def generate(
         keep(evaluation_set, path)
     about: dict[str, Any] = {"model": model, "adapter": in_use, "corpus": None if corpus is None else str(corpus)}
     records: dict[str, dict[str, Any] | None] = {}
+    there = {each: record_in(output / f"{each}.json") for each in wanted if (output / f"{each}.jsonl").exists()}
     for each in wanted:
         with bar(each) as progress, compiling(compiled):
             records[each] = generator.write(each, output, about=about, progress=progress)
@@ -161,15 +162,15 @@ def generate(
         "modes": {name: summary(name, record) for name, record in records.items()},
     }
     for each in MODES:  # of earlier commands
-        if each not in records and ((there := record_in(output / f"{each}.json")) or not generator.answers(each)):
-            records[each] = there
+        if each not in records and ((earlier := record_in(output / f"{each}.json")) or not generator.answers(each)):
+            records[each] = earlier
     index = {**result, "modes": {each: summary(each, records[each]) for each in MODES if each in records}}
     with disk_errors(output, STAYS):
         write_whole(output / INDEX, json.dumps(index, indent=2) + "\n")
     if as_json:
         emit(result)
     else:
-        print_generations(result)
+        print_generations(result, [each for each in wanted if there.get(each) is not None])
 
 
 def summary(mode: str, record: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -188,8 +189,8 @@ def check_index(path: Path) -> None:
     raise InputError(f"{path} is no index of generations: move it elsewhere, or name another folder.")
 
 
-def print_generations(result: Mapping[str, Any]) -> None:
-    """The table for people."""
+def print_generations(result: Mapping[str, Any], there: Sequence[str]) -> None:
+    """The table for people; these modes were there before."""
     from rich.table import Table
 
     from acgpt.show import Page, printable
@@ -213,4 +214,6 @@ def print_generations(result: Mapping[str, Any]) -> None:
     page.print(table)
     if None in result["modes"].values():
         page.note(f"\n{NO_ANSWER}: cannot be answered by a model of method {result['method']}.")
+    if there:
+        page.note(f"\nwere there already, and are as they were: {', '.join(there)}.")
     page.note(printable(f"\nwrote {result['folder']}"))

@@ -540,8 +540,8 @@ def print_result(result: Mapping[str, Any], path: Path) -> None:
     }.items():  # fmt: skip
         shown = [NO_ANSWER if side is None or side[key] is None else f"{side[key]:.1%}" for side in (own, original)]
         table.add_row(title, *shown)
-    if result["perplexity"] is not None:
-        table.add_row("perplexity, its own", f"{result['perplexity']:,.2f}", NO_ANSWER)
+    own_perplexity = NO_ANSWER if result["perplexity"] is None else f"{result['perplexity']:,.2f}"
+    table.add_row("perplexity, its own", own_perplexity, NO_ANSWER)
     if judge is not None:
         shown = [NO_ANSWER if side is None else f"{side['perplexity']:,.2f}" for side in (judge, judge["original"])]
         table.add_row(f"perplexity, judge's ({judge['measures']})", *shown)
