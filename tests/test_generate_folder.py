@@ -1,0 +1,78 @@
+"""What lies in the folder of generations already: damaged files, others' files, those of another configuration."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_generate import model_of, set_of, stop
+
+from acgpt import generate as module
+from acgpt.decode import Sampling
+from acgpt.errors import InputError
+from acgpt.generate import Generator
+
+
+def test_a_file_that_was_cut_off_is_refused_and_drawn_again_when_it_is_gone(tmp_path):
+    generator = Generator(model_of("ac-gpt"), set_of(texts=3))
+    generator.write("training", tmp_path)
+    lines = tmp_path / "training.jsonl"
+    whole = lines.read_bytes()
+    for cut in (whole[:500], b"".join(whole.splitlines(keepends=True)[:2])):
+        lines.write_bytes(cut)
+        for mode in ("training", "infilling"):
+            with pytest.raises(InputError, match=r"training\.jsonl is not what training\.json says of it.*Delete it"):
+                generator.write(mode, tmp_path)
+        assert lines.read_bytes() == cut  # somebody may have wanted it so
+    lines.unlink()
+    generator.write("training", tmp_path)
+    assert lines.read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", ["training.jsonl", "training.json", "training.jsonl.part", "infilling.json"])
+def test_a_folder_in_the_place_of_a_file_is_seen_before_anything_is_drawn(tmp_path, monkeypatch, name):
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr(module, "line_of", stop)
+    with pytest.raises(InputError, match=rf"{name} is a folder"):
+        Generator(model_of("ac-gpt"), set_of(texts=1)).write("training", tmp_path)
+
+
+def test_another_file_in_the_place_of_a_part_is_refused_in_few_words(tmp_path):
+    generator = Generator(model_of("ac-gpt"), set_of(texts=2))
+    generator.write("training", tmp_path)
+    (tmp_path / "training.jsonl").rename(tmp_path / "infilling.jsonl.part")
+    with pytest.raises(InputError, match=r"infilling\.jsonl\.part is no part of generations") as caught:
+        generator.write("infilling", tmp_path)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("begun", ["whole", "part", "another mode"])
+def test_another_configuration_in_the_folder_is_refused_with_what_differs(tmp_path, begun, monkeypatch):
+    lm, asked = model_of("ac-gpt"), set_of(texts=2)
+    if begun == "part":
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(module, "line_of", stop)
+            Generator(lm, asked).write("training", tmp_path)
+    else:
+        Generator(lm, asked).write("training", tmp_path)
+    mode = "infilling" if begun == "another mode" else "training"
+    content = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for how, words in (
+        ({"samples": 2}, "samples 1, and not 2"),
+        ({"sampling": Sampling(0.8, 0.9)}, "top_p 0.95, and not 0.9"),
+        ({"sampling": Sampling(0.8, 0.95, seed=1)}, "seed 0, and not 1"),
+        ({"prompt": 3}, "prompt 20, and not 3"),
+        ({"budget": 64}, "batch_tokens 8192, and not 64"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Generator(lm, asked, **how).write(mode, tmp_path)
+    other = Generator(lm, asked)
+    other.sampler.most_rows = 8
+    with pytest.raises(InputError, match="samples_at_once 32, and not 8"):
+        other.write(mode, tmp_path)
+    with pytest.raises(InputError, match=r"set [0-9a-f]{8}, and not [0-9a-f]{8} \(other texts"):
+        Generator(lm, set_of(texts=1)).write(mode, tmp_path)
+    with torch.no_grad():
+        lm.model.get_input_embeddings().weight += 1
+    with pytest.raises(InputError, match=r"weights [0-9a-f]{8}, and not [0-9a-f]{8}\."):
+        Generator(lm, asked).write(mode, tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == content
