@@ -17,7 +17,8 @@ steps draw twice before they are timed, those that are compiled once and in one 
 `--repeats` times, and stay on the device meanwhile; the (lower) median is shown, with the shortest and the longest.
 "Keys" is how long the keys and values of copies take to be read, in steps of a token, at the rate of a large copy: what
 every step of AC-GPT has to do beyond one of GPT. "Prefill" is what both take, before their first step, to read what
-stands before the first asked token, and AC-GPT the copies.
+stands before the first asked token, and AC-GPT the copies. "s longer" is by how much a row takes longer than GPT's in
+the same turn, in all and in the model.
 """
 
 from __future__ import annotations
@@ -206,10 +207,11 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
         prompt = min(20, length - 1)
         generators[name] = Generator(lm, evaluation_set, prompt=prompt, budget=args.batch_tokens, compiled=compiled)
     asked = [(name, mode) for name in args.methods for mode in args.modes if generators[name].answers(mode)]
+    in_turn = sorted(asked, key=lambda each: MODES[each[1]].conditioning)  # what is compared comes close together
     timed: dict[tuple[str, str], list[dict[str, Any]]] = {each: [] for each in asked}
     last = dict(asked)  # of each method, a mode whose texts take different numbers of passes
     for turn in range(-1, args.repeats + 1):  # two before: a decoder that has grown in the first captures again
-        for name, mode in asked:
+        for name, mode in in_turn:
             if turn < 1 and METHODS[name].compiles and not (turn == 0 and args.compile and mode == last[name]):
                 continue  # these capture nothing; what is compiled is compiled in one mode
             with tempfile.TemporaryDirectory() as folder:

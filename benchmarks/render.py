@@ -69,7 +69,8 @@ def decoding(record: dict[str, Any]) -> str:
 def generation_table(records: Mapping[str, Mapping[str, Any]]) -> Rows:
     """A row a method and mode; beside GPT in that mode, or in the same without its future, which GPT cannot see."""
     extra = [key for key in ("prefill", "keys") if any(r.get(key) for r in records.values())]  # of some methods alone
-    turns = all(len(r.get("times", [])) > 1 for r in records.values())
+    turns = {"s longer": "times", "in the model": "model_times"}  # what was timed several times
+    turns = {name: key for name, key in turns.items() if all(len(r.get(key, [])) > 1 for r in records.values())}
     rows = []
     for name, r in records.items():
         mode = name.split(", ")[1]
@@ -79,7 +80,7 @@ def generation_table(records: Mapping[str, Mapping[str, Any]]) -> Rows:
         row = [name, f"{r['tokens']:,}", f"{r['calls']:,}", seconds]
         row += [f"{r[key]:.2f}" if r.get(key) else "" for key in extra]
         row += [f"{r['tokens_per_second']:,.0f}", ratio]
-        row += [longer(r, gpt) if gpt and r is not gpt else ""] if turns else []
+        row += [longer(r, gpt, key) if gpt and r is not gpt else "" for key in turns.values()]
         rows.append([*row, f"{r['outside']:.0%}"])
     columns = [
         "",
@@ -89,15 +90,15 @@ def generation_table(records: Mapping[str, Mapping[str, Any]]) -> Rows:
         *extra,
         "tokens/s",
         "× GPT",
-        *["s longer"] * turns,
+        *turns,
         "outside the model",
     ]
     return columns, rows
 
 
-def longer(record: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def longer(record: Mapping[str, Any], other: Mapping[str, Any], key: str) -> str:
     """By how much it took longer than another, turn by turn: the median, the least and the most."""
-    times = [a - b for a, b in zip(record["times"], other["times"], strict=True)]
+    times = [a - b for a, b in zip(record[key], other[key], strict=True)]
     return f"{statistics.median(times):+.2f} ({min(times):+.2f} to {max(times):+.2f})"
 
 

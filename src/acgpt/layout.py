@@ -153,18 +153,16 @@ def build(
 
 def body_tokens(query: Query, mask: int | None) -> np.ndarray:
     """The text as the model reads it: unknown tokens are MASK, tokens to be sampled are -1 until they are."""
-    if query.has_unknown and mask is None:
-        raise QueryError(
-            "the query has unknown tokens (neither given nor asked), which are fed as the model's MASK token, and this "
-            "model names none. Ask for those tokens or give them, or name a token with LanguageModel(…, mask=ID)."
-        )
-    return np.array(
-        [
-            (-1 if token is None else token) if given or asked else mask
-            for token, given, asked in zip(query.tokens, query.given, query.asked, strict=True)
-        ],
-        dtype=np.int64,
-    )
+    body = np.array([-1 if token is None else token for token in query.tokens], dtype=np.int64)
+    if query.has_unknown:
+        if mask is None:
+            raise QueryError(
+                "the query has unknown tokens (neither given nor asked), which are fed as the model's MASK token, and "
+                "this model names none. Ask for those tokens or give them, or name a token with LanguageModel(…, "
+                "mask=ID)."
+            )
+        body[~(np.array(query.given) | np.array(query.asked))] = mask
+    return body
 
 
 def visible(copies: Tensor, slots: int) -> Tensor:

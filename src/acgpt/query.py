@@ -11,10 +11,12 @@ package speaks `Query`: templates become queries, layouts are built from them, r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import index, not_, or_
+from itertools import compress, count
+from operator import and_, index, not_, or_
 
 from acgpt.errors import QueryError
 
@@ -41,7 +43,7 @@ class Query:
         self, tokens: Sequence[int | None], given: Sequence[bool], asked: Sequence[bool] | None = None
     ) -> None:
         try:
-            tokens = tuple(None if t is None else index(t) for t in tokens)
+            tokens = tuple([None if t is None else index(t) for t in tokens])
         except TypeError as error:
             raise QueryError(f"tokens must be token ids, whole numbers, or None: {error}.") from error
         given = tuple(map(bool, given))
@@ -51,13 +53,14 @@ class Query:
                 f"tokens, given and asked must have one entry per token; they have {len(tokens)}, {len(given)} and "
                 f"{len(asked)}."
             )
-        for position, (token, g, a) in enumerate(zip(tokens, given, asked, strict=True), start=1):
-            if g and a:
-                raise QueryError(f"the token at position {position} is both given and asked; it can be only one.")
-            if g and token is None:
-                raise QueryError(f"the token at position {position} is given but has no id; give its id or ask for it.")
-            if token is not None and token < 0:
-                raise QueryError(f"the token at position {position} has the negative id {token}.")
+        if any(map(and_, given, asked)):
+            position = next(p for p, both in enumerate(map(and_, given, asked), start=1) if both)
+            raise QueryError(f"the token at position {position} is both given and asked; it can be only one.")
+        if None in compress(tokens, given):
+            position = next(p for p, g in enumerate(given, start=1) if g and tokens[p - 1] is None)
+            raise QueryError(f"the token at position {position} is given but has no id; give its id or ask for it.")
+        if (least := min(filter(None, tokens), default=0)) < 0:
+            raise QueryError(f"the token at position {tokens.index(least) + 1} has the negative id {least}.")
         if not any(asked):
             raise QueryError("nothing is asked: mark at least one token as asked (or leave one not given).")
         object.__setattr__(self, "tokens", tokens)
@@ -71,12 +74,12 @@ class Query:
     @cached_property
     def given_positions(self) -> tuple[int, ...]:
         """Where the given tokens stand, counting from 1."""
-        return tuple(p for p, g in enumerate(self.given, start=1) if g)
+        return tuple(compress(count(1), self.given))
 
     @cached_property
     def asked_positions(self) -> tuple[int, ...]:
         """Where the asked tokens stand, counting from 1."""
-        return tuple(p for p, a in enumerate(self.asked, start=1) if a)
+        return tuple(compress(count(1), self.asked))
 
     @property
     def has_unknown(self) -> bool:
@@ -91,10 +94,4 @@ class Query:
     @property
     def blanks(self) -> tuple[tuple[int, int], ...]:
         """Runs of asked tokens as (first, last) positions, both included."""
-        runs: list[tuple[int, int]] = []
-        for p in self.asked_positions:
-            if runs and runs[-1][1] == p - 1:
-                runs[-1] = (runs[-1][0], p)
-            else:
-                runs.append((p, p))
-        return tuple(runs)
+        return tuple((run.start() + 1, run.end()) for run in re.finditer(b"\1+", bytes(self.asked)))

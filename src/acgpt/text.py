@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from acgpt.errors import InputError, ModelError, TemplateError
 from acgpt.query import Query
 from acgpt.template import Given, Part, Slot
@@ -105,8 +107,9 @@ def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, ends: Sequenc
     """
 
     def library(part: Sequence[int]) -> str:
-        # A list of ids decodes to one string; the library's signature also covers batches.
-        return str(tokenizer.decode(list(part), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        # As an array: of a list the library looks at every token first. Its signature also covers batches, hence str.
+        ids = np.array(part, dtype=np.int64)
+        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def backend(part: Sequence[int]) -> str:
         return str(tokenizer.backend_tokenizer.decode(list(part), skip_special_tokens=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import or_
 from typing import Any, ClassVar
 
 import numpy as np
@@ -202,8 +203,7 @@ class Method(ABC):
                 f"{self.name} does not take a text apart from left to right, so it cannot say what a token has from "
                 "its past alone: leave out future=False (--no-future), or use a model that was trained with ac-gpt."
             )
-        known = [given or asked for given, asked in zip(query.given, query.asked, strict=True)]
-        return Query(query.tokens, [False] * len(query), known)
+        return Query(query.tokens, [False] * len(query), list(map(or_, query.given, query.asked)))
 
     def mask(self, mask: int | None) -> int | None:
         """The MASK token, without which some methods cannot be asked at all."""

@@ -246,6 +246,6 @@ def in_order(query: Query, order: np.ndarray) -> Query:
 
 def from_left_to_right(query: Query, order: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The values of the asked tokens, in the order of their positions; they came in `order`."""
-    asked = np.array([query.asked[position - 1] for position in order])
+    asked = np.array(query.asked)[order - 1]
     sorted_values: np.ndarray = values[order[asked].argsort()]
     return sorted_values
