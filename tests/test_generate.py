@@ -477,7 +477,7 @@ def test_the_index_of_a_folder_says_what_lies_there_and_what_its_method_cannot(m
     run(models("gpt"), *how, "--modes", "training", "--if-possible")
     assert json.loads((tmp_path / "o" / "index.json").read_text())["modes"] == {"infilling": None, "training": None}
     for mode, there in (("training-no-future", 1), ("infilling", 2)):  # another method can, and no file forbids it
-        run(models("ac-gpt"), *how, "--modes", mode)
+        run(models("ac-gpt"), *how, "--mode", mode)
         index = json.loads((tmp_path / "o" / "index.json").read_text())
         assert index["method"] == "ac-gpt" and mode in index["modes"] and len(index["modes"]) == there
         assert all((tmp_path / "o" / found["file"]).exists() for found in index["modes"].values())

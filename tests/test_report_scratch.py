@@ -307,6 +307,28 @@ def test_of_two_sets_a_picture_has_that_of_most_methods_it_shows_then_of_most_te
     assert "40 texts" in part.pictures["test/main"].args[0][0].title
 
 
+def test_of_two_sets_of_as_many_methods_a_picture_has_that_with_ac_gpt(tmp_path):
+    for method, n in (("ac-gpt", 8), ("mlm", 8), ("sigma-gpt-temporal", 40), ("fim", 40)):
+        scratch(
+            tmp_path / method,
+            method=method,
+            output=method,
+            further={"t": evaluation(method, AC, texts=n, split="test")},
+        )
+    (part,) = make_report([tmp_path], tmp_path / "out").parts
+    assert "8 texts" in part.pictures["test/main"].args[0][0].title
+
+
+def test_the_label_of_a_bar_says_if_it_is_a_bound():
+    from acgpt.report.pictures import Panel, methods
+
+    modes = {"exact": {mode: Mean(20.0, None) for mode in MODES}}
+    modes["bounded"] = {mode: Mean(30.0, None, bound=True) for mode in MODES}
+    figure = methods([Panel("a", tuple((name, name, found) for name, found in modes.items()))], {})
+    labels = [text.get_text() for text in figure.axes[0].texts]
+    assert labels.count("20.0") == labels.count("≤30.0") == len(MODES) and len(labels) == 2 * len(MODES)
+
+
 def test_a_picture_has_a_method_as_it_is_asked_by_default_if_it_was(tmp_path):
     shuffled = {
         split: {**evaluation("other", (90.0,) * 5, r_max=0.6, split=split), "options": {"order": "random"}}

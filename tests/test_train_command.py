@@ -16,6 +16,7 @@ from acgpt.errors import InputError
 from acgpt.learner import Learner
 from acgpt.run_folder import last_checkpoint
 from acgpt.train import asked_to_stop, train
+from acgpt.training_log import ProgressLine
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +186,14 @@ def test_an_evaluation_shows_how_far_it_has_come(corpus, tmp_path, monkeypatch, 
     train(recipe_of(corpus, tmp_path / "run", steps=3, eval_every=0))
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluated ")]
     assert said and said[-1] == f"evaluated {said[-1].split('/')[1].split()[0]}/{said[-1].split('/')[1]}"
+
+
+@pytest.mark.parametrize(("bound", "words"), [(False, "unconditional 9.00"), (True, "unconditional ≤ 9.00")])
+def test_a_perplexity_on_the_way_says_if_it_is_a_bound(bound, words, capsys):
+    line = ProgressLine(quiet=False, bound=bound)
+    line.start(0, 4)
+    line.show({"step": 2, "loss": 2.0, "tokens_per_second": 5.0, "mfu": 0.1, "unconditional": 9.0})
+    assert f"step 2: perplexity {words}\n" in capsys.readouterr().err
 
 
 def test_quiet_is_quiet(recipe_file, tmp_path):

@@ -194,7 +194,7 @@ class EvaluationSet:
             raise
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"{name} is damaged, or no evaluation set: {error}. Delete it, or name another."
+                f"{name} is damaged, or no evaluation set: {error}. Name another, or delete it if it is one of acgpt's."
             ) from error
         return loaded
 

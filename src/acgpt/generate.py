@@ -18,7 +18,6 @@ Then come, for each group, the lines of its samples and one that says what it to
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -43,7 +42,7 @@ from acgpt.errors import InputError
 from acgpt.evaluate import check_fit
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.files import disk_errors, write_whole
-from acgpt.generated import BLANK, KIND, record_of
+from acgpt.generated import BLANK, KIND, check_lines, record_of, sha256
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import tokenizer_hash, weights_hash
 from acgpt.methods import Method, method_of
@@ -197,7 +196,8 @@ class Generator:
             if path.is_dir():
                 raise InputError(f"{path} is a folder, and a file is to be written there: move it, or name another -o.")
             if path.suffix == ".jsonl":
-                check_lines(path)
+                if path.exists() and (record := record_in(path.with_suffix(".json"))) is not None:
+                    check_lines(path, record, "Delete it, and the same command draws it again.")
                 continue
             there = config_in(path)
             if there is not None:
@@ -520,16 +520,6 @@ def opened(path: Path, config: Mapping[str, Any]) -> Iterator[Part]:
         yield Part(file, len(first))
 
 
-def check_lines(path: Path) -> None:
-    """Refuse a file of samples that is not what the record beside it says."""
-    record = record_in(path.with_suffix(".json")) if path.exists() else None
-    if record is not None and record.get("sha256") != sha256(path):
-        raise InputError(
-            f"{path} is not what {path.stem}.json says of it: it was cut off, or changed. Delete it, and the same "
-            "command draws it again."
-        )
-
-
 def config_in(path: Path) -> dict[str, Any] | None:
     """The configuration that a record, or a part of a file, was made with; `None` if there is none yet."""
     if path.suffix == ".json":
@@ -558,12 +548,6 @@ def record_in(path: Path) -> dict[str, Any] | None:
     if record is None or not isinstance(record.get("config"), dict):
         raise InputError(f"{path} is no record of generations: move it elsewhere, or name another folder.")
     return record
-
-
-def sha256(path: Path) -> str:
-    """Of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

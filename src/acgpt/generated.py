@@ -180,7 +180,7 @@ class Generations:
                 for number in count(1):
                     line = file.readline(LONGEST)
                     if not line:
-                        self.check_whole()
+                        check_lines(self.path, self.record)
                         return
                     if len(line) == LONGEST and not line.endswith("\n"):
                         raise InputError(f"{self.path}, line {number}: it is too long. {AGAIN}")
@@ -194,13 +194,6 @@ class Generations:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read {self.path}: {error}. {AGAIN}") from error
 
-    def check_whole(self) -> None:
-        """Refuse a file of which whole lines are missing, or were changed."""
-        if self.record.get("sha256", self.hash) != self.hash:
-            raise InputError(
-                f"{self.path} is not what {self.name}.json says of it: it was cut off, or changed. {AGAIN}"
-            )
-
     @property
     def samples(self) -> list[Generation]:
         """All of them, read anew; at least one."""
@@ -212,8 +205,19 @@ class Generations:
     @cached_property
     def hash(self) -> str:
         """Of the file of samples."""
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256(self.path)
+
+
+def sha256(path: Path) -> str:
+    """Of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_lines(path: Path, record: Mapping[str, Any], remedy: str = AGAIN) -> None:
+    """Refuse a file of samples that is not what its record says of it: lines are missing, or were changed."""
+    if "sha256" in record and record["sha256"] != sha256(path):
+        raise InputError(f"{path} is not what {path.stem}.json says of it: it was cut off, or changed. {remedy}")
 
 
 def is_size(value: object) -> bool:

@@ -18,7 +18,7 @@ import torch
 import transformers
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -236,7 +236,18 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
         return kind.from_pretrained(os.fspath(name), **options)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         missing = "" if path.exists() else "there is no such folder or file here, and from the hub: "
-        raise ModelError(f"cannot load {source}: {missing}{error}") from error
+        damaged = next((file for file in sorted(path.glob("*.safetensors")) if not is_whole(file)), None)
+        why = f"{damaged.name} is damaged or cut off ({error}): copy it there again." if damaged else str(error)
+        raise ModelError(f"cannot load {source}: {missing}{why}") from error
+
+
+def is_whole(weights: Path) -> bool:
+    """Has a safetensors file all that its header says?"""
+    try:
+        with safe_open(weights, "numpy"):
+            return True
+    except (SafetensorError, OSError):
+        return False
 
 
 def check_hub(name: str, *files: str) -> None:

@@ -249,7 +249,8 @@ class Reporter(TrainerCallback):
         self.trainer, self.recipe, self.folder, self.method = trainer, trainer.recipe, folder, method
         self.evaluation_set, self.main = evaluation_set, trainer.args.process_index == 0
         self.peak = matmul_rate(plan.device)
-        self.log, self.bar = Log(folder / LOG, write=self.main), ProgressLine(quiet or not self.main)
+        self.log = Log(folder / LOG, write=self.main)
+        self.bar = ProgressLine(quiet or not self.main, method.bound)
         self.board: Any = None  # TensorBoard's writer, where there is one
         self.asked_to_stop: Callable[[], bool] = lambda: False  # says whether it is time to stop
         self.stopped = False

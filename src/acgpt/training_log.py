@@ -105,8 +105,9 @@ class ProgressLine:
 
     EVERY = 15.0  # seconds between two lines
 
-    def __init__(self, quiet: bool) -> None:
+    def __init__(self, quiet: bool, bound: bool = False) -> None:
         self.quiet, self.total, self.began = quiet, 0, 0
+        self.sign = "≤ " if bound else ""  # before perplexities
         self.since, self.said = time.perf_counter(), -math.inf
         self.bar: Any = None  # rich's, while there is one
 
@@ -137,7 +138,7 @@ class ProgressLine:
             self.said = time.perf_counter()
             left = (self.said - self.since) / max(1, row["step"] - self.began) * (self.total - row["step"])
             self.note(f"step {row['step']}/{self.total}: {text}, {timedelta(seconds=round(left))} left")
-        if perplexities := ", ".join(f"{mode} {row[mode]:.2f}" for mode in DURING if mode in row):
+        if perplexities := ", ".join(f"{mode} {self.sign}{row[mode]:.2f}" for mode in DURING if mode in row):
             self.note(f"step {row['step']}: perplexity {perplexities}")
 
     def evaluated(self, done: int, total: int) -> None:

@@ -74,7 +74,7 @@ def evaluate(
     seed: Annotated[int | None, option("--seed", "-s", metavar="N", min=0, help=HELP["seed"])] = None,
     conditioning: Annotated[str | None, option("--conditioning", metavar="YAML", help=HELP["conditioning"])] = None,
     sets: Annotated[Path | None, option("--sets", metavar="PATH", help=HELP["sets"])] = None,
-    modes: Annotated[str | None, option("--modes", metavar="NAMES", help=HELP["modes"])] = None,
+    modes: Annotated[str | None, option("--modes", "--mode", metavar="NAMES", help=HELP["modes"])] = None,
     method: Annotated[str | None, option("--method", metavar="NAME", help=HELP["method"])] = None,
     how: Annotated[list[str] | None, option("--how", metavar="KEY=VALUE", help=HELP["how"])] = None,
     adapter: AdapterOption = None,

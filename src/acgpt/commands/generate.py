@@ -52,7 +52,7 @@ def generate(
         Path | None, typer.Argument(metavar="CORPUS", show_default=False, help=evaluate.HELP["corpus"])
     ] = None,
     output: Annotated[Path | None, option("--output", "-o", metavar="FOLDER", help=HELP["output"])] = None,
-    modes: Annotated[str | None, option("--modes", metavar="NAMES", help=evaluate.HELP["modes"])] = None,
+    modes: Annotated[str | None, option("--modes", "--mode", metavar="NAMES", help=evaluate.HELP["modes"])] = None,
     if_possible: Annotated[bool, option("--if-possible", help=HELP["if_possible"])] = False,
     split: Annotated[str | None, option("--split", metavar="NAME", help=evaluate.HELP["split"])] = None,
     r_max: Annotated[float | None, option("--r-max", metavar="R", min=0, max=1, help=evaluate.HELP["r_max"])] = None,

@@ -209,8 +209,8 @@ class Method(ABC):
         """The MASK token, without which some methods cannot be asked at all."""
         if mask is None and self.needs_mask:
             raise QueryError(
-                f"a model of method {self.name} is asked with a MASK token, and this one names none: name it with "
-                "LanguageModel(…, mask=ID)."
+                f"a model of method {self.name} is asked with a MASK token, and this one names none: use one that was "
+                f"trained with {self.name}, or name the token in Python, LanguageModel(…, mask=ID)."
             )
         return mask
 

@@ -197,7 +197,8 @@ def methods(panels: Sequence[Panel], colours: Mapping[str, str]) -> Figure:
                     at, mean.mean, 0.9 * width, yerr=mean.std, **looks[name], edgecolor="white",
                     hatch="///" if mean.bound else None, error_kw={"elinewidth": 0.8, "ecolor": "0.25"},
                 )  # fmt: skip
-                place.bar_label(bar, fmt="{:.1f}", fontsize=6.5, padding=2, rotation=90)
+                label = "≤{:.1f}" if mean.bound else "{:.1f}"
+                place.bar_label(bar, fmt=label, fontsize=6.5, padding=2, rotation=90)
         place.set_title(panel.title, fontsize=10)
         place.set_xticks(range(len(MODES)), [mode.title for mode in MODES.values()], fontsize=8)
         stretch(place, [mean.mean for *_, modes in panel.rows for mean in modes.values() if mean is not None])

@@ -212,7 +212,8 @@ def short_names(places: Sequence[Path]) -> list[str]:
 def read_run(folder: Path, name: str) -> Run:
     """One finished run."""
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}: name the folder of a run, its recipe's output=….")
+        what = f"{folder} is a file" if folder.is_file() else f"there is no folder {folder}"
+        raise InputError(f"{what}: name the folder of a run, its recipe's output=….")
     if not (folder / RESULTS).exists():
         if (folder / CONFIG).exists() and "recipe" in read_json(folder / CONFIG):
             raise InputError(f"the run in {folder} is not finished: finish it with --resume, or leave it out.")
