@@ -151,7 +151,7 @@ def evaluate(
         return {**asked, **network, **place, "bos": lm.bos, "mask": lm.mask, "adapters": scales, **versions()}
 
     unfinished = None if output is None else Unfinished(output.with_name(f"{output.name}.part"), about)
-    with bar() as progress, compiling(compiled):
+    with bar("questions") as progress, compiling(compiled):  # one a text and mode
         evaluation = evaluate(
             asked_by,
             lm.model,
@@ -307,7 +307,7 @@ def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
 
 
 @contextmanager
-def bar(what: str = "texts") -> Iterator[Callable[..., None]]:
+def bar(what: str) -> Iterator[Callable[..., None]]:
     """A progress bar on standard error, or a line there now and then if that is no terminal.
 
     What it yields is called with how many are done, of how many, and, if a rate is to be shown, the tokens so far.

@@ -164,28 +164,30 @@ def mauve(
             hint = " --features default takes the embedded model, with no download." if features is None else ""
             raise ModelError(f"{error}{hint}") from error
     results: dict[Path, Mapping[str, Any]] = {}
-    with bar() as progress:
-        for each in found:
-            start = time.perf_counter()
-            if features_only:
+    for each in found:
+        start, doing = time.perf_counter(), f"{each.name}, texts read"
+        if features_only:
+            with bar(doing) as progress:
                 work.keep_features(each, progress)
-                print(f"{each.path}: its features are kept in {cache_folder() / 'features'}", file=sys.stderr)
-                continue
-            path = place(each, work.way(each), output)
-            result = work.there(each, path) if resume else None
-            if result is None:
-                result = work.result(each, progress) | {
-                    "versions": versions(),
-                    "hardware": hardware(work),
-                    "seconds": round(time.perf_counter() - start, 3),
-                    **when(),
-                }
-                write(path, result)
-            results[path] = result
-            if as_json:
-                emit(result)
-            else:
-                print_result(result, path)
+            print(f"{each.path}: its features are kept in {cache_folder() / 'features'}", file=sys.stderr)
+            continue
+        path = place(each, work.way(each), output)
+        result = work.there(each, path) if resume else None
+        if result is None:
+            with bar(doing) as progress:
+                result = work.result(each, progress)
+            result |= {
+                "versions": versions(),
+                "hardware": hardware(work),
+                "seconds": round(time.perf_counter() - start, 3),
+                **when(),
+            }
+            write(path, result)
+        results[path] = result
+        if as_json:
+            emit(result)
+        else:
+            print_result(result, path)
     if index is not None:
         write_index(index, results)
 
