@@ -99,7 +99,8 @@ def generation_table(records: Mapping[str, Mapping[str, Any]]) -> Rows:
 def longer(record: Mapping[str, Any], other: Mapping[str, Any], key: str) -> str:
     """By how much it took longer than another, turn by turn: the median, the least and the most."""
     times = [a - b for a, b in zip(record[key], other[key], strict=True)]
-    return f"{statistics.median(times):+.2f} ({min(times):+.2f} to {max(times):+.2f})"
+    median, least, most = (f"{round(t, 2) + 0.0:+.2f}" for t in (statistics.median(times), min(times), max(times)))
+    return f"{median} ({least} to {most})"
 
 
 def between(times: Sequence[float]) -> str:

@@ -268,7 +268,7 @@ def test_the_set_is_made_once_and_used_by_every_model(cli, corpus):
         ["--seed", "1"], ["--r-max", "0.3"], ["--limit", "2"], ["--split", "validation"],
         ["--conditioning", "{b_max: 1}"], ["--conditioning", '{"b_max": 1, "unknown": 0.1}', "--method", "gpt"],
     ]  # fmt: skip
-    hashes = {object_of(cli(corpus, "--json", *other, "--modes", "unconditional"))["set"]["hash"] for other in others}
+    hashes = {object_of(cli(corpus, "--json", *other, "--mode", "unconditional"))["set"]["hash"] for other in others}
     assert len(hashes | {first["set"]["hash"]}) == 7
     assert len(list(saved.parent.iterdir())) == 7
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from test_generate import model_of, set_of, stop
@@ -23,6 +25,11 @@ def test_a_file_that_was_cut_off_is_refused_and_drawn_again_when_it_is_gone(tmp_
             with pytest.raises(InputError, match=r"training\.jsonl is not what training\.json says of it.*Delete it"):
                 generator.write(mode, tmp_path)
         assert lines.read_bytes() == cut  # somebody may have wanted it so
+    record = json.loads((tmp_path / "training.json").read_text())
+    (tmp_path / "training.json").write_text(json.dumps({k: v for k, v in record.items() if k != "sha256"}))
+    lines.write_bytes(whole)  # nobody knows that it is
+    with pytest.raises(InputError, match=r"is not what training\.json says"):
+        generator.write("training", tmp_path)
     lines.unlink()
     generator.write("training", tmp_path)
     assert lines.read_bytes() == whole

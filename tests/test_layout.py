@@ -51,6 +51,7 @@ def test_the_future_is_needed_only_if_something_given_follows_something_asked(ro
         (([1, 2], [True, False], [True, True]), "position 1 is both given and asked"),
         (([1, None, 3], [True, True, False]), "position 2 is given but has no id"),
         (([1, -3], [True, False]), "position 2 has the negative id -3"),
+        (([0, -3, None, -4], [True, False, False, False]), "position 2 has the negative id -3"),
     ],
 )
 def test_queries_that_contradict_themselves_are_refused(arguments, message):

@@ -258,6 +258,14 @@ def test_weights_that_are_broken_are_a_model_error(folder):
         acgpt.load(folder)
 
 
+def test_another_error_is_not_blamed_on_weights(folder):
+    (folder / "other.safetensors").write_bytes(b"nothing")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot load") as error:
+        acgpt.load(folder)
+    assert "safetensors" not in str(error.value)
+
+
 def test_weights_that_are_missing_are_a_model_error(folder):
     from safetensors.torch import save_file
 

@@ -372,6 +372,7 @@ def refused(runs: list[Path], output: Path, *words: str) -> None:
 def test_what_is_no_finished_run_is_refused(tmp_path):
     good, out = write_run(tmp_path / "ac"), tmp_path / "report"
     refused([good, tmp_path / "none"], out, "there is no folder", "none")
+    refused([good, good / "results.json"], out, "results.json is a file", "name the folder of a run")
     (tmp_path / "empty").mkdir()
     refused([good, tmp_path / "empty"], out, "no run's folder", "empty")
     (good / "model").mkdir()

@@ -307,16 +307,23 @@ def test_of_two_sets_a_picture_has_that_of_most_methods_it_shows_then_of_most_te
     assert "40 texts" in part.pictures["test/main"].args[0][0].title
 
 
-def test_of_two_sets_of_as_many_methods_a_picture_has_that_with_ac_gpt(tmp_path):
-    for method, n in (("ac-gpt", 8), ("mlm", 8), ("sigma-gpt-temporal", 40), ("fim", 40)):
-        scratch(
-            tmp_path / method,
-            method=method,
-            output=method,
-            further={"t": evaluation(method, AC, texts=n, split="test")},
-        )
+@pytest.mark.parametrize(
+    ("few", "many", "shown"),
+    [
+        (["ac-gpt", "mlm"], ["sigma-gpt-temporal", "fim"], 8),
+        (["ac-gpt", "mlm"], ["sigma-gpt-temporal", "fim", "other"], 40),
+        (["ac-gpt", "mlm"], ["ac-gpt", "ac-gpt", "ac-gpt"], 8),
+        (["ac-gpt", "mlm", "mlm"], ["ac-gpt", "fim"], 8),
+    ],
+    ids=["as many methods", "more methods", "more rows", "as many methods, more rows"],
+)
+def test_of_two_sets_a_picture_has_that_of_most_methods_then_that_with_ac_gpt(tmp_path, few, many, shown):
+    for n, methods in ((8, few), (40, many)):
+        for number, method in enumerate(methods):  # those of one method differ in their rate: rows of their own
+            name, asked = f"{n}-{number}", {"t": evaluation(method, AC, texts=n, split="test")}
+            scratch(tmp_path / name, method=method, output=name, further=asked, lr=0.001 * (1 + number))
     (part,) = make_report([tmp_path], tmp_path / "out").parts
-    assert "8 texts" in part.pictures["test/main"].args[0][0].title
+    assert f"{shown} texts" in part.pictures["test/main"].args[0][0].title
 
 
 def test_the_label_of_a_bar_says_if_it_is_a_bound():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 
 import pytest
@@ -16,7 +17,6 @@ from acgpt.errors import InputError
 from acgpt.learner import Learner
 from acgpt.run_folder import last_checkpoint
 from acgpt.train import asked_to_stop, train
-from acgpt.training_log import ProgressLine
 
 
 @pytest.fixture(scope="module")
@@ -188,12 +188,11 @@ def test_an_evaluation_shows_how_far_it_has_come(corpus, tmp_path, monkeypatch, 
     assert said and said[-1] == f"evaluated {said[-1].split('/')[1].split()[0]}/{said[-1].split('/')[1]}"
 
 
-@pytest.mark.parametrize(("bound", "words"), [(False, "unconditional 9.00"), (True, "unconditional ≤ 9.00")])
-def test_a_perplexity_on_the_way_says_if_it_is_a_bound(bound, words, capsys):
-    line = ProgressLine(quiet=False, bound=bound)
-    line.start(0, 4)
-    line.show({"step": 2, "loss": 2.0, "tokens_per_second": 5.0, "mfu": 0.1, "unconditional": 9.0})
-    assert f"step 2: perplexity {words}\n" in capsys.readouterr().err
+@pytest.mark.parametrize(("method", "sign"), [("ac-gpt", ""), ("diffusion", "≤ ")])
+def test_a_perplexity_on_the_way_says_if_it_is_a_bound(method, sign, corpus, tmp_path, capsys):
+    train(recipe_of(corpus, tmp_path / "run", steps=3, eval_every=1, final_texts=1, method=method))
+    said = capsys.readouterr().err.partition("step 1: perplexity ")[2].splitlines()[0]
+    assert re.fullmatch(rf"unconditional {sign}[\d.]+, training {sign}[\d.]+", said)
 
 
 def test_quiet_is_quiet(recipe_file, tmp_path):

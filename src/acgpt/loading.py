@@ -236,18 +236,20 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
         return kind.from_pretrained(os.fspath(name), **options)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         missing = "" if path.exists() else "there is no such folder or file here, and from the hub: "
-        damaged = next((file for file in sorted(path.glob("*.safetensors")) if not is_whole(file)), None)
-        why = f"{damaged.name} is damaged or cut off ({error}): copy it there again." if damaged else str(error)
+        damaged = damaged_weights(path) if isinstance(error, SafetensorError) else None
+        why = str(error) if damaged is None else f"{damaged.name} is damaged or cut off ({error}): copy it there again."
         raise ModelError(f"cannot load {source}: {missing}{why}") from error
 
 
-def is_whole(weights: Path) -> bool:
-    """Has a safetensors file all that its header says?"""
-    try:
-        with safe_open(weights, "numpy"):
-            return True
-    except (SafetensorError, OSError):
-        return False
+def damaged_weights(folder: Path) -> Path | None:
+    """The first safetensors file in a folder that is not whole; `None` if there is no such file."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, "numpy"):
+                pass
+        except SafetensorError:
+            return path
+    return None
 
 
 def check_hub(name: str, *files: str) -> None:

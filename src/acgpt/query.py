@@ -59,8 +59,9 @@ class Query:
         if None in compress(tokens, given):
             position = next(p for p, g in enumerate(given, start=1) if g and tokens[p - 1] is None)
             raise QueryError(f"the token at position {position} is given but has no id; give its id or ask for it.")
-        if (least := min(filter(None, tokens), default=0)) < 0:
-            raise QueryError(f"the token at position {tokens.index(least) + 1} has the negative id {least}.")
+        if min(filter(None, tokens), default=0) < 0:  # of those that are neither None nor 0
+            position = next(p for p, t in enumerate(tokens, start=1) if t is not None and t < 0)
+            raise QueryError(f"the token at position {position} has the negative id {tokens[position - 1]}.")
         if not any(asked):
             raise QueryError("nothing is asked: mark at least one token as asked (or leave one not given).")
         object.__setattr__(self, "tokens", tokens)
@@ -94,4 +95,4 @@ class Query:
     @property
     def blanks(self) -> tuple[tuple[int, int], ...]:
         """Runs of asked tokens as (first, last) positions, both included."""
-        return tuple((run.start() + 1, run.end()) for run in re.finditer(b"\1+", bytes(self.asked)))
+        return tuple((run.start() + 1, run.end()) for run in re.finditer(b"\x01+", bytes(self.asked)))

@@ -101,12 +101,10 @@ def of_corpus(
     about |= {"length": length, "skip": begin, "overlaps_prompts": bool(texts) and begin < prompts}
     if not texts and not allow_none:
         remedy = "another --split, a smaller --length" + (
-            ", or --skip 0: the reference then holds the very texts that the prompts are from. Or generate anew with "
-            "--limit, so that texts are left to compare with"
-            if begin
-            else ""
+            ", or --skip 0: the reference then holds the very texts that the prompts are from" if begin else ""
         )
-        raise InputError(f"{lack(about)}. Name {remedy}.")
+        fewer = " Or generate fewer with --limit, which leaves texts to compare with." if skip is None and begin else ""
+        raise InputError(f"{lack(about)}. Name {remedy}.{fewer}")
     return Reference(texts, about)
 
 

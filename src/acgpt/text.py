@@ -108,8 +108,8 @@ def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, ends: Sequenc
 
     def library(part: Sequence[int]) -> str:
         # As an array: of a list the library looks at every token first. Its signature also covers batches, hence str.
-        ids = np.array(part, dtype=np.int64)
-        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        array = np.array(part, dtype=np.int64)
+        return str(tokenizer.decode(array, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def backend(part: Sequence[int]) -> str:
         return str(tokenizer.backend_tokenizer.decode(list(part), skip_special_tokens=False))

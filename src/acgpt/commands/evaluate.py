@@ -151,7 +151,7 @@ def evaluate(
         return {**asked, **network, **place, "bos": lm.bos, "mask": lm.mask, "adapters": scales, **versions()}
 
     unfinished = None if output is None else Unfinished(output.with_name(f"{output.name}.part"), about)
-    with bar("questions") as progress, compiling(compiled):  # one a text and mode
+    with bar("questions") as progress, compiling(compiled):  # one a text and pass
         evaluation = evaluate(
             asked_by,
             lm.model,

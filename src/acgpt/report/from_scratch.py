@@ -293,8 +293,8 @@ def main_panels(
     """Of each size the methods at the r_max of the paper's main results, or that of most; beside it the paper's.
 
     Of several evaluation sets it is one that says something of the future, at the paper's r_max, of the most methods
-    that are `shown`, AC-GPT among them, then of the most rows and of the most texts. What was asked in several ways is
-    there as it is asked by default.
+    that are `shown`; of as many, one that AC-GPT was asked, then of the most rows, then of the most texts. What was
+    asked in several ways is there as it is asked by default.
     """
     panels = []
     by_default = {(entry.first, entry.group) for entry in entries if not entry.asked.options}
