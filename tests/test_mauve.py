@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from acgpt import mauve_score, reference
 from acgpt.cli import app
 from acgpt.commands.mauve import Work, load_judge
 from acgpt.corpus import Corpus
+from acgpt.errors import InputError
 from acgpt.evaluation_set import set_of_corpus
 from acgpt.features import Featurizer
 from acgpt.generated import Generations, find_generations
 from acgpt.language_model import LanguageModel
+from acgpt.mauve_score import check_counts
 from acgpt.metadata import Metadata
 from acgpt.report.write import make_report
 
@@ -290,6 +293,22 @@ def test_a_result_of_a_judge_that_was_trained_again_is_not_kept(corpus: Path, tm
     kept.write_text(json.dumps({**earlier, "seconds": -1.0}))  # of a version that did not say it
     last = json.loads(acgpt(path, corpus, "--no-mauve", "--judge", judge, "--resume", "--json").stdout)
     assert last["judge"] == again["judge"] and last["seconds"] >= 0
+
+
+def test_the_bound_of_a_judge_is_marked(corpus: Path, tmp_path: Path):
+    path, judge = write_generations(tmp_path, corpus, texts=3), tmp_path / "judge"
+    tiny_tokenizer(**SPECIAL).save_pretrained(judge)
+    tiny_model("gpt2", vocabulary=340).save_pretrained(judge)
+    for method, marks in (("ac-gpt", 0), ("diffusion", 2)):
+        Metadata(method, mask_token_id=3).write(judge)
+        (line,) = [x for x in acgpt(path, corpus, "--no-mauve", "--judge", judge).stdout.splitlines() if "judge's" in x]
+        assert line.count("≤ ") == marks and len(re.findall(r"[\d,]+\.\d\d", line)) == 2
+
+
+@pytest.mark.parametrize(("generated", "reference", "remedy"), [(9, 20, "draw more"), (20, 9, "rule windows")])
+def test_too_few_texts_for_mauve_are_told_with_what_helps(generated: int, reference: int, remedy: str):
+    with pytest.raises(InputError, match=rf"there are 9 .*at least 10: .*{remedy}"):
+        check_counts(generated, reference)
 
 
 @pytest.mark.parametrize("files", [1, 3])

@@ -17,6 +17,7 @@ from test_report_scratch import scratch
 from typer.testing import CliRunner
 
 from acgpt.cli import app
+from acgpt.errors import InputError
 from acgpt.generated import Generations
 from acgpt.report import write
 from acgpt.report.generation import PAPER
@@ -304,6 +305,19 @@ def test_tokens_that_the_tokenizer_has_not_are_no_hindrance(corpus: Path, tmp_pa
     )
     (card,) = page_of(path.parent, tmp_path / "report").cards
     assert card["titles"] == ["log p -1000000000.00"]
+
+
+def test_a_damaged_record_is_named(corpus: Path, tmp_path: Path):
+    path = write_generations(tmp_path / "drawn", corpus, mode="training")
+    path.with_suffix(".json").write_text("{")
+    with pytest.raises(InputError, match=r"training\.json cannot be read"):
+        make_report([tmp_path / "drawn"], tmp_path / "report")
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_read(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "nothing"), "-o", str(tmp_path / "file" / "report")])
+    assert done.exit_code == 2 and "is a file. Name another place." in done.stderr
 
 
 def test_a_damaged_result_is_named(corpus: Path, tmp_path: Path):

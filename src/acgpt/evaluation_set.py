@@ -163,7 +163,7 @@ class EvaluationSet:
         """Write the set into a safetensors file, whole or not at all; its folder is made if need be."""
         arrays = {"tokens": self.tokens, **{f"roles.{name}": roles for name, roles in self.drawn.items()}}
         content = {"format_version": FORMAT_VERSION, **self.as_dict()}
-        write_whole(path, save(arrays, metadata={FORMAT: json.dumps(content, sort_keys=True)}))
+        write_whole(path, save(arrays, metadata={FORMAT: json.dumps(content)}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EvaluationSet:

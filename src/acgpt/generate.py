@@ -546,7 +546,10 @@ def record_in(path: Path) -> dict[str, Any] | None:
     with contextlib.suppress(InputError):
         record = record_of(path)
     if record is None or not isinstance(record.get("config"), dict):
-        raise InputError(f"{path} is no record of generations: move it elsewhere, or name another folder.")
+        raise InputError(
+            f"{path} is no record of generations: move it elsewhere or delete it, and the mode is drawn again; or name "
+            "another folder."
+        )
     return record
 
 

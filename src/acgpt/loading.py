@@ -237,8 +237,13 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         missing = "" if path.exists() else "there is no such folder or file here, and from the hub: "
         damaged = damaged_weights(path) if isinstance(error, SafetensorError) else None
-        why = str(error) if damaged is None else f"{damaged.name} is damaged or cut off ({error}): copy it there again."
-        raise ModelError(f"cannot load {source}: {missing}{why}") from error
+        if damaged is not None:
+            raise ModelError(
+                f"cannot load {source}: {damaged.name} is damaged or cut off ({error}): copy it there again."
+            ) from error
+        why = f"{type(error).__name__} {error}" if isinstance(error, KeyError) else str(error)
+        remedy = " If a file is missing or damaged there, copy the folder again." if path.is_dir() else ""
+        raise ModelError(f"cannot load {source}: {missing}{' '.join(why.split()).rstrip('.')}.{remedy}") from error
 
 
 def damaged_weights(folder: Path) -> Path | None:

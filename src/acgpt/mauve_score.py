@@ -86,9 +86,10 @@ def check_counts(generated: int, reference: int) -> None:
     Raises:
         InputError: There are not.
     """
-    for name, count in (("generated texts", generated), ("texts of reference", reference)):
+    draw, find = "draw more of them", "take another split or, of few long documents, rule windows"
+    for name, count, remedy in (("generated texts", generated, draw), ("texts of reference", reference, find)):
         if count < FEWEST:
-            raise InputError(f"there are {count} {name}, and MAUVE takes at least {FEWEST}: have more of them.")
+            raise InputError(f"there are {count} {name}, and MAUVE takes at least {FEWEST}: {remedy}.")
 
 
 @contextmanager

@@ -61,7 +61,10 @@ class Metadata:
     def from_dict(cls, content: Any, source: str) -> Metadata:
         """Check and take the contents of an `acgpt.json`; `source` names it in errors."""
         if not isinstance(content, dict) or not isinstance(version := content.get("format_version"), int):
-            raise ModelError(f"{source} is not acgpt metadata: expected an object with an integer format_version.")
+            raise ModelError(
+                f"{source} is not acgpt metadata, an object with an integer format_version: copy it there again, or "
+                "move it elsewhere."
+            )
         if version > FORMAT_VERSION:
             raise ModelError(
                 f"{source} has format version {version}; this acgpt reads up to {FORMAT_VERSION}. Upgrade acgpt."
@@ -91,7 +94,9 @@ class Metadata:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ModelError(f"{path} is not valid JSON: {error}.") from error
+            raise ModelError(
+                f"{path} is not valid JSON ({error}): copy it there again, or move it elsewhere."
+            ) from error
         return cls.from_dict(content, str(path))
 
     @classmethod

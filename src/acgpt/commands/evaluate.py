@@ -351,7 +351,8 @@ def check_writable(path: Path | None) -> None:
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder. Name a file.")
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(f"cannot write {path}: name a file in a folder that can be written.")
+        why = "cannot be written into" if folder.is_dir() else "is a file"
+        raise InputError(f"cannot write {path}: {folder} {why}. Name another place.")
 
 
 def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path | None, records: Path | None) -> None:

@@ -545,7 +545,9 @@ def print_result(result: Mapping[str, Any], path: Path) -> None:
     own_perplexity = NO_ANSWER if result["perplexity"] is None else f"{result['perplexity']:,.2f}"
     table.add_row("perplexity, its own", own_perplexity, NO_ANSWER)
     if judge is not None:
-        shown = [NO_ANSWER if side is None else f"{side['perplexity']:,.2f}" for side in (judge, judge["original"])]
+        sign = "≤ " if judge["bound"] else ""
+        sides = judge, judge["original"]
+        shown = [NO_ANSWER if side is None else f"{sign}{side['perplexity']:,.2f}" for side in sides]
         table.add_row(f"perplexity, judge's ({judge['measures']})", *shown)
     page.print(table)
     for note in result["notes"]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from acgpt.commands.evaluate import check_writable
 from acgpt.commands.options import emit, option
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def report(
             corpus_hash, recipe, evaluations
       notes, files
     """
+    check_writable(output / "report.html")
     from acgpt.report.write import make_report
 
     made = make_report(runs, output)

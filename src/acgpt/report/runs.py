@@ -20,6 +20,7 @@ from typing import Any
 from acgpt.conditioning import Conditioning, Empty
 from acgpt.errors import InputError
 from acgpt.files import read_object
+from acgpt.generated import has_record
 from acgpt.methods import method_of
 from acgpt.modes import MODES
 from acgpt.run_folder import CONFIG, LOG, RESULTS
@@ -217,7 +218,10 @@ def read_run(folder: Path, name: str) -> Run:
     if not (folder / RESULTS).exists():
         if (folder / CONFIG).exists() and "recipe" in read_json(folder / CONFIG):
             raise InputError(f"the run in {folder} is not finished: finish it with --resume, or leave it out.")
-        hint = f"name {folder.parent}" if (folder.parent / RESULTS).exists() else "name one that acgpt train has made"
+        for path in folder.glob("*.jsonl"):
+            has_record(path)  # or it says what is wrong with what was generated there
+        inside = (folder.parent / RESULTS).exists()
+        hint = f"name {folder.parent}" if inside else "name one of acgpt train, or of generations"
         raise InputError(f"{folder} is no run's folder, for it has no {RESULTS}: {hint}.")
     results = read_json(folder / RESULTS)
     try:
