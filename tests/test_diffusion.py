@@ -119,8 +119,9 @@ def test_a_part_of_a_bound_means_nothing_so_scores_from_the_past_alone_are_refus
 def test_options_that_mean_nothing_are_refused():
     with pytest.raises(InputError, match="no option order"):
         method_of("diffusion").configured({"order": "random"})
-    with pytest.raises(InputError, match="at least 1"):
-        method_of("diffusion").configured({"draws": "0"})
+    for name, value, least in (("draws", 0, 1), ("steps", 0, 1), ("seed", -1, 0)):
+        with pytest.raises(InputError, match=f"{name} is at least {least}, not {value}"):
+            method_of("diffusion").configured({name: str(value)})
 
 
 # ---- sampling -------------------------------------------------------------------------------------------------------

@@ -407,7 +407,7 @@ class LanguageModel:
                         "a blank has no text to score; write it out, or sample it (infill).", question, slot.at
                     )
             if (blank := sum(slot.blank or 0 for slot in slots)) >= self.positions:
-                raise self._too_long(blank)
+                raise self._too_long(f"at least {blank}")
             encoded = encode(parts, self.tokenizer, question)
         self._check(encoded.query)
         return encoded
@@ -429,7 +429,7 @@ class LanguageModel:
                     f"{self.vocabulary - 1}."
                 )
 
-    def _too_long(self, tokens: int) -> QueryError:
+    def _too_long(self, tokens: int | str) -> QueryError:
         return QueryError(
             f"the text has {tokens} tokens; the model has {self.positions} positions, one of them for BOS, so at most "
             f"{self.positions - 1} tokens are allowed."

@@ -70,8 +70,9 @@ class Diffusion(Method):
     }
 
     def __init__(self, draws: int = 32, steps: int = 1000, seed: int = 0) -> None:
-        if draws < 1 or steps < 1 or seed < 0:
-            raise InputError(f"draws and steps are at least 1, seed at least 0: not {draws}, {steps} and {seed}.")
+        for name, value, least in (("draws", draws, 1), ("steps", steps, 1), ("seed", seed, 0)):
+            if value < least:
+                raise InputError(f"{name} is at least {least}, not {value}.")
         self.draws, self.steps, self.seed = draws, steps, seed
 
     def configured(self, options: Mapping[str, str]) -> Method:
