@@ -391,6 +391,6 @@ def test_the_tiny_experiment_is_trained_evaluated_and_reported(tmp_path, monkeyp
     ]  # fmt: skip
     (measured,) = report.content["generation"]["sizes"].values()
     assert {row["method"].split(",")[0] for row in measured["companions"]} == {"AC-GPT", "GPT", "original"}
-    path = out / "gpt-seed0" / "validation-r_max0.8-first64.json"
+    path = out / "gpt-seed0" / f"validation-r_max0.8-first{content['evaluate']['limit']}.json"
     perplexity = json.loads(path.read_text())["modes"]["training-no-future"]["perplexity"]
     assert compared[3]["training-no-future"]["mean"] == perplexity and compared[3]["training"] is None
