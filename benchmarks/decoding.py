@@ -15,16 +15,18 @@ chooses. The loop without a cache is timed at eight lengths and summed over all 
 0.6, to the files on the disk; "outside" is the share of the time that is not the model's. Methods that capture their
 steps draw twice before they are timed, those that are compiled once and in one mode. All are timed in turns,
 `--repeats` times, and stay on the device meanwhile; the (lower) median is shown, with the shortest and the longest.
-"Keys" is how long the keys and values of copies take to be read, in steps of a token, at the rate of a large copy: what
-every step of AC-GPT has to do beyond one of GPT. "Prefill" is what both take, before their first step, to read what
-stands before the first asked token, and AC-GPT the copies. "s longer" is by how much a row takes longer than GPT's in
-the same turn, in all and in the model.
+Every step of AC-GPT reads the keys and values of copies, which GPT has not. "Keys" is how long that takes at the rate
+of a large copy; "reading" by how much longer the kernel takes for the attention of all these steps, by itself, than
+for those of GPT. "Prefill" is what both take, before their first step and on the device, to read what stands before
+the first asked token, and AC-GPT the copies. "s longer" is by how much a row takes longer than GPT's in the same turn,
+in all and in the model.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -38,8 +40,8 @@ from render import generation_table
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from acgpt import LanguageModel, Query, decode
-from acgpt.attention import check_model, choose_backend
-from acgpt.decode import Prefill, Sampler, Sampling
+from acgpt.attention import Ragged, check_model, choose_backend, head_width
+from acgpt.decode import Rows, Sampler, Sampling
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.generate import Generator, asked_with
 from acgpt.learner import new_model
@@ -47,6 +49,7 @@ from acgpt.metadata import Metadata
 from acgpt.methods import METHODS
 from acgpt.modes import MODES
 from acgpt.recipe import Shape
+from acgpt.steps import STEP_COST, Row, Steps, choose_width, few_shapes, steps_of
 
 BOS = 50256
 
@@ -229,6 +232,7 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
         f"{name}, {mode}": {
             **summary(found),
             "keys": key_seconds(generators[name], mode, bandwidth),
+            "reading": reading_seconds(generators[name], mode),
             "prefill": prefill_seconds(generators[name], mode),
         }
         for (name, mode), found in timed.items()
@@ -255,27 +259,89 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {**kept, **{name: [record[key] for record in found] for name, key in times.items()}}
 
 
+def rows_of(generator: Generator, mode: str) -> list[Row]:
+    """The rows of a mode, one a text."""
+    return [Row(query, number, 0) for number, query in enumerate(generator.queries(mode))]
+
+
+def shows_copies(generator: Generator, mode: str) -> bool:
+    """Does the method read copies in this mode?"""
+    return generator.method.name == "ac-gpt" and MODES[mode].future
+
+
+def steps_in(generator: Generator, mode: str, *, copies: bool = True) -> Steps:
+    """The steps of a mode on this device, with the copies or as if there were none."""
+    rows, sampler = rows_of(generator, mode), generator.sampler
+    width = choose_width(rows, STEP_COST["ragged" if sampler.ragged else "cuda" if sampler.cuda else "other"])
+    return steps_of(rows, width, copies)
+
+
 def key_seconds(generator: Generator, mode: str, bandwidth: float) -> float:
     """How long it takes to read the keys and values of a text's copies once a step, at a rate in bytes a second."""
-    if generator.method.name != "ac-gpt" or not MODES[mode].future:
+    if not shows_copies(generator, mode):
         return 0.0
-    ends = [(len(q.given_positions), q.asked_positions[0], q.asked_positions[-1]) for q in generator.queries(mode)]
-    return sum(copies * (last - first) for copies, first, last in ends) * generator.sampler.slot_bytes / bandwidth
+    steps = steps_in(generator, mode)
+    taken = (steps.reads >= 0).any(-1).sum(0)  # (R,) by each row
+    return float((steps.copies * taken).sum()) * generator.sampler.slot_bytes / bandwidth
+
+
+def reading_seconds(generator: Generator, mode: str) -> float:
+    """How much longer attention takes, by itself and over all steps of a mode, with copies than without them."""
+    if not (shows_copies(generator, mode) and generator.sampler.ragged):
+        return 0.0
+    with_copies, without = (steps_in(generator, mode, copies=copies) for copies in (True, False))
+    return attention_seconds(generator.sampler, with_copies) - attention_seconds(generator.sampler, without)
+
+
+@torch.inference_mode()
+def attention_seconds(sampler: Sampler, steps: Steps) -> float:
+    """How long the attention of all layers takes over these steps, captured and replayed as in decoding."""
+    config, device = sampler.model.config, sampler.model.device
+    heads, dim = config.num_attention_heads, head_width(config)
+    like = torch.empty(1, heads, 1, dim, dtype=sampler.model.dtype, device=device)
+    spare, (_, rows, width) = steps.slots, steps.reads.shape
+    layers = Rows([(like, like)] * config.num_hidden_layers, rows, spare + 1).buffers
+    slots = np.where(steps.reads >= 0, steps.copies[:, None] + steps.reads, spare)
+    all_slots, clock_ = torch.from_numpy(slots).to(device), torch.zeros(1, dtype=torch.long, device=device)
+    q = torch.randn(rows, heads, width, dim, dtype=sampler.model.dtype, device=device)
+    graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def step(working: int) -> None:
+        backend = Ragged(all_slots.index_select(0, clock_)[0, :working], spare)
+        for keys, values in layers:
+            backend(q[:working], *(x[:working, :spare].transpose(1, 2) for x in (keys, values)), None)
+        clock_.add_(1)
+
+    def read() -> None:
+        clock_.zero_()
+        for working in few_shapes(steps.working).tolist():
+            graphs[working].replay()
+
+    for working in set(few_shapes(steps.working).tolist()):
+        clock_.zero_()
+        step(working)
+        graphs[working] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[working]):
+            step(working)
+    return clock(read)
 
 
 def prefill_seconds(generator: Generator, mode: str) -> float:
-    """How long it takes to read what is known before the first draw, for methods that ask what they are asked."""
+    """How long it takes the device to read what is known before the first draw: of AC-GPT, and GPT beside it."""
     if generator.method.name not in ("ac-gpt", "gpt"):
         return 0.0
-    queries = generator.queries(mode)
+    queries, meter = generator.queries(mode), generator.sampler.meter
     future = asked_with(generator.method, MODES[mode], queries)
     assert future is not None
 
-    def read() -> list[Prefill]:
-        return list(generator.sampler.prefills(dict(enumerate(queries)), [], future))
+    def read() -> float:
+        before = meter.seconds
+        for _ in generator.sampler.prefills(dict(enumerate(queries)), [], future):
+            pass
+        return meter.seconds - before
 
     with torch.inference_mode():
-        return clock(read)
+        return statistics.median([read() for _ in range(6)][1:])
 
 
 def profile(sampler: Sampler, queries: list[Query], n: int, sampling: Sampling) -> None:

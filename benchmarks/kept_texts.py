@@ -24,7 +24,7 @@ from zipfile import BadZipFile
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from acgpt.generate import as_line, line_of
+from acgpt.generate import as_line, lines_of
 from acgpt.generated import record_of
 from acgpt.metadata import tokenizer_hash
 from acgpt.query import Query
@@ -61,9 +61,9 @@ def unpack(kept: bytes, tokenizer: PreTrainedTokenizerBase) -> Iterator[bytes]:
     whole = scores.T.copy().view(">i4")[:, 0].astype(np.int64)
     log_probs = np.where(whole == NEGATIVE_ZERO, -0.0, whole / 1e6)
     parts = np.split(log_probs, asked.sum(1).cumsum()[:-1])
-    for (item, sample, seed), ids, places, own in zip(number.tolist(), tokens, asked, parts, strict=True):
-        query = Query(ids.tolist(), (~places).tolist(), places.tolist())
-        yield as_line(line_of(item, sample, seed, query, ids[places], own, tokenizer))
+    queries = [Query(*(row.tolist() for row in (ids, ~own, own))) for ids, own in zip(tokens, asked, strict=True)]
+    answers = [(ids[own], scores) for ids, own, scores in zip(tokens, asked, parts, strict=True)]
+    yield from map(as_line, lines_of(list(map(tuple, number.tolist())), queries, answers, tokenizer))
 
 
 def restore(place: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, bytes]:

@@ -68,7 +68,8 @@ def decoding(record: dict[str, Any]) -> str:
 
 def generation_table(records: Mapping[str, Mapping[str, Any]]) -> Rows:
     """A row a method and mode; beside GPT in that mode, or in the same without its future, which GPT cannot see."""
-    extra = [key for key in ("prefill", "keys") if any(r.get(key) for r in records.values())]  # of some methods alone
+    of_some = ("prefill", "keys", "reading")  # of methods that are compared so closely
+    extra = [key for key in of_some if any(r.get(key) for r in records.values())]
     turns = {"s longer": "times", "in the model": "model_times"}  # what was timed several times
     turns = {name: key for name, key in turns.items() if all(len(r.get(key, [])) > 1 for r in records.values())}
     rows = []

@@ -25,10 +25,11 @@ from scipy import stats
 
 import acgpt.decode
 from acgpt.attention import Dense, run
-from acgpt.decode import WIDTHS, Recorder, Rows, Sampler, Sampling, StepCost, choose_width, noise, schedule
+from acgpt.decode import Recorder, Rows, Sampler, Sampling, noise
 from acgpt.errors import ModelError
 from acgpt.layout import build
 from acgpt.query import Query
+from acgpt.steps import WIDTHS, Row, StepCost, choose_width, few_shapes, schedule, steps_of
 
 
 def sampler(model, *, budget=10_000, most_rows=None):
@@ -317,11 +318,39 @@ def test_the_schedule_is_the_walk_from_blank_to_blank(places, width):
 def test_the_width_chosen_is_one_of_those_known_and_fits_the_work():
     dense = Query([None] * 60, [False] * 60)
     sparse = Query([None, *[5] * 58, None], [False, *[True] * 58, False])
-    assert choose_width([dense], 1, StepCost(16, 1)) == 1  # nothing but single tokens to read
-    assert choose_width([sparse], 1, StepCost(1000, 1)) == 64  # one run, read at one go
-    assert choose_width([sparse], 1000, StepCost(1, 1)) < 64  # tokens count more than steps
-    assert choose_width([dense, sparse], 2, StepCost(16, 1)) == 1  # the many steps of one decide for both
-    assert choose_width([Query([None], [False])], 1, StepCost(16, 1)) in WIDTHS  # no step at all
+
+    def chosen(cost, *queries, samples=1):
+        return choose_width([Row(q, number, n) for number, q in enumerate(queries) for n in range(samples)], cost)
+
+    assert chosen(StepCost(16, 1), dense) == 1  # nothing but single tokens to read
+    assert chosen(StepCost(1000, 1), sparse) == 64  # one run, read at one go
+    assert chosen(StepCost(1, 1), sparse, samples=1000) < 64  # tokens count more than steps
+    assert chosen(StepCost(16, 1), dense, sparse) == 1  # the many steps of one decide for both
+    assert chosen(StepCost(16, 1, row=1000), dense, sparse) == 32  # unless a row that is done early saves more
+    assert chosen(StepCost(16, 1), Query([None], [False])) in WIDTHS  # no step at all
+
+
+def test_the_steps_of_a_batch_are_the_schedules_of_its_rows_the_longest_first():
+    dense = Query([None] * 9, [False] * 9)
+    sparse = Query([5, None, *[5] * 6, None], [True, False, *[True] * 6, False])
+    one = Query([5, None], [True, False])
+    rows = [Row(query, number, 0) for number, query in enumerate((one, sparse, dense))]
+    steps = steps_of(rows, 4, future=True)
+    assert [row.query for row in steps.rows] == [dense, sparse, one]
+    assert steps.copies.tolist() == [0, 7, 1]
+    assert steps.slots == 7 + 9  # copies, and BOS with all but the last of its tokens
+    assert steps.working.tolist() == [2] * 2 + [1] * 6
+    for r, query in enumerate((dense, sparse, one)):
+        alone = schedule(query, 4)
+        assert steps.reads[: len(alone.draws), r].tolist() == alone.reads.tolist()
+        assert steps.draws[: len(alone.draws), r].tolist() == alone.draws.tolist()
+        assert (steps.draws[len(alone.draws) :, r] == -1).all() and (steps.reads[len(alone.draws) :, r] == -1).all()
+    assert steps_of(rows, 4, future=False).copies.tolist() == [0, 0, 0]
+
+
+def test_a_gpu_captures_few_numbers_of_rows():
+    assert few_shapes(np.array([200, 200, 129, 128, 65, 3, 1])).tolist() == [200, 200, 200, 128, 128, 4, 1]
+    assert few_shapes(np.array([], dtype=int)).tolist() == []
 
 
 # ---- what is run, and how often ------------------------------------------------------------------------------------

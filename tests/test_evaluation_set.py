@@ -134,8 +134,23 @@ def rewritten(path, *, arrays=None, **content):
     if arrays is not None:
         held = load_file(path) | arrays
         drawn = {name: held[f"roles.{name}"] for name in CONDITIONAL}
-        metadata["hash"] = EvaluationSet(held["tokens"], drawn, small_set().origin).hash
+        damaged = object.__new__(EvaluationSet)  # which would refuse to be made
+        vars(damaged).update(tokens=held["tokens"], drawn=drawn, origin=small_set().origin)
+        metadata["hash"] = damaged.hash
     save_file(load_file(path) | (arrays or {}), path, {"acgpt_evaluation_set": json.dumps(metadata)})
+
+
+def test_arrays_that_are_no_evaluation_set_make_none():
+    base = small_set()
+    nothing = {**base.drawn, "training": np.full_like(base.drawn["training"], GIVEN)}
+    for tokens, drawn, message in (
+        (base.tokens, nothing, "roles of training"),
+        (-base.tokens, base.drawn, "negative"),
+        (base.tokens[:2], base.drawn, "the shape"),
+        (base.tokens.astype(np.int64), base.drawn, "of type int64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            EvaluationSet(tokens, drawn, base.origin)
 
 
 @pytest.mark.parametrize(

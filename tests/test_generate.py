@@ -196,9 +196,10 @@ def test_a_line_shows_what_was_given_and_what_was_drawn():
     asked[4] = False
     question = Query([token if g else None for token, g in zip(ids, given, strict=True)], given, asked)
     drawn = np.array(tokenizer(" dog and")["input_ids"])
-    line = line_of(7, 1, 5, question, drawn, np.array([-1.23456789, 0.0]), tokenizer)
+    answer = drawn, np.array([-1.23456789, 0.0])
+    (line,) = module.lines_of([(0, 1, 5)], [question], [answer], tokenizer)
     assert line == {
-        "item": 7, "sample": 1, "seed": 5, "roles": "gaagugg",
+        "item": 0, "sample": 1, "seed": 5, "roles": "gaagugg",
         "tokens": [ids[0], *drawn.tolist(), ids[3], None, *ids[5:]],
         "log_probs": [-1.234568, 0.0], "prompt": "The____ on____ mat.", "fills": [" dog and"],
         "text": "The dog and on____ mat.",
@@ -208,9 +209,8 @@ def test_a_line_shows_what_was_given_and_what_was_drawn():
 def test_log_probabilities_are_written_with_six_digits_whatever_they_are_computed_in():
     scores = np.array([-1.1, -2e-7, -12.3456785])
     for dtype in (np.float32, np.float64):
-        line = line_of(
-            0, 0, 0, Query([None] * 3, [False] * 3), np.array([1, 2, 3]), scores.astype(dtype), tiny_tokenizer()
-        )
+        answer = np.array([1, 2, 3]), scores.astype(dtype)
+        (line,) = module.lines_of([(0, 0, 0)], [Query([None] * 3, [False] * 3)], [answer], tiny_tokenizer())
         assert json.dumps(line["log_probs"][:2]) == "[-1.1, -0.0]"
         assert line["log_probs"][2] == round(float(dtype(-12.3456785)), 6)
 

@@ -9,7 +9,7 @@ import toys
 from models import ARCHITECTURES, random_query, tiny_model
 
 from acgpt.attention import BACKENDS, check_model, compile_blocks, run
-from acgpt.decode import Sampler, Sampling
+from acgpt.decode import Sampler, Sampling, draw
 from acgpt.layout import build
 from acgpt.methods import METHODS, masked
 from acgpt.query import Query
@@ -104,6 +104,16 @@ def test_every_method_draws_what_it_draws_on_a_cpu_and_its_time_is_measured(name
         for (tokens, log_probs), (want, scores) in zip(ours, theirs, strict=True):
             # Rotary tables are fp32 on any device, and one unit in their last place moves these by up to 6e-9.
             assert (tokens == want).all() and log_probs == pytest.approx(scores, abs=2e-8)
+
+
+@pytest.mark.parametrize("how", [{"top_p": 0.95, "temperature": 0.8}, {"top_k": 20}, {}], ids=str)
+def test_a_draw_is_the_one_of_a_cpu(how):
+    logits = torch.randn(256, 200, generator=torch.Generator().manual_seed(0)).bfloat16()  # of which many are equal
+    uniform = torch.rand(256, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    want, scores = draw(logits, uniform, Sampling(**how))
+    tokens, log_probs = draw(logits.cuda(), uniform.cuda(), Sampling(**how))
+    assert torch.equal(tokens.cpu(), want)
+    assert torch.allclose(log_probs.cpu(), scores, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -40,6 +42,25 @@ def test_positions_and_blanks_of_a_query_count_from_one():
 )
 def test_the_future_is_needed_only_if_something_given_follows_something_asked(roles, needs):
     assert query_of(roles).needs_future is needs
+
+
+@pytest.mark.parametrize("roles", ["gaagua", "a", "auuug"])
+def test_what_has_been_checked_makes_the_same_query_without_a_check(roles):
+    query = query_of(roles)
+    again = Query.trusted(list(query.tokens), iter(query.given), list(query.asked))
+    assert again == query and hash(again) == hash(query)
+    assert (again.given_positions, again.asked_positions) == (query.given_positions, query.asked_positions)
+    assert again.given_at.tolist() == list(query.given_positions)
+    assert again.asked_at.tolist() == list(query.asked_positions)
+
+
+def test_the_ids_of_a_query_are_its_own():
+    query = Query([4, None, 6], [True, False, False], [False, True, False])
+    assert query.ids.tolist() == [4, -1, 6]
+    with pytest.raises(ValueError, match="read-only"):
+        query.ids[0] = 5
+    assert body_tokens(query, 9).tolist() == [4, -1, 9]
+    assert query.ids.tolist() == [4, -1, 6]
 
 
 @pytest.mark.parametrize(
@@ -204,6 +225,21 @@ def test_batches_hold_every_query_once_and_keep_to_the_budget(many, budget, futu
     assert longest == sorted(longest, reverse=True)
     for i in range(len(groups) - 1):  # and no group stops short of the budget
         assert longest[i] * (len(groups[i]) + 1) > budget
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(roles, max_size=12), st.integers(1, 60), st.booleans(), st.booleans())
+def test_packed_batches_count_no_padding(many, budget, future, first_only):
+    queries = {7 * i: query_of(roles) for i, roles in enumerate(many)}
+    groups = batches(queries, budget, future, first_only=first_only, packed=True)
+    assert sorted(number for group in groups for number in group) == sorted(queries)
+
+    def slots(numbers):
+        return len(build([queries[n] for n in numbers], bos=0, mask=1, future=future, first_only=first_only).ids)
+
+    for group, following in pairwise([*groups, []]):
+        assert slots(group) <= budget or len(group) == 1  # a query that is too large goes alone
+        assert not following or slots([*group, following[0]]) > budget  # and no group stops short of the budget
 
 
 def test_a_layout_moves_whole():

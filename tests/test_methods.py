@@ -26,6 +26,8 @@ from acgpt.decode import Sampling
 from acgpt.errors import ModelError, QueryError
 from acgpt.metadata import Metadata
 from acgpt.methods import METHODS, method_of
+from acgpt.methods.fim import middle_last
+from acgpt.methods.sigma_gpt import in_order
 from acgpt.query import Query
 from acgpt.recipe import Recipe
 
@@ -55,6 +57,21 @@ def test_metadata_and_methods_agree_on_who_reads_the_future():
     """Of those that are shown copies: AC-GPT, and GPT by those who insist."""
     for name in ("ac-gpt", "gpt"):
         assert Metadata(method=name).reads_copies is METHODS[name].reads_future
+
+
+def test_what_methods_make_of_a_query_without_a_check_would_stand_it():
+    made = 0
+    for seed in range(60):
+        query = random_query(seed, 1 + seed % 9, unknown=0.2 * (seed % 2))
+        orders = [METHODS[name].order(query, 0) for name in ("sigma-gpt-temporal", "sigma-gpt-random")]
+        rearranged = [METHODS["ac-gpt"].left_to_right(query), *(in_order(query, order) for order in orders)]
+        rearranged.append(middle_last(query, 1, all_of_it=True))
+        if METHODS["fim"].answers(query):
+            rearranged.append(middle_last(query, 1))
+        for each in rearranged:
+            assert Query(each.tokens, each.given, each.asked) == each
+            made += 1
+    assert made > 240
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])

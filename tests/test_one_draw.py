@@ -50,6 +50,19 @@ def test_temperature_top_k_and_top_p_mean_what_the_book_says(logits, temperature
     assert np.allclose(log_probs.numpy(), np.log(p[tokens.numpy()]), rtol=0, atol=1e-12)  # the model's own
 
 
+@pytest.mark.parametrize("how", [{"top_p": 0.95}, {"top_k": 7}, {"top_k": 40, "top_p": 0.8}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_what_is_left_is_the_same_whether_logits_or_probabilities_are_sorted(dtype, how):
+    logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert dtype == torch.float32 or len(logits[0].unique()) < 300  # there are equals
+    logits[:, 7] = float("-inf")
+    p = (logits.float() / 0.8).softmax(-1)
+    by_logits = acgpt.decode.truncated(p, logits, Sampling(**how))
+    by_p = acgpt.decode.truncated(p, p, Sampling(**how))
+    for one, other in zip(by_logits, by_p, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize(
     ("how", "counts"),
     [

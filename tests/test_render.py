@@ -151,14 +151,15 @@ def test_generating_is_timed_beside_gpt_in_the_same_turn_and_mode(render):
 
     records = {
         "gpt, training-no-future": row(1.0, 2.0, 3.0, prefill=0.2, model_times=(0.5, 0.5, 0.5)),
-        "ac-gpt, training": row(1.5, 2.25, 4.0, prefill=0.3, keys=0.25, model_times=(0.75, 0.75, 1.0)),
+        "ac-gpt, training": row(1.5, 2.25, 4.0, prefill=0.3, keys=0.25, reading=0.26, model_times=(0.75, 0.75, 1.0)),
         "mlm, unconditional": row(5.0, 5.0, 5.0, model_times=(5.0, 5.0, 5.0)),
     }
     columns, (gpt, ours, other) = render.generation_table(records)
-    assert columns[4:8] == ["prefill", "keys", "tokens/s", "× GPT"] and columns[8:10] == ["s longer", "in the model"]
-    assert gpt[4:6] == ["0.20", ""] and gpt[8:10] == ["", ""]
-    assert ours[4:6] == ["0.30", "0.25"] and ours[8:10] == ["+0.50 (+0.25 to +1.00)", "+0.25 (+0.25 to +0.50)"]
-    assert other[4:10] == ["", "", "9", "--", "", ""]  # GPT was not timed in this mode
+    assert columns[4:9] == ["prefill", "keys", "reading", "tokens/s", "× GPT"]
+    assert columns[9:11] == ["s longer", "in the model"]
+    assert gpt[4:7] == ["0.20", "", ""] and gpt[9:11] == ["", ""]
+    assert ours[4:7] == ["0.30", "0.25", "0.26"] and ours[9:11] == ["+0.50 (+0.25 to +1.00)", "+0.25 (+0.25 to +0.50)"]
+    assert other[4:11] == ["", "", "", "9", "--", "", ""]  # GPT was not timed in this mode
     for key, left in (("times", {"in the model"}), ("model_times", {"s longer"})):
         once = {name: {**record, key: record[key][:1]} for name, record in records.items()}
         assert {"s longer", "in the model"} & set(render.generation_table(once)[0]) == left

@@ -37,7 +37,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from acgpt import decode_kernel, kernels
 from acgpt.errors import ModelError
-from acgpt.layout import Layout, visible
+from acgpt.layout import Layout, upload, visible
 
 NAME = "acgpt"  # the attention implementation's name in transformers, and the keyword that carries the backend
 # Newer versions of torch want to be told of grouped-query attention.
@@ -115,7 +115,7 @@ class Segments:
         lengths = torch.tensor([copies, texts])
 
         def starts(lengths: Tensor) -> Tensor:
-            return F.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)
+            return upload(F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32), device)
 
         own = lengths.cumsum(1) - lengths  # where the copies of a query begin among all copies, and its text likewise
         query = lengths.sum(0).cumsum(0) - lengths.sum(0)  # where a query begins in `keys`
@@ -126,7 +126,7 @@ class Segments:
         longest = int(lengths[0].max()), int(lengths[1].max()), int(lengths.sum(0).max())
         return cls(
             int(lengths[0].sum()), longest, starts(lengths[0]), starts(lengths[1]), starts(lengths.sum(0)),
-            keys.to(device), homes.to(device),
+            upload(keys, device), upload(homes, device),
         )  # fmt: skip
 
 

@@ -5,13 +5,11 @@
 
 Every row has a cache `[copies | BOS | text]`, so a query at slot s sees slots 0 … s and the mask is a comparison; where
 a kernel stops at the end of each row (CUDA, half precision) there is none. Which row reads which positions at which
-step is known before the first draw (only the *values* are drawn), so the whole schedule is put on the device at once
-and no step waits for the host. On CUDA a step is captured as a graph and replayed: at these sizes decoding is bound by
-kernel launches, not by arithmetic.
+step is known before the first draw (see `steps`), so all of it is put on the device at once and no step waits for the
+host. On CUDA a step is captured as a graph and replayed: at these sizes decoding is bound by kernel launches, not by
+arithmetic. The host's own work is done while the device is at the prefill.
 
-Rows of a ragged batch advance at their own pace. A step reads up to `width` positions of each row; a run of given
-tokens longer than that takes several steps, during which the other rows go on drawing. Rows are sorted by the number
-of steps that they need, so the rows still at work are always the first ones, and finished rows cost nothing.
+Rows of a ragged batch advance at their own pace, and those that are done cost nothing.
 
 Shape legend: R rows (one a sample), W positions read per step, P columns (BOS, the text, one spare), V vocabulary.
 """
@@ -24,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from operator import index
 from typing import Any
 
@@ -35,30 +34,15 @@ from transformers.cache_utils import Cache
 
 from acgpt.attention import BACKENDS, Backend, Cached, Ragged, can_decode_ragged, head_width, run
 from acgpt.errors import InputError
-from acgpt.layout import Layout, batches, body_tokens, build
+from acgpt.layout import Layout, batches, body_tokens, build, upload
 from acgpt.meter import Meter
 from acgpt.query import Query
 from acgpt.score import check_numbers, forbid
+from acgpt.steps import STEP_COST, Row, Steps, choose_width, few_shapes, steps_of
 
 GREEDY = 1e-6  # temperatures below this are taken for 0: dividing by them would overflow
 FEW = 1024  # of the likeliest tokens, in which truncation mostly ends
 MOST_GRAPHS = 64  # captured steps to keep: one for each adapter, number of rows, width, capacity and way of drawing
-WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """What a step costs, in the time that one more token in it takes; fitted to benchmarks/decoding.py under a mask."""
-
-    fixed: float  # launches, and reading the weights
-    wide: float  # the fixed part at any width but 1, over that at width 1, for which attention has a faster kernel
-
-
-STEP_COST = {
-    "ragged": StepCost(fixed=2600, wide=1),  # the kernel takes as long for 8 queries a row as for one
-    "cuda": StepCost(fixed=2600, wide=1.37),
-    "other": StepCost(fixed=48, wide=1),
-}
 
 
 @dataclass(frozen=True)
@@ -133,18 +117,20 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
         token = log_probs.argmax(-1)
     else:
         p = (log_probs / sampling.temperature).softmax(-1)
-        mass, total, order = truncated(p, sampling)
+        mass, total, order = truncated(p, logits if logits.is_cuda else p, sampling)
         token = torch.searchsorted(mass, uniform[:, None].to(mass.dtype) * total, right=True)
         token = token.minimum((mass < total).sum(-1, keepdim=True))  # should the product have been rounded up
         token = (token if order is None else order.gather(1, token))[:, 0]
     return token, log_probs.gather(1, token[:, None])[:, 0]
 
 
-def truncated(p: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor | None]:
+def truncated(p: Tensor, key: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor | None]:
     """What is left of a distribution.
 
     Args:
         p: (R, V) probabilities.
+        key: (R, V) what the likeliest tokens have most of: p, or the logits, which in half precision a GPU sorts in
+            half the time.
         sampling: How it is truncated.
 
     Returns:
@@ -157,8 +143,10 @@ def truncated(p: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor | N
     # To sort a large vocabulary takes a CPU longer than the step of a small network, and few of its tokens are left.
     sparing = p.device.type == "cpu" and p.shape[1] > 4 * FEW > 4 * (sampling.top_k or 0)
     for few in (FEW, None) if sparing else (None,):
-        ids = None if few is None else p.topk(few).indices.sort(dim=-1).values  # equals stay in their order
-        top, order = (p if ids is None else p.gather(1, ids)).sort(dim=-1, descending=True, stable=True)
+        ids = None if few is None else key.topk(few).indices.sort(dim=-1).values  # equals stay in their order
+        among, sorted_by = (p, key) if ids is None else (p.gather(1, ids), key.gather(1, ids))
+        order = sorted_by.argsort(dim=-1, descending=True, stable=True)
+        top = among.gather(1, order)
         mass = top[:, : sampling.top_k].cumsum(-1)
         if sampling.top_p < 1:  # a token stays if those likelier than it hold less than top_p: a prefix of the order
             whole = 1 if sampling.top_k is None else mass[:, -1:]
@@ -168,46 +156,6 @@ def truncated(p: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor | N
         if ids is None or (top.gather(1, kept - 1) > top[:, -1:]).all():  # none that was left out is as likely
             break
     return mass, mass.gather(1, kept - 1), order if ids is None else ids.gather(1, order)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Which positions a row reads at each of its steps, and which one it draws after them."""
-
-    reads: np.ndarray  # (steps, W) positions, right-aligned; -1 for nothing
-    draws: np.ndarray  # (steps,) position; -1 while a run of given tokens is still being read
-
-
-def schedule(query: Query, width: int) -> Schedule:
-    """The steps after the first draw: read the token just drawn and the run after it, then draw the next."""
-    asked = np.asarray(query.asked_positions)
-    chunks = -(-np.diff(asked) // width)  # how many steps the run before each draw takes; its first may be short
-    run_of = np.repeat(np.arange(len(chunks)), chunks)
-    left = np.repeat(chunks.cumsum(), chunks) - 1 - np.arange(len(run_of))  # steps of this run still to come
-    ends = asked[1:][run_of] - left * width
-    reads = ends[:, None] - width + np.arange(width)
-    reads = np.where(reads >= asked[:-1][run_of][:, None], reads, -1)
-    return Schedule(reads, np.where(left == 0, asked[1:][run_of], -1))
-
-
-def choose_width(queries: Sequence[Query], rows: int, cost: StepCost) -> int:
-    """The width at which the whole batch should be fastest: few steps, against what a wider step costs."""
-    gaps = [np.diff(query.asked_positions) for query in queries]
-
-    def total(width: int) -> float:
-        steps = max(int((-(-gap // width)).sum()) for gap in gaps)
-        return steps * (cost.fixed * (cost.wide if width > 1 else 1) + rows * width)
-
-    return min(WIDTHS, key=total)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One sample to draw: a query, its number in the call, and the number of the sample."""
-
-    query: Query
-    number: int
-    sample: int
 
 
 class Recorder(Cache):
@@ -296,15 +244,20 @@ class Decoder:
         """Is there room for a batch of this size: rows, slots, columns, steps, width?"""
         return all(need <= have for need, have in zip(size, self.size, strict=True))
 
-    def read_in(self, rows: list[Row], at: Tensor, bos: int, mask: int | None, sampling: Sampling) -> None:
-        """Write the text of these rows, as far as it is known, and their noise."""
+    def read_in(self, rows: list[Row], copies: np.ndarray, bos: int, mask: int | None, sampling: Sampling) -> None:
+        """Write the text of all rows, as far as it is known, their noise, and how many copies they have."""
         text, uniform = np.zeros((len(rows), self.size[2]), dtype=np.int64), np.zeros((len(rows), self.size[2]))
         for r, row in enumerate(rows):
             text[r, 0], text[r, 1 : len(row.query) + 1] = bos, body_tokens(row.query, mask)
             uniform[r, : len(row.query) + 1] = noise(row.query, sampling.first + row.sample, sampling.seed)
-        self.text[at, :-1] = torch.from_numpy(text).to(at.device)
-        self.log_probs[at] = 0
-        self.noise[at, :-1] = torch.from_numpy(uniform).to(self.noise.dtype).to(at.device)  # MPS has no float64
+        self.write(self.text[: len(rows), :-1], text)
+        self.write(self.noise[: len(rows), :-1], uniform)
+        self.write(self.copies[: len(rows), 0], copies)
+        self.log_probs[: len(rows)] = 0
+
+    def write(self, buffer: Tensor, array: np.ndarray) -> None:
+        """Copy an array into a buffer, or a part of one."""
+        buffer.copy_(upload(torch.from_numpy(array).to(buffer.dtype), buffer.device))  # cast here: MPS has no float64
 
     def put(self, rows: Tensor, at: Tensor, tokens: Tensor, log_probs: Tensor) -> None:
         """Write each row's drawn token at its position; position -1 is the spare column."""
@@ -366,15 +319,22 @@ class Prefill:
 class Sampler:
     """Draws samples from one model; on CUDA it keeps its decoder, with the captured steps, between calls."""
 
-    def __init__(self, model: PreTrainedModel, *, bos: int, mask: int | None, backend: str, budget: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        bos: int,
+        mask: int | None,
+        backend: str,
+        budget: int,
+        prefill_budget: int | None = None,
+    ) -> None:
         self.model, self.bos, self.mask, self.backend = model, bos, mask, backend
-        self.budget = budget  # tokens in one prefill pass
+        self.budget = budget  # tokens of a pass that predicts every one of them
+        self.prefill_budget = prefill_budget or budget  # of one that predicts the first asked token of each query
         self.cuda = model.device.type == "cuda"
         self.most_rows = 256 if self.cuda else 32
-        config = model.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        channels = heads * head_width(config)
-        self.slot_bytes: int = 2 * config.num_hidden_layers * channels * model.dtype.itemsize  # keys and values
+        self.slot_bytes = slot_bytes(model)
         self.grain = 128 if self.cuda else 32  # the cache is read in multiples of this many slots
         self.meter = Meter(model.device)  # of all passes
         self.notice: Callable[[int], object] = lambda tokens: None  # called as tokens are drawn, with their number
@@ -415,7 +375,7 @@ class Sampler:
         """As `sample`, on the current device."""
         wanted = [range(n)] * len(queries) if isinstance(n, int) else n
         rows = [Row(queries[number], number, sample) for number, samples in enumerate(wanted) for sample in samples]
-        rows.sort(key=lambda row: -len(row.query.asked_positions))  # neighbours take about as many steps
+        rows.sort(key=lambda row: -len(row.query.asked_at))  # neighbours take about as many steps
         answers: list[dict[int, tuple[np.ndarray, np.ndarray]]] = [{} for _ in queries]
         most = self.rows_at_once(max((2 * len(query) for query in queries), default=0))
         kept: list[Prefill] = []
@@ -451,58 +411,46 @@ class Sampler:
             following: The query of the first row of the next batch: if it is one of these, its prefill is left for it.
         """
         queries = {row.number: row.query for row in rows}
-        cost = STEP_COST["ragged" if self.ragged else "cuda" if self.cuda else "other"]
-        width = choose_width(list(queries.values()), len(rows), cost)
-        plans = {number: schedule(query, width) for number, query in queries.items()}
-        rows = sorted(rows, key=lambda row: -len(plans[row.number].draws))  # rows at work are always the first ones
-        lengths = np.array([len(plans[row.number].draws) for row in rows])
-        copies = np.array([len(row.query.given_positions) if future else 0 for row in rows])
-        steps, columns = int(lengths[0]), max(map(len, queries.values())) + 1
-        slots = max(c + row.query.asked_positions[-1] for c, row in zip(copies.tolist(), rows, strict=True))
-        reads = np.full((steps, len(rows), width), -1)
-        draws = np.full((steps, len(rows)), -1)
-        for r, row in enumerate(rows):
-            reads[: lengths[r], r], draws[: lengths[r], r] = plans[row.number].reads, plans[row.number].draws
+        passes = self.prefills(queries, ready, future)
+        begun = next(passes)  # a GPU is at work on it while the host makes its plans
+        width = choose_width(rows, STEP_COST["ragged" if self.ragged else "cuda" if self.cuda else "other"])
+        steps = steps_of(rows, width, future)
+        rows, columns = steps.rows, max(map(len, queries.values())) + 1
 
         # Rounded up, so that batches of about the same size find room, and captured steps, in the same decoder.
-        size = (len(rows), *(-(-x // self.grain) * self.grain for x in (slots, columns, steps)), width)
+        size = (len(rows), *(-(-x // self.grain) * self.grain for x in (steps.slots, columns, len(steps.draws))), width)
         decoder, self.decoder = self.decoder, None  # it is put back when all has gone well
         if decoder is not None and not (decoder.fits(size) and decoder.weights == weights_of(self.model)):
             decoder = None
-        left: list[Prefill] = []
-        for prefill in self.prefills(queries, ready, future):
+        left, first_logits = [], []
+        for prefill in chain([begun], passes):
             if decoder is None:
                 decoder = Decoder(self.model, prefill.states, size, self.ragged)
-            self.begin(decoder, rows, prefill, sampling)
+            first_logits.append(self.fill(decoder, rows, prefill))
             if following in prefill.numbers:
                 left.append(prefill)
         assert decoder is not None
-        decoder.at_work = adapters_at_work(self.model)
-        decoder.reads[:steps, : len(rows), :width] = torch.from_numpy(reads)
-        decoder.draws[:steps, : len(rows)] = torch.from_numpy(draws)
-        decoder.clock.zero_()
+        self.begin(decoder, steps, first_logits, sampling)
 
         # Steps of one shape are played together: so many rows still at work, so many slots of the cache in use.
-        used = (reads.max(-1, initial=-1) + copies).max(-1, initial=0) + 1
+        used = (steps.reads.max(-1, initial=-1) + steps.copies).max(-1, initial=0) + 1
         capacities = -(-used // self.grain) * self.grain
         if decoder.ragged:  # each row is read as far as it reaches, so one shape does for all
             capacities[:] = decoder.slots
-        working = (lengths > np.arange(steps)[:, None]).sum(1)
-        if self.cuda:  # powers of two: fewer shapes to capture
-            working = np.minimum(2 ** np.ceil(np.log2(working)).astype(int), len(rows))
+        working = few_shapes(steps.working) if self.cuda else steps.working
         changes = np.flatnonzero(np.diff(working) | np.diff(capacities)) + 1
         how = replace(sampling, seed=0, first=0)  # they are in the noise: the same captured step serves any
-        for group in np.split(np.arange(steps), changes):
+        for group in np.split(np.arange(len(steps.draws)), changes):
             if len(group):
                 shape = int(working[group[0]]), width, int(capacities[group[0]]), how
                 with self.meter.passes(len(group)):
                     decoder.play(len(group), *shape, self.orders is not None, self.never)
-                self.notice(int((draws[group] >= 0).sum()))
+                self.notice(int((steps.draws[group] >= 0).sum()))
 
         text, log_probs = decoder.text.cpu().numpy(), decoder.log_probs.cpu().numpy()
         check_numbers(log_probs[: len(rows), :-1])
         self.decoder = decoder if self.cuda else None
-        asked = [list(row.query.asked_positions) for row in rows]
+        asked = [row.query.asked_at for row in rows]
         drawn = [(row, (text[r, at], log_probs[r, at])) for r, (row, at) in enumerate(zip(rows, asked, strict=True))]
         return drawn, left
 
@@ -512,7 +460,7 @@ class Sampler:
         yield from ready
         done = {number for prefill in ready for number in prefill.numbers}
         left = {number: query for number, query in queries.items() if number not in done}
-        for group in batches(left, self.budget, future, first_only=True):
+        for group in batches(left, self.prefill_budget, future, first_only=True, packed=self.backend != "dense"):
             questions = [queries[number] for number in group]
             orders = None if self.orders is None else [self.orders[number] for number in group]
             layout = build(questions, bos=self.bos, mask=self.mask, future=future, first_only=True, orders=orders)
@@ -522,26 +470,55 @@ class Sampler:
                 logits = run(self.model, there.ids[None], there.positions[None], backend, there.rows, recorder, aims)[0]
             yield Prefill(group, layout, recorder.states, forbid(logits, self.never))
 
-    def begin(self, decoder: Decoder, rows: list[Row], prefill: Prefill, sampling: Sampling) -> None:
-        """Fill the caches of the rows whose queries have been prefilled, and make their first draw."""
+    def fill(self, decoder: Decoder, rows: list[Row], prefill: Prefill) -> tuple[list[int], Tensor]:
+        """Fill the caches of the rows whose queries have been prefilled.
+
+        Returns:
+            Which rows, and (rows, V) the logits of their first asked tokens.
+        """
         place = {number: i for i, number in enumerate(prefill.numbers)}
         members = [r for r, row in enumerate(rows) if row.number in place]
-        device = self.model.device
-        r = torch.tensor(members, device=device)
-        i = torch.tensor([place[rows[member].number] for member in members])
-        copies, texts = torch.tensor(prefill.layout.copies)[i], torch.tensor(prefill.layout.texts)[i]
-        decoder.cache.fill(prefill.states, r, prefill.layout.rectangle()[0][i].to(device))
-        decoder.read_in([rows[member] for member in members], r, self.bos, self.mask, sampling)
+        which, device = torch.tensor([place[rows[member].number] for member in members]), self.model.device
+        packed = prefill.layout.rectangle()[0][which]
+        decoder.cache.fill(prefill.states, upload(torch.tensor(members), device), upload(packed, device))
+        return members, prefill.logits[upload(which, device)]
+
+    def begin(
+        self, decoder: Decoder, steps: Steps, first_logits: list[tuple[list[int], Tensor]], sampling: Sampling
+    ) -> None:
+        """Write down the steps and what is known of all rows; make their first draw, from what `fill` returned."""
+        rows, (count, _, width) = steps.rows, steps.reads.shape
+        decoder.at_work = adapters_at_work(self.model)
+        decoder.read_in(rows, steps.copies, self.bos, self.mask, sampling)
+        decoder.write(decoder.reads[:count, : len(rows), :width], steps.reads)
+        decoder.write(decoder.draws[:count, : len(rows)], steps.draws)
+        decoder.clock.zero_()
         if self.orders is not None:
-            places = np.zeros((len(members), decoder.places.shape[1]), dtype=np.int64)
-            for place_of, member in zip(places, members, strict=True):
-                order = self.orders[rows[member].number]
+            places = np.zeros((len(rows), decoder.places.shape[1]), dtype=np.int64)
+            for place_of, row in zip(places, rows, strict=True):
+                order = self.orders[row.number]
                 place_of[1 : len(order) + 1] = order
-            decoder.places[r] = torch.from_numpy(places).to(device)
-        decoder.copies[r, 0] = copies.to(device)
-        first = texts.to(device)  # the first asked position: the text has been run up to it
-        decoder.put(r, first, *draw(prefill.logits[i.to(device)], decoder.noise[r, first], sampling))
+            decoder.write(decoder.places[: len(rows)], places)
+        members = [member for some, _ in first_logits for member in some]
+        first = [int(rows[member].query.asked_at[0]) for member in members]
+        r, at = (upload(torch.tensor(numbers), self.model.device) for numbers in (members, first))
+        logits = torch.cat([of_some for _, of_some in first_logits])
+        decoder.put(r, at, *draw(logits, decoder.noise[r, at], sampling))
         self.notice(len(members))
+
+
+def slot_bytes(model: PreTrainedModel) -> int:
+    """The keys and values of a token."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * head_width(config) * model.dtype.itemsize)
+
+
+def prefill_tokens(model: PreTrainedModel, memory: int) -> int:
+    """How many tokens of a prefill so much memory holds: their keys and values, and what a layer makes of them."""
+    config = model.config.get_text_config()
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return memory // int(slot_bytes(model) + (8 * config.hidden_size + 4 * inner) * model.dtype.itemsize)
 
 
 # What a captured step depends on besides its inputs: where the weights lie, and which adapters are at work.

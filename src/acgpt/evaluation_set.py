@@ -76,6 +76,20 @@ class EvaluationSet:
     drawn: Mapping[str, np.ndarray]  # by distribution, (N, T) int8
     origin: Origin
 
+    def __post_init__(self) -> None:
+        """Refuse, with a ValueError, arrays that are no evaluation set."""
+        arrays = {"tokens": self.tokens, **self.drawn}
+        for name, array in arrays.items():
+            if array.ndim != 2 or array.shape != self.tokens.shape or not array.size:
+                raise ValueError(f"{name} has the shape {array.shape}")
+            if array.dtype != (np.int32 if name == "tokens" else np.int8):
+                raise ValueError(f"{name} is of type {array.dtype}")
+        for name, roles in self.drawn.items():
+            if not np.isin(roles, (GIVEN, ASKED, UNKNOWN)).all() or not (roles == ASKED).any(axis=1).all():
+                raise ValueError(f"the roles of {name} are none")
+        if self.tokens.min() < 0:
+            raise ValueError("a token id is negative")
+
     @classmethod
     def build(
         cls,
@@ -185,7 +199,6 @@ class EvaluationSet:
                 {key: arrays[f"roles.{key}"] for key in EPOCHS},
                 Origin(**{field.name: content[field.name] for field in fields(Origin)}),
             )
-            loaded.check()
             if loaded.hash != content["hash"]:
                 raise ValueError("its content is not what its hash says")
         except FileNotFoundError as error:
@@ -197,20 +210,6 @@ class EvaluationSet:
                 f"{name} is damaged, or no evaluation set: {error}. Name another, or delete it if it is one of acgpt's."
             ) from error
         return loaded
-
-    def check(self) -> None:
-        """Refuse, with a ValueError, arrays that are not an evaluation set."""
-        arrays = {"tokens": self.tokens, **self.drawn}
-        for name, array in arrays.items():
-            if array.ndim != 2 or array.shape != self.tokens.shape or not array.size:
-                raise ValueError(f"{name} has the shape {array.shape}")
-            if array.dtype != (np.int32 if name == "tokens" else np.int8):
-                raise ValueError(f"{name} is of type {array.dtype}")
-        for name, roles in self.drawn.items():
-            if not np.isin(roles, (GIVEN, ASKED, UNKNOWN)).all() or not (roles == ASKED).any(axis=1).all():
-                raise ValueError(f"the roles of {name} are none")
-        if self.tokens.min() < 0:
-            raise ValueError("a token id is negative")
 
 
 def set_of_corpus(

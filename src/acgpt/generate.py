@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, dropwhile, groupby
+from itertools import accumulate, dropwhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,7 +37,7 @@ from transformers import PreTrainedTokenizerBase
 
 from acgpt.attention import evaluating
 from acgpt.conditioning import ASKED, GIVEN
-from acgpt.decode import GREEDY, Sampler, Sampling
+from acgpt.decode import GREEDY, Sampling
 from acgpt.errors import InputError
 from acgpt.evaluate import check_fit
 from acgpt.evaluation_set import EvaluationSet
@@ -48,7 +48,7 @@ from acgpt.metadata import tokenizer_hash, weights_hash
 from acgpt.methods import Method, method_of
 from acgpt.modes import MODES, Mode, modes_named
 from acgpt.query import Query
-from acgpt.text import pieces
+from acgpt.text import pieces_of_many
 from acgpt.versions import versions, when
 
 INDEX = "index.json"
@@ -126,9 +126,7 @@ class Generator:
         check_fit(lm.model, evaluation_set, self.method.overhead)
         if compiled:
             lm.compile(self.method)
-        self.sampler = Sampler(
-            lm.model, bos=lm.bos, mask=self.method.mask(lm.mask), backend=lm.attention, budget=budget or lm.budget
-        )
+        self.sampler = lm.sampler(self.method.mask(lm.mask), budget)
 
     # ---- what is drawn ----------------------------------------------------------------------------------------------
 
@@ -139,10 +137,10 @@ class Generator:
         if chosen.conditioning == "empty":
             roles = np.where(np.arange(roles.shape[1]) < self.prompt, np.int8(GIVEN), roles)
         given, asked = roles == GIVEN, roles == ASKED
-        return [
-            Query([token if known else None for token, known in zip(*row, strict=True)], row[1], wanted)
-            for *row, wanted in zip(self.evaluation_set.tokens.tolist(), given.tolist(), asked.tolist(), strict=True)
-        ]
+        tokens = self.evaluation_set.tokens.astype(object)
+        tokens[~given] = None
+        rows = zip(tokens.tolist(), given.tolist(), asked.tolist(), strict=True)
+        return [Query.trusted(*row) for row in rows]  # an evaluation set has been checked
 
     def answers(self, mode: str) -> bool:
         """Can the method answer in this mode?"""
@@ -258,7 +256,7 @@ class Generator:
         """
         left = drawn.resume(groups_of(queries, self.samples, self.at_once))
         before = drawn.tokens
-        total, tokens = self.samples * sum(len(query.asked_positions) for query in queries), 0
+        total, tokens = self.samples * sum(len(query.asked_at) for query in queries), 0
 
         def notice(count: int) -> None:
             nonlocal tokens
@@ -275,10 +273,8 @@ class Generator:
             with torch.inference_mode(), evaluating(self.lm.model):
                 answers = self.method.sample(self.sampler, asked, len(group.samples), sampling, future)
             samples = [answer for of_text in answers for answer in of_text]
-            lines = [
-                line_of(item, sample, self.sampling.seed, queries[item], *answer, self.lm.tokenizer)
-                for (item, sample), answer in zip(group.keys, samples, strict=True)
-            ]
+            numbers = [(item, sample, self.sampling.seed) for item, sample in group.keys]
+            lines = lines_of(numbers, [queries[item] for item, *_ in numbers], samples, self.lm.tokenizer)
             now = time.perf_counter()  # writing a group counts with the next
             took = now - begun, meter.seconds - busy, meter.calls - calls
             begun = now
@@ -295,7 +291,7 @@ class Generator:
     ) -> dict[str, Any]:
         """What describes a file of samples."""
         seconds, busy, calls = (took[key] for key in TOOK)
-        tokens = self.samples * sum(len(query.asked_positions) for query in queries)
+        tokens = self.samples * sum(len(query.asked_at) for query in queries)
         cuda = self.lm.model.device.type == "cuda"
         return {
             "kind": KIND,
@@ -349,7 +345,7 @@ def groups_of(queries: Sequence[Query], samples: int, rows: int) -> list[Group]:
     asking: dict[Query, list[int]] = {}
     for item, query in enumerate(queries):
         asking.setdefault(query, []).append(item)
-    order = sorted(asking.values(), key=lambda items: -len(queries[items[0]].asked_positions))
+    order = sorted(asking.values(), key=lambda items: -len(queries[items[0]].asked_at))
     alone = [item for items in order if len(items) == 1 for item in items]
     texts, most = max(1, rows // samples), min(samples, rows)
     groups = [
@@ -368,31 +364,49 @@ def groups_of(queries: Sequence[Query], samples: int, rows: int) -> list[Group]:
 # ---- a line a sample ------------------------------------------------------------------------------------------------
 
 
-def line_of(
-    item: int,
-    sample: int,
-    seed: int,
-    query: Query,
-    drawn: np.ndarray,
-    log_probs: np.ndarray,
+def lines_of(
+    numbers: Sequence[tuple[int, int, int]],
+    queries: Sequence[Query],
+    answers: Sequence[tuple[np.ndarray, np.ndarray]],
     tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, Any]:
-    """A sample as its file has it.
+) -> list[dict[str, Any]]:
+    """Samples as their file has them.
 
     Args:
-        item: The number of its text.
-        sample: Its number among those of this text's question.
-        seed: That it was drawn with.
-        query: What was given and asked.
-        drawn: The tokens that were drawn, from left to right.
-        log_probs: Theirs, under the model itself.
+        numbers: Of each sample that of its text, its own among those of this text's question, and the seed.
+        queries: What was given and asked.
+        answers: The tokens that were drawn, from left to right, and their log-probabilities under the model itself.
         tokenizer: The model's.
     """
-    roles = "".join("g" if g else "a" if a else "u" for g, a in zip(query.given, query.asked, strict=True))
-    tokens = list(query.tokens)
-    for position, token in zip(query.asked_positions, drawn.tolist(), strict=True):
-        tokens[position - 1] = token
-    runs = list(texts_of(tokens, roles, tokenizer))
+    filled = [fill_in(query, drawn) for query, (drawn, _) in zip(queries, answers, strict=True)]
+    return [
+        line_of(number, roles, tokens, log_probs, runs)
+        for number, (_, log_probs), (roles, tokens), runs in zip(
+            numbers, answers, filled, texts_of(filled, tokenizer), strict=True
+        )
+    ]
+
+
+def fill_in(query: Query, drawn: np.ndarray) -> tuple[str, list[int | None]]:
+    """A letter for the role of each token, and the tokens, with those that were drawn."""
+    letters = np.full(len(query), b"u")
+    letters[query.given_at - 1], letters[query.asked_at - 1] = b"g", b"a"
+    tokens = query.ids.astype(object)
+    tokens[tokens < 0] = None
+    tokens[query.asked_at - 1] = drawn
+    return letters.tobytes().decode(), tokens.tolist()
+
+
+def line_of(
+    number: tuple[int, int, int],
+    roles: str,
+    tokens: Sequence[int | None],
+    log_probs: np.ndarray,
+    runs: Sequence[tuple[str, str]],
+) -> dict[str, Any]:
+    """A sample as its file has it; `runs` as in `texts_of`, the others as in `lines_of` and `fill_in`."""
+    item, sample, seed = number
+    before = ["g", *(role for role, _ in runs)]
     return {
         "item": item,
         "sample": sample,
@@ -401,21 +415,33 @@ def line_of(
         "tokens": tokens,
         "log_probs": log_probs.astype(np.float64).round(6).tolist(),
         "prompt": "".join(
-            "".join(text for _, text in part) if given else BLANK
-            for given, part in groupby(runs, key=lambda run: run[0] == "g")
+            text if role == "g" else BLANK if last == "g" else ""
+            for (role, text), last in zip(runs, before, strict=False)
         ),
         "fills": [text for role, text in runs if role == "a"],
-        "text": "".join(BLANK if role == "u" else text for role, text in runs),
+        "text": "".join([BLANK if role == "u" else text for role, text in runs]),
     }
 
 
-def texts_of(tokens: Sequence[int | None], roles: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str]]:
-    """The role and the text of every run of tokens that play the same; that of unknown ones is empty."""
-    for part in re.finditer("[ga]+|u+", roles):
-        runs = re.findall("g+|a+|u+", part.group())
-        ids = [token for token in tokens[part.start() : part.end()] if token is not None]
-        texts = [""] if runs[0][0] == "u" else pieces(ids, tokenizer, list(accumulate(map(len, runs))))
-        yield from ((run[0], text) for run, text in zip(runs, texts, strict=True))
+def texts_of(
+    filled: Sequence[tuple[str, Sequence[int | None]]], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[list[tuple[str, str]]]:
+    """Of each text, the role and the text of every run of tokens that play the same; that of unknown ones is empty."""
+    parts = [list(re.finditer("[ga]+|u+", roles)) for roles, _ in filled]
+    runs = [[re.findall("g+|a+|u+", part.group()) for part in of_text] for of_text in parts]
+    known = [
+        ([token for token in tokens[part.start() : part.end()] if token is not None], list(accumulate(map(len, run))))
+        for (_, tokens), of_text, of_parts in zip(filled, parts, runs, strict=True)
+        for part, run in zip(of_text, of_parts, strict=True)
+        if run[0][0] != "u"
+    ]
+    texts = pieces_of_many(known, tokenizer)
+    for of_parts in runs:
+        yield [
+            (run[0], text)
+            for part in of_parts
+            for run, text in zip(part, [""] if part[0][0] == "u" else next(texts), strict=True)
+        ]
 
 
 def as_line(content: Mapping[str, Any]) -> bytes:

@@ -30,7 +30,7 @@ from acgpt.adapters import (
     without_peft,
 )
 from acgpt.attention import BACKENDS, check_model, choose_backend, compile_blocks, evaluating, possible_backends
-from acgpt.decode import Sampler, Sampling
+from acgpt.decode import Sampler, Sampling, prefill_tokens
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError
 from acgpt.files import open_weights
 from acgpt.metadata import Metadata, choose_bos, token_id, tokenizer_hash
@@ -197,7 +197,7 @@ class LanguageModel:
         # Tokens of one pass: as many as keep the device busy, if their logits in fp32 fit into so much memory.
         most, memory = (2**16, 2**32) if self.model.device.type == "cuda" else (2**13, 2**30)
         self.budget = max(1024, min(most, memory // (4 * self.vocabulary)))
-        self._sampler = Sampler(self.model, bos=self.bos, mask=self.mask, backend=self.attention, budget=self.budget)
+        self._sampler = self.sampler(self.mask)
         self._warned = False
         self.left_out = False  # has it an adapter that reads the future, which the user did not want to be loaded?
 
@@ -205,6 +205,22 @@ class LanguageModel:
         kind, device, dtype = type(self.model).__name__, self.model.device, self.model.dtype
         adapters = f", adapters=[{', '.join(self.adapters)}]" if self.adapters else ""
         return f"LanguageModel({kind}, {device}, {dtype}, reads_future={self.reads_future}{adapters})"
+
+    def sampler(self, mask: int | None, budget: int | None = None) -> Sampler:
+        """What draws from this model.
+
+        Args:
+            mask: The token that stands for unknown ones.
+            budget: At most this many tokens are read at a time; by default what the device can take.
+        """
+        prefill = budget or self.budget
+        if budget is None and self.attention != "dense":  # of large passes on a GPU one is faster than many
+            total = torch.cuda.get_device_properties(self.model.device).total_memory
+            prefill = max(prefill, prefill_tokens(self.model, total // 16))
+        return Sampler(
+            self.model, bos=self.bos, mask=mask, backend=self.attention,
+            budget=budget or self.budget, prefill_budget=prefill,
+        )  # fmt: skip
 
     def compile(self, method: Method | None = None) -> None:
         """Put the network through torch.compile: for methods that take a pass a token or a step (MLM, diffusion).

@@ -46,8 +46,8 @@ class Layout:
 
     def to(self, device: torch.device) -> Layout:
         """The same layout with its tensors on `device`."""
-        ids, positions, rows, targets = (x.to(device) for x in (self.ids, self.positions, self.rows, self.targets))
-        aims = None if self.aims is None else self.aims.to(device)
+        ids, positions, rows, targets = (upload(x, device) for x in (self.ids, self.positions, self.rows, self.targets))
+        aims = None if self.aims is None else upload(self.aims, device)
         return Layout(ids, positions, self.copies, self.texts, rows, targets, self.asked, aims)
 
     def rectangle(self) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,16 @@ class Layout:
         return torch.where(slot < copies, copy_start + slot, text), slot < copies + texts
 
 
-def batches(queries: Mapping[int, Query], budget: int, future: bool, *, first_only: bool = False) -> list[list[int]]:
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on `device`. The host does not wait for a GPU that has other things to do yet."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def batches(
+    queries: Mapping[int, Query], budget: int, future: bool, *, first_only: bool = False, packed: bool = False
+) -> list[list[int]]:
     """Group numbered queries, the longest first, so that a group's rectangle stays within `budget` cells.
 
     Args:
@@ -72,19 +81,24 @@ def batches(queries: Mapping[int, Query], budget: int, future: bool, *, first_on
         budget: In cells; a query that is longer has a group of its own.
         future: As in `build`.
         first_only: Likewise.
+        packed: Nobody makes a rectangle of the group: padding does not count.
     """
 
     def slots(number: int) -> int:
         query = queries[number]
-        return query.asked_positions[0 if first_only else -1] + (len(query.given_positions) if future else 0)
+        return int(query.asked_at[0 if first_only else -1]) + (len(query.given_at) if future else 0)
 
     groups: list[list[int]] = []
     size = {number: slots(number) for number in queries}
+    held = 0  # slots of the last group
     for number in sorted(queries, key=lambda number: -size[number]):
-        if groups and (len(groups[-1]) + 1) * size[groups[-1][0]] <= budget:
+        together = held + size[number] if packed else (len(groups[-1]) + 1) * size[groups[-1][0]] if groups else 0
+        if groups and together <= budget:
             groups[-1].append(number)
+            held += size[number]
         else:
             groups.append([number])
+            held = size[number]
     return groups
 
 
@@ -116,11 +130,9 @@ def build(
     text_start = 0
     for number, query in enumerate(queries):
         tokens = body_tokens(query, mask)
-        positions = np.asarray(query.asked_positions)
-        if first_only:
-            positions = positions[:1]
+        positions = query.asked_at[:1] if first_only else query.asked_at
         length = int(positions[-1])  # x_p is predicted at slot p - 1, so slots 0 … p - 1 are run
-        given = np.asarray(query.given_positions if future else (), dtype=np.int64)
+        given = query.given_at if future else query.given_at[:0]
         copy_ids.append(tokens[given - 1])
         copy_positions.append(given)
         text_ids.append(np.concatenate(([bos], tokens[: length - 1])))
@@ -153,15 +165,17 @@ def build(
 
 def body_tokens(query: Query, mask: int | None) -> np.ndarray:
     """The text as the model reads it: unknown tokens are MASK, tokens to be sampled are -1 until they are."""
-    body = np.array([-1 if token is None else token for token in query.tokens], dtype=np.int64)
-    if query.has_unknown:
-        if mask is None:
-            raise QueryError(
-                "the query has unknown tokens (neither given nor asked), which are fed as the model's MASK token, and "
-                "this model names none. Ask for those tokens or give them, or name a token with LanguageModel(…, "
-                "mask=ID)."
-            )
-        body[~(np.array(query.given) | np.array(query.asked))] = mask
+    if not query.has_unknown:
+        return query.ids
+    if mask is None:
+        raise QueryError(
+            "the query has unknown tokens (neither given nor asked), which are fed as the model's MASK token, and "
+            "this model names none. Ask for those tokens or give them, or name a token with LanguageModel(…, "
+            "mask=ID)."
+        )
+    body = np.full(len(query), mask)
+    for positions in (query.given_at, query.asked_at):
+        body[positions - 1] = query.ids[positions - 1]
     return body
 
 

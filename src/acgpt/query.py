@@ -12,13 +12,17 @@ package speaks `Query`: templates become queries, layouts are built from them, r
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress, count
-from operator import and_, index, not_, or_
+from itertools import compress
+from operator import and_, index, not_
+from typing import TYPE_CHECKING
 
 from acgpt.errors import QueryError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,14 @@ class Query:
         object.__setattr__(self, "given", given)
         object.__setattr__(self, "asked", asked)
 
+    @classmethod
+    def trusted(cls, tokens: Iterable[int | None], given: Iterable[bool], asked: Iterable[bool]) -> Query:
+        """A query of what has been checked already, the parts of another query say: it is not checked again."""
+        query = object.__new__(cls)
+        for name, values in (("tokens", tokens), ("given", given), ("asked", asked)):
+            object.__setattr__(query, name, tuple(values))
+        return query
+
     def __len__(self) -> int:
         """The number of tokens T; with BOS the text takes T + 1 positions."""
         return len(self.tokens)
@@ -75,17 +87,36 @@ class Query:
     @cached_property
     def given_positions(self) -> tuple[int, ...]:
         """Where the given tokens stand, counting from 1."""
-        return tuple(compress(count(1), self.given))
+        return tuple(self.given_at.tolist())
 
     @cached_property
     def asked_positions(self) -> tuple[int, ...]:
         """Where the asked tokens stand, counting from 1."""
-        return tuple(compress(count(1), self.asked))
+        return tuple(self.asked_at.tolist())
+
+    @cached_property
+    def given_at(self) -> np.ndarray:
+        """`given_positions` as an array."""
+        return positions(self.given)
+
+    @cached_property
+    def asked_at(self) -> np.ndarray:
+        """`asked_positions` as an array."""
+        return positions(self.asked)
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """(T,) the tokens, -1 where there is none; not to be written into."""
+        import numpy as np  # here: a template is read, and refused, without it
+
+        ids = np.array([-1 if token is None else token for token in self.tokens], dtype=np.int64)
+        ids.flags.writeable = False
+        return ids
 
     @property
     def has_unknown(self) -> bool:
         """Is there a token that is neither given nor asked?"""
-        return not all(map(or_, self.given, self.asked))
+        return len(self.given_at) + len(self.asked_at) < len(self)
 
     @property
     def needs_future(self) -> bool:
@@ -96,3 +127,10 @@ class Query:
     def blanks(self) -> tuple[tuple[int, int], ...]:
         """Runs of asked tokens as (first, last) positions, both included."""
         return tuple((run.start() + 1, run.end()) for run in re.finditer(b"\x01+", bytes(self.asked)))
+
+
+def positions(which: tuple[bool, ...]) -> np.ndarray:
+    """Where these are true, counting from 1."""
+    import numpy as np
+
+    return np.flatnonzero(np.frombuffer(bytes(which), dtype=np.bool_)) + 1

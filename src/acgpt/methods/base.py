@@ -203,7 +203,8 @@ class Method(ABC):
                 f"{self.name} does not take a text apart from left to right, so it cannot say what a token has from "
                 "its past alone: leave out future=False (--no-future), or use a model that was trained with ac-gpt."
             )
-        return Query(query.tokens, [False] * len(query), list(map(or_, query.given, query.asked)))
+        asked = map(or_, query.given, query.asked) if query.has_unknown else (True,) * len(query)
+        return Query.trusted(query.tokens, (False,) * len(query), asked)
 
     def mask(self, mask: int | None) -> int | None:
         """The MASK token, without which some methods cannot be asked at all."""

@@ -53,6 +53,10 @@ class Fim(Method):
         """One run of asked tokens, and nothing unknown."""
         return len(query.blanks) == 1 and not query.has_unknown
 
+    def can_sample(self, query: Query, future: bool) -> bool:
+        """With the future what it answers; without, whatever has nothing unknown, as the whole text is the middle."""
+        return self.answers(query) if future else not query.has_unknown
+
     def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
         """As `Method.score` says, in one causal pass."""
         return score.log_probs(
@@ -65,7 +69,8 @@ class Fim(Method):
         """As `Method.sample` says, with a cache; without the future, the whole text is the middle."""
         mask = self.mask(sampler.mask)
         assert mask is not None
-        self.check(queries if future else [self.left_to_right(query) for query in queries])
+        if not all(self.can_sample(query, future) for query in queries):
+            self.check(queries if future else [self.left_to_right(query) for query in queries])
         moved = [middle_last(query, mask, all_of_it=not future) for query in queries]
         return sampler.sample(moved, n, sampling, future=False, never=mask)
 
@@ -127,7 +132,7 @@ def middle_last(query: Query, mask: int, *, all_of_it: bool = False) -> Query:
     ((first, last),) = ((1, len(query)),) if all_of_it else query.blanks
     head, middle, tail = slice(first - 1), slice(first - 1, last), slice(last, None)
 
-    def moved(values: tuple[Any, ...], between: Any) -> list[Any]:
-        return [*values[head], between, *values[tail], between, *values[middle]]
+    def moved(values: tuple[Any, ...], between: Any) -> tuple[Any, ...]:
+        return (*values[head], between, *values[tail], between, *values[middle])
 
-    return Query(moved(query.tokens, mask), moved(query.given, True), moved(query.asked, False))
+    return Query.trusted(moved(query.tokens, mask), moved(query.given, True), moved(query.asked, False))

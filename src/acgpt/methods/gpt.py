@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import or_
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,9 +34,8 @@ class Gpt(Method):
 
     def answers(self, query: Query) -> bool:
         """A query with nothing given after an asked token, and nothing unknown before one."""
-        last = query.asked_positions[-1]
-        known = all(given or asked for given, asked in zip(query.given[:last], query.asked[:last], strict=True))
-        return known and not query.needs_future
+        last = query.asked_at[-1]
+        return all(map(or_, query.given[:last], query.asked[:last])) and not query.needs_future
 
     def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
         """As `Method.score` says, in one causal pass; MASK is never read."""

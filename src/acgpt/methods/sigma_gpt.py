@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,7 +61,7 @@ class SigmaGptTemporal(Method):
 
     def order(self, query: Query, number: int) -> np.ndarray:
         """The positions of the given tokens, then of the asked ones, in the order in which they are read."""
-        return np.array(query.given_positions + query.asked_positions)
+        return np.concatenate([query.given_at, query.asked_at])
 
     def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
         """As `Method.score` says, in one pass."""
@@ -93,7 +94,7 @@ class SigmaGptTemporal(Method):
         if future:
             orders = [self.order(queries[number], order) for number, order in ways]
         else:
-            orders = [np.array(self.left_to_right(query).asked_positions) for query in asked]
+            orders = [self.left_to_right(query).asked_at for query in asked]
         ordered = [in_order(query, order) for query, order in zip(asked, orders, strict=True)]
         drawn = sampler.sample(ordered, list(ways.values()), sampling, future=False, orders=orders)
         results: list[dict[int, Drawn]] = [{} for _ in queries]
@@ -191,8 +192,7 @@ class SigmaGptRandom(SigmaGptTemporal):
         if not self.random:
             return super().order(query, number)
         rng = randomness(query, number, self.seed, "order")
-        parts = (np.array(part, dtype=np.int64) for part in (query.given_positions, query.asked_positions))
-        return np.concatenate([rng.permutation(part) for part in parts])
+        return np.concatenate([rng.permutation(part) for part in (query.given_at, query.asked_at)])
 
     def draw_order(self, query: Query, sample: int, seed: int) -> int:
         """Any of them, each as likely: a sample of the mean of distributions is one of a distribution at random."""
@@ -240,12 +240,16 @@ def check_network(model: PreTrainedModel) -> None:
 
 def in_order(query: Query, order: np.ndarray) -> Query:
     """The query with its tokens in this order of their positions; those that are not in it are left out."""
-    places = (order - 1).tolist()
-    return Query(*([values[place] for place in places] for values in (query.tokens, query.given, query.asked)))
+    if len(order) == len(query) and (np.diff(order) > 0).all():
+        return query  # as it stands
+    first, *others = (order - 1).tolist()
+    chosen = itemgetter(first, *others, first)  # of one place alone it would take no tuple
+    return Query.trusted(chosen(query.tokens)[:-1], chosen(query.given)[:-1], chosen(query.asked)[:-1])
 
 
 def from_left_to_right(query: Query, order: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The values of the asked tokens, in the order of their positions; they came in `order`."""
-    asked = np.array(query.asked)[order - 1]
-    sorted_values: np.ndarray = values[order[asked].argsort()]
+    asked = np.zeros(len(query) + 1, dtype=bool)
+    asked[query.asked_at] = True
+    sorted_values: np.ndarray = values[order[asked[order]].argsort()]
     return sorted_values
