@@ -191,11 +191,11 @@ class Rows(Cache):
         self.slots = torch.empty(0)
         self.capacity = 0
 
-    def fill(self, states: list[tuple[Tensor, Tensor]], rows: Tensor, packed: Tensor) -> None:
-        """Copy a prefill in: row rows[i] takes the packed slots packed[i]."""
+    def fill(self, states: list[tuple[Tensor, Tensor]], packed: Tensor, places: Tensor) -> None:
+        """Copy a prefill in: its slots `packed` go to `places`, counted over the slots of all rows."""
         for buffers, pair in zip(self.buffers, states, strict=True):
             for buffer, state in zip(buffers, pair, strict=True):
-                buffer[rows, : packed.shape[1]] = state[0].transpose(0, 1)[packed].to(buffer.dtype)
+                buffer.flatten(0, 1)[places] = state[0].transpose(0, 1)[packed].to(buffer.dtype)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -479,8 +479,9 @@ class Sampler:
         place = {number: i for i, number in enumerate(prefill.numbers)}
         members = [r for r, row in enumerate(rows) if row.number in place]
         which, device = torch.tensor([place[rows[member].number] for member in members]), self.model.device
-        packed = prefill.layout.rectangle()[0][which]
-        decoder.cache.fill(prefill.states, upload(torch.tensor(members), device), upload(packed, device))
+        packed, real = (x[which] for x in prefill.layout.rectangle())
+        places = torch.tensor(members)[:, None] * (decoder.slots + 1) + torch.arange(real.shape[1])
+        decoder.cache.fill(prefill.states, upload(packed[real], device), upload(places[real], device))
         return members, prefill.logits[upload(which, device)]
 
     def begin(
