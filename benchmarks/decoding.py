@@ -29,6 +29,7 @@ import random
 import statistics
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -49,7 +50,7 @@ from acgpt.metadata import Metadata
 from acgpt.methods import METHODS
 from acgpt.modes import MODES
 from acgpt.recipe import Shape
-from acgpt.steps import STEP_COST, Row, Steps, choose_width, few_shapes, steps_of
+from acgpt.steps import STEP_COST, Row, Steps, few_shapes, steps_of
 
 BOS = 50256
 
@@ -84,12 +85,15 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=list(MODES), help="with --generate: some modes only")
     parser.add_argument("--compile", action="store_true", help="with --generate: mlm and diffusion, compiled")
     parser.add_argument("--batch-tokens", type=int, help="with --generate: as acgpt generate takes it")
+    parser.add_argument("--width", type=int, help="with --generate: of a step, instead of the one that acgpt chooses")
     args = parser.parse_args()
     if args.repeats < 1:
         parser.error("--repeats must be at least 1.")
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     if args.generate:
-        generation(args, dtype)
+        forced = patch.object(decode, "choose_width", lambda *_: args.width)
+        with forced if args.width else nullcontext():
+            generation(args, dtype)
         return
     steps = args.tokens - 1  # BOS takes the first position
     sampling = Sampling(temperature=0.8, top_p=0.95, seed=0)
@@ -272,8 +276,8 @@ def shows_copies(generator: Generator, mode: str) -> bool:
 def steps_in(generator: Generator, mode: str, *, copies: bool = True) -> Steps:
     """The steps of a mode on this device, with the copies or as if there were none."""
     rows, sampler = rows_of(generator, mode), generator.sampler
-    width = choose_width(rows, STEP_COST["ragged" if sampler.ragged else "cuda" if sampler.cuda else "other"])
-    return steps_of(rows, width, copies)
+    cost = STEP_COST["ragged" if sampler.ragged else "cuda" if sampler.cuda else "other"]
+    return steps_of(rows, decode.choose_width(rows, cost), copies)
 
 
 def key_seconds(generator: Generator, mode: str, bandwidth: float) -> float:
