@@ -118,6 +118,8 @@ def test_a_fresh_seed_is_reported_and_repeats_the_run(cli):
     assert objects(cli("infill", "a {{_8}}", "--json", "--seed", str(first["seed"])))[0] == first
     for_people = cli("infill", "a {{_8}}", "--seed", str(first["seed"])).stdout
     assert f"seed {first['seed']}" in for_people
+    refused = cli("infill", "a {{_800}}", "--seed", "5", code=2)
+    assert "seed" not in refused.stdout and "800" in refused.stderr
     assert f"log p {first['samples'][0]['log_prob']:8.2f}" in for_people
 
 

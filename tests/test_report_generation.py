@@ -135,6 +135,10 @@ def test_what_the_original_texts_have_stands_below_and_is_never_the_best(corpus:
     own = [row for row in table.rows if not row.paper]
     assert [row.cells["method"] for row in own] == ["AC-GPT", "MLM (BERT)", "original"]
     assert own[-1].cells["training"].mean == 0.99 and [is_bold(table, row) for row in own] == [True, True, False]
+    assert "The row original" in table.caption
+    without = make_report([drawn(tmp_path / "other", corpus, "mlm", 0, {"training": 0.9})], tmp_path / "other report")
+    assert "original" not in {row.cells["method"] for row in without.parts[-1].tables["small/mauve"].rows}
+    assert "The row original" not in without.parts[-1].tables["small/mauve"].caption
 
 
 def test_what_is_the_same_file_at_two_r_max_stands_at_both(corpus: Path, tmp_path: Path):

@@ -415,9 +415,9 @@ def infill(
         return lm.sample(texts, n, temperature=temperature, top_p=top_p, top_k=top_k, seed=used, future=future)
 
     page = Page()
-    if not as_json:
-        page.note(f"seed {used}\n")
-    for text, samples in answers(groups, ask):
+    for number, (text, samples) in enumerate(answers(groups, ask)):
+        if number == 0 and not as_json:
+            page.note(f"seed {used}\n")
         if as_json:
             drawn = [{"text": sample.text, "fills": sample.fills, **score_fields(sample)} for sample in samples]
             about = {"template": text, "seed": used, "future": samples[0].future, **answered_by(lm, samples[0])}

@@ -68,11 +68,10 @@ CAPTION = (
     "k-means ± is the largest standard deviation of any of these scores over the seeds of its k-means: a smaller "
     "difference means nothing, and a larger one may be chance too, for other texts would move a score more. Bold: the "
     "best of those that can be compared: of the same texts (set), scored in the same way; -- is what a method cannot "
-    "draw, or what was not scored. The "
-    "row original is what the real texts have against the same reference: what could be reached. "
-    "Of a whole text, what was given counts too, and is the same for all methods; the asked part is "
-    "scored against what stood there originally."
+    "draw, or what was not scored. Of a whole text, what was given counts too, and is the same for all methods; the "
+    "asked part is scored against what stood there originally."
 )
+ORIGINAL = " The row original is what the real texts have against the same reference: what could be reached."
 OTHERS = (
     "The paper's rows are of other texts, references and budgets, with features of GPT-2 large, and of whole texts: "
     "compare the order of the methods, not the levels."
@@ -376,6 +375,7 @@ def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -
         if (original := original_row([entry for entry in entries if entry.first.group == group])) is not None:
             order[original.group] = order[group]
             rows.append(original)
+    caption = CAPTION + (ORIGINAL if any(row.cells["method"] == "original" for row in rows) else "")
     methods["original"] = len(paper["methods"]) + 1
     rows.sort(
         key=lambda row: (
@@ -388,7 +388,7 @@ def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -
     theirs = paper_rows(paper, size, {each.r_max for each in scored})
     beside = sorted([*rows, *theirs], key=lambda row: (row.cells["r_max"], row.paper))
     title = f"MAUVE, {paper['sizes'].get(size, size)}"
-    return Table(title, CAPTION, MAUVE, tuple(beside), "method", "Scored here", OTHERS)
+    return Table(title, caption, MAUVE, tuple(beside), "method", "Scored here", OTHERS)
 
 
 def all_of(entry: Entry) -> list[Scored]:
