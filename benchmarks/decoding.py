@@ -50,7 +50,7 @@ from acgpt.metadata import Metadata
 from acgpt.methods import METHODS
 from acgpt.modes import MODES
 from acgpt.recipe import Shape
-from acgpt.steps import STEP_COST, Row, Steps, few_shapes, steps_of
+from acgpt.steps import Row, Steps, few_shapes, steps_of
 
 BOS = 50256
 
@@ -263,11 +263,6 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {**kept, **{name: [record[key] for record in found] for name, key in times.items()}}
 
 
-def rows_of(generator: Generator, mode: str) -> list[Row]:
-    """The rows of a mode, one a text."""
-    return [Row(query, number, 0) for number, query in enumerate(generator.queries(mode))]
-
-
 def shows_copies(generator: Generator, mode: str) -> bool:
     """Does the method read copies in this mode?"""
     return generator.method.name == "ac-gpt" and MODES[mode].future
@@ -275,9 +270,8 @@ def shows_copies(generator: Generator, mode: str) -> bool:
 
 def steps_in(generator: Generator, mode: str, *, copies: bool = True) -> Steps:
     """The steps of a mode on this device, with the copies or as if there were none."""
-    rows, sampler = rows_of(generator, mode), generator.sampler
-    cost = STEP_COST["ragged" if sampler.ragged else "cuda" if sampler.cuda else "other"]
-    return steps_of(rows, decode.choose_width(rows, cost), copies)
+    rows = [Row(query, number, 0) for number, query in enumerate(generator.queries(mode))]
+    return steps_of(rows, decode.choose_width(rows, generator.sampler.step_cost), copies)
 
 
 def key_seconds(generator: Generator, mode: str, bandwidth: float) -> float:

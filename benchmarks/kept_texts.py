@@ -61,9 +61,10 @@ def unpack(kept: bytes, tokenizer: PreTrainedTokenizerBase) -> Iterator[bytes]:
     whole = scores.T.copy().view(">i4")[:, 0].astype(np.int64)
     log_probs = np.where(whole == NEGATIVE_ZERO, -0.0, whole / 1e6)
     parts = np.split(log_probs, asked.sum(1).cumsum()[:-1])
-    queries = [Query(*(row.tolist() for row in (ids, ~own, own))) for ids, own in zip(tokens, asked, strict=True)]
-    answers = [(ids[own], scores) for ids, own, scores in zip(tokens, asked, parts, strict=True)]
-    yield from map(as_line, lines_of(list(map(tuple, number.tolist())), queries, answers, tokenizer))
+    numbers = [(item, sample, seed) for item, sample, seed in number.tolist()]
+    queries = [Query(ids.tolist(), (~at).tolist(), at.tolist()) for ids, at in zip(tokens, asked, strict=True)]
+    answers = [(ids[at], own) for ids, at, own in zip(tokens, asked, parts, strict=True)]
+    yield from map(as_line, lines_of(numbers, queries, answers, tokenizer))
 
 
 def restore(place: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, bytes]:

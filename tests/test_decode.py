@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from itertools import pairwise, product
 
@@ -24,8 +25,9 @@ from models import (
 from scipy import stats
 
 import acgpt.decode
+import acgpt.steps
 from acgpt.attention import Dense, run
-from acgpt.decode import Recorder, Rows, Sampler, Sampling, noise
+from acgpt.decode import Recorder, Rows, Sampler, Sampling, noise, prefill_tokens
 from acgpt.errors import ModelError
 from acgpt.layout import build
 from acgpt.query import Query
@@ -330,6 +332,16 @@ def test_the_width_chosen_is_one_of_those_known_and_fits_the_work():
     assert chosen(StepCost(16, 1), Query([None], [False])) in WIDTHS  # no step at all
 
 
+def test_the_drawing_of_the_steps_is_what_they_are():
+    drawn = re.findall(r"step \d +reads ([\d, ]+?)(?: +draws (\d))?\n", acgpt.steps.__doc__)
+    roles = "gaggaga"  # The [cat] on the [mat] and [sat]
+    plan = schedule(Query([5] * 7, [role == "g" for role in roles]), 2)
+    assert [[p for p in reads if p > 0] for reads in plan.reads.tolist()] == [
+        [int(p) for p in reads.split(",")] for reads, _ in drawn
+    ]
+    assert plan.draws.tolist() == [int(draws or -1) for _, draws in drawn]
+
+
 def test_the_steps_of_a_batch_are_the_schedules_of_its_rows_the_longest_first():
     dense = Query([None] * 9, [False] * 9)
     sparse = Query([5, None, *[5] * 6, None], [True, False, *[True] * 6, False])
@@ -374,6 +386,31 @@ def spied(request):
 
 def kinds(calls):
     return Counter(kind for kind, _, _ in calls)
+
+
+def test_under_a_dense_mask_the_padding_of_a_prefill_counts(spied):
+    model, calls = spied
+    queries = [Query([5] * n + [None], [True] * n + [False]) for n in (29, 4, 4)]  # slots: 30, 5 and 5, without copies
+    sample(model, queries, future=False, budget=59)
+    assert kinds(calls)["prefill"] == 2  # two of 30 would take 60
+
+
+def test_a_prefill_has_a_budget_of_its_own(spied):
+    model, calls = spied
+    made = Sampler(model, bos=0, mask=1, backend="dense", budget=1, prefill_budget=1000)
+    with torch.inference_mode():
+        made.sample(ragged(unknown=0), 1, Sampling(), True)
+    assert kinds(calls)["prefill"] == 1
+    assert Sampler(model, bos=0, mask=1, backend="dense", budget=7).prefill_budget == 7
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_the_memory_of_a_prefill_is_what_its_tokens_take(architecture):
+    model = twins(architecture)[1]
+    config, size = model.config, model.dtype.itemsize
+    inner = getattr(config, "intermediate_size", 4 * config.hidden_size)
+    a_token = sampler(model).slot_bytes + (8 * config.hidden_size + 4 * inner) * size
+    assert [prefill_tokens(model, n * a_token - 1) for n in (1, 8)] == [0, 7]
 
 
 @pytest.mark.parametrize("future", [True, False])

@@ -115,6 +115,11 @@ def test_a_small_budget_changes_no_answer(lm, monkeypatch):
     assert [s.log_prob for s in lm.log_prob(questions)] == exactly(want)
 
 
+def test_a_budget_that_is_named_holds_for_every_pass(lm):
+    assert (lm.sampler(5, 7).budget, lm.sampler(5, 7).prefill_budget, lm.sampler(5, 7).mask) == (7, 7, 5)
+    assert lm.sampler(None).budget == lm.sampler(None).prefill_budget == lm.budget  # on a CPU
+
+
 @pytest.mark.parametrize("question", [None, 3, b"text", ["x"]])
 def test_what_is_no_question_is_refused(lm, question):
     with pytest.raises(QueryError, match="a template"):

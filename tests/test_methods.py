@@ -27,7 +27,7 @@ from acgpt.errors import ModelError, QueryError
 from acgpt.metadata import Metadata
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.fim import middle_last
-from acgpt.methods.sigma_gpt import in_order
+from acgpt.methods.sigma_gpt import SigmaGptRandom, in_order
 from acgpt.query import Query
 from acgpt.recipe import Recipe
 
@@ -59,19 +59,38 @@ def test_metadata_and_methods_agree_on_who_reads_the_future():
         assert Metadata(method=name).reads_copies is METHODS[name].reads_future
 
 
-def test_what_methods_make_of_a_query_without_a_check_would_stand_it():
-    made = 0
+def test_what_methods_make_of_a_query_is_the_same_tokens_in_their_order():
+    shuffled = SigmaGptRandom("random")
+    moved = 0
     for seed in range(60):
         query = random_query(seed, 1 + seed % 9, unknown=0.2 * (seed % 2))
-        orders = [METHODS[name].order(query, 0) for name in ("sigma-gpt-temporal", "sigma-gpt-random")]
-        rearranged = [METHODS["ac-gpt"].left_to_right(query), *(in_order(query, order) for order in orders)]
-        rearranged.append(middle_last(query, 1, all_of_it=True))
+        roles = list(zip(query.tokens, query.given, query.asked, strict=True))
+        for method in (METHODS["sigma-gpt-temporal"], shuffled):
+            order = method.order(query, 0)
+            made = in_order(query, order)
+            assert list(zip(made.tokens, made.given, made.asked, strict=True)) == [roles[p - 1] for p in order]
+            assert made == Query(made.tokens, made.given, made.asked)  # which would refuse what contradicts itself
+            moved += made != query
+        read = METHODS["ac-gpt"].left_to_right(query)
+        assert read == Query(query.tokens, [False] * len(query), [g or a for _, g, a in roles])
+        whole = middle_last(query, 1, all_of_it=True)
+        mask = (1, True, False)
+        assert list(zip(whole.tokens, whole.given, whole.asked, strict=True)) == [mask, mask, *roles]
         if METHODS["fim"].answers(query):
-            rearranged.append(middle_last(query, 1))
-        for each in rearranged:
-            assert Query(each.tokens, each.given, each.asked) == each
-            made += 1
-    assert made > 240
+            gap = middle_last(query, 1)
+            first, last = query.asked_positions[0] - 1, query.asked_positions[-1]
+            wanted = [*roles[:first], mask, *roles[last:], mask, *roles[first:last]]
+            assert list(zip(gap.tokens, gap.given, gap.asked, strict=True)) == wanted
+    assert moved > 40
+
+
+def test_without_the_future_a_text_can_be_drawn_if_all_of_it_could_be_asked():
+    for seed in range(40):
+        query = random_query(seed, 6, unknown=0.2 * (seed % 2))
+        for name in ("ac-gpt", "gpt", "sigma-gpt-temporal", "fim"):
+            method = METHODS[name]
+            assert method.can_sample(query, False) is method.answers(method.left_to_right(query)), (name, query)
+            assert method.can_sample(query, True) is method.answers(query)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])

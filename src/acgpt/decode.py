@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from operator import index
 from typing import Any
 
@@ -38,7 +37,7 @@ from acgpt.layout import Layout, batches, body_tokens, build, upload
 from acgpt.meter import Meter
 from acgpt.query import Query
 from acgpt.score import check_numbers, forbid
-from acgpt.steps import STEP_COST, Row, Steps, choose_width, few_shapes, steps_of
+from acgpt.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
 
 GREEDY = 1e-6  # temperatures below this are taken for 0: dividing by them would overflow
 FEW = 1024  # of the likeliest tokens, in which truncation mostly ends
@@ -144,9 +143,9 @@ def truncated(p: Tensor, key: Tensor, sampling: Sampling) -> tuple[Tensor, Tenso
     sparing = p.device.type == "cpu" and p.shape[1] > 4 * FEW > 4 * (sampling.top_k or 0)
     for few in (FEW, None) if sparing else (None,):
         ids = None if few is None else key.topk(few).indices.sort(dim=-1).values  # equals stay in their order
-        among, sorted_by = (p, key) if ids is None else (p.gather(1, ids), key.gather(1, ids))
-        order = sorted_by.argsort(dim=-1, descending=True, stable=True)
-        top = among.gather(1, order)
+        order = (key if ids is None else key.gather(1, ids)).argsort(dim=-1, descending=True, stable=True)
+        order = order if ids is None else ids.gather(1, order)
+        top = p.gather(1, order)
         mass = top[:, : sampling.top_k].cumsum(-1)
         if sampling.top_p < 1:  # a token stays if those likelier than it hold less than top_p: a prefix of the order
             whole = 1 if sampling.top_k is None else mass[:, -1:]
@@ -155,7 +154,7 @@ def truncated(p: Tensor, key: Tensor, sampling: Sampling) -> tuple[Tensor, Tenso
             kept = torch.full_like(order[:, :1], mass.shape[1])
         if ids is None or (top.gather(1, kept - 1) > top[:, -1:]).all():  # none that was left out is as likely
             break
-    return mass, mass.gather(1, kept - 1), order if ids is None else ids.gather(1, order)
+    return mass, mass.gather(1, kept - 1), order
 
 
 class Recorder(Cache):
@@ -250,14 +249,10 @@ class Decoder:
         for r, row in enumerate(rows):
             text[r, 0], text[r, 1 : len(row.query) + 1] = bos, body_tokens(row.query, mask)
             uniform[r, : len(row.query) + 1] = noise(row.query, sampling.first + row.sample, sampling.seed)
-        self.write(self.text[: len(rows), :-1], text)
-        self.write(self.noise[: len(rows), :-1], uniform)
-        self.write(self.copies[: len(rows), 0], copies)
+        write(self.text[: len(rows), :-1], text)
+        write(self.noise[: len(rows), :-1], uniform)
+        write(self.copies[: len(rows), 0], copies)
         self.log_probs[: len(rows)] = 0
-
-    def write(self, buffer: Tensor, array: np.ndarray) -> None:
-        """Copy an array into a buffer, or a part of one."""
-        buffer.copy_(upload(torch.from_numpy(array).to(buffer.dtype), buffer.device))  # cast here: MPS has no float64
 
     def put(self, rows: Tensor, at: Tensor, tokens: Tensor, log_probs: Tensor) -> None:
         """Write each row's drawn token at its position; position -1 is the spare column."""
@@ -391,6 +386,11 @@ class Sampler:
         """Do steps read of each row what it has? Where they may, the kernel is compiled when this is first asked."""
         return can_decode_ragged(self.model)
 
+    @property
+    def step_cost(self) -> StepCost:
+        """What a step costs here."""
+        return STEP_COST["ragged" if self.ragged else "cuda" if self.cuda else "other"]
+
     def rows_at_once(self, slots: int) -> int:
         """How many rows of so many slots to decode together: as many as pay, if their caches fit into memory."""
         memory: int = torch.cuda.mem_get_info(self.model.device)[0] // 2 if self.cuda else 2 * 2**30
@@ -412,8 +412,8 @@ class Sampler:
         """
         queries = {row.number: row.query for row in rows}
         passes = self.prefills(queries, ready, future)
-        begun = next(passes)  # a GPU is at work on it while the host makes its plans
-        width = choose_width(rows, STEP_COST["ragged" if self.ragged else "cuda" if self.cuda else "other"])
+        prefill = next(passes, None)  # a GPU is at work on it while the host makes its plans
+        width = choose_width(rows, self.step_cost)
         steps = steps_of(rows, width, future)
         rows, columns = steps.rows, max(map(len, queries.values())) + 1
 
@@ -423,12 +423,14 @@ class Sampler:
         if decoder is not None and not (decoder.fits(size) and decoder.weights == weights_of(self.model)):
             decoder = None
         left, first_logits = [], []
-        for prefill in chain([begun], passes):
+        while prefill is not None:
             if decoder is None:
                 decoder = Decoder(self.model, prefill.states, size, self.ragged)
             first_logits.append(self.fill(decoder, rows, prefill))
             if following in prefill.numbers:
                 left.append(prefill)
+            prefill = None  # its keys and values go before the next pass needs the room
+            prefill = next(passes, None)
         assert decoder is not None
         self.begin(decoder, steps, first_logits, sampling)
 
@@ -491,21 +493,26 @@ class Sampler:
         rows, (count, _, width) = steps.rows, steps.reads.shape
         decoder.at_work = adapters_at_work(self.model)
         decoder.read_in(rows, steps.copies, self.bos, self.mask, sampling)
-        decoder.write(decoder.reads[:count, : len(rows), :width], steps.reads)
-        decoder.write(decoder.draws[:count, : len(rows)], steps.draws)
+        write(decoder.reads[:count, : len(rows), :width], steps.reads)
+        write(decoder.draws[:count, : len(rows)], steps.draws)
         decoder.clock.zero_()
         if self.orders is not None:
             places = np.zeros((len(rows), decoder.places.shape[1]), dtype=np.int64)
             for place_of, row in zip(places, rows, strict=True):
                 order = self.orders[row.number]
                 place_of[1 : len(order) + 1] = order
-            decoder.write(decoder.places[: len(rows)], places)
+            write(decoder.places[: len(rows)], places)
         members = [member for some, _ in first_logits for member in some]
         first = [int(rows[member].query.asked_at[0]) for member in members]
         r, at = (upload(torch.tensor(numbers), self.model.device) for numbers in (members, first))
         logits = torch.cat([of_some for _, of_some in first_logits])
         decoder.put(r, at, *draw(logits, decoder.noise[r, at], sampling))
         self.notice(len(members))
+
+
+def write(buffer: Tensor, array: np.ndarray) -> None:
+    """Copy an array into a buffer on a device, or a part of one."""
+    buffer.copy_(upload(torch.from_numpy(array).to(buffer.dtype), buffer.device))  # cast here: MPS has no float64
 
 
 def slot_bytes(model: PreTrainedModel) -> int:

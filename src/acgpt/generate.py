@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, dropwhile
+from itertools import accumulate, dropwhile, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -148,7 +148,7 @@ class Generator:
 
     def config(self, mode: str, future: bool) -> dict[str, Any]:
         """All that decides the samples of a mode, and the bytes of their file: what a run that goes on must have."""
-        sampling = asdict(self.sampling)
+        sampling, prefill = asdict(self.sampling), self.sampler.prefill_budget
         del sampling["first"]
         return {
             "mode": mode,
@@ -167,9 +167,10 @@ class Generator:
             "attention": self.lm.attention,
             "batch_tokens": self.sampler.budget,
             "samples_at_once": self.at_once,
-            # What rounds otherwise: a compiled network, and steps by a kernel instead of a mask.
+            # What rounds otherwise: a compiled network, steps by a kernel instead of a mask, larger prefills.
             **({"compiled": True} if self.compiled else {}),
             **({"decoding": "kernel"} if not self.method.compiles and self.sampler.ragged else {}),
+            **({"prefill_tokens": prefill} if not self.method.compiles and prefill != self.sampler.budget else {}),
         }
 
     @property
@@ -406,7 +407,6 @@ def line_of(
 ) -> dict[str, Any]:
     """A sample as its file has it; `runs` as in `texts_of`, the others as in `lines_of` and `fill_in`."""
     item, sample, seed = number
-    before = ["g", *(role for role, _ in runs)]
     return {
         "item": item,
         "sample": sample,
@@ -415,8 +415,8 @@ def line_of(
         "tokens": tokens,
         "log_probs": log_probs.astype(np.float64).round(6).tolist(),
         "prompt": "".join(
-            text if role == "g" else BLANK if last == "g" else ""
-            for (role, text), last in zip(runs, before, strict=False)
+            text if role == "g" else BLANK if before == "g" else ""
+            for (before, _), (role, text) in pairwise([("g", ""), *runs])
         ),
         "fills": [text for role, text in runs if role == "a"],
         "text": "".join([BLANK if role == "u" else text for role, text in runs]),

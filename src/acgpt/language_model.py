@@ -214,9 +214,9 @@ class LanguageModel:
             budget: At most this many tokens are read at a time; by default what the device can take.
         """
         prefill = budget or self.budget
-        if budget is None and self.attention != "dense":  # of large passes on a GPU one is faster than many
+        if budget is None and self.attention != "dense":  # on a GPU, where one large pass is faster than many
             total = torch.cuda.get_device_properties(self.model.device).total_memory
-            prefill = max(prefill, prefill_tokens(self.model, total // 16))
+            prefill = max(1024, prefill_tokens(self.model, total // 16))
         return Sampler(
             self.model, bos=self.bos, mask=mask, backend=self.attention,
             budget=budget or self.budget, prefill_budget=prefill,

@@ -90,15 +90,14 @@ def batches(
 
     groups: list[list[int]] = []
     size = {number: slots(number) for number in queries}
-    held = 0  # slots of the last group
+    cells = 0  # of the last group
     for number in sorted(queries, key=lambda number: -size[number]):
-        together = held + size[number] if packed else (len(groups[-1]) + 1) * size[groups[-1][0]] if groups else 0
-        if groups and together <= budget:
+        cells += size[number] if packed or not groups else size[groups[-1][0]]
+        if groups and cells <= budget:
             groups[-1].append(number)
-            held += size[number]
         else:
             groups.append([number])
-            held = size[number]
+            cells = size[number]
     return groups
 
 

@@ -96,12 +96,12 @@ class Query:
 
     @cached_property
     def given_at(self) -> np.ndarray:
-        """`given_positions` as an array."""
+        """`given_positions` as an array; not to be written into."""
         return positions(self.given)
 
     @cached_property
     def asked_at(self) -> np.ndarray:
-        """`asked_positions` as an array."""
+        """`asked_positions` as an array; not to be written into."""
         return positions(self.asked)
 
     @cached_property
@@ -133,4 +133,6 @@ def positions(which: tuple[bool, ...]) -> np.ndarray:
     """Where these are true, counting from 1."""
     import numpy as np
 
-    return np.flatnonzero(np.frombuffer(bytes(which), dtype=np.bool_)) + 1
+    found = np.flatnonzero(np.frombuffer(bytes(which), dtype=np.bool_)) + 1
+    found.flags.writeable = False
+    return found

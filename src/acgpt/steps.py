@@ -1,10 +1,11 @@
 """Which row reads which positions at which step of sampling: known before the first draw, as only values are drawn.
 
-    row      The  [cat]  on   the  [mat]  and  [sat]        width 2: up to two positions a step
+    text     The  [cat]  on   the  [mat]  and  [sat]        width 2: up to two positions a step
+    position  1     2     3    4     5     6     7          the first asked token is drawn by the prefill
 
-    step 0              cat, on         (the run between two asked tokens is longer than a step)
-    step 1                    the       draws mat
-    step 2                         mat, and    draws sat
+    step 0   reads 2
+    step 1   reads 3, 4    draws 5
+    step 2   reads 5, 6    draws 7
 
 A run of given tokens takes several steps if it is longer than a step is wide, during which the other rows go on
 drawing. Rows are sorted by the number of their steps, so that those still at work are always the first ones.
@@ -27,7 +28,11 @@ WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step costs, in the time that one more token in it takes; fitted to benchmarks/decoding.py."""
+    """What a step costs, in the time that one more token in it takes: so that benchmarks/decoding.py's best is chosen.
+
+    The first two were fitted under a mask, to 64 rows that are done together. What a row costs was set with the kernel,
+    to 200 that are not: scattered blocks, `--generate`, where widths 2 and 4 are faster than 1.
+    """
 
     fixed: float  # launches, and reading the weights
     wide: float  # the fixed part at any width but 1, over that at width 1, for which attention has a faster kernel
@@ -36,8 +41,8 @@ class StepCost:
 
 STEP_COST = {
     "ragged": StepCost(fixed=2600, wide=1, row=20),  # the kernel takes as long for 8 queries a row as for one
-    "cuda": StepCost(fixed=2600, wide=1.37, row=20),
-    "other": StepCost(fixed=48, wide=1, row=0.5),
+    "cuda": StepCost(fixed=2600, wide=1.37),
+    "other": StepCost(fixed=48, wide=1),
 }
 
 

@@ -192,7 +192,7 @@ class SigmaGptRandom(SigmaGptTemporal):
         if not self.random:
             return super().order(query, number)
         rng = randomness(query, number, self.seed, "order")
-        return np.concatenate([rng.permutation(part) for part in (query.given_at, query.asked_at)])
+        return np.concatenate([rng.permutation(part.copy()) for part in (query.given_at, query.asked_at)])
 
     def draw_order(self, query: Query, sample: int, seed: int) -> int:
         """Any of them, each as likely: a sample of the mean of distributions is one of a distribution at random."""
