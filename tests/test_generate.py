@@ -333,6 +333,7 @@ def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, c
     groups = [end - start - 1 for start, end in pairwise(ends)]
     assert 400 < sum(groups) <= 500  # all but what was being drawn
     drawn = []
+    unscored = {key: value for key, value in json.loads(rest[0]).items() if key != "log_probs"}
     monkeypatch.setattr(module, "line_of", lambda *arguments: drawn.append(1) or line_of(*arguments))
     for name, left, there in (
         ("as it was", content, sum(groups)),
@@ -343,6 +344,7 @@ def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, c
         ("a group twice", content + whole_groups[-1], sum(groups)),
         ("a group less", b"".join([begun, whole_groups[0], *whole_groups[2:]]), groups[0]),
         ("a sample less", b"".join([begun, *rest[1:]]), 0),
+        ("a sample without its scores", b"".join([begun, as_line(unscored), *rest[1:]]), 0),
     ):
         folder = tmp_path / name
         folder.mkdir()

@@ -485,11 +485,12 @@ class Part:
         try:
             *samples, took = map(json.loads, lines)
             keys = [(sample["item"], sample["sample"]) for sample in samples]
+            drawn = sum(len(sample["log_probs"]) for sample in samples)
             if keys != group.keys or tuple(took) != TOOK or not lines[-1].endswith(b"\n"):
                 return False
         except (ValueError, KeyError, TypeError):  # half a line, or what a machine that went down has left
             return False
-        self.count(group, samples, took, lines)
+        self.count(group, drawn, took, lines)
         return True
 
     def add(self, group: Group, samples: Sequence[Mapping[str, Any]], took: Mapping[str, float]) -> None:
@@ -498,15 +499,13 @@ class Part:
         self.file.write(b"".join(lines))
         self.file.flush()
         os.fsync(self.file.fileno())
-        self.count(group, samples, took, lines)
+        self.count(group, sum(len(sample["log_probs"]) for sample in samples), took, lines)
 
-    def count(
-        self, group: Group, samples: Sequence[Mapping[str, Any]], took: Mapping[str, float], lines: Sequence[bytes]
-    ) -> None:
-        """Note a group that stands at the end."""
+    def count(self, group: Group, drawn: int, took: Mapping[str, float], lines: Sequence[bytes]) -> None:
+        """Note a group that stands at the end, and that so many tokens were drawn in it."""
         *starts, _, self.end = accumulate(map(len, lines), initial=self.end)
         self.places.update(zip(group.keys, starts, strict=True))
-        self.tokens += sum(len(sample["log_probs"]) for sample in samples)
+        self.tokens += drawn
         for key in TOOK:
             self.took[key] += took[key]
 

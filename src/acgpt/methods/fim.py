@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from acgpt import score
 from acgpt.conditioning import ASKED, Blocks, Conditioning, Infilling
 from acgpt.decode import Sampler, Sampling
-from acgpt.errors import InputError
+from acgpt.errors import InputError, QueryError
 from acgpt.methods.base import Abilities, Drawn, Method
 from acgpt.query import Query
 from acgpt.slots import Slots
@@ -56,6 +56,17 @@ class Fim(Method):
     def can_sample(self, query: Query, future: bool) -> bool:
         """With the future what it answers; without, whatever has nothing unknown, as the whole text is the middle."""
         return self.answers(query) if future else not query.has_unknown
+
+    def check(self, queries: Sequence[Query]) -> None:
+        """As `Method.check` says; what is unknown is named, for reading from left to right does not help there."""
+        for number, query in enumerate(queries, start=1):
+            if query.has_unknown:
+                raise QueryError(
+                    f"a model of method {self.name} cannot answer query {number} of {len(queries)}: a token of it is "
+                    "neither given nor asked, and nothing stands for that. Give it or ask for it, or use a model that "
+                    "was trained with ac-gpt on unknown tokens."
+                )
+        super().check(queries)
 
     def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
         """As `Method.score` says, in one causal pass."""
