@@ -207,20 +207,13 @@ class LanguageModel:
         return f"LanguageModel({kind}, {device}, {dtype}, reads_future={self.reads_future}{adapters})"
 
     def sampler(self, mask: int | None, budget: int | None = None) -> Sampler:
-        """What draws from this model.
-
-        Args:
-            mask: The token that stands for unknown ones.
-            budget: At most this many tokens are read at a time; by default what the device can take.
-        """
+        """What draws from this model, at most `budget` tokens a pass; by default as many as the device can take."""
         prefill = budget or self.budget
         if budget is None and self.attention != "dense":  # on a GPU, where one large pass is faster than many
             total = torch.cuda.get_device_properties(self.model.device).total_memory
             prefill = max(1024, prefill_tokens(self.model, total // 16))
-        return Sampler(
-            self.model, bos=self.bos, mask=mask, backend=self.attention,
-            budget=budget or self.budget, prefill_budget=prefill,
-        )  # fmt: skip
+        how: dict[str, Any] = {"bos": self.bos, "mask": mask, "backend": self.attention}
+        return Sampler(self.model, **how, budget=budget or self.budget, prefill_budget=prefill)
 
     def compile(self, method: Method | None = None) -> None:
         """Put the network through torch.compile: for methods that take a pass a token or a step (MLM, diffusion).
