@@ -15,6 +15,7 @@ chooses. The loop without a cache is timed at eight lengths and summed over all 
 0.6, to the files on the disk; "outside" is the share of the time that is not the model's. Methods that capture their
 steps draw twice before they are timed, those that are compiled once and in one mode. All are timed in turns,
 `--repeats` times, and stay on the device meanwhile; the (lower) median is shown, with the shortest and the longest.
+What a row leaves to the garbage collector is collected before the next one is timed.
 Every step of AC-GPT reads the keys and values of copies, which GPT has not. "Keys" is how long that takes at the rate
 of a large copy; "reading" by how much longer the kernel takes for the attention of all these steps, by itself, than
 for those of GPT. "Prefill" is what both take, before their first step and on the device, to read what stands before
@@ -25,6 +26,7 @@ in all and in the model.
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import statistics
 import sys
@@ -221,6 +223,7 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
         for name, mode in in_turn:
             if turn < 1 and METHODS[name].compiles and not (turn == 0 and args.compile and mode == last[name]):
                 continue  # these capture nothing; what is compiled is compiled in one mode
+            gc.collect()
             with tempfile.TemporaryDirectory() as folder:
                 record = generators[name].write(mode, Path(folder))
             assert record is not None

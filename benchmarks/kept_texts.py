@@ -24,8 +24,8 @@ from zipfile import BadZipFile
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from acgpt.generate import as_line, lines_of
-from acgpt.generated import record_of
+from acgpt.generate import lines_of
+from acgpt.generated import as_line, record_of
 from acgpt.metadata import tokenizer_hash
 from acgpt.query import Query
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import sys
 import tracemalloc
@@ -25,7 +26,8 @@ from acgpt.decode import Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.files import write_whole
-from acgpt.generate import Generator, as_line, groups_of, line_of
+from acgpt.generate import Generator, groups_of, line_of
+from acgpt.generated import as_line
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import Metadata, tokenizer_hash
 from acgpt.methods import METHODS, method_of
@@ -226,6 +228,22 @@ def test_log_probabilities_are_written_with_six_digits_whatever_they_are_compute
         (line,) = module.lines_of([(0, 0, 0)], [Query([None] * 3, [False] * 3)], [answer], tiny_tokenizer())
         assert json.dumps(line["log_probs"][:2]) == "[-1.1, -0.0]"
         assert line["log_probs"][2] == round(float(dtype(-12.3456785)), 6)
+
+
+def test_no_garbage_is_collected_while_lines_are_made_and_then_as_before(tmp_path, monkeypatch):
+    seen, make = [], module.lines_of
+    monkeypatch.setattr(module, "lines_of", lambda *arguments: seen.append(gc.isenabled()) or make(*arguments))
+    for before in (True, False):
+        gc.enable() if before else gc.disable()
+        try:
+            Generator(model_of("gpt"), set_of(texts=1), prompt=4).write("unconditional", tmp_path / str(before))
+            assert gc.isenabled() == before
+        finally:
+            gc.enable()
+    monkeypatch.setattr(module, "lines_of", stop)
+    with pytest.raises(KeyboardInterrupt):
+        Generator(model_of("gpt"), set_of(texts=1), prompt=4).write("unconditional", tmp_path / "stopped")
+    assert gc.isenabled() and seen == [False, False]
 
 
 def test_a_line_is_one_for_all_who_read_lines():

@@ -9,7 +9,7 @@ from models import tiny_model
 from torch.nn import functional as F
 
 from acgpt import attention
-from acgpt.attention import Dense, Segments, Varlen
+from acgpt.attention import Dense, Regroup, Segments, Varlen, take, words
 from acgpt.layout import build
 from acgpt.methods import masked
 from acgpt.query import Query
@@ -30,6 +30,32 @@ def by_definition(q, k, v, q_starts, k_starts, longest_q, longest_k, *, scale=No
         x, y, z = (t.transpose(0, 1)[None] for t in (q[mine], k[seen], v[seen]))
         out[mine] = F.scaled_dot_product_attention(x, y, z, attn_mask=mask, scale=scale)[0].transpose(0, 1)
     return out
+
+
+@pytest.mark.parametrize(
+    ("x", "in_words"),
+    [
+        (torch.randn(5, 2, 8), True),
+        (torch.randn(5, 2, 8, dtype=torch.float64), True),
+        (torch.randn(5, 2, 8).bfloat16(), True),
+        (torch.randn(5, 2, 24).bfloat16()[..., 8:16], True),  # the keys of what was computed with queries and values
+        (torch.randn(2, 5, 8).half().transpose(0, 1), True),  # heads first in memory
+        (torch.randn(5, 2, 9).bfloat16()[..., :8], False),  # rows of 18 bytes
+        (torch.randn(5, 2, 9).bfloat16()[..., 1:], False),  # and from the second on
+        (torch.randn(5, 2, 6).bfloat16(), False),
+        (torch.randn(82).bfloat16()[2:].view(5, 2, 8), False),  # from the fourth byte on
+        (torch.randn(5, 8, 2).bfloat16().transpose(1, 2), False),
+    ],
+)
+def test_rows_are_taken_whole_whatever_they_are_moved_in(x, in_words):
+    index = torch.tensor([3, 0, 4, 4, 1])
+    assert (words(x).dtype == torch.int64) == in_words
+    assert torch.equal(take(x, index), x[index]) and take(x, index).dtype == x.dtype
+
+
+def test_what_is_regrouped_has_its_gradient():
+    x, index = torch.randn(5, 2, 8, dtype=torch.float64, requires_grad=True), torch.tensor([3, 0, 4, 2, 1])
+    assert torch.autograd.gradcheck(lambda x: Regroup.apply(x, index, index.argsort()), (x,))
 
 
 @pytest.mark.parametrize(("copies", "texts"), PAIRS)

@@ -83,18 +83,33 @@ def refuse_dropout(dropout: float) -> None:
         raise ModelError("this backend has no dropout of attention weights: use the dense one, or no dropout there.")
 
 
+def words(x: Tensor) -> Tensor:
+    """The same memory in words of eight bytes, where its last dimension is made of such.
+
+    A GPU moves a row of half-precision numbers by an index twice as fast in such words as number by number.
+    """
+    per_word = 8 // x.element_size()
+    whole = x.stride(-1) == 1 and all(n % per_word == 0 for n in (*x.stride()[:-1], x.storage_offset(), x.shape[-1]))
+    return x.view(torch.int64) if whole and x.device.type in ("cpu", "cuda") else x
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """x[index], for rows of numbers."""
+    return words(x)[index].view(x.dtype)
+
+
 class Regroup(torch.autograd.Function):
     """x[index] for a permutation of the slots, whose gradient is the inverse permutation and not a sum over indices."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(inverse)
-        return x[index]
+        return take(x, index)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (inverse,) = ctx.saved_tensors
-        return gradient[inverse], None, None
+        return take(gradient, inverse), None, None
 
 
 @dataclass(frozen=True)

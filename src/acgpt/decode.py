@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from acgpt.attention import BACKENDS, Backend, Cached, Ragged, can_decode_ragged, head_width, run
+from acgpt.attention import BACKENDS, Backend, Cached, Ragged, can_decode_ragged, head_width, run, take, words
 from acgpt.errors import InputError
 from acgpt.layout import Layout, batches, body_tokens, build, upload
 from acgpt.meter import Meter
@@ -194,7 +194,8 @@ class Rows(Cache):
         """Copy a prefill in: its slots `packed` go to `places`, counted over the slots of all rows."""
         for buffers, pair in zip(self.buffers, states, strict=True):
             for buffer, state in zip(buffers, pair, strict=True):
-                buffer.flatten(0, 1)[places] = state[0].transpose(0, 1)[packed].to(buffer.dtype)
+                taken = take(state[0].transpose(0, 1), packed).to(buffer.dtype)
+                words(buffer.flatten(0, 1))[places] = words(taken)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any

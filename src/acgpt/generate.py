@@ -18,6 +18,7 @@ Then come, for each group, the lines of its samples and one that says what it to
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import platform
@@ -42,7 +43,7 @@ from acgpt.errors import InputError
 from acgpt.evaluate import check_fit
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.files import disk_errors, write_whole
-from acgpt.generated import BLANK, KIND, check_lines, record_of, sha256
+from acgpt.generated import BLANK, KIND, as_line, check_lines, record_of, sha256
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import tokenizer_hash, weights_hash
 from acgpt.methods import Method, method_of
@@ -56,8 +57,6 @@ STAYS = "Make room there, or name another folder; what has been drawn stays."
 PROMPT, TOP_P, TEMPERATURE = 20, 0.95, 0.8  # as in the paper's experiments
 TOOK = ("seconds", "model_seconds", "calls")  # what a group says of itself
 OWN = ("mode", "future")  # of a file's configuration, what another file in the same folder may have otherwise
-# Characters that Python's splitlines, but not JSON, takes for the end of a line.
-ENDS = {char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 
 
 @dataclass(frozen=True)
@@ -275,7 +274,8 @@ class Generator:
                 answers = self.method.sample(self.sampler, asked, len(group.samples), sampling, future)
             samples = [answer for of_text in answers for answer in of_text]
             numbers = [(item, sample, self.sampling.seed) for item, sample in group.keys]
-            lines = lines_of(numbers, [queries[item] for item, *_ in numbers], samples, self.lm.tokenizer)
+            with uncollected():
+                lines = lines_of(numbers, [queries[item] for item, *_ in numbers], samples, self.lm.tokenizer)
             now = time.perf_counter()  # writing a group counts with the next
             took = now - begun, meter.seconds - busy, meter.calls - calls
             begun = now
@@ -362,6 +362,18 @@ def groups_of(queries: Sequence[Query], samples: int, rows: int) -> list[Group]:
     return groups
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection within, which would walk through all lists of tokens again and again, and find nothing."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 # ---- a line a sample ------------------------------------------------------------------------------------------------
 
 
@@ -442,14 +454,6 @@ def texts_of(
             for part in of_parts
             for run, text in zip(part, [""] if part[0][0] == "u" else next(texts), strict=True)
         ]
-
-
-def as_line(content: Mapping[str, Any]) -> bytes:
-    """JSON in a line of its own, for whoever reads lines in whatever way."""
-    line = json.dumps(content, ensure_ascii=False, allow_nan=False)
-    for char, escape in ENDS.items():
-        line = line.replace(char, escape)
-    return (line + "\n").encode()
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@
                  prompt, fills, text        for people: what was given, what was drawn for each blank, all of it
     the record   kind "generations", method, model, mode, r_max, set, sampling, tokenizer_hash, versions, …
 
-`generate` writes them. Here they are read and checked; no model is needed.
+`generate` writes them. Here they are read and checked, and what a line looks like; no model is needed.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ AGAIN = "Delete it and generate it again, or leave it out."
 IDS = 2**31  # token ids are below
 LEAST, MOST = -1e9, 1e-3  # of a log-probability; the sum of any number of them can be computed
 LONGEST = 2**26  # characters of a line
+# Characters that Python's splitlines, but not JSON, takes for the end of a line.
+ENDS = {char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,14 @@ class Generations:
     def hash(self) -> str:
         """Of the file of samples."""
         return sha256(self.path)
+
+
+def as_line(content: Mapping[str, Any]) -> bytes:
+    """JSON in a line of its own, for whoever reads lines in whatever way."""
+    line = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    for char, escape in ENDS.items():
+        line = line.replace(char, escape)
+    return (line + "\n").encode()
 
 
 def sha256(path: Path) -> str:
