@@ -53,9 +53,15 @@ def test_rows_are_taken_whole_whatever_they_are_moved_in(x, in_words):
     assert torch.equal(take(x, index), x[index]) and take(x, index).dtype == x.dtype
 
 
-def test_what_is_regrouped_has_its_gradient():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_regrouped_has_its_gradient(compiled):
     x, index = torch.randn(5, 2, 8, dtype=torch.float64, requires_grad=True), torch.tensor([3, 0, 4, 2, 1])
-    assert torch.autograd.gradcheck(lambda x: Regroup.apply(x, index, index.argsort()), (x,))
+
+    def regroup(x):
+        return Regroup.apply(x, index, index.argsort())
+
+    regroup = torch.compile(regroup, backend="aot_eager", fullgraph=True) if compiled else regroup
+    assert torch.equal(regroup(x), x[index]) and torch.autograd.gradcheck(regroup, (x,))
 
 
 @pytest.mark.parametrize(("copies", "texts"), PAIRS)

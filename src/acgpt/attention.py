@@ -86,11 +86,14 @@ def refuse_dropout(dropout: float) -> None:
 def words(x: Tensor) -> Tensor:
     """The same memory in words of eight bytes, where its last dimension is made of such.
 
-    A GPU moves a row of half-precision numbers by an index twice as fast in such words as number by number.
+    A GPU moves a row of half-precision numbers by an index twice as fast in such words as number by number. Where this
+    is compiled, that is the compiler's business.
     """
+    if torch.compiler.is_compiling() or x.device.type not in ("cpu", "cuda"):
+        return x
     per_word = 8 // x.element_size()
     whole = x.stride(-1) == 1 and all(n % per_word == 0 for n in (*x.stride()[:-1], x.storage_offset(), x.shape[-1]))
-    return x.view(torch.int64) if whole and x.device.type in ("cpu", "cuda") else x
+    return x.view(torch.int64) if whole else x
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
