@@ -33,6 +33,7 @@ from acgpt.metadata import Metadata, tokenizer_hash
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.sigma_gpt import SigmaGptRandom
 from acgpt.modes import MODES
+from acgpt.part import TOOK, Group, opened
 from acgpt.query import Query
 
 LENGTH = 24
@@ -444,14 +445,14 @@ def test_a_part_is_locked_until_all_is_written(tmp_path, monkeypatch):
 
 def test_a_part_of_any_size_is_read_and_written_with_little_memory(tmp_path):
     items, samples, size = 40, 10, 10_000  # 4 MB
-    groups = [module.Group((item,), range(samples)) for item in reversed(range(items))]
-    with module.opened(tmp_path / "part", {}) as part:
+    groups = [Group((item,), range(samples)) for item in reversed(range(items))]
+    with opened(tmp_path / "part", {}) as part:
         for group in groups:
             lines = [{"item": i, "sample": s, "log_probs": [0.0], "text": "x" * size} for i, s in group.keys]
-            part.add(group, lines, dict.fromkeys(module.TOOK, 1))
+            part.add(group, [*map(as_line, lines)], samples, dict.fromkeys(TOOK, 1))
     tracemalloc.start()
     try:
-        with module.opened(tmp_path / "part", {}) as part:
+        with opened(tmp_path / "part", {}) as part:
             assert part.resume(groups) == []
             write_whole(tmp_path / "whole", part.lines())
         _, peak = tracemalloc.get_traced_memory()

@@ -9,7 +9,8 @@ step is known before the first draw (see `steps`), so all of it is put on the de
 host. On CUDA a step is captured as a graph and replayed: at these sizes decoding is bound by kernel launches, not by
 arithmetic. The host's own work is done while the device is at the prefill.
 
-Rows of a ragged batch advance at their own pace, and those that are done cost nothing.
+Rows of a ragged batch advance at their own pace, and those that are done cost nothing. They are handed over while the
+device is at work on the others.
 
 Shape legend: R rows (one a sample), W positions read per step, P columns (BOS, the text, one spare), V vocabulary.
 """
@@ -18,7 +19,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,11 +35,14 @@ from transformers.cache_utils import Cache
 
 from acgpt.attention import BACKENDS, Backend, Cached, Ragged, can_decode_ragged, head_width, run, take, words
 from acgpt.errors import InputError
-from acgpt.layout import Layout, batches, body_tokens, build, upload
+from acgpt.layout import Layout, batches, body_tokens, build, download, upload
 from acgpt.meter import Meter
 from acgpt.query import Query
 from acgpt.score import check_numbers, forbid
 from acgpt.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
+
+Drawn = tuple[np.ndarray, np.ndarray]  # the asked tokens of a sample and their log-probabilities, left to right
+Answer = tuple[int, int, Drawn]  # the number of a query, the number of a sample of it, and the sample
 
 GREEDY = 1e-6  # temperatures below this are taken for 0: dividing by them would overflow
 FEW = 1024  # of the likeliest tokens, in which truncation mostly ends
@@ -280,6 +285,21 @@ class Decoder:
         self.put(row, at, *draw(forbid(logits[:, -1], never), self.noise[row, at], sampling))
         self.clock += 1
 
+    def drawn(self, rows: list[Row], start: int, end: int) -> Callable[[], list[Answer]]:
+        """What the rows from `start` on and before `end` have drawn by now, to be had when it is asked for."""
+        read = [download(buffer[start:end]) for buffer in (self.text, self.log_probs)]
+
+        def answers() -> list[Answer]:
+            text, log_probs = (copied().numpy() for copied in read)
+            check_numbers(log_probs[:, :-1])
+            asked = [row.query.asked_at for row in rows[start:end]]
+            return [
+                (row.number, row.sample, (text[r, at], log_probs[r, at]))
+                for r, (row, at) in enumerate(zip(rows[start:end], asked, strict=True))
+            ]
+
+        return answers
+
     def play(self, times: int, *shape: Any) -> None:
         """Take `times` steps of one shape; on CUDA the first is run, then captured, and the others replayed."""
         if self.clock.device.type != "cuda":
@@ -338,7 +358,7 @@ class Sampler:
         self.orders: Sequence[np.ndarray] | None = None  # of the queries of this call
         self.never: int | None = None
 
-    def sample(
+    def stream(
         self,
         queries: Sequence[Query],
         n: int | Sequence[Sequence[int]],
@@ -347,8 +367,8 @@ class Sampler:
         *,
         orders: Sequence[np.ndarray] | None = None,
         never: int | None = None,
-    ) -> list[list[tuple[np.ndarray, np.ndarray]]]:
-        """Draw n samples of each query.
+    ) -> Iterator[list[Answer]]:
+        """Draw n samples of each query, and hand them over as they are ready: whoever takes them works beside a GPU.
 
         Args:
             queries: The questions.
@@ -357,30 +377,22 @@ class Sampler:
             future: As in `layout.build`.
             orders: As in `layout.build`.
             never: A token that is never drawn.
-
-        Returns:
-            For each query and sample, the asked tokens and their log-probabilities, left to right.
         """
         self.orders, self.never = orders, never
-        with torch.cuda.device(self.model.device) if self.cuda else nullcontext():  # where kernels and graphs run
-            return self.sample_here(queries, n, sampling, future)
-
-    def sample_here(
-        self, queries: Sequence[Query], n: int | Sequence[Sequence[int]], sampling: Sampling, future: bool
-    ) -> list[list[tuple[np.ndarray, np.ndarray]]]:
-        """As `sample`, on the current device."""
-        wanted = [range(n)] * len(queries) if isinstance(n, int) else n
-        rows = [Row(queries[number], number, sample) for number, samples in enumerate(wanted) for sample in samples]
+        rows = [Row(queries[number], number, sample) for number, sample in wanted(queries, n)]
         rows.sort(key=lambda row: -len(row.query.asked_at))  # neighbours take about as many steps
-        answers: list[dict[int, tuple[np.ndarray, np.ndarray]]] = [{} for _ in queries]
-        most = self.rows_at_once(max((2 * len(query) for query in queries), default=0))
-        kept: list[Prefill] = []
-        for start in range(0, len(rows), most):
-            batch, rest = rows[start : start + most], rows[start + most :]
-            drawn, kept = self.sample_batch(batch, sampling, future, kept, rest[0].number if rest else None)
-            for row, answer in drawn:
-                answers[row.number][row.sample] = answer
-        return [[found[sample] for sample in samples] for found, samples in zip(answers, wanted, strict=True)]
+        with torch.cuda.device(self.model.device) if self.cuda else nullcontext():  # where kernels and graphs run
+            most = self.rows_at_once(max((2 * len(query) for query in queries), default=0))
+            kept: list[Prefill] = []
+            for start in range(0, len(rows), most):
+                batch, rest = rows[start : start + most], rows[start + most :]
+                kept = yield from self.batch(batch, sampling, future, kept, rest[0].number if rest else None)
+
+    def sample(
+        self, queries: Sequence[Query], n: int | Sequence[Sequence[int]], sampling: Sampling, future: bool, **how: Any
+    ) -> list[list[Drawn]]:
+        """As `stream`: for each query its samples, when all are there."""
+        return gathered(self.stream(queries, n, sampling, future, **how), queries, n)
 
     @cached_property
     def ragged(self) -> bool:
@@ -399,9 +411,9 @@ class Sampler:
             memory += self.decoder.cache.nbytes
         return max(1, min(self.most_rows, memory // max(1, slots * self.slot_bytes)))
 
-    def sample_batch(
+    def batch(
         self, rows: list[Row], sampling: Sampling, future: bool, ready: list[Prefill], following: int | None
-    ) -> tuple[list[tuple[Row, tuple[np.ndarray, np.ndarray]]], list[Prefill]]:
+    ) -> Generator[list[Answer], None, list[Prefill]]:
         """Decode one batch of rows together.
 
         Args:
@@ -410,6 +422,9 @@ class Sampler:
             future: With copies of what is given?
             ready: Prefills that the batch before has left.
             following: The query of the first row of the next batch: if it is one of these, its prefill is left for it.
+
+        Yields:
+            What is ready. Returns the prefills that are left.
         """
         queries = {row.number: row.query for row in rows}
         passes = self.prefills(queries, ready, future)
@@ -435,27 +450,33 @@ class Sampler:
         assert decoder is not None
         self.begin(decoder, steps, first_logits, sampling)
 
-        # Steps of one shape are played together: so many rows still at work, so many slots of the cache in use.
+        # Steps of one shape are played together: so many rows still at work, so many slots of the cache in use. When
+        # the device has its next ones to do, the rows that are done by then are handed over.
         used = (steps.reads.max(-1, initial=-1) + steps.copies).max(-1, initial=0) + 1
         capacities = -(-used // self.grain) * self.grain
         if decoder.ragged:  # each row is read as far as it reaches, so one shape does for all
             capacities[:] = decoder.slots
-        working = few_shapes(steps.working) if self.cuda else steps.working
+        stages = few_shapes(steps.working)
+        working = stages if self.cuda else steps.working
         changes = np.flatnonzero(np.diff(working) | np.diff(capacities)) + 1
         how = replace(sampling, seed=0, first=0)  # they are in the noise: the same captured step serves any
+        at_work, done = len(rows), deque[Callable[[], list[Answer]]]()
         for group in np.split(np.arange(len(steps.draws)), changes):
             if len(group):
                 shape = int(working[group[0]]), width, int(capacities[group[0]]), how
                 with self.meter.passes(len(group)):
                     decoder.play(len(group), *shape, self.orders is not None, self.never)
                 self.notice(int((steps.draws[group] >= 0).sum()))
-
-        text, log_probs = decoder.text.cpu().numpy(), decoder.log_probs.cpu().numpy()
-        check_numbers(log_probs[: len(rows), :-1])
+            go_on = int(stages[group[-1] + 1]) if len(group) and group[-1] + 1 < len(stages) else 0
+            if go_on < at_work:
+                done.append(decoder.drawn(rows, go_on, at_work))
+                at_work = go_on
+                if len(done) > 1:
+                    yield done.popleft()()
+        last = done.popleft()()
         self.decoder = decoder if self.cuda else None
-        asked = [row.query.asked_at for row in rows]
-        drawn = [(row, (text[r, at], log_probs[r, at])) for r, (row, at) in enumerate(zip(rows, asked, strict=True))]
-        return drawn, left
+        yield last
+        return left
 
     def prefills(self, queries: dict[int, Query], ready: list[Prefill], future: bool) -> Iterator[Prefill]:
         """Every query run up to its first blank, once: those that are ready, then the others, many in a pass."""
@@ -509,6 +530,23 @@ class Sampler:
         logits = torch.cat([of_some for _, of_some in first_logits])
         decoder.put(r, at, *draw(logits, decoder.noise[r, at], sampling))
         self.notice(len(members))
+
+
+def wanted(queries: Sequence[Query], n: int | Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Of every sample the number of its query and its own; `n` as in `Sampler.stream`."""
+    numbers = [range(n)] * len(queries) if isinstance(n, int) else n
+    return [(number, sample) for number, samples in enumerate(numbers) for sample in samples]
+
+
+def gathered(
+    answers: Iterable[list[Answer]], queries: Sequence[Query], n: int | Sequence[Sequence[int]]
+) -> list[list[Drawn]]:
+    """Samples that have come in whatever order, query by query; `n` as in `Sampler.stream`."""
+    found = {(number, sample): drawn for some in answers for number, sample, drawn in some}
+    of_query: list[list[Drawn]] = [[] for _ in queries]
+    for number, sample in wanted(queries, n):
+        of_query[number].append(found[number, sample])
+    return of_query
 
 
 def write(buffer: Tensor, array: np.ndarray) -> None:

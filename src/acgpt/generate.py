@@ -10,9 +10,8 @@
 
 A sample is a function of the seed, the query and the sample's number, but for rounding, which depends on what a batch
 holds. So samples are drawn in groups that are a function of the configuration, a group is written at once, and one
-that was not written whole is drawn again: a run that was killed ends with the bytes of one that was not (on a CPU; a
-GPU rounds as it likes). The first line of the part says what it is a part of, and nothing else is ever added to it.
-Then come, for each group, the lines of its samples and one that says what it took.
+that was not written whole is drawn again (see `part`): a run that was killed ends with the bytes of one that was not
+(on a CPU; a GPU rounds as it likes). Lines are made of the samples that are ready while a GPU is at work on the others.
 """
 
 from __future__ import annotations
@@ -20,17 +19,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import platform
 import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import cached_property
-from itertools import accumulate, dropwhile, pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,16 +36,17 @@ from transformers import PreTrainedTokenizerBase
 
 from acgpt.attention import evaluating
 from acgpt.conditioning import ASKED, GIVEN
-from acgpt.decode import GREEDY, Sampling
+from acgpt.decode import GREEDY, Answer, Sampling
 from acgpt.errors import InputError
 from acgpt.evaluate import check_fit
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.files import disk_errors, write_whole
-from acgpt.generated import BLANK, KIND, as_line, check_lines, record_of, sha256
+from acgpt.generated import BLANK, KIND, as_line, check_lines, sha256
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import tokenizer_hash, weights_hash
 from acgpt.methods import Method, method_of
 from acgpt.modes import MODES, Mode, modes_named
+from acgpt.part import TOOK, Group, Part, config_in, opened, record_in, same
 from acgpt.query import Query
 from acgpt.text import pieces_of_many
 from acgpt.versions import versions, when
@@ -55,30 +54,7 @@ from acgpt.versions import versions, when
 INDEX = "index.json"
 STAYS = "Make room there, or name another folder; what has been drawn stays."
 PROMPT, TOP_P, TEMPERATURE = 20, 0.95, 0.8  # as in the paper's experiments
-TOOK = ("seconds", "model_seconds", "calls")  # what a group says of itself
 OWN = ("mode", "future")  # of a file's configuration, what another file in the same folder may have otherwise
-
-
-@dataclass(frozen=True)
-class Group:
-    """What is drawn together: these samples of each of these texts.
-
-    Args:
-        items: The numbers of the texts.
-        samples: Those of the samples.
-        owners: Of a text that asks the same as others, which of them has each sample.
-    """
-
-    items: tuple[int, ...]
-    samples: range
-    owners: tuple[int, ...] = ()
-
-    @property
-    def keys(self) -> list[tuple[int, int]]:
-        """The text and the number of every sample."""
-        if self.owners:
-            return list(zip(self.owners, self.samples, strict=True))
-        return [(item, sample) for item in self.items for sample in self.samples]
 
 
 class Generator:
@@ -270,17 +246,29 @@ class Generator:
             calls, busy = meter.calls, meter.seconds
             sampling = replace(self.sampling, first=group.samples.start)
             asked = [queries[item] for item in group.items]
+            lines: dict[tuple[int, int], bytes] = {}
             with torch.inference_mode(), evaluating(self.lm.model):
-                answers = self.method.sample(self.sampler, asked, len(group.samples), sampling, future)
-            samples = [answer for of_text in answers for answer in of_text]
-            numbers = [(item, sample, self.sampling.seed) for item, sample in group.keys]
-            with uncollected():
-                lines = lines_of(numbers, [queries[item] for item, *_ in numbers], samples, self.lm.tokenizer)
+                for answers in self.method.stream(self.sampler, asked, len(group.samples), sampling, future):
+                    lines |= self.lines(group, queries, answers)
             now = time.perf_counter()  # writing a group counts with the next
             took = now - begun, meter.seconds - busy, meter.calls - calls
             begun = now
-            drawn.add(group, lines, dict(zip(TOOK, took, strict=True)))
+            count = sum(len(queries[item].asked_at) for item, _ in group.keys)
+            drawn.add(group, [lines[key] for key in group.keys], count, dict(zip(TOOK, took, strict=True)))
         return begun
+
+    def lines(self, group: Group, queries: Sequence[Query], answers: Sequence[Answer]) -> dict[tuple[int, int], bytes]:
+        """Samples of a group as lines of the file, by their keys."""
+        all_keys = group.keys
+        keys = [all_keys[number * len(group.samples) + sample] for number, sample, _ in answers]
+        with uncollected():
+            lines = lines_of(
+                [(*key, self.sampling.seed) for key in keys],
+                [queries[item] for item, _ in keys],
+                [drawn for *_, drawn in answers],
+                self.lm.tokenizer,
+            )
+            return dict(zip(keys, map(as_line, lines), strict=True))
 
     def record(
         self,
@@ -454,147 +442,3 @@ def texts_of(
             for part in of_parts
             for run, text in zip(part, [""] if part[0][0] == "u" else next(texts), strict=True)
         ]
-
-
-# ---- files ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Part:
-    """What has been drawn of a file, in whole groups.
-
-    Args:
-        file: Open to be added to, and read as far as `end`.
-        end: Of the last whole group.
-        places: Where in the file the line of each sample begins.
-        tokens: That were drawn.
-        took: What all groups took together.
-    """
-
-    file: BinaryIO
-    end: int
-    places: dict[tuple[int, int], int] = field(default_factory=dict)
-    tokens: int = 0
-    took: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOOK, 0))
-
-    def resume(self, groups: Sequence[Group]) -> list[Group]:
-        """Read the groups that are there, in this order, cut off what follows them, and return those that are left."""
-        left = list(dropwhile(self.read, groups))
-        self.file.truncate(self.end)
-        return left
-
-    def read(self, group: Group) -> bool:
-        """Is this group the next, and whole? Then it counts."""
-        lines = [self.file.readline() for _ in range(len(group.keys) + 1)]
-        try:
-            *samples, took = map(json.loads, lines)
-            keys = [(sample["item"], sample["sample"]) for sample in samples]
-            drawn = sum(len(sample["log_probs"]) for sample in samples)
-            if keys != group.keys or tuple(took) != TOOK or not lines[-1].endswith(b"\n"):
-                return False
-        except (ValueError, KeyError, TypeError):  # half a line, or what a machine that went down has left
-            return False
-        self.count(group, drawn, took, lines)
-        return True
-
-    def add(self, group: Group, samples: Sequence[Mapping[str, Any]], took: Mapping[str, float]) -> None:
-        """Write a group, and have the disk hold it."""
-        lines = [as_line(each) for each in (*samples, took)]
-        self.file.write(b"".join(lines))
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.count(group, sum(len(sample["log_probs"]) for sample in samples), took, lines)
-
-    def count(self, group: Group, drawn: int, took: Mapping[str, float], lines: Sequence[bytes]) -> None:
-        """Note a group that stands at the end, and that so many tokens were drawn in it."""
-        *starts, _, self.end = accumulate(map(len, lines), initial=self.end)
-        self.places.update(zip(group.keys, starts, strict=True))
-        self.tokens += drawn
-        for key in TOOK:
-            self.took[key] += took[key]
-
-    def lines(self) -> Iterator[bytes]:
-        """The samples in the order of the texts."""
-        for key in sorted(self.places):
-            self.file.seek(self.places[key])
-            yield self.file.readline()
-
-
-@contextlib.contextmanager
-def opened(path: Path, config: Mapping[str, Any]) -> Iterator[Part]:
-    """The part of a file that has been drawn, or a new one; nobody else can open it meanwhile.
-
-    Raises:
-        InputError: It is a part of something else, or another process has opened it.
-    """
-    with path.open("a+b") as file:
-        if os.name == "posix":
-            import fcntl
-
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise InputError(
-                    f"another process is drawing {path}: wait for it, or name another folder with -o."
-                ) from error
-        file.seek(0)
-        first = file.readline()
-        if first.endswith(b"\n"):
-            same(path, json.loads(first), config)
-        else:  # nothing, or half a line
-            first = as_line(config)
-            file.truncate(0)
-            file.write(first)
-            file.flush()
-        yield Part(file, len(first))
-
-
-def config_in(path: Path) -> dict[str, Any] | None:
-    """The configuration that a record, or a part of a file, was made with; `None` if there is none yet."""
-    if path.suffix == ".json":
-        record = record_in(path)
-        return None if record is None else dict(record["config"])
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        first = file.readline()
-    if not first.endswith(b"\n"):
-        return None
-    with contextlib.suppress(ValueError):
-        there = json.loads(first)
-        if isinstance(there, dict) and "method" in there:
-            return there
-    raise InputError(f"{path} is no part of generations: delete it, or name another folder.")
-
-
-def record_in(path: Path) -> dict[str, Any] | None:
-    """The record of generations; `None` if there is none yet. Another file of its name is refused."""
-    if not path.exists():
-        return None
-    record = None
-    with contextlib.suppress(InputError):
-        record = record_of(path)
-    if record is None or not isinstance(record.get("config"), dict):
-        raise InputError(
-            f"{path} is no record of generations: move it elsewhere or delete it, and the mode is drawn again; or name "
-            "another folder."
-        )
-    return record
-
-
-def same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Refuse to go on with what was begun otherwise, and say what differs."""
-
-    def shown(key: str, value: object) -> str:
-        return value[:8] if key in ("set", "weights") and isinstance(value, str) else f"{value!r:.60}"
-
-    differ = [
-        f"{key} {shown(key, there.get(key))}, and not {shown(key, here.get(key))}"
-        + (" (other texts, or another number, length, r_max or seed of them)" if key == "set" else "")
-        for key in dict.fromkeys((*here, *there))
-        if there.get(key) != here.get(key)
-    ]
-    if differ:
-        raise InputError(
-            f"{path} was drawn with {'; '.join(differ)}. Name another folder with -o, or delete {path.parent}."
-        )

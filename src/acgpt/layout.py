@@ -20,7 +20,7 @@ Shape legend, here and in `attention`: B queries, C copies and L text slots in t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +69,21 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def download(tensor: Tensor) -> Callable[[], Tensor]:
+    """A tensor on the host, as it is now, to be had when it is asked for: a GPU goes on to what comes next."""
+    if tensor.device.type != "cuda":
+        return tensor.cpu
+    there, copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True), torch.cuda.Event()
+    there.copy_(tensor, non_blocking=True)
+    copied.record()
+
+    def wait() -> Tensor:
+        copied.synchronize()
+        return there
+
+    return wait
 
 
 def batches(

@@ -114,9 +114,10 @@ def generate(
     from acgpt.decode import Sampling
     from acgpt.evaluation_set import keep
     from acgpt.files import disk_errors, write_whole
-    from acgpt.generate import INDEX, PROMPT, STAYS, TEMPERATURE, TOP_P, Generator, record_in
+    from acgpt.generate import INDEX, PROMPT, STAYS, TEMPERATURE, TOP_P, Generator
     from acgpt.methods import method_of, parted
     from acgpt.modes import MODES
+    from acgpt.part import record_in
 
     wanted = names_in(modes)
     forced = None if method is None else method_of(method)

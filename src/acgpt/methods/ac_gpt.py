@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from transformers import PreTrainedModel
 
 from acgpt import score
-from acgpt.decode import Sampler, Sampling
-from acgpt.methods.base import Abilities, Drawn, Method
+from acgpt.decode import Answer, Sampler, Sampling
+from acgpt.methods.base import Abilities, Method
 from acgpt.query import Query
 from acgpt.slots import Slots, copies_and_text
 
@@ -39,11 +39,11 @@ class AcGpt(Method):
         """As `Method.log_probs` says; without the future nothing is copied."""
         return score.log_probs(model, queries, future=future, **how)
 
-    def sample(
+    def stream(
         self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
-    ) -> list[list[Drawn]]:
-        """As `Method.sample` says, with a cache: copies are read once, given tokens forced when they are reached."""
-        return sampler.sample(queries, n, sampling, future)
+    ) -> Iterator[list[Answer]]:
+        """As `Method.stream` says, with a cache: copies are read once, given tokens forced when they are reached."""
+        yield from sampler.stream(queries, n, sampling, future)
 
     def lay_out(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import or_
 from typing import Any, ClassVar
@@ -12,12 +12,10 @@ import numpy as np
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
 from acgpt.conditioning import Conditioning
-from acgpt.decode import Sampler, Sampling
+from acgpt.decode import Answer, Drawn, Sampler, Sampling, gathered
 from acgpt.errors import InputError, QueryError
 from acgpt.query import Query
 from acgpt.slots import Slots
-
-Drawn = tuple[np.ndarray, np.ndarray]  # the asked tokens of a sample and their log-probabilities, left to right
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Method(ABC):
                      AC-GPT: yes. GPT: no, for "on the" stands after "cat"; with "on the" asked as well, yes.
         log_probs    [log p(cat | The, on, the), log p(sat | The, cat, on, the), log p(mat | The, cat, sat, on, the)]
                      so that their sum is log p(cat, sat, mat | The, on, the)
-        sample       tokens for [cat], [sat] and [mat], drawn from that distribution
+        sample       tokens for [cat], [sat] and [mat], drawn from that distribution; `stream` does it
         lay_out      the slots of the network, for training on this query and many others at once (see `slots`)
     """
 
@@ -153,10 +151,10 @@ class Method(ABC):
         ]
 
     @abstractmethod
-    def sample(
+    def stream(
         self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
-    ) -> list[list[Drawn]]:
-        """Draw n samples of each query.
+    ) -> Iterator[list[Answer]]:
+        """Draw n samples of each query, and hand them over as they are ready, in whatever order.
 
         Args:
             sampler: The model, its BOS and MASK, and what decoding keeps between calls.
@@ -165,12 +163,19 @@ class Method(ABC):
             sampling: How a token is drawn.
             future: As in `log_probs`.
 
-        Returns:
-            For each query, n times the asked tokens and the log-probability of each as it was drawn.
+        Yields:
+            Some samples, each with the number of its query and its own, from 0: the asked tokens and the
+            log-probability of each as it was drawn.
 
         Raises:
             QueryError: `can_sample` does not accept a query.
         """
+
+    def sample(
+        self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
+    ) -> list[list[Drawn]]:
+        """As `stream`: n samples of each query, when all are there."""
+        return gathered(self.stream(sampler, queries, n, sampling, future), queries, n)
 
     def can_sample(self, query: Query, future: bool) -> bool:
         """Can samples of this query be drawn? By default wherever `log_probs` has an answer."""

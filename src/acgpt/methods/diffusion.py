@@ -25,17 +25,17 @@ cannot say what a token has from its past alone. But it can draw from the past a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 from transformers import PreTrainedModel
 
 from acgpt.conditioning import ASKED, GIVEN
-from acgpt.decode import Sampler, Sampling, randomness
+from acgpt.decode import Answer, Sampler, Sampling, randomness, wanted
 from acgpt.errors import InputError
 from acgpt.methods import masked
-from acgpt.methods.base import Abilities, Drawn, Method
+from acgpt.methods.base import Abilities, Method
 from acgpt.methods.sigma_gpt import whole_number
 from acgpt.query import Query
 from acgpt.score import layout_log_probs
@@ -137,10 +137,10 @@ class Diffusion(Method):
         hidden: np.ndarray = ranks < np.minimum(sizes, n)[:, None]
         return hidden
 
-    def sample(
+    def stream(
         self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
-    ) -> list[list[Drawn]]:
-        """As `Method.sample` says, by ancestral sampling: as time goes from 1 to 0, masked tokens are drawn.
+    ) -> Iterator[list[Answer]]:
+        """As `Method.stream` says, by ancestral sampling: as time goes from 1 to 0, masked tokens are drawn.
 
         Without the future, given tokens are shown when they are reached: the runs of asked tokens between them are
         drawn one after the other, each from time 1 to 0.
@@ -151,8 +151,7 @@ class Diffusion(Method):
         """
         mask = self.mask(sampler.mask)
         assert mask is not None
-        rows = [(number, sample) for number in range(len(queries)) for sample in range(n)]
-        answers: list[list[Drawn]] = [[] for _ in queries]
+        rows = wanted(queries, n)
         for group in masked.groups([len(queries[number]) for number, _ in rows], sampler.budget):
             members = [rows[each] for each in group]
             questions = [queries[number] for number, _ in members]
@@ -166,10 +165,7 @@ class Diffusion(Method):
                 turns.append(drawn_when)
                 reached.append(shown_when)
             drawn = masked.fill(sampler, texts, turns, chances, mask, sampling, known=known, reached=reached)
-            for (number, _), query, (text, scores) in zip(members, questions, drawn, strict=True):
-                at = np.array(query.asked_positions)
-                answers[number].append((text[at], scores[at]))
-        return answers
+            yield masked.answers(members, questions, drawn)
 
     def schedule(self, query: Query, uniform: np.ndarray, future: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The positions that are drawn in each turn, and those of the given tokens that are shown from it on.

@@ -17,7 +17,7 @@ recipe gives blocks, as many tokens are given at the two ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,9 +25,9 @@ from transformers import PreTrainedModel
 
 from acgpt import score
 from acgpt.conditioning import ASKED, Blocks, Conditioning, Infilling
-from acgpt.decode import Sampler, Sampling
+from acgpt.decode import Answer, Sampler, Sampling
 from acgpt.errors import InputError, QueryError
-from acgpt.methods.base import Abilities, Drawn, Method
+from acgpt.methods.base import Abilities, Method
 from acgpt.query import Query
 from acgpt.slots import Slots
 
@@ -74,16 +74,16 @@ class Fim(Method):
             model, [middle_last(query, how["mask"]) for query in queries], future=False, never=how["mask"], **how
         )
 
-    def sample(
+    def stream(
         self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
-    ) -> list[list[Drawn]]:
-        """As `Method.sample` says, with a cache; without the future, the whole text is the middle."""
+    ) -> Iterator[list[Answer]]:
+        """As `Method.stream` says, with a cache; without the future, the whole text is the middle."""
         mask = self.mask(sampler.mask)
         assert mask is not None
         if not all(self.can_sample(query, future) for query in queries):
             self.check(queries if future else [self.left_to_right(query) for query in queries])
         moved = [middle_last(query, mask, all_of_it=not future) for query in queries]
-        return sampler.sample(moved, n, sampling, future=False, never=mask)
+        yield from sampler.stream(moved, n, sampling, future=False, never=mask)
 
     def conditioning(self, distribution: Conditioning) -> Conditioning:
         """Infilling sets of the same sizes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import or_
 from typing import Any, ClassVar
 
@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from acgpt import score
 from acgpt.conditioning import Conditioning, Empty
-from acgpt.decode import Sampler, Sampling
+from acgpt.decode import Answer, Sampler, Sampling
 from acgpt.methods.ac_gpt import AcGpt
-from acgpt.methods.base import Abilities, Drawn, Method
+from acgpt.methods.base import Abilities, Method
 from acgpt.query import Query
 from acgpt.slots import Slots, copies_and_text
 
@@ -50,13 +50,13 @@ class Gpt(Method):
             return super().log_probs(model, queries, **how)
         return score.log_probs(model, queries, future=False, **how)
 
-    def sample(
+    def stream(
         self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
-    ) -> list[list[Drawn]]:
-        """As `Method.sample` says, with a cache; given tokens are forced when they are reached."""
+    ) -> Iterator[list[Answer]]:
+        """As `Method.stream` says, with a cache; given tokens are forced when they are reached."""
         if future:
             self.check(queries)
-        return sampler.sample(queries, n, sampling, future=False)
+        yield from sampler.stream(queries, n, sampling, future=False)
 
     def insisted(self) -> Method:
         """Shown copies, as AC-GPT is: the network takes them, whatever it makes of them."""

@@ -18,9 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from acgpt.attention import BACKENDS, Backend, run
-from acgpt.decode import Sampler, Sampling, draw
+from acgpt.decode import Answer, Drawn, Sampler, Sampling, draw
 from acgpt.layout import Layout
-from acgpt.methods.base import Drawn
 from acgpt.query import Query
 from acgpt.score import check_numbers, forbid
 from acgpt.slots import Slots
@@ -106,6 +105,12 @@ def fill(
     check_numbers(np.concatenate(scored))
     place_of = {row: i for i, row in enumerate(order)}
     return [(filled[place_of[row]], scored[place_of[row]]) for row in range(len(texts))]
+
+
+def answers(rows: Sequence[tuple[int, int]], queries: Sequence[Query], drawn: Sequence[Drawn]) -> list[Answer]:
+    """What `Method.stream` hands over of these samples, given what `fill` returns."""
+    pairs = zip(rows, queries, drawn, strict=True)
+    return [(*row, (text[query.asked_at], scores[query.asked_at])) for row, query, (text, scores) in pairs]
 
 
 class Frame:

@@ -11,7 +11,7 @@ batched over tokens and over texts, and only one position of each goes through t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -20,9 +20,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from acgpt.conditioning import ASKED, GIVEN
-from acgpt.decode import Sampler, Sampling, noise
+from acgpt.decode import Answer, Sampler, Sampling, noise, wanted
 from acgpt.methods import masked
-from acgpt.methods.base import Abilities, Drawn, Method
+from acgpt.methods.base import Abilities, Method
 from acgpt.query import Query
 from acgpt.score import check_numbers, chosen
 from acgpt.slots import Slots
@@ -95,14 +95,13 @@ class Mlm(Method):
         check_numbers(scores)
         return [part.tolist() for part in np.split(scores, np.cumsum(counts)[:-1])]
 
-    def sample(
+    def stream(
         self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
-    ) -> list[list[Drawn]]:
-        """As `Method.sample` says, a pass a token; without the future, given tokens are shown when they are reached."""
+    ) -> Iterator[list[Answer]]:
+        """As `Method.stream` says, a pass a token; without the future, given tokens are shown when they are reached."""
         mask = self.mask(sampler.mask)
         assert mask is not None
-        rows = [(number, sample) for number in range(len(queries)) for sample in range(n)]
-        answers: list[list[Drawn]] = [[] for _ in queries]
+        rows = wanted(queries, n)
         for group in masked.groups([len(queries[number]) for number, _ in rows], sampler.budget):
             members = [rows[each] for each in group]
             questions = [queries[number] for number, _ in members]
@@ -114,9 +113,7 @@ class Mlm(Method):
             given = [np.array(query.given_positions, dtype=np.int64) for query in questions]
             reached = [np.split(a, np.searchsorted(a, places))[:-1] for a, places in zip(given, asked, strict=True)]
             drawn = masked.fill(sampler, texts, turns, chances, mask, sampling, known=known, reached=reached)
-            for (number, _), at, (text, scores) in zip(members, asked, drawn, strict=True):
-                answers[number].append((text[at], scores[at]))
-        return answers
+            yield masked.answers(members, questions, drawn)
 
     def rows_at_once(self, sampler: Sampler, length: int) -> int:
         """As many as go through the model in one pass."""

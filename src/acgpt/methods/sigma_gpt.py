@@ -20,7 +20,7 @@ one of the K, each as likely, which is a draw from that mean; its log-probabilit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from operator import itemgetter
 from typing import Any, ClassVar
@@ -30,9 +30,9 @@ from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
 from acgpt import score
 from acgpt.conditioning import ASKED, UNKNOWN
-from acgpt.decode import Sampler, Sampling, randomness
+from acgpt.decode import Answer, Sampler, Sampling, randomness
 from acgpt.errors import InputError, ModelError
-from acgpt.methods.base import Abilities, Drawn, Method
+from acgpt.methods.base import Abilities, Method
 from acgpt.query import Query
 from acgpt.sigma_network import SigmaGPTForCausalLM
 from acgpt.slots import Slots
@@ -80,10 +80,10 @@ class SigmaGptTemporal(Method):
             for query, order, answer in zip(queries, orders, answers, strict=True)
         ]
 
-    def sample(
+    def stream(
         self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
-    ) -> list[list[Drawn]]:
-        """As `Method.sample` says, with a cache; without the future, given tokens are forced when they are reached."""
+    ) -> Iterator[list[Answer]]:
+        """As `Method.stream` says, with a cache; without the future, given tokens are forced when they are reached."""
         check_network(sampler.model)
         ways: dict[tuple[int, int], list[int]] = {}  # by query and order, the samples that are drawn so
         for number, query in enumerate(queries):
@@ -91,17 +91,21 @@ class SigmaGptTemporal(Method):
                 order = self.draw_order(query, sampling.first + sample, sampling.seed) if future else 0
                 ways.setdefault((number, order), []).append(sample)
         asked = [queries[number] for number, _ in ways]
+
+        def turned(way: int, values: np.ndarray) -> np.ndarray:
+            return from_left_to_right(asked[way], orders[way], values)
+
         if future:
             orders = [self.order(queries[number], order) for number, order in ways]
         else:
             orders = [self.left_to_right(query).asked_at for query in asked]
         ordered = [in_order(query, order) for query, order in zip(asked, orders, strict=True)]
-        drawn = sampler.sample(ordered, list(ways.values()), sampling, future=False, orders=orders)
-        results: list[dict[int, Drawn]] = [{} for _ in queries]
-        for ((number, _), samples), q, o, answers in zip(ways.items(), asked, orders, drawn, strict=True):
-            for sample, (tokens, scores) in zip(samples, answers, strict=True):
-                results[number][sample] = from_left_to_right(q, o, tokens), from_left_to_right(q, o, scores)
-        return [[found[sample] for sample in range(n)] for found in results]
+        numbers = [number for number, _ in ways]
+        for answers in sampler.stream(ordered, list(ways.values()), sampling, future=False, orders=orders):
+            yield [
+                (numbers[way], sample, (turned(way, tokens), turned(way, scores)))
+                for way, sample, (tokens, scores) in answers
+            ]
 
     def draw_order(self, query: Query, sample: int, seed: int) -> int:
         """The number of the order in which a sample is drawn."""

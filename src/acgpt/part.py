@@ -1,0 +1,188 @@
+"""A file of generations as far as it has been drawn: MODE.jsonl.part, in whole groups.
+
+    the configuration            one line: what it is a part of, and nothing else is ever added to it
+    the samples of a group       a line each, as in the file that is made of them (see `generated`)
+    what the group took          one line: seconds, seconds of the model, calls
+    the samples of the next …
+
+A group is written at once. What follows the last whole one is cut off when the part is opened again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, dropwhile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from acgpt.errors import InputError
+from acgpt.generated import as_line, record_of
+
+TOOK = ("seconds", "model_seconds", "calls")  # what a group says of itself
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is drawn together: these samples of each of these texts.
+
+    Args:
+        items: The numbers of the texts.
+        samples: Those of the samples.
+        owners: Of a text that asks the same as others, which of them has each sample.
+    """
+
+    items: tuple[int, ...]
+    samples: range
+    owners: tuple[int, ...] = ()
+
+    @property
+    def keys(self) -> list[tuple[int, int]]:
+        """The text and the number of every sample."""
+        if self.owners:
+            return list(zip(self.owners, self.samples, strict=True))
+        return [(item, sample) for item in self.items for sample in self.samples]
+
+
+@dataclass
+class Part:
+    """What has been drawn of a file, in whole groups.
+
+    Args:
+        file: Open to be added to, and read as far as `end`.
+        end: Of the last whole group.
+        places: Where in the file the line of each sample begins.
+        tokens: That were drawn.
+        took: What all groups took together.
+    """
+
+    file: BinaryIO
+    end: int
+    places: dict[tuple[int, int], int] = field(default_factory=dict)
+    tokens: int = 0
+    took: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOOK, 0))
+
+    def resume(self, groups: Sequence[Group]) -> list[Group]:
+        """Read the groups that are there, in this order, cut off what follows them, and return those that are left."""
+        left = list(dropwhile(self.read, groups))
+        self.file.truncate(self.end)
+        return left
+
+    def read(self, group: Group) -> bool:
+        """Is this group the next, and whole? Then it counts."""
+        lines = [self.file.readline() for _ in range(len(group.keys) + 1)]
+        try:
+            *samples, took = map(json.loads, lines)
+            keys = [(sample["item"], sample["sample"]) for sample in samples]
+            drawn = sum(len(sample["log_probs"]) for sample in samples)
+            if keys != group.keys or tuple(took) != TOOK or not lines[-1].endswith(b"\n"):
+                return False
+        except (ValueError, KeyError, TypeError):  # half a line, or what a machine that went down has left
+            return False
+        self.count(group, drawn, took, lines)
+        return True
+
+    def add(self, group: Group, samples: Sequence[bytes], drawn: int, took: Mapping[str, float]) -> None:
+        """Write a group in which so many tokens were drawn, its samples as lines, and have the disk hold it."""
+        lines = [*samples, as_line(took)]
+        self.file.write(b"".join(lines))
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.count(group, drawn, took, lines)
+
+    def count(self, group: Group, drawn: int, took: Mapping[str, float], lines: Sequence[bytes]) -> None:
+        """Note a group that stands at the end, and that so many tokens were drawn in it."""
+        *starts, _, self.end = accumulate(map(len, lines), initial=self.end)
+        self.places.update(zip(group.keys, starts, strict=True))
+        self.tokens += drawn
+        for key in TOOK:
+            self.took[key] += took[key]
+
+    def lines(self) -> Iterator[bytes]:
+        """The samples in the order of the texts."""
+        for key in sorted(self.places):
+            self.file.seek(self.places[key])
+            yield self.file.readline()
+
+
+@contextlib.contextmanager
+def opened(path: Path, config: Mapping[str, Any]) -> Iterator[Part]:
+    """The part of a file that has been drawn, or a new one; nobody else can open it meanwhile.
+
+    Raises:
+        InputError: It is a part of something else, or another process has opened it.
+    """
+    with path.open("a+b") as file:
+        if os.name == "posix":
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(
+                    f"another process is drawing {path}: wait for it, or name another folder with -o."
+                ) from error
+        file.seek(0)
+        first = file.readline()
+        if first.endswith(b"\n"):
+            same(path, json.loads(first), config)
+        else:  # nothing, or half a line
+            first = as_line(config)
+            file.truncate(0)
+            file.write(first)
+            file.flush()
+        yield Part(file, len(first))
+
+
+def config_in(path: Path) -> dict[str, Any] | None:
+    """The configuration that a record, or a part of a file, was made with; `None` if there is none yet."""
+    if path.suffix == ".json":
+        record = record_in(path)
+        return None if record is None else dict(record["config"])
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        first = file.readline()
+    if not first.endswith(b"\n"):
+        return None
+    with contextlib.suppress(ValueError):
+        there = json.loads(first)
+        if isinstance(there, dict) and "method" in there:
+            return there
+    raise InputError(f"{path} is no part of generations: delete it, or name another folder.")
+
+
+def record_in(path: Path) -> dict[str, Any] | None:
+    """The record of generations; `None` if there is none yet. Another file of its name is refused."""
+    if not path.exists():
+        return None
+    record = None
+    with contextlib.suppress(InputError):
+        record = record_of(path)
+    if record is None or not isinstance(record.get("config"), dict):
+        raise InputError(
+            f"{path} is no record of generations: move it elsewhere or delete it, and the mode is drawn again; or name "
+            "another folder."
+        )
+    return record
+
+
+def same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse to go on with what was begun otherwise, and say what differs."""
+
+    def shown(key: str, value: object) -> str:
+        return value[:8] if key in ("set", "weights") and isinstance(value, str) else f"{value!r:.60}"
+
+    differ = [
+        f"{key} {shown(key, there.get(key))}, and not {shown(key, here.get(key))}"
+        + (" (other texts, or another number, length, r_max or seed of them)" if key == "set" else "")
+        for key in dict.fromkeys((*here, *there))
+        if there.get(key) != here.get(key)
+    ]
+    if differ:
+        raise InputError(
+            f"{path} was drawn with {'; '.join(differ)}. Name another folder with -o, or delete {path.parent}."
+        )

@@ -1,0 +1,79 @@
+"""Samples are handed over as they are ready, and are the same as when all are waited for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_generate import lines_of, model_of, set_of
+from toys import query, sampler_of, toy
+
+from acgpt import generate
+from acgpt.decode import Sampling
+from acgpt.errors import ModelError
+from acgpt.generate import Generator
+from acgpt.layout import download
+from acgpt.methods import METHODS, method_of
+
+RAGGED = [query(roles) for roles in ("gag", "aaaa", "ga", "aaaag", "gaaaa", "aaag")]
+
+
+def equal(one, other):
+    return all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_sample_is_handed_over_once_and_is_the_one_that_is_waited_for(name):
+    method, model = method_of(name), toy(name)
+    questions = [question for question in RAGGED if method.can_sample(question, future=True)]
+    with torch.inference_mode():
+        parts = list(method.stream(sampler_of(model, name), questions, 3, Sampling(seed=4)))
+        waited = method.sample(sampler_of(model, name), questions, 3, Sampling(seed=4))
+    answers = [answer for part in parts for answer in part]
+    assert sorted(answer[:2] for answer in answers) == [(q, s) for q in range(len(questions)) for s in range(3)]
+    assert all(equal(drawn, waited[number][sample]) for number, sample, drawn in answers)
+    assert len(questions) > 1 and [len(of_query) for of_query in waited] == [3] * len(questions)
+
+
+def test_rows_that_are_done_are_handed_over_while_others_are_drawn():
+    sampler, seen, handed = sampler_of(toy("ac-gpt"), "ac-gpt"), [], []
+    sampler.notice = lambda count: seen.append(count)
+    questions = [query("a" * asked + "g" * (6 - asked)) for asked in (1, 6, 3, 2, 1, 6, 2, 3)]
+    with torch.inference_mode():
+        for part in sampler.stream(questions, 1, Sampling(seed=0), True):
+            handed.append((sum(seen), sorted(number for number, _, _ in part)))
+    # Eight rows draw at first, then six, four, and two: a part comes when the device has more to do than what is in it.
+    assert handed == [(8 + 6 + 4, [0, 3, 4, 6]), (24, [2, 7]), (24, [1, 5])]
+
+
+def test_a_sample_of_a_single_token_takes_no_step_and_comes_all_the_same():
+    model = toy("gpt")
+    with torch.inference_mode():
+        (part,) = sampler_of(model, "gpt").stream([query("ga"), query("a")], 2, Sampling(), False)
+        assert list(sampler_of(model, "gpt").stream([], 2, Sampling(), False)) == []
+    assert sorted(answer[:2] for answer in part) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_what_is_no_number_is_never_handed_over():
+    model = toy("gpt")
+    sampler = sampler_of(model, "gpt")
+    model.get_output_embeddings().weight.data.fill_(float("nan"))
+    with torch.inference_mode(), pytest.raises(ModelError, match="NaN"):
+        list(sampler.stream(RAGGED, 1, Sampling(temperature=0), False))
+
+
+def test_what_is_downloaded_is_what_was_there():
+    tensor = torch.arange(6.0)
+    wait = download(tensor[2:4])
+    assert wait().tolist() == [2.0, 3.0]
+
+
+def test_lines_are_made_of_what_is_ready_and_written_in_their_order(tmp_path, monkeypatch):
+    made, make = [], generate.lines_of
+    monkeypatch.setattr(generate, "lines_of", lambda *given: made.append([n[:2] for n in given[0]]) or make(*given))
+    record = Generator(model_of("ac-gpt"), set_of(), samples=2).write("infilling", tmp_path)
+    assert record is not None
+    assert len(made) > 1 and len(made[0]) < 12
+    keys = [(item, sample) for item in range(6) for sample in range(2)]
+    assert sorted(key for part in made for key in part) == keys
+    assert [(line["item"], line["sample"]) for line in lines_of(tmp_path / "infilling.jsonl")] == keys
