@@ -135,7 +135,7 @@ def test_a_model_is_left_as_it_was_also_after_an_error(shelf, held, monkeypatch,
         raise error
 
     monkeypatch.setattr("acgpt.score.log_probs", fail)
-    monkeypatch.setattr(lm._sampler, "sample", fail)
+    monkeypatch.setattr(lm._sampler, "stream", fail)
     for template in (CAUSAL, SCATTERED):
         with pytest.raises(error):
             getattr(lm, verb)(template)

@@ -219,8 +219,8 @@ def test_batches_hold_every_query_once_and_keep_to_the_budget(many, budget, futu
     for group in groups:
         members = [queries[n] for n in group]
         _, real = build(members, bos=0, mask=1, future=future, first_only=first_only).rectangle()
-        cells.append(real.numel())
-        assert real.numel() <= budget or len(group) == 1  # a query that is too large goes alone
+        cells.append(real.size)
+        assert real.size <= budget or len(group) == 1  # a query that is too large goes alone
     longest = [cells[i] // len(group) for i, group in enumerate(groups)]
     assert longest == sorted(longest, reverse=True)
     for i in range(len(groups) - 1):  # and no group stops short of the budget

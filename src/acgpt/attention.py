@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -62,10 +63,10 @@ class Dense:
         self.calls = 0
         device = layout.ids.device
         packed, real = layout.rectangle()
-        home = torch.empty_like(layout.ids, device="cpu")
-        home[packed[real]] = torch.arange(real.numel()).view_as(real)[real]
+        home = np.empty(len(layout.ids), dtype=np.int64)
+        home[packed[real]] = np.flatnonzero(real)
         mask = visible(torch.tensor(layout.copies), real.shape[1])  # padding comes last, so nothing real sees it
-        self.packed, self.home = packed.to(device), home.to(device)  # (B, S) into the batch, (N,) into the rectangle
+        self.packed, self.home = upload(packed, device), upload(home, device)  # (B, S) into the batch, (N,) and back
         self.mask = mask[:, None].to(device)  # (B, 1, S, S)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
@@ -130,17 +131,17 @@ class Segments:
     @classmethod
     def of(cls, copies: Sequence[int], texts: Sequence[int], device: torch.device) -> Segments:
         """The segments of a batch whose queries have so many copies and text slots."""
-        lengths = torch.tensor([copies, texts])
+        lengths = np.array([copies, texts])
 
-        def starts(lengths: Tensor) -> Tensor:
-            return upload(F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32), device)
+        def starts(lengths: np.ndarray) -> Tensor:
+            return upload(np.concatenate(([0], lengths.cumsum())).astype(np.int32), device)
 
         own = lengths.cumsum(1) - lengths  # where the copies of a query begin among all copies, and its text likewise
         query = lengths.sum(0).cumsum(0) - lengths.sum(0)  # where a query begins in `keys`
-        moves = torch.cat([query - own[0], query + lengths[0] - own[1] - lengths[0].sum()])
-        homes = torch.arange(int(lengths.sum())) + moves.repeat_interleave(lengths.flatten())
-        keys = torch.empty_like(homes)
-        keys[homes] = torch.arange(len(homes))
+        moves = np.concatenate([query - own[0], query + lengths[0] - own[1] - lengths[0].sum()])
+        homes = np.arange(lengths.sum()) + moves.repeat(lengths.ravel())
+        keys = np.empty_like(homes)
+        keys[homes] = np.arange(len(homes))
         longest = int(lengths[0].max()), int(lengths[1].max()), int(lengths.sum(0).max())
         return cls(
             int(lengths[0].sum()), longest, starts(lengths[0]), starts(lengths[1]), starts(lengths.sum(0)),

@@ -502,9 +502,9 @@ class Sampler:
         """
         place = {number: i for i, number in enumerate(prefill.numbers)}
         members = [r for r, row in enumerate(rows) if row.number in place]
-        which, device = torch.tensor([place[rows[member].number] for member in members]), self.model.device
+        which, device = np.array([place[rows[member].number] for member in members]), self.model.device
         packed, real = (x[which] for x in prefill.layout.rectangle())
-        places = torch.tensor(members)[:, None] * (decoder.slots + 1) + torch.arange(real.shape[1])
+        places = np.array(members)[:, None] * (decoder.slots + 1) + np.arange(real.shape[1])
         decoder.cache.fill(prefill.states, upload(packed[real], device), upload(places[real], device))
         return members, prefill.logits[upload(which, device)]
 
@@ -526,7 +526,7 @@ class Sampler:
             write(decoder.places[: len(rows)], places)
         members = [member for some, _ in first_logits for member in some]
         first = [int(rows[member].query.asked_at[0]) for member in members]
-        r, at = (upload(torch.tensor(numbers), self.model.device) for numbers in (members, first))
+        r, at = (upload(np.array(numbers), self.model.device) for numbers in (members, first))
         logits = torch.cat([of_some for _, of_some in first_logits])
         decoder.put(r, at, *draw(logits, decoder.noise[r, at], sampling))
         self.notice(len(members))
@@ -551,7 +551,8 @@ def gathered(
 
 def write(buffer: Tensor, array: np.ndarray) -> None:
     """Copy an array into a buffer on a device, or a part of one."""
-    buffer.copy_(upload(torch.from_numpy(array).to(buffer.dtype), buffer.device))  # cast here: MPS has no float64
+    wide = buffer.device.type != "mps" or array.dtype != np.float64  # which MPS has not
+    buffer.copy_(upload(array if wide else array.astype(np.float32), buffer.device))
 
 
 def slot_bytes(model: PreTrainedModel) -> int:

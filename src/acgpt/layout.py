@@ -46,29 +46,39 @@ class Layout:
 
     def to(self, device: torch.device) -> Layout:
         """The same layout with its tensors on `device`."""
-        ids, positions, rows, targets = (upload(x, device) for x in (self.ids, self.positions, self.rows, self.targets))
-        aims = None if self.aims is None else upload(self.aims, device)
+
+        def there(tensor: Tensor) -> Tensor:
+            return upload(tensor.numpy(), device) if tensor.device.type == "cpu" else tensor.to(device)
+
+        ids, positions, rows, targets = map(there, (self.ids, self.positions, self.rows, self.targets))
+        aims = None if self.aims is None else there(self.aims)
         return Layout(ids, positions, self.copies, self.texts, rows, targets, self.asked, aims)
 
-    def rectangle(self) -> tuple[Tensor, Tensor]:
+    def rectangle(self) -> tuple[np.ndarray, np.ndarray]:
         """The batch as a rectangle, a query a row, `[copies | text | padding]`.
 
         Returns:
             (B, S) the slot of the packed batch that each cell holds (padding repeats the row's last one), and
             (B, S) which cells are no padding.
         """
-        copies, texts = torch.tensor(self.copies)[:, None], torch.tensor(self.texts)[:, None]
-        slot = torch.arange(int((copies + texts).max()))
+        copies, texts = np.array(self.copies)[:, None], np.array(self.texts)[:, None]
+        slot = np.arange((copies + texts).max())
         copy_start, text_start = copies.cumsum(0) - copies, texts.cumsum(0) - texts + copies.sum()
-        text = torch.where(texts > 0, text_start + (slot - copies).minimum(texts - 1), copy_start + copies - 1)
-        return torch.where(slot < copies, copy_start + slot, text), slot < copies + texts
+        text = np.where(texts > 0, text_start + np.minimum(slot - copies, texts - 1), copy_start + copies - 1)
+        return np.where(slot < copies, copy_start + slot, text), slot < copies + texts
 
 
-def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on `device`. The host does not wait for a GPU that has other things to do yet."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+def upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """An array as a tensor on `device`. The host does not wait for a GPU that has other things to do yet.
+
+    Nor for threads of its own: numpy copies so little in one, where torch would share it out among many.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    np.copyto(pinned.numpy(), array)
+    return pinned.to(device, non_blocking=True)
 
 
 def download(tensor: Tensor) -> Callable[[], Tensor]:
