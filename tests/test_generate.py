@@ -449,7 +449,7 @@ def test_a_part_of_any_size_is_read_and_written_with_little_memory(tmp_path):
     with opened(tmp_path / "part", {}) as part:
         for group in groups:
             lines = [{"item": i, "sample": s, "log_probs": [0.0], "text": "x" * size} for i, s in group.keys]
-            part.add(group, [*map(as_line, lines)], samples, dict.fromkeys(TOOK, 1))
+            part.add(group, [*map(as_line, lines)], dict.fromkeys(TOOK, 1))
     tracemalloc.start()
     try:
         with opened(tmp_path / "part", {}) as part:

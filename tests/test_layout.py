@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from models import by_definition, random_query
 
 from acgpt.errors import QueryError
-from acgpt.layout import batches, body_tokens, build, visible
+from acgpt.layout import Layout, batches, body_tokens, build, visible
 from acgpt.query import Query
 
 roles = st.text("gau", min_size=1, max_size=9).filter(lambda text: "a" in text)
@@ -197,6 +197,13 @@ def test_a_rectangle_holds_each_query_in_its_row_and_marks_the_padding(many, fut
         assert layout.positions[slots[is_real]].tolist() == one.positions.tolist()
         assert all(slot == slots[is_real][-1] for slot in slots[~is_real])
     assert sorted(packed[real].tolist()) == list(range(len(layout.ids)))
+
+
+def test_in_a_rectangle_of_copies_alone_padding_repeats_the_last_of_them():
+    nothing = torch.zeros(0, dtype=torch.long)
+    layout = Layout(torch.arange(4), torch.arange(4), (3, 1), (0, 0), nothing, nothing, (0, 0))
+    packed, real = layout.rectangle()
+    assert packed.tolist() == [[0, 1, 2], [3, 3, 3]] and real.tolist() == [[True] * 3, [True, False, False]]
 
 
 def test_visible_draws_every_sequence_of_a_batch_with_its_own_copies():

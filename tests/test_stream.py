@@ -69,11 +69,17 @@ def test_what_is_downloaded_is_what_was_there():
 
 
 def test_lines_are_made_of_what_is_ready_and_written_in_their_order(tmp_path, monkeypatch):
-    made, make = [], generate.lines_of
-    monkeypatch.setattr(generate, "lines_of", lambda *given: made.append([n[:2] for n in given[0]]) or make(*given))
-    record = Generator(model_of("ac-gpt"), set_of(), samples=2).write("infilling", tmp_path)
-    assert record is not None
-    assert len(made) > 1 and len(made[0]) < 12
+    made, drawn, make = [], [], generate.lines_of
+
+    def noted(numbers, *rest):
+        made.append((drawn[-1], [number[:2] for number in numbers]))
+        return make(numbers, *rest)
+
+    monkeypatch.setattr(generate, "lines_of", noted)
+    generator = Generator(model_of("ac-gpt"), set_of(), samples=2)
+    record = generator.write("infilling", tmp_path, progress=lambda done, total, tokens: drawn.append(done))
+    assert record is not None and drawn[-1] == record["tokens"]
+    assert made[0][0] < record["tokens"] == made[-1][0]  # the first lines are made before all has been drawn
     keys = [(item, sample) for item in range(6) for sample in range(2)]
-    assert sorted(key for part in made for key in part) == keys
+    assert sorted(key for _, part in made for key in part) == keys
     assert [(line["item"], line["sample"]) for line in lines_of(tmp_path / "infilling.jsonl")] == keys

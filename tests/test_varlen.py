@@ -78,7 +78,7 @@ def test_keys_are_the_slots_of_each_query_in_turn_and_homes_the_way_back(copies,
         (found.text_starts, texts),
         (found.key_starts, np.add(copies, texts)),
     ):
-        assert starts.tolist() == [0, *np.cumsum(sizes)]
+        assert starts.tolist() == [0, *np.cumsum(sizes)] and starts.dtype == torch.int32
 
 
 def layouts():

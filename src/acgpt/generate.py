@@ -253,8 +253,7 @@ class Generator:
             now = time.perf_counter()  # writing a group counts with the next
             took = now - begun, meter.seconds - busy, meter.calls - calls
             begun = now
-            count = sum(len(queries[item].asked_at) for item, _ in group.keys)
-            drawn.add(group, [lines[key] for key in group.keys], count, dict(zip(TOOK, took, strict=True)))
+            drawn.add(group, [lines[key] for key in group.keys], dict(zip(TOOK, took, strict=True)))
         return begun
 
     def lines(self, group: Group, queries: Sequence[Query], answers: Sequence[Answer]) -> dict[tuple[int, int], bytes]:

@@ -55,7 +55,7 @@ class Part:
         file: Open to be added to, and read as far as `end`.
         end: Of the last whole group.
         places: Where in the file the line of each sample begins.
-        tokens: That were drawn.
+        tokens: That were drawn in the groups that have been read.
         took: What all groups took together.
     """
 
@@ -82,22 +82,22 @@ class Part:
                 return False
         except (ValueError, KeyError, TypeError):  # half a line, or what a machine that went down has left
             return False
-        self.count(group, drawn, took, lines)
+        self.count(group, took, lines)
+        self.tokens += drawn
         return True
 
-    def add(self, group: Group, samples: Sequence[bytes], drawn: int, took: Mapping[str, float]) -> None:
-        """Write a group in which so many tokens were drawn, its samples as lines, and have the disk hold it."""
+    def add(self, group: Group, samples: Sequence[bytes], took: Mapping[str, float]) -> None:
+        """Write a group, its samples as lines, and have the disk hold it."""
         lines = [*samples, as_line(took)]
         self.file.write(b"".join(lines))
         self.file.flush()
         os.fsync(self.file.fileno())
-        self.count(group, drawn, took, lines)
+        self.count(group, took, lines)
 
-    def count(self, group: Group, drawn: int, took: Mapping[str, float], lines: Sequence[bytes]) -> None:
-        """Note a group that stands at the end, and that so many tokens were drawn in it."""
+    def count(self, group: Group, took: Mapping[str, float], lines: Sequence[bytes]) -> None:
+        """Note a group that stands at the end."""
         *starts, _, self.end = accumulate(map(len, lines), initial=self.end)
         self.places.update(zip(group.keys, starts, strict=True))
-        self.tokens += drawn
         for key in TOOK:
             self.took[key] += took[key]
 
