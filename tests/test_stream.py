@@ -83,3 +83,13 @@ def test_lines_are_made_of_what_is_ready_and_written_in_their_order(tmp_path, mo
     keys = [(item, sample) for item in range(6) for sample in range(2)]
     assert sorted(key for _, part in made for key in part) == keys
     assert [(line["item"], line["sample"]) for line in lines_of(tmp_path / "infilling.jsonl")] == keys
+
+
+def test_what_one_call_was_told_never_to_draw_the_next_may_draw():
+    model = toy("gpt")
+    sampler, fresh, question = sampler_of(model, "gpt"), sampler_of(model, "gpt"), [query("aaaa")]
+    with torch.inference_mode():
+        (without,) = sampler.sample(question, 20, Sampling(seed=1), False, never=2)
+        again, want = (each.sample(question, 20, Sampling(seed=1), False)[0] for each in (sampler, fresh))
+    assert not any(2 in tokens for tokens, _ in without) and any(2 in tokens for tokens, _ in want)
+    assert all(equal(one, other) for one, other in zip(again, want, strict=True))
