@@ -44,7 +44,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from acgpt import LanguageModel, Query, decode
 from acgpt.attention import Ragged, check_model, choose_backend, head_width
-from acgpt.decode import Rows, Sampler, Sampling
+from acgpt.decode import Call, Rows, Sampler, Sampling
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.generate import Generator, asked_with
 from acgpt.learner import new_model
@@ -337,7 +337,7 @@ def prefill_seconds(generator: Generator, mode: str) -> float:
 
     def read() -> float:
         before = meter.seconds
-        for _ in generator.sampler.prefills(dict(enumerate(queries)), [], future):
+        for _ in generator.sampler.prefills(dict(enumerate(queries)), [], Call(Sampling(), future)):
             pass
         return meter.seconds - before
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from test_generate import lines_of, model_of, set_of
 from toys import query, sampler_of, toy
 
 from acgpt import generate
-from acgpt.decode import Sampling
+from acgpt.decode import Rows, Sampling
 from acgpt.errors import ModelError
 from acgpt.generate import Generator
 from acgpt.layout import download
@@ -42,7 +44,7 @@ def test_rows_that_are_done_are_handed_over_while_others_are_drawn():
     with torch.inference_mode():
         for part in sampler.stream(questions, 1, Sampling(seed=0), True):
             handed.append((sum(seen), sorted(number for number, _, _ in part)))
-    # Eight rows draw at first, then six, four, and two: a part comes when the device has more to do than what is in it.
+    # Eight rows draw at first, then six, four, and two: a part comes when the steps after it have been given out.
     assert handed == [(8 + 6 + 4, [0, 3, 4, 6]), (24, [2, 7]), (24, [1, 5])]
 
 
@@ -65,6 +67,7 @@ def test_what_is_no_number_is_never_handed_over():
 def test_what_is_downloaded_is_what_was_there():
     tensor = torch.arange(6.0)
     wait = download(tensor[2:4])
+    tensor.zero_()
     assert wait().tolist() == [2.0, 3.0]
 
 
@@ -93,3 +96,34 @@ def test_what_one_call_was_told_never_to_draw_the_next_may_draw():
         again, want = (each.sample(question, 20, Sampling(seed=1), False)[0] for each in (sampler, fresh))
     assert not any(2 in tokens for tokens, _ in without) and any(2 in tokens for tokens, _ in want)
     assert all(equal(one, other) for one, other in zip(again, want, strict=True))
+
+
+def test_a_sampler_can_be_asked_something_else_between_two_parts():
+    model, questions = toy("sigma-gpt-temporal"), [query("a" * n + "g" * (6 - n)) for n in (6, 1, 3, 2, 6, 1)]
+    method = method_of("sigma-gpt-temporal")
+    sampler = sampler_of(model, "sigma-gpt-temporal")
+    sampler.most_rows = 4
+    with torch.inference_mode():
+        want = method.sample(sampler_of(model, "sigma-gpt-temporal"), questions, 1, Sampling(seed=1))
+        parts = []
+        for part in method.stream(sampler, questions, 1, Sampling(seed=1)):
+            parts += part
+            list(sampler.stream([query("aaa")], 1, Sampling(seed=2), False, orders=[np.array([3, 1, 2])], never=1))
+    assert len(parts) == 6 and all(equal(drawn, want[number][0]) for number, _, drawn in parts)
+
+
+def test_as_many_lists_of_numbers_as_queries():
+    sampler = sampler_of(toy("gpt"), "gpt")
+    with torch.inference_mode(), pytest.raises(ValueError, match="shorter"):
+        list(sampler.stream([query("aa"), query("a")], [[0]], Sampling(), False))
+
+
+@pytest.mark.parametrize("order", list(permutations((1, 2, 3))), ids=str)
+def test_a_cache_is_filled_whatever_the_order_of_keys_in_memory(order):
+    back = np.argsort((0, *order)).tolist()
+    state = torch.randn(1, 2, 5, 8).bfloat16().permute(0, *order).contiguous().permute(back)  # (1, heads, N, D)
+    rows = Rows([(state, state)], 2, 4)
+    rows.fill([(state, 2 * state)], torch.tensor([4, 0, 3]), torch.tensor([1, 2, 5]))
+    (keys, values), want = rows.buffers[0], state[0].transpose(0, 1)[[4, 0, 3]]
+    assert torch.equal(keys.flatten(0, 1)[[1, 2, 5]], want) and torch.equal(values.flatten(0, 1)[[1, 2, 5]], 2 * want)
+    assert keys.flatten(0, 1)[[0, 3, 4, 6, 7]].count_nonzero() == 0

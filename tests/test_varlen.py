@@ -62,6 +62,7 @@ def test_what_is_regrouped_has_its_gradient(compiled):
 
     regroup = torch.compile(regroup, backend="aot_eager", fullgraph=True) if compiled else regroup
     assert torch.equal(regroup(x), x[index]) and torch.autograd.gradcheck(regroup, (x,))
+    assert compiled or torch.autograd.gradgradcheck(regroup, (x,))
 
 
 @pytest.mark.parametrize(("copies", "texts"), PAIRS)

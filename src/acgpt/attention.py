@@ -87,10 +87,11 @@ def refuse_dropout(dropout: float) -> None:
 def words(x: Tensor) -> Tensor:
     """The same memory in words of eight bytes, where its last dimension is made of such.
 
-    A GPU moves a row of half-precision numbers by an index twice as fast in such words as number by number. Where this
-    is compiled, that is the compiler's business.
+    A GPU moves a row of half-precision numbers by an index faster in such words than number by number. Where this is
+    compiled, that is the compiler's business; and words have no gradient.
     """
-    if torch.compiler.is_compiling() or x.device.type not in ("cpu", "cuda"):
+    differentiated = torch.is_grad_enabled() and x.requires_grad
+    if torch.compiler.is_compiling() or differentiated or x.device.type not in ("cpu", "cuda"):
         return x
     per_word = 8 // x.element_size()
     whole = x.stride(-1) == 1 and all(n % per_word == 0 for n in (*x.stride()[:-1], x.storage_offset(), x.shape[-1]))
@@ -99,7 +100,8 @@ def words(x: Tensor) -> Tensor:
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """x[index], for rows of numbers."""
-    return words(x)[index].view(x.dtype)
+    moved = words(x)
+    return x[index] if moved is x else moved[index].view(x.dtype)
 
 
 class Regroup(torch.autograd.Function):

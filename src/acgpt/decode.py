@@ -199,7 +199,7 @@ class Rows(Cache):
         """Copy a prefill in: its slots `packed` go to `places`, counted over the slots of all rows."""
         for buffers, pair in zip(self.buffers, states, strict=True):
             for buffer, state in zip(buffers, pair, strict=True):
-                taken = take(state[0].transpose(0, 1), packed).to(buffer.dtype)
+                taken = take(state[0].transpose(0, 1), packed).to(buffer.dtype).contiguous()
                 words(buffer.flatten(0, 1))[places] = words(taken)
 
     def update(
@@ -266,7 +266,7 @@ class Decoder:
         self.log_probs[rows, at] = log_probs.to(self.log_probs.dtype)
 
     def step(self, rows: int, width: int, capacity: int, sampling: Sampling, ordered: bool, never: int | None) -> None:
-        """Advance the first `rows` rows by one step of the schedule; the last two arguments as in `Sampler.sample`."""
+        """Advance the first `rows` rows by one step of the schedule; the last two arguments as in `Sampler.stream`."""
         reads = self.reads.index_select(0, self.clock)[0, :rows, :width]
         at = self.draws.index_select(0, self.clock)[0, :rows]
         row = torch.arange(rows, device=at.device)
@@ -323,6 +323,16 @@ class Decoder:
 
 
 @dataclass(frozen=True)
+class Call:
+    """What a call of `Sampler.stream` was told besides its queries, as described there."""
+
+    sampling: Sampling
+    future: bool
+    orders: Sequence[np.ndarray] | None = None
+    never: int | None = None
+
+
+@dataclass(frozen=True)
 class Prefill:
     """Queries that have been run up to their first blank, in one packed pass."""
 
@@ -355,8 +365,6 @@ class Sampler:
         self.meter = Meter(model.device)  # of all passes
         self.notice: Callable[[int], object] = lambda tokens: None  # called as tokens are drawn, with their number
         self.decoder: Decoder | None = None
-        self.orders: Sequence[np.ndarray] | None = None  # of the queries of this call
-        self.never: int | None = None
 
     def stream(
         self,
@@ -378,7 +386,7 @@ class Sampler:
             orders: As in `layout.build`.
             never: A token that is never drawn.
         """
-        self.orders, self.never = orders, never
+        call = Call(sampling, future, orders, never)
         rows = [Row(queries[number], number, sample) for number, sample in wanted(queries, n)]
         rows.sort(key=lambda row: -len(row.query.asked_at))  # neighbours take about as many steps
         with torch.cuda.device(self.model.device) if self.cuda else nullcontext():  # where kernels and graphs run
@@ -386,13 +394,13 @@ class Sampler:
             kept: list[Prefill] = []
             for start in range(0, len(rows), most):
                 batch, rest = rows[start : start + most], rows[start + most :]
-                kept = yield from self.batch(batch, sampling, future, kept, rest[0].number if rest else None)
+                kept = yield from self.batch(batch, call, kept, rest[0].number if rest else None)
 
     def sample(
-        self, queries: Sequence[Query], n: int | Sequence[Sequence[int]], sampling: Sampling, future: bool, **how: Any
+        self, queries: Sequence[Query], n: int, sampling: Sampling, future: bool, *, never: int | None = None
     ) -> list[list[Drawn]]:
-        """As `stream`: for each query its samples, when all are there."""
-        return gathered(self.stream(queries, n, sampling, future, **how), queries, n)
+        """As `stream`: n samples of each query, when all are there."""
+        return gathered(self.stream(queries, n, sampling, future, never=never), queries, n)
 
     @cached_property
     def ragged(self) -> bool:
@@ -412,14 +420,13 @@ class Sampler:
         return max(1, min(self.most_rows, memory // max(1, slots * self.slot_bytes)))
 
     def batch(
-        self, rows: list[Row], sampling: Sampling, future: bool, ready: list[Prefill], following: int | None
+        self, rows: list[Row], call: Call, ready: list[Prefill], following: int | None
     ) -> Generator[list[Answer], None, list[Prefill]]:
         """Decode one batch of rows together.
 
         Args:
             rows: What to draw.
-            sampling: How.
-            future: With copies of what is given?
+            call: How.
             ready: Prefills that the batch before has left.
             following: The query of the first row of the next batch: if it is one of these, its prefill is left for it.
 
@@ -427,10 +434,10 @@ class Sampler:
             What is ready. Returns the prefills that are left.
         """
         queries = {row.number: row.query for row in rows}
-        passes = self.prefills(queries, ready, future)
+        passes = self.prefills(queries, ready, call)
         prefill = next(passes, None)  # a GPU is at work on it while the host makes its plans
         width = choose_width(rows, self.step_cost)
-        steps = steps_of(rows, width, future)
+        steps = steps_of(rows, width, call.future)
         rows, columns = steps.rows, max(map(len, queries.values())) + 1
 
         # Rounded up, so that batches of about the same size find room, and captured steps, in the same decoder.
@@ -448,7 +455,7 @@ class Sampler:
             prefill = None  # its keys and values go before the next pass needs the room
             prefill = next(passes, None)
         assert decoder is not None
-        self.begin(decoder, steps, first_logits, sampling)
+        self.begin(decoder, steps, first_logits, call)
 
         # Steps of one shape are played together: so many rows still at work, so many slots of the cache in use. When
         # the device has its next ones to do, the rows that are done by then are handed over.
@@ -459,13 +466,13 @@ class Sampler:
         stages = few_shapes(steps.working)
         working = stages if self.cuda else steps.working
         changes = np.flatnonzero(np.diff(working) | np.diff(capacities)) + 1
-        how = replace(sampling, seed=0, first=0)  # they are in the noise: the same captured step serves any
+        how = replace(call.sampling, seed=0, first=0)  # they are in the noise: the same captured step serves any
         at_work, done = len(rows), deque[Callable[[], list[Answer]]]()
         for group in np.split(np.arange(len(steps.draws)), changes):
             if len(group):
                 shape = int(working[group[0]]), width, int(capacities[group[0]]), how
                 with self.meter.passes(len(group)):
-                    decoder.play(len(group), *shape, self.orders is not None, self.never)
+                    decoder.play(len(group), *shape, call.orders is not None, call.never)
                 self.notice(int((steps.draws[group] >= 0).sum()))
             go_on = int(stages[group[-1] + 1]) if len(group) and group[-1] + 1 < len(stages) else 0
             if go_on < at_work:
@@ -475,24 +482,25 @@ class Sampler:
                     yield done.popleft()()
         last = done.popleft()()
         self.decoder = decoder if self.cuda else None
+        del decoder, first_logits  # whoever takes the last rows may need the room
         yield last
         return left
 
-    def prefills(self, queries: dict[int, Query], ready: list[Prefill], future: bool) -> Iterator[Prefill]:
+    def prefills(self, queries: dict[int, Query], ready: list[Prefill], call: Call) -> Iterator[Prefill]:
         """Every query run up to its first blank, once: those that are ready, then the others, many in a pass."""
         ready = [prefill for prefill in ready if not queries.keys().isdisjoint(prefill.numbers)]
         yield from ready
         done = {number for prefill in ready for number in prefill.numbers}
         left = {number: query for number, query in queries.items() if number not in done}
-        for group in batches(left, self.prefill_budget, future, first_only=True, packed=self.backend != "dense"):
+        for group in batches(left, self.prefill_budget, call.future, first_only=True, packed=self.backend != "dense"):
             questions = [queries[number] for number in group]
-            orders = None if self.orders is None else [self.orders[number] for number in group]
-            layout = build(questions, bos=self.bos, mask=self.mask, future=future, first_only=True, orders=orders)
+            orders = None if call.orders is None else [call.orders[number] for number in group]
+            layout = build(questions, bos=self.bos, mask=self.mask, future=call.future, first_only=True, orders=orders)
             there, recorder = layout.to(self.model.device), Recorder()
             backend, aims = BACKENDS[self.backend](there), None if there.aims is None else there.aims[None]
             with self.meter.passes():
                 logits = run(self.model, there.ids[None], there.positions[None], backend, there.rows, recorder, aims)[0]
-            yield Prefill(group, layout, recorder.states, forbid(logits, self.never))
+            yield Prefill(group, layout, recorder.states, forbid(logits, call.never))
 
     def fill(self, decoder: Decoder, rows: list[Row], prefill: Prefill) -> tuple[list[int], Tensor]:
         """Fill the caches of the rows whose queries have been prefilled.
@@ -508,45 +516,38 @@ class Sampler:
         decoder.cache.fill(prefill.states, upload(packed[real], device), upload(places[real], device))
         return members, prefill.logits[upload(which, device)]
 
-    def begin(
-        self, decoder: Decoder, steps: Steps, first_logits: list[tuple[list[int], Tensor]], sampling: Sampling
-    ) -> None:
+    def begin(self, decoder: Decoder, steps: Steps, first_logits: list[tuple[list[int], Tensor]], call: Call) -> None:
         """Write down the steps and what is known of all rows; make their first draw, from what `fill` returned."""
         rows, (count, _, width) = steps.rows, steps.reads.shape
         decoder.at_work = adapters_at_work(self.model)
-        decoder.read_in(rows, steps.copies, self.bos, self.mask, sampling)
+        decoder.read_in(rows, steps.copies, self.bos, self.mask, call.sampling)
         write(decoder.reads[:count, : len(rows), :width], steps.reads)
         write(decoder.draws[:count, : len(rows)], steps.draws)
         decoder.clock.zero_()
-        if self.orders is not None:
+        if call.orders is not None:
             places = np.zeros((len(rows), decoder.places.shape[1]), dtype=np.int64)
             for place_of, row in zip(places, rows, strict=True):
-                order = self.orders[row.number]
+                order = call.orders[row.number]
                 place_of[1 : len(order) + 1] = order
             write(decoder.places[: len(rows)], places)
         members = [member for some, _ in first_logits for member in some]
         first = [int(rows[member].query.asked_at[0]) for member in members]
         r, at = (upload(np.array(numbers), self.model.device) for numbers in (members, first))
         logits = torch.cat([of_some for _, of_some in first_logits])
-        decoder.put(r, at, *draw(logits, decoder.noise[r, at], sampling))
+        decoder.put(r, at, *draw(logits, decoder.noise[r, at], call.sampling))
         self.notice(len(members))
 
 
 def wanted(queries: Sequence[Query], n: int | Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """Of every sample the number of its query and its own; `n` as in `Sampler.stream`."""
     numbers = [range(n)] * len(queries) if isinstance(n, int) else n
-    return [(number, sample) for number, samples in enumerate(numbers) for sample in samples]
+    return [(n, sample) for n, samples in zip(range(len(queries)), numbers, strict=True) for sample in samples]
 
 
-def gathered(
-    answers: Iterable[list[Answer]], queries: Sequence[Query], n: int | Sequence[Sequence[int]]
-) -> list[list[Drawn]]:
-    """Samples that have come in whatever order, query by query; `n` as in `Sampler.stream`."""
+def gathered(answers: Iterable[list[Answer]], queries: Sequence[Query], n: int) -> list[list[Drawn]]:
+    """n samples of each query that have come in whatever order, query by query."""
     found = {(number, sample): drawn for some in answers for number, sample, drawn in some}
-    of_query: list[list[Drawn]] = [[] for _ in queries]
-    for number, sample in wanted(queries, n):
-        of_query[number].append(found[number, sample])
-    return of_query
+    return [[found[number, sample] for sample in range(n)] for number in range(len(queries))]
 
 
 def write(buffer: Tensor, array: np.ndarray) -> None:

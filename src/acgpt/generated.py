@@ -7,7 +7,7 @@
                  prompt, fills, text        for people: what was given, what was drawn for each blank, all of it
     the record   kind "generations", method, model, mode, r_max, set, sampling, tokenizer_hash, versions, …
 
-`generate` writes them. Here they are read and checked, and what a line looks like; no model is needed.
+`generate` writes them. Here they are read and checked, and a line is made (`as_line`); no model is needed.
 """
 
 from __future__ import annotations

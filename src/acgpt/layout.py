@@ -84,10 +84,11 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
 def download(tensor: Tensor) -> Callable[[], Tensor]:
     """A tensor on the host, as it is now, to be had when it is asked for: a GPU goes on to what comes next."""
     if tensor.device.type != "cuda":
-        return tensor.cpu
+        copy = tensor.to("cpu", copy=True)
+        return lambda: copy
     there, copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True), torch.cuda.Event()
     there.copy_(tensor, non_blocking=True)
-    copied.record()
+    copied.record(torch.cuda.current_stream(tensor.device))
 
     def wait() -> Tensor:
         copied.synchronize()

@@ -1,6 +1,6 @@
 """A file of generations as far as it has been drawn: MODE.jsonl.part, in whole groups.
 
-    the configuration            one line: what it is a part of, and nothing else is ever added to it
+    the configuration            one line: what it is a part of; with another, nothing is added
     the samples of a group       a line each, as in the file that is made of them (see `generated`)
     what the group took          one line: seconds, seconds of the model, calls
     the samples of the next …

@@ -156,6 +156,9 @@ class Method(ABC):
     ) -> Iterator[list[Answer]]:
         """Draw n samples of each query, and hand them over as they are ready, in whatever order.
 
+        Whoever takes them does so without gradients (`torch.inference_mode`) and dropout, and gets errors from the
+        first one on, not before.
+
         Args:
             sampler: The model, its BOS and MASK, and what decoding keeps between calls.
             queries: As in `log_probs`, but that asked tokens need no ids.
