@@ -353,6 +353,7 @@ def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, c
     assert 400 < sum(groups) <= 500  # all but what was being drawn
     drawn = []
     unscored = {key: value for key, value in json.loads(rest[0]).items() if key != "log_probs"}
+    in_words = as_line(dict.fromkeys(TOOK, "many"))
     monkeypatch.setattr(module, "line_of", lambda *arguments: drawn.append(1) or line_of(*arguments))
     for name, left, there in (
         ("as it was", content, sum(groups)),
@@ -364,6 +365,9 @@ def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, c
         ("a group less", b"".join([begun, whole_groups[0], *whole_groups[2:]]), groups[0]),
         ("a sample less", b"".join([begun, *rest[1:]]), 0),
         ("a sample without its scores", b"".join([begun, as_line(unscored), *rest[1:]]), 0),
+        ("seconds in words", b"".join([begun, *rest[: ends[1] - 1], in_words, *rest[ends[1] :]]), 0),
+        ("nested without end", b"".join([begun, b"[" * 100_000 + b"]" * 100_000 + b"\n", *rest[1:]]), 0),
+        ("the line ends of another system", begun + b"".join(rest).replace(b"\n", b"\r\n"), 0),
     ):
         folder = tmp_path / name
         folder.mkdir()

@@ -12,6 +12,7 @@ from acgpt import generate as module
 from acgpt.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.generate import Generator
+from acgpt.part import opened
 
 
 def test_a_file_that_was_cut_off_is_refused_and_drawn_again_when_it_is_gone(tmp_path):
@@ -46,10 +47,17 @@ def test_a_folder_in_the_place_of_a_file_is_seen_before_anything_is_drawn(tmp_pa
 def test_another_file_in_the_place_of_a_part_is_refused_in_few_words(tmp_path):
     generator = Generator(model_of("ac-gpt"), set_of(texts=2))
     generator.write("training", tmp_path)
-    (tmp_path / "training.jsonl").rename(tmp_path / "infilling.jsonl.part")
-    with pytest.raises(InputError, match=r"infilling\.jsonl\.part is no part of generations") as caught:
-        generator.write("infilling", tmp_path)
-    assert len(str(caught.value)) < 300
+    nested = b"[" * 100_000 + b"]" * 100_000 + b"\n"
+    for content in ((tmp_path / "training.jsonl").read_bytes(), nested, b"no JSON\n", b"\xff\xfe\n"):
+        (tmp_path / "infilling.jsonl.part").write_bytes(content)
+        for refused in (
+            lambda: generator.write("infilling", tmp_path),
+            lambda: opened(tmp_path / "infilling.jsonl.part", {}).__enter__(),
+        ):
+            with pytest.raises(InputError, match=r"infilling\.jsonl\.part is no part of generations") as caught:
+                refused()
+            assert len(str(caught.value)) < 300
+            assert (tmp_path / "infilling.jsonl.part").read_bytes() == content
 
 
 @pytest.mark.parametrize("begun", ["whole", "part", "another mode"])

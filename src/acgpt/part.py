@@ -75,12 +75,14 @@ class Part:
         """Is this group the next, and whole? Then it counts."""
         lines = [self.file.readline() for _ in range(len(group.keys) + 1)]
         try:
-            *samples, took = map(json.loads, lines)
+            *samples, took = parsed = [json.loads(line) for line in lines]
             keys = [(sample["item"], sample["sample"]) for sample in samples]
             drawn = sum(len(sample["log_probs"]) for sample in samples)
-            if keys != group.keys or tuple(took) != TOOK or not lines[-1].endswith(b"\n"):
-                return False
-        except (ValueError, KeyError, TypeError):  # half a line, or what a machine that went down has left
+            numbers = all(isinstance(took[key], int | float) for key in TOOK)
+            written = [as_line(content) for content in parsed] == lines  # byte by byte as `add` would
+        except (ValueError, KeyError, TypeError, RecursionError):  # half a line, or what a crash or an editor has left
+            return False
+        if not (written and numbers and keys == group.keys and tuple(took) == TOOK):
             return False
         self.count(group, took, lines)
         self.tokens += drawn
@@ -127,8 +129,9 @@ def opened(path: Path, config: Mapping[str, Any]) -> Iterator[Part]:
                 ) from error
         file.seek(0)
         first = file.readline()
-        if first.endswith(b"\n"):
-            same(path, json.loads(first), config)
+        there = config_of(path, first)
+        if there is not None:
+            same(path, there, config)
         else:  # nothing, or half a line
             first = as_line(config)
             file.truncate(0)
@@ -145,10 +148,14 @@ def config_in(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     with path.open("rb") as file:
-        first = file.readline()
+        return config_of(path, file.readline())
+
+
+def config_of(path: Path, first: bytes) -> dict[str, Any] | None:
+    """The configuration in the first line of a part, if that is whole; what is none is refused."""
     if not first.endswith(b"\n"):
         return None
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         there = json.loads(first)
         if isinstance(there, dict) and "method" in there:
             return there
