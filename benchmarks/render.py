@@ -74,8 +74,7 @@ def generation_table(records: Mapping[str, Mapping[str, Any]]) -> Rows:
     turns = {name: key for name, key in turns.items() if all(len(r.get(key, [])) > 1 for r in records.values())}
     rows = []
     for name, r in records.items():
-        mode = name.split(", ")[1]
-        gpt = records.get(f"gpt, {mode}") or records.get(f"gpt, {mode}-no-future")
+        gpt = gpt_beside(name, records)
         ratio = f"{r['tokens_per_second'] / gpt['tokens_per_second']:.2f}" if gpt else "--"
         seconds = f"{r['seconds']:.2f}{between(r.get('times', []))}"
         row = [name, f"{r['tokens']:,}", f"{r['calls']:,}", seconds]
@@ -97,6 +96,53 @@ def generation_table(records: Mapping[str, Mapping[str, Any]]) -> Rows:
     return columns, rows
 
 
+def gpt_beside(name: str, records: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """What GPT took in the mode of this row, or in the same without its future; `None` if it was not timed."""
+    mode = name.split(", ")[1]
+    return records.get(f"gpt, {mode}") or records.get(f"gpt, {mode}-no-future")
+
+
+def keys_table(records: Mapping[str, Mapping[str, Any]]) -> Rows | None:
+    """How far from GPT the rows are that read more keys, and how far these alone would set them; `None` without any."""
+    columns: dict[str, list[str]] = {}
+    for name, r in records.items():
+        gpt = gpt_beside(name, records)
+        if not (gpt and r.get("keys") and min(len(r["times"]), len(gpt["times"])) > 1):
+            continue
+        mean, mean_gpt = statistics.mean(r["times"]), statistics.mean(gpt["times"])
+        turns = [a - b for a, b in zip(r["times"], gpt["times"], strict=True)]
+        in_model = [a - b for a, b in zip(r["model_times"], gpt["model_times"], strict=True)]
+        first, middle, last = statistics.quantiles(turns, n=4, method="inclusive")
+        columns[name] = [
+            f"{r['tokens_per_second'] / gpt['tokens_per_second']:.4f}",
+            f"{gpt['seconds'] / (gpt['seconds'] + r['keys']):.4f}",
+            f"{gpt['seconds'] / (gpt['seconds'] + r['reading']):.4f}",
+            f"{mean_gpt / mean:.4f}",
+            f"{mean_gpt / (mean_gpt + r['keys']):.4f}",
+            f"{r['seconds'] - gpt['seconds']:.3f}",
+            f"{middle:.3f} ({first:.3f} to {last:.3f})",
+            f"{statistics.mean(turns):.3f}",
+            f"{statistics.median(in_model):.3f}",
+            f"{r['keys']:.3f}",
+            f"{r['reading']:.3f}",
+        ]
+    heads = (
+        "tokens/s over GPT's, medians",
+        "what the keys leave of it, at the rate of a copy",
+        "what they leave as the kernel reads them",
+        "tokens/s over GPT's, means",
+        "what the keys leave of it, at the rate of a copy",
+        "s longer than GPT, medians",
+        "turn by turn, median (the middle half)",
+        "turn by turn, mean",
+        "in the model, median",
+        "what the keys take, at the rate of a copy",
+        "what they take as the kernel reads them",
+    )
+    rows = [[head, *cells] for head, *cells in zip(heads, *columns.values(), strict=True)]
+    return (["", *columns], rows) if columns else None
+
+
 def longer(record: Mapping[str, Any], other: Mapping[str, Any], key: str) -> str:
     """By how much it took longer than another, turn by turn: the median, the least and the most."""
     times = [a - b for a, b in zip(record[key], other[key], strict=True)]
@@ -111,8 +157,9 @@ def between(times: Sequence[float]) -> str:
 
 def generation(record: dict[str, Any]) -> str:
     """What drawing takes."""
-    note = record.get("note")
-    return markdown(*generation_table(record["generation"])) + (f"\n\n{note}" if note else "")
+    beside = keys_table(record["generation"])
+    tables = [markdown(*generation_table(record["generation"])), *([markdown(*beside)] if beside else [])]
+    return "\n\n".join([*tables, *filter(None, [record.get("note")])])
 
 
 def decode_kernel_rows(cases: Mapping[str, Mapping[str, Any]]) -> Rows:

@@ -163,3 +163,22 @@ def test_generating_is_timed_beside_gpt_in_the_same_turn_and_mode(render):
     for key, left in (("times", {"in the model"}), ("model_times", {"s longer"})):
         once = {name: {**record, key: record[key][:1]} for name, record in records.items()}
         assert {"s longer", "in the model"} & set(render.generation_table(once)[0]) == left
+
+
+def test_what_reads_more_keys_than_gpt_is_set_beside_what_they_take(render):
+    def row(*times: float, **more: object) -> dict:
+        return {"seconds": times[1], "tokens_per_second": 9 / times[1], "times": times, **more}
+
+    records = {
+        "gpt, infilling-no-future": row(1.0, 2.0, 6.0, model_times=(1.0, 1.5, 2.0)),
+        "ac-gpt, infilling": row(2.0, 2.5, 9.0, keys=0.5, reading=0.25, model_times=(2.0, 2.5, 2.5)),
+        "ac-gpt, infilling-no-future": row(1.0, 2.0, 3.0, keys=0.0, model_times=(1.0, 1.0, 1.0)),
+    }
+    columns, rows = render.keys_table(records)
+    assert columns == ["", "ac-gpt, infilling"]
+    assert [cell for _, cell in rows] == [
+        "0.8000", "0.8000", "0.8889", "0.6667", "0.8571",
+        "0.500", "1.000 (0.750 to 2.000)", "1.500", "1.000", "0.500", "0.250",
+    ]  # fmt: skip
+    del records["ac-gpt, infilling"]
+    assert render.keys_table(records) is None
