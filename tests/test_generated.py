@@ -109,7 +109,8 @@ def test_lines_that_are_missing_or_changed_are_missed(corpus: Path, tmp_path: Pa
     record = json.loads(beside.read_text()) | {"sha256": hashlib.sha256(whole.encode()).hexdigest()}
     beside.write_text(json.dumps(record))
     assert len(Generations.open(path).samples) == 3
-    for changed in ("".join(whole.splitlines(keepends=True)[:2]), whole.replace('"item": 2', '"item": 1')):
+    two_lines = "".join(whole.splitlines(keepends=True)[:2])
+    for changed in (two_lines, whole[:-40], whole.replace('"item": 2', '"item": 1')):
         path.write_text(changed)
         with pytest.raises(InputError, match=r"training.jsonl is not what training.json says of it.*Delete it"):
             _ = Generations.open(path).samples

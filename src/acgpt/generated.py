@@ -182,8 +182,7 @@ class Generations:
                 for number in count(1):
                     line = file.readline(LONGEST)
                     if not line:
-                        if "sha256" in self.record:  # or it was made otherwise than by `generate`
-                            check_lines(self.path, self.record)
+                        self.check()
                         return
                     if len(line) == LONGEST and not line.endswith("\n"):
                         raise InputError(f"{self.path}, line {number}: it is too long. {AGAIN}")
@@ -191,11 +190,17 @@ class Generations:
                         try:
                             sample = Generation.of(json.loads(line))
                         except (ValueError, RecursionError) as error:
+                            self.check()  # which says that it was cut off, if it was
                             raise InputError(f"{self.path}, line {number}: {error}. {AGAIN}") from error
                         if self.limit is None or sample.item < self.limit:
                             yield sample
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read {self.path}: {error}. {AGAIN}") from error
+
+    def check(self) -> None:
+        """Refuse a file that is not what its record says of it, if it says so: others than `generate` may make one."""
+        if "sha256" in self.record:
+            check_lines(self.path, self.record)
 
     @property
     def samples(self) -> list[Generation]:
