@@ -366,6 +366,8 @@ def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, c
         ("a sample less", b"".join([begun, *rest[1:]]), 0),
         ("a sample without its scores", b"".join([begun, as_line(unscored), *rest[1:]]), 0),
         ("seconds in words", b"".join([begun, *rest[: ends[1] - 1], in_words, *rest[ends[1] :]]), 0),
+        ("other seconds", content.replace(b'"calls": ', b'"calls": 1'), 0),
+        ("an edited text", content.replace(b'"text": "', b'"text": "Yes, ', 1), 0),
         ("nested without end", b"".join([begun, b"[" * 100_000 + b"]" * 100_000 + b"\n", *rest[1:]]), 0),
         ("the line ends of another system", begun + b"".join(rest).replace(b"\n", b"\r\n"), 0),
     ):
@@ -450,13 +452,13 @@ def test_a_part_is_locked_until_all_is_written(tmp_path, monkeypatch):
 def test_a_part_of_any_size_is_read_and_written_with_little_memory(tmp_path):
     items, samples, size = 40, 10, 10_000  # 4 MB
     groups = [Group((item,), range(samples)) for item in reversed(range(items))]
-    with opened(tmp_path / "part", {}) as part:
+    with opened(tmp_path / "part", {"method": "gpt"}) as part:
         for group in groups:
             lines = [{"item": i, "sample": s, "log_probs": [0.0], "text": "x" * size} for i, s in group.keys]
             part.add(group, [*map(as_line, lines)], dict.fromkeys(TOOK, 1))
     tracemalloc.start()
     try:
-        with opened(tmp_path / "part", {}) as part:
+        with opened(tmp_path / "part", {"method": "gpt"}) as part:
             assert part.resume(groups) == []
             write_whole(tmp_path / "whole", part.lines())
         _, peak = tracemalloc.get_traced_memory()

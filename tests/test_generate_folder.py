@@ -11,6 +11,7 @@ from test_generate import model_of, set_of, stop
 from acgpt import generate as module
 from acgpt.decode import Sampling
 from acgpt.errors import InputError
+from acgpt.files import write_whole
 from acgpt.generate import Generator
 from acgpt.part import opened
 
@@ -34,6 +35,35 @@ def test_a_file_that_was_cut_off_is_refused_and_drawn_again_when_it_is_gone(tmp_
     lines.unlink()
     generator.write("training", tmp_path)
     assert lines.read_bytes() == whole
+
+
+def test_samples_that_have_no_record_may_be_somebodys_and_are_left_alone(tmp_path):
+    generator, notes = Generator(model_of("ac-gpt"), set_of(texts=2)), tmp_path / "infilling.jsonl"
+    notes.write_text("my notes\n")
+    for mode in ("infilling", "training"):
+        with pytest.raises(InputError, match=r"infilling\.jsonl has no infilling\.json beside it.*move it elsewhere"):
+            generator.write(mode, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["infilling.jsonl"] and notes.read_text() == "my notes\n"
+
+
+def test_a_run_that_was_killed_before_its_record_was_written_goes_on(tmp_path, monkeypatch):
+    generator, written = Generator(model_of("ac-gpt"), set_of(texts=2)), []
+
+    def write(path, content):
+        written.append(path.name)
+        if path.suffix == ".json":
+            raise KeyboardInterrupt
+        write_whole(path, content)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "write_whole", write)
+        generator.write("training", tmp_path)
+    whole = (tmp_path / "training.jsonl").read_bytes()
+    assert written == ["training.jsonl", "training.json"]
+    monkeypatch.setattr(module, "line_of", stop)  # all has been drawn
+    generator.write("training", tmp_path)
+    assert (tmp_path / "training.jsonl").read_bytes() == whole
+    assert {path.name for path in tmp_path.iterdir()} == {"training.jsonl", "training.json"}
 
 
 @pytest.mark.parametrize("name", ["training.jsonl", "training.json", "training.jsonl.part", "infilling.json"])

@@ -52,7 +52,7 @@ from acgpt.text import pieces_of_many
 from acgpt.versions import versions, when
 
 INDEX = "index.json"
-STAYS = "Make room there, or name another folder; what has been drawn stays."
+STAYS = "Make room there, see who may write, or name another folder; what has been drawn stays."
 PROMPT, TOP_P, TEMPERATURE = 20, 0.95, 0.8  # as in the paper's experiments
 OWN = ("mode", "future")  # of a file's configuration, what another file in the same folder may have otherwise
 
@@ -172,6 +172,11 @@ class Generator:
             if path.suffix == ".jsonl":
                 if path.exists() and (record := record_in(path.with_suffix(".json"))) is not None:
                     check_lines(path, record, "Delete it, and the same command draws it again.")
+                elif path.exists() and not path.with_name(f"{path.name}.part").exists():  # with it, a run was killed
+                    raise InputError(
+                        f"{path} has no {path.stem}.json beside it that says how it was drawn: move it elsewhere or "
+                        "delete it, and the mode is drawn again; or name another folder."
+                    )
                 continue
             there = config_in(path)
             if there is not None:

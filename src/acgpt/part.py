@@ -2,18 +2,20 @@
 
     the configuration            one line: what it is a part of; with another, nothing is added
     the samples of a group       a line each, as in the file that is made of them (see `generated`)
-    what the group took          one line: seconds, seconds of the model, calls
+    what the group took          one line: seconds, seconds of the model, calls, and a hash of these and the samples
     the samples of the next …
 
-A group is written at once. What follows the last whole one is cut off when the part is opened again.
+A group is written at once. What follows the last whole one is cut off when the part is opened again, and so is a group
+that is not what was written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, dropwhile
 from pathlib import Path
@@ -72,25 +74,28 @@ class Part:
         return left
 
     def read(self, group: Group) -> bool:
-        """Is this group the next, and whole? Then it counts."""
-        lines = [self.file.readline() for _ in range(len(group.keys) + 1)]
+        """Is this group the next, and as it was written? Then it counts."""
+        *lines, last = [self.file.readline() for _ in range(len(group.keys) + 1)]
         try:
-            *samples, took = parsed = [json.loads(line) for line in lines]
-            keys = [(sample["item"], sample["sample"]) for sample in samples]
-            drawn = sum(len(sample["log_probs"]) for sample in samples)
-            numbers = all(isinstance(took[key], int | float) for key in TOOK)
-            written = [as_line(content) for content in parsed] == lines  # byte by byte as `add` would
+            took = json.loads(last)
+            if last != closing(lines, took):
+                return False
         except (ValueError, KeyError, TypeError, RecursionError):  # half a line, or what a crash or an editor has left
             return False
-        if not (written and numbers and keys == group.keys and tuple(took) == TOOK):
+        keys, drawn = [], 0
+        for line in lines:
+            sample = json.loads(line)
+            keys.append((sample["item"], sample["sample"]))
+            drawn += len(sample["log_probs"])
+        if keys != group.keys:
             return False
-        self.count(group, took, lines)
         self.tokens += drawn
+        self.count(group, took, [*lines, last])
         return True
 
     def add(self, group: Group, samples: Sequence[bytes], took: Mapping[str, float]) -> None:
         """Write a group, its samples as lines, and have the disk hold it."""
-        lines = [*samples, as_line(took)]
+        lines = [*samples, closing(samples, took)]
         self.file.write(b"".join(lines))
         self.file.flush()
         os.fsync(self.file.fileno())
@@ -108,6 +113,15 @@ class Part:
         for key in sorted(self.places):
             self.file.seek(self.places[key])
             yield self.file.readline()
+
+
+def closing(samples: Iterable[bytes], took: Mapping[str, float]) -> bytes:
+    """The last line of a group of samples."""
+    numbers = {key: took[key] for key in TOOK}
+    digest = hashlib.sha256()
+    for line in (*samples, as_line(numbers)):
+        digest.update(line)
+    return as_line({**numbers, "sha256": digest.hexdigest()})
 
 
 @contextlib.contextmanager

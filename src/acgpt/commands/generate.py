@@ -35,7 +35,7 @@ from acgpt.errors import InputError
 
 HELP = {
     "if_possible": "Not an error if the method can answer none of the modes that were named.",
-    "output": "The folder of the files, MODE.jsonl and MODE.json.",
+    "output": "The folder of the files, MODE.jsonl and MODE.json; it has to be named.",
     "samples": "Samples of each text. Default: 1.",
     "prompt": "Of the unconditional mode: tokens of the text that are given. Default: 20.",
     "top_p": "Draw from the likeliest tokens that together have probability P. Default: 0.95.",
