@@ -93,12 +93,19 @@ def machine(device: str) -> dict[str, str]:
     }
 
 
-def report(title: str, columns: list[str], rows: list[list[str]], record: dict[str, Any]) -> None:
-    """A table for people, then one JSON line for programs: `… | tail -n 1 > benchmarks/results/NAME.json` keeps it."""
-    table = Table(title=title)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=150).print(table)
+def report(
+    title: str,
+    columns: list[str],
+    rows: list[list[str]],
+    record: dict[str, Any],
+    more: tuple[list[str], list[list[str]]] | None = None,
+) -> None:
+    """A table for people, or two, then one JSON line for programs: `… | tail -n 1 > benchmarks/results/NAME.json`."""
+    for name, heads, cells in ((title, columns, rows), *([("", *more)] if more else [])):
+        table = Table(title=name or None)
+        for i, head in enumerate(heads):
+            table.add_column(head, justify="left" if i == 0 else "right")
+        for row in cells:
+            table.add_row(*row)
+        Console(width=150).print(table)
     print(json.dumps({"command": shlex.join(["python", *sys.argv]), **record}))

@@ -107,7 +107,8 @@ def keys_table(records: Mapping[str, Mapping[str, Any]]) -> Rows | None:
     columns: dict[str, list[str]] = {}
     for name, r in records.items():
         gpt = gpt_beside(name, records)
-        if not (gpt and r.get("keys") and min(len(r["times"]), len(gpt["times"])) > 1):
+        timed = [len(each.get(key, [])) for each in (r, gpt or {}) for key in ("times", "model_times")]
+        if not (gpt and r.get("keys") and min(timed) > 1):
             continue
         mean, mean_gpt = statistics.mean(r["times"]), statistics.mean(gpt["times"])
         turns = [a - b for a, b in zip(r["times"], gpt["times"], strict=True)]
@@ -116,7 +117,7 @@ def keys_table(records: Mapping[str, Mapping[str, Any]]) -> Rows | None:
         columns[name] = [
             f"{r['tokens_per_second'] / gpt['tokens_per_second']:.4f}",
             f"{gpt['seconds'] / (gpt['seconds'] + r['keys']):.4f}",
-            f"{gpt['seconds'] / (gpt['seconds'] + r['reading']):.4f}",
+            f"{gpt['seconds'] / (gpt['seconds'] + r['reading']):.4f}" if r["reading"] else "--",
             f"{mean_gpt / mean:.4f}",
             f"{mean_gpt / (mean_gpt + r['keys']):.4f}",
             f"{r['seconds'] - gpt['seconds']:.3f}",
@@ -124,20 +125,20 @@ def keys_table(records: Mapping[str, Mapping[str, Any]]) -> Rows | None:
             f"{statistics.mean(turns):.3f}",
             f"{statistics.median(in_model):.3f}",
             f"{r['keys']:.3f}",
-            f"{r['reading']:.3f}",
+            f"{r['reading']:.3f}" if r["reading"] else "--",
         ]
     heads = (
         "tokens/s over GPT's, medians",
-        "what the keys leave of it, at the rate of a copy",
-        "what they leave as the kernel reads them",
+        "… what the keys leave of it, at the rate of a copy",
+        "… what they leave as the kernel reads them",
         "tokens/s over GPT's, means",
-        "what the keys leave of it, at the rate of a copy",
+        "… what the keys leave of that, at the rate of a copy",
         "s longer than GPT, medians",
-        "turn by turn, median (the middle half)",
-        "turn by turn, mean",
-        "in the model, median",
-        "what the keys take, at the rate of a copy",
-        "what they take as the kernel reads them",
+        "… turn by turn, median (the middle half)",
+        "… turn by turn, mean",
+        "… in the model, turn by turn, median",
+        "what the keys take, at the rate of a copy, s",
+        "… what they add to the time of the kernel",
     )
     rows = [[head, *cells] for head, *cells in zip(heads, *columns.values(), strict=True)]
     return (["", *columns], rows) if columns else None

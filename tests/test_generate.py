@@ -353,7 +353,7 @@ def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, c
     assert 400 < sum(groups) <= 500  # all but what was being drawn
     drawn = []
     unscored = {key: value for key, value in json.loads(rest[0]).items() if key != "log_probs"}
-    in_words = as_line(dict.fromkeys(TOOK, "many"))
+    in_words, nested = as_line(dict.fromkeys(TOOK, "many")), b"[" * 100_000 + b"]" * 100_000 + b"\n"
     monkeypatch.setattr(module, "line_of", lambda *arguments: drawn.append(1) or line_of(*arguments))
     for name, left, there in (
         ("as it was", content, sum(groups)),
@@ -368,7 +368,7 @@ def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, c
         ("seconds in words", b"".join([begun, *rest[: ends[1] - 1], in_words, *rest[ends[1] :]]), 0),
         ("other seconds", content.replace(b'"calls": ', b'"calls": 1'), 0),
         ("an edited text", content.replace(b'"text": "', b'"text": "Yes, ', 1), 0),
-        ("nested without end", b"".join([begun, b"[" * 100_000 + b"]" * 100_000 + b"\n", *rest[1:]]), 0),
+        ("nested without end", b"".join([begun, *rest[: ends[1] - 1], nested, *rest[ends[1] :]]), 0),
         ("the line ends of another system", begun + b"".join(rest).replace(b"\n", b"\r\n"), 0),
     ):
         folder = tmp_path / name

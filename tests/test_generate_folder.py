@@ -44,6 +44,10 @@ def test_samples_that_have_no_record_may_be_somebodys_and_are_left_alone(tmp_pat
         with pytest.raises(InputError, match=r"infilling\.jsonl has no infilling\.json beside it.*move it elsewhere"):
             generator.write(mode, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["infilling.jsonl"] and notes.read_text() == "my notes\n"
+    (tmp_path / "infilling.jsonl.part").write_bytes(b'{"mode": "inf')  # of a run that had drawn nothing
+    with pytest.raises(InputError, match=r"infilling\.jsonl has no infilling\.json beside it"):
+        generator.write("infilling", tmp_path)
+    assert notes.read_text() == "my notes\n"
 
 
 def test_a_run_that_was_killed_before_its_record_was_written_goes_on(tmp_path, monkeypatch):
@@ -78,7 +82,7 @@ def test_another_file_in_the_place_of_a_part_is_refused_in_few_words(tmp_path):
     generator = Generator(model_of("ac-gpt"), set_of(texts=2))
     generator.write("training", tmp_path)
     nested = b"[" * 100_000 + b"]" * 100_000 + b"\n"
-    for content in ((tmp_path / "training.jsonl").read_bytes(), nested, b"no JSON\n", b"\xff\xfe\n"):
+    for content in ((tmp_path / "training.jsonl").read_bytes(), nested, b"no JSON\n", b"\xff\xfe\n", b"no line"):
         (tmp_path / "infilling.jsonl.part").write_bytes(content)
         for refused in (
             lambda: generator.write("infilling", tmp_path),

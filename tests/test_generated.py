@@ -110,8 +110,8 @@ def test_lines_that_are_missing_or_changed_are_missed(corpus: Path, tmp_path: Pa
     beside.write_text(json.dumps(record))
     assert len(Generations.open(path).samples) == 3
     two_lines = "".join(whole.splitlines(keepends=True)[:2])
-    for changed in (two_lines, whole[:-40], whole.replace('"item": 2', '"item": 1')):
-        path.write_text(changed)
+    for changed in (two_lines, whole[:-40], whole.replace('"item": 2', '"item": 1'), whole[:-40] + "é"):
+        path.write_bytes(changed.encode()[: -1 if changed.endswith("é") else None])  # cut within it
         with pytest.raises(InputError, match=r"training.jsonl is not what training.json says of it.*Delete it"):
             _ = Generations.open(path).samples
 

@@ -164,19 +164,14 @@ class Generator:
         return tokenizer_hash(self.lm.tokenizer)
 
     def check(self, folder: Path) -> None:
-        """Refuse a folder that holds generations, whole or in part, of another configuration, or damaged ones."""
+        """Refuse a folder that holds generations of another configuration, damaged ones, or others' files."""
         here = self.config("", False)
         for path in (folder / f"{mode}{end}" for mode in MODES for end in (".jsonl", ".json", ".jsonl.part")):
             if path.is_dir():
                 raise InputError(f"{path} is a folder, and a file is to be written there: move it, or name another -o.")
             if path.suffix == ".jsonl":
-                if path.exists() and (record := record_in(path.with_suffix(".json"))) is not None:
-                    check_lines(path, record, "Delete it, and the same command draws it again.")
-                elif path.exists() and not path.with_name(f"{path.name}.part").exists():  # with it, a run was killed
-                    raise InputError(
-                        f"{path} has no {path.stem}.json beside it that says how it was drawn: move it elsewhere or "
-                        "delete it, and the mode is drawn again; or name another folder."
-                    )
+                if path.is_file():
+                    check_samples(path)
                 continue
             there = config_in(path)
             if there is not None:
@@ -202,7 +197,7 @@ class Generator:
             The record; `None` if the method cannot answer in this mode.
 
         Raises:
-            InputError: The folder holds generations of another configuration.
+            InputError: As in `check`; or another process is drawing the mode.
         """
         queries = self.queries(mode)
         future = asked_with(self.method, MODES[mode], queries)
@@ -312,6 +307,20 @@ class Generator:
             "versions": versions(),
             **when(),
         }  # fmt: skip
+
+
+def check_samples(path: Path) -> None:
+    """Refuse samples that are not what their record says, or that have none, unless a run was killed before it."""
+    part, beside = path.with_name(f"{path.name}.part"), path.with_suffix(".json")
+    killed = part.is_file() and config_in(part) is not None  # asked first: whoever is drawing may end just now
+    record = record_in(beside) if beside.is_file() else None
+    if record is not None:
+        check_lines(path, record, "Delete it, and the same command draws it again.")
+    elif not killed:
+        raise InputError(
+            f"{path} has no {beside.name} beside it that says how it was drawn: move it elsewhere or delete it, and the "
+            "mode is drawn again; or name another folder."
+        )
 
 
 def check_prompt(prompt: int, length: int, name: str) -> None:

@@ -194,7 +194,10 @@ class Generations:
                             raise InputError(f"{self.path}, line {number}: {error}. {AGAIN}") from error
                         if self.limit is None or sample.item < self.limit:
                             yield sample
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            self.check()
+            raise InputError(f"cannot read {self.path}: {error}. {AGAIN}") from error
+        except OSError as error:
             raise InputError(f"cannot read {self.path}: {error}. {AGAIN}") from error
 
     def check(self) -> None:

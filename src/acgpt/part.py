@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 from acgpt.errors import InputError
 from acgpt.generated import as_line, record_of
 
+BEGINS = b'{"mode": "'  # every configuration
 TOOK = ("seconds", "model_seconds", "calls")  # what a group says of itself
 
 
@@ -129,7 +130,7 @@ def opened(path: Path, config: Mapping[str, Any]) -> Iterator[Part]:
     """The part of a file that has been drawn, or a new one; nobody else can open it meanwhile.
 
     Raises:
-        InputError: It is a part of something else, or another process has opened it.
+        InputError: It is a part of something else, or no part at all, or another process has opened it.
     """
     with path.open("a+b") as file:
         if os.name == "posix":
@@ -166,8 +167,8 @@ def config_in(path: Path) -> dict[str, Any] | None:
 
 
 def config_of(path: Path, first: bytes) -> dict[str, Any] | None:
-    """The configuration in the first line of a part, if that is whole; what is none is refused."""
-    if not first.endswith(b"\n"):
+    """The configuration in the first line of a part; `None` of half a line or none. What is no part is refused."""
+    if not first.endswith(b"\n") and first[: len(BEGINS)] == BEGINS[: len(first)]:
         return None
     with contextlib.suppress(ValueError, RecursionError):
         there = json.loads(first)
