@@ -318,8 +318,8 @@ def check_samples(path: Path) -> None:
         check_lines(path, record, "Delete it, and the same command draws it again.")
     elif not killed:
         raise InputError(
-            f"{path} has no {beside.name} beside it that says how it was drawn: move it elsewhere or delete it, and the "
-            "mode is drawn again; or name another folder."
+            f"{path} has no {beside.name} beside it that says how it was drawn: move it elsewhere or delete it, and "
+            "the mode is drawn again; or name another folder."
         )
 
 
