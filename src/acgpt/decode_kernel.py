@@ -59,9 +59,8 @@ def part_kernel(
     """A part of one row's slots for a block of the queries of one key head: out and, of several parts, their lse."""
     program = tl.program_id(0)
     part, key_head = program % PARTS, program // PARTS % K
-    row = (rows - 1 - program // PARTS // K).to(
-        tl.int64
-    )  # backwards: rows come by their steps, those with most copies last
+    # Backwards: rows come by the number of their steps, and those with most copies to read should not begin last.
+    row = (rows - 1 - program // PARTS // K).to(tl.int64)
     m_range, n_range, d_range = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, D)
     query = tl.program_id(1) * BLOCK_M + m_range  # head by head, and for each the row's positions
     real = query < G * width
