@@ -19,6 +19,7 @@ from acgpt.evaluate import evaluate
 from acgpt.evaluation_set import set_of_corpus
 from acgpt.learner import Learner, new_model
 from acgpt.loss_kernel import linear_cross_entropy
+from acgpt.metadata import model_method
 from acgpt.methods import METHODS, method_of
 from acgpt.networks import add_lora
 from acgpt.recipe import Lora, Shape, make
@@ -134,7 +135,7 @@ def test_a_pretrained_model_is_tuned_in_bf16_and_measures_the_same_in_fp32(lora,
     lm = acgpt.load(str(folder), adapter=results["model"]) if lora else acgpt.load(results["model"])
     texts, _ = set_of_corpus(Corpus.open(corpus), split="validation", length=31, limit=6, r_max=0.6)
     assert texts.hash == results["evaluation"]["set"]["hash"]
-    again = evaluate(method_of(lm.metadata), lm.model.float(), texts, bos=lm.bos, mask=lm.mask)
+    again = evaluate(model_method(lm.metadata), lm.model.float(), texts, bos=lm.bos, mask=lm.mask)
     for mode, answer in again.modes.items():
         assert results["evaluation"]["modes"][mode]["perplexity"] == pytest.approx(answer.perplexity, rel=0.02)
 

@@ -24,7 +24,7 @@ from acgpt.commands.methods import COLUMNS
 from acgpt.conditioning import ASKED, GIVEN, generator
 from acgpt.decode import Sampling
 from acgpt.errors import ModelError, QueryError
-from acgpt.metadata import Metadata
+from acgpt.metadata import Metadata, model_method
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.fim import middle_last
 from acgpt.methods.sigma_gpt import SigmaGptRandom, in_order
@@ -41,16 +41,16 @@ def answer(name, model, queries, *, bos=0, mask=1, budget=10**6):
 
 
 def test_a_model_has_the_method_that_its_metadata_names_and_is_gpt_if_it_says_nothing():
-    assert [method_of(Metadata(method=name)).name for name in METHODS] == list(METHODS)
+    assert [model_method(Metadata(method=name)).name for name in METHODS] == list(METHODS)
     assert set(METHODS) == set(get_args(get_type_hints(Recipe)["method"]))
-    assert method_of("ac-gpt") is method_of(Metadata(method="ac-gpt"))
-    assert method_of(None).name == "gpt"
+    assert method_of("ac-gpt") is model_method(Metadata(method="ac-gpt"))
+    assert method_of(None).name == model_method(None).name == "gpt"
 
 
 def test_a_method_that_this_version_does_not_have_is_refused_by_name():
-    for unknown in ("sigma-gpt", Metadata(method="sigma-gpt")):
+    for unknown in (lambda: method_of("sigma-gpt"), lambda: model_method(Metadata(method="sigma-gpt"))):
         with pytest.raises(ModelError, match=r"'sigma-gpt'.*ac-gpt, gpt"):
-            method_of(unknown)
+            unknown()
 
 
 def test_metadata_and_methods_agree_on_who_reads_the_future():

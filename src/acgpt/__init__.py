@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 from acgpt.errors import InputError, ModelError, OutputError, QueryError, TemplateError
 from acgpt.query import Query
 from acgpt.template import escape
+from acgpt.version import __version__
 
 if TYPE_CHECKING:
     from acgpt.language_model import FutureIgnored, LanguageModel, Ranked, Ranking, Sample, Score, TokenScore
     from acgpt.loading import load
     from acgpt.metadata import Metadata
-
-__version__ = "0.1.0"
 
 __all__ = [
     "FutureIgnored",
@@ -39,6 +38,7 @@ __all__ = [
     "Score",
     "TemplateError",
     "TokenScore",
+    "__version__",
     "escape",
     "load",
 ]

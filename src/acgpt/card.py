@@ -103,7 +103,7 @@ def card(name: str, metadata: Metadata, results: Mapping[str, Any], adapts: str 
         "conditioning": metadata.conditioning and f"`{json.dumps(metadata.conditioning)}`",
         "BOS, MASK": f"{metadata.bos_token_id}, {metadata.mask_token_id}",
     }
-    method = method_of(metadata)
+    method = method_of(metadata.method)
     lines = ["---", yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(), "---", "", f"# {cell(name)}"]
     lines += ["", f"{method.says[0].upper()}{method.says[1:]}, made with acgpt.", "", "| | |", "|---|---|"]
     lines += [f"| {fact} | {cell(value)} |" for fact, value in facts.items() if value]

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from acgpt import __version__
 from acgpt.commands import (
     draw,
     evaluate,
@@ -56,6 +55,7 @@ from acgpt.commands.options import (
 )
 from acgpt.errors import InputError, OutputError, QueryError
 from acgpt.template import fillings, parse
+from acgpt.version import __version__
 
 if TYPE_CHECKING:
     from acgpt.language_model import LanguageModel, Ranking, Sample, Score

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from acgpt import __version__, corpus_tokenizer
+from acgpt import corpus_tokenizer
 from acgpt.corpus import FORMAT_VERSION, JOURNAL, MANIFEST, Corpus
 from acgpt.corpus_encode import CONVENTIONS, Recipe, encode, in_order
 from acgpt.corpus_rows import Bad, Batch
@@ -31,6 +31,7 @@ from acgpt.corpus_tokenizer import Vocabulary
 from acgpt.errors import InputError
 from acgpt.files import disk_errors
 from acgpt.sources import File, HubSplit, Part, resolve
+from acgpt.version import __version__
 
 SHARD_BYTES = 32 << 20
 CHECKPOINT = 64 << 20  # bytes of text after which the journal is written, if no shard has been filled before

@@ -1,7 +1,7 @@
 """Perplexity in the five modes of section 4.1, of one model on one evaluation set.
 
     evaluation_set = EvaluationSet.build(corpus.tokens("test"), tokenizer_hash=…, r_max=0.6)
-    evaluation = evaluate(method_of(lm.metadata), lm.model, evaluation_set, bos=lm.bos, mask=lm.mask)
+    evaluation = evaluate(model_method(lm.metadata), lm.model, evaluation_set, bos=lm.bos, mask=lm.mask)
     evaluation.modes["training"].perplexity, evaluation.gains["training"].percent
 
 Perplexity is exp of the mean negative log-probability over *all* asked tokens of the set, not a mean over texts or

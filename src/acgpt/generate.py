@@ -43,8 +43,8 @@ from acgpt.evaluation_set import EvaluationSet
 from acgpt.files import disk_errors, write_whole
 from acgpt.generated import BLANK, KIND, as_line, check_lines, sha256
 from acgpt.language_model import LanguageModel
-from acgpt.metadata import tokenizer_hash, weights_hash
-from acgpt.methods import Method, method_of
+from acgpt.metadata import model_method, tokenizer_hash, weights_hash
+from acgpt.methods import Method
 from acgpt.modes import MODES, Mode, modes_named
 from acgpt.part import TOOK, Group, Part, config_in, opened, record_in, same
 from acgpt.query import Query
@@ -89,7 +89,7 @@ class Generator:
             raise InputError(f"the number of samples of a text must be at least 1, not {samples}.")
         check_prompt(prompt, evaluation_set.length, "--prompt")
         self.lm, self.evaluation_set, self.options = lm, evaluation_set, dict(options or {})
-        self.method = (method or method_of(lm.metadata)).configured(self.options)
+        self.method = (method or model_method(lm.metadata)).configured(self.options)
         self.samples, self.prompt, self.compiled = samples, prompt, compiled
         self.sampling = sampling or Sampling(temperature=TEMPERATURE, top_p=TOP_P)
         if samples > 1 and self.sampling.temperature < GREEDY:

@@ -33,8 +33,8 @@ from acgpt.attention import BACKENDS, check_model, choose_backend, compile_block
 from acgpt.decode import Sampler, Sampling, prefill_tokens
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError
 from acgpt.files import open_weights
-from acgpt.metadata import Metadata, choose_bos, token_id, tokenizer_hash
-from acgpt.methods import METHODS, Method, method_of
+from acgpt.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
+from acgpt.methods import METHODS, Method
 from acgpt.query import Query
 from acgpt.template import Slot, fillings, parse, rendered
 from acgpt.text import Encoded, encode, encode_text, pieces
@@ -177,7 +177,7 @@ class LanguageModel:
         self.attention = choose_backend(self.model) if attention == "auto" else attention
         config = self.model.config.get_text_config()
         self.vocabulary: int = config.vocab_size
-        self.positions = positions_of(config) + 1 - method_of(self.metadata).overhead  # for tokens, and one for BOS
+        self.positions = positions_of(config) + 1 - model_method(self.metadata).overhead  # for tokens, and one for BOS
         for name in names or (BARE,):
             said = self._says[name]
             if said and said.tokenizer_hash and said.tokenizer_hash != tokenizer_hash(tokenizer):
@@ -228,7 +228,7 @@ class LanguageModel:
             InputError: The method answers in one pass, or keeps a cache: there is nothing to gain. What the compiler
                 itself may fail of comes with the first pass.
         """
-        if not (method := method or method_of(self.metadata)).compiles:
+        if not (method := method or model_method(self.metadata)).compiles:
             able = " and ".join(name for name, each in METHODS.items() if each.compiles)
             raise InputError(
                 f"a model of method {method.name} needs few passes, and would wait for the compiler longer than for "
@@ -339,7 +339,7 @@ class LanguageModel:
         """
         if not isinstance(template, str):
             raise QueryError(f"rank takes one template, a string, not {type(template).__name__}.")
-        if method_of(self._said(self._named(adapter))).bound:
+        if model_method(self._said(self._named(adapter))).bound:
             raise QueryError(
                 "this model's log-probabilities are bounds, and which of two bounds is the larger says nothing of what "
                 "they bound: rank with a model of another method."
@@ -456,11 +456,11 @@ class LanguageModel:
         """Does whoever may answer say that it can read the future?"""
         if adapter is None and self._routing:
             return any(said.reads_copies for said in self._says.values() if said is not None)
-        return method_of(self._said(self._named(adapter))).reads_future
+        return model_method(self._said(self._named(adapter))).reads_future
 
     def _method(self, way: Route) -> Method:
         """How whoever answers is asked."""
-        method = method_of(self._said(way.adapter))
+        method = model_method(self._said(way.adapter))
         return method.insisted() if way.future and not method.reads_future else method
 
     @property

@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from acgpt.errors import ModelError
 from acgpt.files import write_whole
+from acgpt.methods import Method, method_of
 
 FILE = "acgpt.json"
 DEFAULT = "default"  # the name of the embedded model
@@ -116,6 +117,15 @@ class Metadata:
     def write(self, folder: str | Path) -> None:
         """Write `acgpt.json` into a folder, whole or not at all."""
         write_whole(Path(folder) / FILE, json.dumps(asdict(self), indent=2) + "\n")
+
+
+def model_method(metadata: Metadata | None) -> Method:
+    """The method that a model's metadata names; a model that has none is a plain causal one.
+
+    >>> model_method(None).name
+    'gpt'
+    """
+    return method_of(None if metadata is None else metadata.method)
 
 
 def token_id(role: str, token: int | str, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -212,7 +212,7 @@ def make_network(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, metadata: M
     """
     if recipe.base:
         return pretrained(recipe, tokenizer, metadata, plan)
-    method = method_of(metadata)
+    method = method_of(metadata.method)
     bos, mask, size = choose_bos(None, None, tokenizer), choose_mask(recipe, None, tokenizer), len(tokenizer)
     if mask is None and method.needs_mask:  # one more token, which no text has: the first after the tokenizer's
         mask, size = size, size + 1
@@ -229,7 +229,7 @@ def make_network(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, metadata: M
 
 def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metadata: Metadata, plan: Plan) -> Tuned:
     """A pretrained network, with an adapter if the recipe names one."""
-    method = method_of(metadata)
+    method = method_of(metadata.method)
     source = base_of(recipe)
     model, tokenizer, dtype = load_pretrained(source, recipe, plan)
     if tokenizer_hash(tokenizer) != tokenizer_hash(corpus_tokenizer):

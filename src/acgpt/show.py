@@ -298,16 +298,15 @@ def load_reader(model: str | None = None, adapter: str | Literal[False] | None =
     from transformers import AutoConfig, AutoTokenizer
 
     from acgpt.loading import default_bos, from_pretrained, metadata_of, resolve
-    from acgpt.metadata import choose_bos
-    from acgpt.methods import method_of
+    from acgpt.metadata import choose_bos, model_method
 
     source, adapter = resolve(model, adapter)
     tokenizer = from_pretrained(AutoTokenizer, source)
     config = None if source.endswith(".gguf") else from_pretrained(AutoConfig, source)
     said = metadata_of(source, adapter, config)
-    if not method_of(said).drawn:
+    if not (method := model_method(said)).drawn:
         raise InputError(
-            f"what is drawn is the layout of ac-gpt and gpt, and a model of method {method_of(said).name} is shown "
+            f"what is drawn is the layout of ac-gpt and gpt, and a model of method {method.name} is shown "
             "something else: docs/methods.md draws it."
         )
     bos = choose_bos(default_bos(model, said), said, tokenizer)

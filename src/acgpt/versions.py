@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from acgpt import __version__
+from acgpt.version import __version__
 
 
 def versions() -> dict[str, str]:

@@ -286,9 +286,9 @@ def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
     Raises:
         InputError: The model is not a causal one, which any other method would take it for.
     """
-    from acgpt.methods import method_of
+    from acgpt.metadata import model_method
 
-    own = method_of(lm.metadata)
+    own = model_method(lm.metadata)
     if forced is not None and forced.name != own.name:
         if not own.drawn:
             raise InputError(

@@ -6,7 +6,6 @@ Nothing outside this package asks which method a model has: it takes the one tha
 from __future__ import annotations
 
 from acgpt.errors import InputError, ModelError
-from acgpt.metadata import Metadata
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.methods.base import Abilities, Method
 from acgpt.methods.diffusion import Diffusion
@@ -47,13 +46,13 @@ def parted(text: str) -> tuple[str, str]:
     return name, value
 
 
-def method_of(model: Metadata | str | None) -> Method:
-    """The method by name, or the one that a model's metadata names; a model that says nothing is a plain causal one.
+def method_of(name: str | None) -> Method:
+    """The method of this name; `None`, of a model that says nothing, is a plain causal model.
 
     >>> method_of("ac-gpt").reads_future, method_of(None).name
     (True, 'gpt')
     """
-    name = Gpt.name if model is None else model.method if isinstance(model, Metadata) else model
+    name = Gpt.name if name is None else name
     if name not in METHODS:
         raise ModelError(f"there is no method {name!r} in this version of acgpt; it has {', '.join(METHODS)}.")
     return METHODS[name]

@@ -6,10 +6,10 @@ import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from acgpt import __version__
 from acgpt.report.markup import tag
 from acgpt.report.part import Part
 from acgpt.report.tables import file_name
+from acgpt.version import __version__
 
 STYLE = """
 :root { --ink: #1d2326; --soft: #59666c; --line: #d5dcdf; --back: #ffffff; --tint: #f3f7f5; --mark: #14664a; }

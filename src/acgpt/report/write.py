@@ -23,7 +23,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from acgpt import __version__
 from acgpt.errors import InputError
 from acgpt.files import disk_errors
 from acgpt.report import finetuning, from_scratch, generation
@@ -33,6 +32,7 @@ from acgpt.report.pictures import rendered
 from acgpt.report.runs import Run, find_runs, read_runs
 from acgpt.report.tables import plain_markdown
 from acgpt.run_folder import CONFIG, RESULTS, commit
+from acgpt.version import __version__
 
 PARTS = (from_scratch.make, finetuning.make)  # each takes the runs, and answers None if they are not for it
 PAGE, WEB, DATA = "report.md", "report.html", "report.json"
