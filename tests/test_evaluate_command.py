@@ -304,7 +304,7 @@ def test_a_result_that_cannot_be_written_ends_with_code_1(cli, corpus, tmp_path,
     def full(path, content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("acgpt.files.write_whole", full)
+    monkeypatch.setattr("acgpt.common.files.write_whole", full)
     said = cli(corpus, "-o", tmp_path / "results.json", code=1).stderr
     assert f"error: cannot write {tmp_path}/results.json: No space left on device. Make the folder, make room" in said
 

@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 
 from acgpt import generate as module
 from acgpt.cli import app
+from acgpt.common.files import write_whole
 from acgpt.conditioning import Blocks, Conditioning
 from acgpt.corpus import Corpus
 from acgpt.decode import Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.evaluation_set import EvaluationSet
-from acgpt.files import write_whole
 from acgpt.generate import Generator, groups_of, line_of
 from acgpt.generated import as_line
 from acgpt.language_model import LanguageModel

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from acgpt.common.files import disk_errors
 from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 from acgpt.errors import InputError
-from acgpt.files import disk_errors
 
 REGIMES = {  # as recipes write them, and what is said of each
     "Fully arbitrary": (

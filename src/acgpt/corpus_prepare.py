@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 from acgpt import corpus_tokenizer
+from acgpt.common.files import disk_errors
 from acgpt.corpus import FORMAT_VERSION, JOURNAL, MANIFEST, Corpus
 from acgpt.corpus_encode import CONVENTIONS, Recipe, encode, in_order
 from acgpt.corpus_rows import Bad, Batch
 from acgpt.corpus_shards import Writer, begin, locked, read_previous, write_json
 from acgpt.corpus_tokenizer import Vocabulary
 from acgpt.errors import InputError
-from acgpt.files import disk_errors
 from acgpt.sources import File, HubSplit, Part, resolve
 from acgpt.version import __version__
 

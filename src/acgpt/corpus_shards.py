@@ -23,9 +23,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from acgpt.common.files import sync
 from acgpt.corpus import JOURNAL, MANIFEST, Shard, check_shard
 from acgpt.errors import InputError
-from acgpt.files import sync
 
 # All that a preparation ever writes into its folder.
 OURS = re.compile(r"[a-z][a-z0-9_]*-\d{5,}\.bin(\.part)?|(corpus|journal)\.json(\.tmp)?|tokenizer(\.part)?")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from acgpt.common.files import sync
 from acgpt.corpus import AGAIN, TOKENIZER, tokenizer_in
 from acgpt.errors import InputError, OutputError
-from acgpt.files import sync
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -31,10 +31,10 @@ from safetensors.numpy import save
 from transformers import PreTrainedModel
 
 from acgpt.attention import choose_backend, evaluating
+from acgpt.common.files import write_whole
 from acgpt.conditioning import ASKED, GIVEN
 from acgpt.errors import InputError
 from acgpt.evaluation_set import EvaluationSet
-from acgpt.files import write_whole
 from acgpt.language_model import positions_of
 from acgpt.layout import batches
 from acgpt.methods import Method

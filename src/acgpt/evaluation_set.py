@@ -32,9 +32,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from acgpt.common.files import write_whole
 from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 from acgpt.errors import InputError
-from acgpt.files import write_whole
 from acgpt.modes import Mode, distributions
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from safetensors.numpy import save
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.attention import matrix_products
+from acgpt.common.files import write_whole
 from acgpt.errors import ModelError
-from acgpt.files import write_whole
 from acgpt.language_model import positions_of
 from acgpt.loading import cache_folder, choose_device, from_pretrained, is_default, load_base, resolve
 from acgpt.metadata import tokenizer_hash, weights_hash

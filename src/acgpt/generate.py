@@ -35,12 +35,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from acgpt.attention import evaluating
+from acgpt.common.files import disk_errors, write_whole
+from acgpt.common.provenance import versions, when
 from acgpt.conditioning import ASKED, GIVEN
 from acgpt.decode import GREEDY, Answer, Sampling
 from acgpt.errors import InputError
 from acgpt.evaluate import check_fit
 from acgpt.evaluation_set import EvaluationSet
-from acgpt.files import disk_errors, write_whole
 from acgpt.generated import BLANK, KIND, as_line, check_lines, sha256
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import model_method, tokenizer_hash, weights_hash
@@ -49,7 +50,6 @@ from acgpt.modes import MODES, Mode, modes_named
 from acgpt.part import TOOK, Group, Part, config_in, opened, record_in, same
 from acgpt.query import Query
 from acgpt.text import pieces_of_many
-from acgpt.versions import versions, when
 
 INDEX = "index.json"
 STAYS = "Make room there, see who may write, or name another folder; what has been drawn stays."

@@ -22,8 +22,8 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
+from acgpt.common.files import read_object
 from acgpt.errors import InputError
-from acgpt.files import read_object
 from acgpt.modes import MODES
 
 KIND = "generations"

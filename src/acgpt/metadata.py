@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from acgpt.common.files import write_whole
 from acgpt.errors import ModelError
-from acgpt.files import write_whole
 from acgpt.methods import Method, method_of
 
 FILE = "acgpt.json"

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from acgpt.common.files import disk_errors
 from acgpt.conditioning import ASKED, GIVEN
 from acgpt.errors import InputError
 from acgpt.evaluate import queries_of
 from acgpt.evaluation_set import EvaluationSet
-from acgpt.files import disk_errors
 from acgpt.layout import build, visible
 from acgpt.modes import MODES, Mode
 from acgpt.show import COLOURS, FONTS, shortened

@@ -24,8 +24,8 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.adapters import without_peft
 from acgpt.attention import check_model, head_width
+from acgpt.common.files import open_weights
 from acgpt.errors import InputError, ModelError
-from acgpt.files import open_weights
 from acgpt.language_model import LanguageModel, positions_of
 from acgpt.learner import VOCABULARY_ALIGN, new_model
 from acgpt.loading import default_bos, from_pretrained, is_default, load_base, metadata_of, resolve

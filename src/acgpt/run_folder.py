@@ -26,8 +26,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from acgpt.common.files import sync, write_whole
 from acgpt.errors import InputError, OutputError
-from acgpt.files import sync, write_whole
 from acgpt.recipe import Recipe, differences
 
 CONFIG, LOG, CURVE, BOARD, RESULTS = "config.json", "log.csv", "loss.png", "tensorboard", "results.json"

@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from acgpt.common.files import disk_errors
 from acgpt.errors import CONTROLS, InputError, QueryError
-from acgpt.files import disk_errors
 from acgpt.layout import body_tokens, build, visible
 from acgpt.query import Query
 from acgpt.template import parse

@@ -30,6 +30,7 @@ from transformers import TrainerCallback
 from acgpt.attention import matrix_products
 from acgpt.batches import Batches
 from acgpt.card import write_card
+from acgpt.common.provenance import versions
 from acgpt.conditioning import Conditioning, Sized
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
@@ -55,7 +56,6 @@ from acgpt.run_folder import (
 )
 from acgpt.trainer import AcTrainer, Watch
 from acgpt.training_log import DURING, Log, ProgressLine, Row, board, draw_curve
-from acgpt.versions import versions
 
 FEW = 8  # texts that are evaluated in the end, where a text takes hundreds of passes
 

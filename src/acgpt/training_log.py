@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from acgpt.files import write_whole
+from acgpt.common.files import write_whole
 from acgpt.run_folder import writing
 
 DURING = ("unconditional", "training", "training-no-future")  # the modes that are evaluated while training

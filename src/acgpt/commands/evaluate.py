@@ -26,8 +26,8 @@ from acgpt.commands.options import (
     load_model,
     option,
 )
+from acgpt.common.provenance import versions, when
 from acgpt.errors import InputError, ModelError
-from acgpt.versions import versions, when
 
 if TYPE_CHECKING:
     from acgpt.conditioning import Conditioning
@@ -359,7 +359,7 @@ def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path |
     """The files that were asked for, each whole or not at all."""
     from safetensors.numpy import save
 
-    from acgpt.files import disk_errors, write_whole
+    from acgpt.common.files import disk_errors, write_whole
 
     files: dict[Path, bytes] = {}
     if output is not None:

@@ -110,10 +110,10 @@ def generate(
         raise InputError(f"{output} is a file: name a folder with -o.")
     check_writable(output / "index.json")
     hush()
+    from acgpt.common.files import disk_errors, write_whole
     from acgpt.corpus import Corpus
     from acgpt.decode import Sampling
     from acgpt.evaluation_set import keep
-    from acgpt.files import disk_errors, write_whole
     from acgpt.generate import INDEX, PROMPT, STAYS, TEMPERATURE, TOP_P, Generator
     from acgpt.methods import method_of, parted
     from acgpt.modes import MODES

@@ -17,9 +17,9 @@ import typer
 
 from acgpt.commands.evaluate import NO_ANSWER, bar, check_writable
 from acgpt.commands.options import DeviceOption, emit, finite, hush, option
+from acgpt.common.provenance import versions, when
 from acgpt.errors import InputError, ModelError
 from acgpt.mauve_score import PAPER
-from acgpt.versions import versions, when
 
 if TYPE_CHECKING:
     from acgpt.corpus import Corpus
@@ -504,7 +504,7 @@ def hardware(work: Work) -> str:
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
     """The result as a file, whole or not at all."""
-    from acgpt.files import disk_errors, write_whole
+    from acgpt.common.files import disk_errors, write_whole
 
     with disk_errors(path):
         write_whole(path, json.dumps(finite(result), indent=1, allow_nan=False) + "\n")

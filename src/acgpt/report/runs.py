@@ -17,9 +17,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from acgpt.common.files import read_object
 from acgpt.conditioning import Conditioning, Empty
 from acgpt.errors import InputError
-from acgpt.files import read_object
 from acgpt.generated import has_record
 from acgpt.methods import method_of
 from acgpt.modes import MODES

@@ -23,8 +23,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from acgpt.common.files import disk_errors
 from acgpt.errors import InputError
-from acgpt.files import disk_errors
 from acgpt.report import finetuning, from_scratch, generation
 from acgpt.report.page import html_page
 from acgpt.report.part import Part

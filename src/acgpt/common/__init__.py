@@ -1,0 +1,1 @@
+"""What every package shares: writing files whole, and recording how a result came about."""
