@@ -16,7 +16,7 @@ from pathlib import Path
 from common import machine, paragraphs, perplexity, report
 
 import acgpt
-from acgpt.text import encode_text
+from acgpt.query.text import encode_text
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ from acgpt.generate import Generator, asked_with
 from acgpt.learner import new_model
 from acgpt.metadata import Metadata
 from acgpt.methods import METHODS
-from acgpt.modes import MODES
+from acgpt.query.modes import MODES
 from acgpt.recipe import Shape
 from acgpt.steps import Row, Steps, few_shapes, steps_of
 

@@ -27,7 +27,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from acgpt.generate import lines_of
 from acgpt.generated import as_line, record_of
 from acgpt.metadata import tokenizer_hash
-from acgpt.query import Query
+from acgpt.query.query import Query
 
 END = ".texts.xz"
 NEGATIVE_ZERO = np.iinfo(np.int32).min  # a log-probability that rounds to nothing has a sign; an integer has none

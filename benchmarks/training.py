@@ -25,11 +25,11 @@ from transformers import PreTrainedModel
 
 from acgpt.attention import check_model
 from acgpt.batches import COUNTS, Batches
-from acgpt.conditioning import Conditioning
 from acgpt.learner import Learner, flops, matmul_rate, new_model
 from acgpt.loading import load_base, resolve
 from acgpt.networks import add_lora
 from acgpt.optimizer import build_optimizer
+from acgpt.query.conditioning import Conditioning
 from acgpt.recipe import SHAPES, Lora
 
 SIZES = {"tiny": "tiny", "82M": "small", "124M": "base", "204M": "medium"}

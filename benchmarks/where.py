@@ -22,10 +22,10 @@ from common import machine, report
 from render import where_rows
 from safetensors import SafetensorError, safe_open
 
-from acgpt.conditioning import Conditioning
 from acgpt.errors import InputError
 from acgpt.evaluate import percentiles, resampled_means
-from acgpt.modes import WITHOUT_FUTURE
+from acgpt.query.conditioning import Conditioning
+from acgpt.query.modes import WITHOUT_FUTURE
 
 EDGES = (1, 2, 3, 5, 9, 17, 33, 65, 129)  # distances from each of these up to the next one are a row
 

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from acgpt.attention import check_model
-from acgpt.query import Query
+from acgpt.query.query import Query
 from acgpt.score import log_probs
 
 torch.set_num_threads(1)  # models this small only wait for a second thread: on a busy machine, eight times as long

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 import acgpt
 from acgpt import LanguageModel, Metadata, Query
-from acgpt.conditioning import Blocks, Conditioning, Infilling
 from acgpt.metadata import tokenizer_hash, weights_hash
+from acgpt.query.conditioning import Blocks, Conditioning, Infilling
 
 peft = pytest.importorskip("peft")
 

@@ -13,7 +13,7 @@ from shelves import BLOCKS, CAUSAL, GAP, INFILLING, SCATTERED, Shelf, exactly, q
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, Query
 from acgpt.adapters import Adapter, mode_of, route
-from acgpt.conditioning import Blocks, Conditioning, Empty, Infilling
+from acgpt.query.conditioning import Blocks, Conditioning, Empty, Infilling
 
 pytestmark = pytest.mark.usefixtures("offline")
 

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader
 
 from acgpt.attention import check_model
 from acgpt.batches import ALIGN, COUNTS, Batches, Budget, pack
-from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Blocks, Conditioning, Empty
 from acgpt.errors import InputError
 from acgpt.layout import build
 from acgpt.learner import Learner
-from acgpt.query import Query
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Blocks, Conditioning, Empty
+from acgpt.query.query import Query
 
 BOS, MASK, VOCABULARY = 0, 1, 50
 

@@ -19,7 +19,8 @@ import pytest
 import yaml
 from scipy import stats
 
-from acgpt.conditioning import (
+from acgpt.errors import InputError
+from acgpt.query.conditioning import (
     ASKED,
     GIVEN,
     UNKNOWN,
@@ -31,7 +32,6 @@ from acgpt.conditioning import (
     first_draws,
     generator,
 )
-from acgpt.errors import InputError
 
 DRAWS = 6_000
 LETTERS = {GIVEN: "g", ASKED: "a", UNKNOWN: "u"}

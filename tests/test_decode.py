@@ -30,7 +30,7 @@ from acgpt.attention import Dense, run
 from acgpt.decode import Recorder, Rows, Sampler, Sampling, noise, prefill_tokens
 from acgpt.errors import ModelError
 from acgpt.layout import build
-from acgpt.query import Query
+from acgpt.query.query import Query
 from acgpt.steps import WIDTHS, Row, StepCost, choose_width, few_shapes, schedule, steps_of
 
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli import app
-from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 from acgpt.conditioning_picture import COLOURS, REGIMES, draw_conditioning, panel, read_conditioning, terminal
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 
 MIXED = "{r_max: 0.7, infilling: 0.3, unknown: 0.2}"
 LETTERS = {GIVEN: "g", ASKED: "a", UNKNOWN: "u"}

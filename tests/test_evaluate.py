@@ -13,13 +13,13 @@ from models import expected_log_probs, tiny_model, twins
 from test_evaluation_set import CONDITIONAL, small_set
 
 from acgpt.attention import check_model
-from acgpt.conditioning import ASKED, GIVEN, Conditioning
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluate import Evaluation, evaluate, percentiles, resampled_means
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.methods import AcGpt, method_of
-from acgpt.modes import MODES, WITHOUT_FUTURE
-from acgpt.query import Query
+from acgpt.query.conditioning import ASKED, GIVEN, Conditioning
+from acgpt.query.modes import MODES, WITHOUT_FUTURE
+from acgpt.query.query import Query
 
 
 def ask(model, evaluation_set, method="ac-gpt", **how):

@@ -25,7 +25,6 @@ from typer.testing import CliRunner
 import acgpt
 from acgpt.cli import app
 from acgpt.commands.evaluate import bar, print_perplexities
-from acgpt.conditioning import GIVEN
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluate import Unfinished, evaluate, few_at_once
@@ -35,8 +34,9 @@ from acgpt.layout import batches
 from acgpt.metadata import Metadata, tokenizer_hash
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.ac_gpt import AcGpt
-from acgpt.modes import MODES
-from acgpt.query import Query
+from acgpt.query.conditioning import GIVEN
+from acgpt.query.modes import MODES
+from acgpt.query.query import Query
 from acgpt.show import Page
 
 TEXT = "The cat sat on the mat. The dog sat on the log, and the bird saw the capital of France. "

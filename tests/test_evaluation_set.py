@@ -11,10 +11,10 @@ import pytest
 from runs import write_corpus
 from safetensors.numpy import load_file, save_file
 
-from acgpt.conditioning import ASKED, GIVEN, Conditioning
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluation_set import EvaluationSet, set_of_corpus
+from acgpt.query.conditioning import ASKED, GIVEN, Conditioning
 
 CONDITIONAL = ("training", "infilling")
 
@@ -60,7 +60,7 @@ def test_roles_depend_on_a_texts_number_and_not_on_its_tokens():
 
 
 def test_evaluation_draws_other_sets_than_training_under_the_same_seed():
-    from acgpt.conditioning import generator
+    from acgpt.query.conditioning import generator
 
     drawn = small_set().drawn["training"]
     for epoch in range(3):

@@ -44,7 +44,7 @@ from acgpt.attention import Cached, Dense, Fused, Varlen, attend, check_model, c
 from acgpt.decode import Sampler, Sampling
 from acgpt.errors import ModelError
 from acgpt.layout import build
-from acgpt.query import Query
+from acgpt.query.query import Query
 from acgpt.score import token_log_probs
 
 EXACT = {"rtol": 0, "atol": 1e-9}

@@ -23,10 +23,10 @@ from toys import (
 )
 
 from acgpt.batches import Budget, fill
-from acgpt.conditioning import ASKED, GIVEN, Blocks, Conditioning, Empty, Infilling
 from acgpt.decode import Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import method_of
+from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Empty, Infilling
 
 
 def by_hand(model, prefix, middle, suffix):

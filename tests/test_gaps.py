@@ -21,8 +21,8 @@ from acgpt import LanguageModel, Metadata
 from acgpt.corpus import Corpus
 from acgpt.corpus_prepare import prepare
 from acgpt.demo_table import demo_texts, print_worth, worth
+from acgpt.query.template import parse, rendered
 from acgpt.show import Page
-from acgpt.template import parse, rendered
 
 peft = pytest.importorskip("peft")
 
@@ -75,7 +75,7 @@ def corpus(tmp_path_factory):
 
 
 def test_every_text_of_the_demo_has_one_gap_and_something_after_it(smollm2):
-    from acgpt.text import encode
+    from acgpt.query.text import encode
 
     texts = demo_texts()
     assert list(texts) == ["prose", "code"] and all(len(kind) == 6 for kind in texts.values())

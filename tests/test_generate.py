@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 from acgpt import generate as module
 from acgpt.cli import app
 from acgpt.common.files import write_whole
-from acgpt.conditioning import Blocks, Conditioning
 from acgpt.corpus import Corpus
 from acgpt.decode import Sampling
 from acgpt.errors import InputError, QueryError
@@ -32,9 +31,10 @@ from acgpt.language_model import LanguageModel
 from acgpt.metadata import Metadata, tokenizer_hash
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.sigma_gpt import SigmaGptRandom
-from acgpt.modes import MODES
 from acgpt.part import TOOK, Group, opened
-from acgpt.query import Query
+from acgpt.query.conditioning import Blocks, Conditioning
+from acgpt.query.modes import MODES
+from acgpt.query.query import Query
 
 LENGTH = 24
 CANNOT = {

@@ -19,7 +19,7 @@ from acgpt.errors import InputError
 from acgpt.generate import Generator
 from acgpt.generated import Generations, find_generations
 from acgpt.methods import METHODS
-from acgpt.modes import MODES
+from acgpt.query.modes import MODES
 
 
 @pytest.fixture(scope="session")

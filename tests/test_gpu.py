@@ -12,7 +12,7 @@ from acgpt.attention import BACKENDS, check_model, compile_blocks, run
 from acgpt.decode import Sampler, Sampling, draw
 from acgpt.layout import build
 from acgpt.methods import METHODS, masked
-from acgpt.query import Query
+from acgpt.query.query import Query
 from acgpt.score import layout_logits, token_log_probs
 
 pytestmark = [

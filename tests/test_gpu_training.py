@@ -13,7 +13,6 @@ from torch._dynamo.utils import counters
 import acgpt
 from acgpt.attention import check_model
 from acgpt.batches import Batches
-from acgpt.conditioning import Conditioning
 from acgpt.corpus import Corpus
 from acgpt.evaluate import evaluate
 from acgpt.evaluation_set import set_of_corpus
@@ -22,6 +21,7 @@ from acgpt.loss_kernel import linear_cross_entropy
 from acgpt.metadata import model_method
 from acgpt.methods import METHODS, method_of
 from acgpt.networks import add_lora
+from acgpt.query.conditioning import Conditioning
 from acgpt.recipe import Lora, Shape, make
 from acgpt.train import train
 

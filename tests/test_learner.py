@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig
 import acgpt.learner as learner_module
 from acgpt.attention import check_model
 from acgpt.batches import COUNTS, Budget, pack
-from acgpt.conditioning import Blocks, Conditioning, Empty, generator
 from acgpt.errors import ModelError
 from acgpt.evaluate import queries_of
 from acgpt.learner import Learner, choose_attention, flops, has_plain_head, matmul_rate, new_model
 from acgpt.networks import add_lora, drop_nothing
+from acgpt.query.conditioning import Blocks, Conditioning, Empty, generator
 from acgpt.recipe import SHAPES, Lora, Shape
 from acgpt.score import log_probs
 

@@ -25,7 +25,7 @@ from acgpt.features import Featurizer
 from acgpt.generated import Generation, Generations, runs
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import Metadata
-from acgpt.query import Query
+from acgpt.query.query import Query
 
 TEXTS = ["The cat sat on the mat.", "A dog", "The capital of France is Paris. " * 12, "x"]
 

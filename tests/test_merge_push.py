@@ -27,8 +27,8 @@ from acgpt.card import card, write_card
 from acgpt.cli import app
 from acgpt.commands.merge import write_merged
 from acgpt.commands.push import Upload, send
-from acgpt.conditioning import Conditioning
 from acgpt.metadata import FILE, weights_hash
+from acgpt.query.conditioning import Conditioning
 
 peft = pytest.importorskip("peft")
 

@@ -16,11 +16,11 @@ import acgpt
 from acgpt.batches import Batches
 from acgpt.cli import app
 from acgpt.commands.evaluate import choose_method
-from acgpt.conditioning import Conditioning
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import METHODS, method_of
-from acgpt.modes import MODES
+from acgpt.query.conditioning import Conditioning
+from acgpt.query.modes import MODES
 from acgpt.recipe import make
 from acgpt.train import train
 
@@ -225,7 +225,7 @@ def test_filling_up_a_batch_teaches_nothing(name, corpus):
     from toys import learner_of, toy
 
     from acgpt.batches import Budget, fill
-    from acgpt.conditioning import generator
+    from acgpt.query.conditioning import generator
 
     method, model, length = method_of(name), toy(name, vocabulary=12, length=9), 9
     distribution = method.conditioning(Conditioning.from_dict({"r_max": 0.8}))

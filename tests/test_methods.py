@@ -21,14 +21,14 @@ from acgpt import attention
 from acgpt.batches import fill
 from acgpt.cli import app
 from acgpt.commands.methods import COLUMNS
-from acgpt.conditioning import ASKED, GIVEN, generator
 from acgpt.decode import Sampling
 from acgpt.errors import ModelError, QueryError
 from acgpt.metadata import Metadata, model_method
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.fim import middle_last
 from acgpt.methods.sigma_gpt import SigmaGptRandom, in_order
-from acgpt.query import Query
+from acgpt.query.conditioning import ASKED, GIVEN, generator
+from acgpt.query.query import Query
 from acgpt.recipe import Recipe
 
 EXACT = {"rtol": 0, "atol": 1e-9}

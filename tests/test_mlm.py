@@ -24,11 +24,11 @@ from toys import (
 )
 
 from acgpt.batches import Budget, fill
-from acgpt.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.decode import Sampling
 from acgpt.errors import QueryError
 from acgpt.methods import method_of
-from acgpt.query import Query
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
+from acgpt.query.query import Query
 
 
 def scores_of(model, text):

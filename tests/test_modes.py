@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning
 from acgpt.errors import InputError, OutputError
 from acgpt.evaluation_set import EvaluationSet
-from acgpt.modes import MODES, WITHOUT_FUTURE, distributions, modes_named
 from acgpt.modes_picture import EXAMPLE, draw_modes, panels
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning
+from acgpt.query.modes import MODES, WITHOUT_FUTURE, distributions, modes_named
 
 
 def test_the_modes_have_the_papers_names_and_order():

@@ -18,9 +18,9 @@ from acgpt.errors import InputError, OutputError
 from acgpt.language_model import LanguageModel
 from acgpt.layout import build, visible
 from acgpt.metadata import Metadata
-from acgpt.query import Query
+from acgpt.query.query import Query
+from acgpt.query.text import pieces
 from acgpt.show import BLANK, Page, figure, label, load_reader, picture, printable, query_of, terminal
-from acgpt.text import pieces
 
 TEMPLATES = [
     "The capital of {{Italy}} is Rome.",

@@ -26,10 +26,10 @@ from toys import (
 from transformers import AutoModelForCausalLM
 
 from acgpt.batches import Budget, fill
-from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, generator
 from acgpt.decode import Sampling, randomness
 from acgpt.errors import InputError, ModelError, QueryError
 from acgpt.methods import SigmaGptRandom, method_of
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator
 from acgpt.sigma_network import REACH, SigmaGPTConfig, SigmaGPTForCausalLM
 
 TEMPORAL, RANDOM = "sigma-gpt-temporal", "sigma-gpt-random"

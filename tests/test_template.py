@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acgpt import template as module
 from acgpt.errors import TemplateError
-from acgpt.template import Given, Part, Slot, escape, escape_slot, fillings, parse, rendered
+from acgpt.query import template as module
+from acgpt.query.template import Given, Part, Slot, escape, escape_slot, fillings, parse, rendered
 
 # Mostly the characters that mean something, so that short texts meet the hard cases.
 tricky = st.text(st.sampled_from("\\{}|_?4a \n") | st.characters(exclude_categories=["Cs"]), max_size=12)

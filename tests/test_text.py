@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError
-from acgpt.template import Given, Part, Slot, escape_slot, parse, rendered
-from acgpt.text import TOGETHER, Encoded, encode, encode_text, pieces, pieces_of_many
+from acgpt.query.template import Given, Part, Slot, escape_slot, parse, rendered
+from acgpt.query.text import TOGETHER, Encoded, encode, encode_text, pieces, pieces_of_many
 
 TEXTS = [
     "",

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import acgpt
 from acgpt.batches import Batches
-from acgpt.conditioning import Conditioning
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluate import evaluate
@@ -28,6 +27,7 @@ from acgpt.metadata import Metadata
 from acgpt.methods import method_of
 from acgpt.optimizer import rate
 from acgpt.plan import arguments, settle
+from acgpt.query.conditioning import Conditioning
 from acgpt.recipe import make
 from acgpt.run_folder import SITTING, OutputError
 from acgpt.train import train

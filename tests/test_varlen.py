@@ -12,7 +12,7 @@ from acgpt import attention
 from acgpt.attention import Dense, Regroup, Segments, Varlen, take, words
 from acgpt.layout import build
 from acgpt.methods import masked
-from acgpt.query import Query
+from acgpt.query.query import Query
 
 PAIRS = [((3,), (2,)), ((2, 0, 5), (1, 4, 3)), ((0, 0), (3, 1)), ((4, 1, 2), (0, 0, 0)), ((1, 7, 0, 2), (5, 1, 1, 9))]
 

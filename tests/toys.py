@@ -13,7 +13,7 @@ from acgpt.attention import check_model
 from acgpt.decode import Sampler
 from acgpt.learner import Learner, new_model
 from acgpt.methods import method_of
-from acgpt.query import Query
+from acgpt.query.query import Query
 from acgpt.recipe import Shape
 
 BOS = 0

@@ -6,7 +6,7 @@
     lm.sample("The cat {{_3}} on the {{_1}}.", n=5)                      # with a key-value cache
     lm.rank("The {{cat|dog|carburettor}} purred.")
 
-Templates are documented in `acgpt.template`, queries on token ids in `acgpt.Query`.
+Templates are documented in `acgpt.query.template`, queries on token ids in `acgpt.Query`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from acgpt.errors import InputError, ModelError, OutputError, QueryError, TemplateError
-from acgpt.query import Query
-from acgpt.template import escape
+from acgpt.query.query import Query
+from acgpt.query.template import escape
 from acgpt.version import __version__
 
 if TYPE_CHECKING:

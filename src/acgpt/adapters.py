@@ -25,11 +25,11 @@ from typing import Any, Literal
 from torch.nn import ModuleDict
 from transformers import PreTrainedModel
 
-from acgpt.conditioning import Blocks, Conditioning, Empty, Infilling
 from acgpt.decode import adapter_layers
 from acgpt.errors import InputError, ModelError
 from acgpt.metadata import Metadata
-from acgpt.query import Query
+from acgpt.query.conditioning import Blocks, Conditioning, Empty, Infilling
+from acgpt.query.query import Query
 
 BARE = "none"  # the backbone without any adapter, where a name is wanted
 DEFAULT = "default"  # PEFT's name for an adapter that was given none

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from acgpt.conditioning import Conditioning, first_draws, generator
 from acgpt.errors import InputError
 from acgpt.methods import AcGpt, Method
+from acgpt.query.conditioning import Conditioning, first_draws, generator
 from acgpt.slots import Slots, copies_and_text
 
 ALIGN = 128  # slots; matrix units like whole tiles

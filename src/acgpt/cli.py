@@ -54,7 +54,7 @@ from acgpt.commands.options import (
     speak_plainly,
 )
 from acgpt.errors import InputError, OutputError, QueryError
-from acgpt.template import fillings, parse
+from acgpt.query.template import fillings, parse
 from acgpt.version import __version__
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from acgpt.errors import InputError
 from acgpt.generated import Generation
-from acgpt.query import Query
+from acgpt.query.query import Query
 
 if TYPE_CHECKING:
     from acgpt.language_model import LanguageModel

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from acgpt.common.files import disk_errors
-from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 from acgpt.errors import InputError
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 
 REGIMES = {  # as recipes write them, and what is said of each
     "Fully arbitrary": (

@@ -37,7 +37,7 @@ from acgpt.attention import BACKENDS, Backend, Cached, Ragged, can_decode_ragged
 from acgpt.errors import InputError
 from acgpt.layout import Layout, batches, body_tokens, build, download, upload
 from acgpt.meter import Meter
-from acgpt.query import Query
+from acgpt.query.query import Query
 from acgpt.score import check_numbers, forbid
 from acgpt.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
 

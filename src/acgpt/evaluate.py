@@ -32,14 +32,14 @@ from transformers import PreTrainedModel
 
 from acgpt.attention import choose_backend, evaluating
 from acgpt.common.files import write_whole
-from acgpt.conditioning import ASKED, GIVEN
 from acgpt.errors import InputError
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.language_model import positions_of
 from acgpt.layout import batches
 from acgpt.methods import Method
-from acgpt.modes import WITHOUT_FUTURE, modes_named
-from acgpt.query import Query
+from acgpt.query.conditioning import ASKED, GIVEN
+from acgpt.query.modes import WITHOUT_FUTURE, modes_named
+from acgpt.query.query import Query
 
 RESAMPLES = 1000
 LEVEL = 0.95

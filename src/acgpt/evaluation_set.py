@@ -33,9 +33,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from acgpt.common.files import write_whole
-from acgpt.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 from acgpt.errors import InputError
-from acgpt.modes import Mode, distributions
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
+from acgpt.query.modes import Mode, distributions
 
 if TYPE_CHECKING:
     from acgpt.corpus import Corpus, Tokens

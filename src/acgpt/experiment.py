@@ -33,13 +33,13 @@ from typing import Any, Literal
 
 import yaml
 
-from acgpt.conditioning import Conditioning, check_keys
 from acgpt.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.generate import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
 from acgpt.mauve_score import FEWEST
 from acgpt.methods import method_of, parted
-from acgpt.modes import MODES, modes_named
+from acgpt.query.conditioning import Conditioning, check_keys
+from acgpt.query.modes import MODES, modes_named
 from acgpt.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change, read_yaml
 from acgpt.reference import RULES
 

@@ -37,7 +37,6 @@ from transformers import PreTrainedTokenizerBase
 from acgpt.attention import evaluating
 from acgpt.common.files import disk_errors, write_whole
 from acgpt.common.provenance import versions, when
-from acgpt.conditioning import ASKED, GIVEN
 from acgpt.decode import GREEDY, Answer, Sampling
 from acgpt.errors import InputError
 from acgpt.evaluate import check_fit
@@ -46,10 +45,11 @@ from acgpt.generated import BLANK, KIND, as_line, check_lines, sha256
 from acgpt.language_model import LanguageModel
 from acgpt.metadata import model_method, tokenizer_hash, weights_hash
 from acgpt.methods import Method
-from acgpt.modes import MODES, Mode, modes_named
 from acgpt.part import TOOK, Group, Part, config_in, opened, record_in, same
-from acgpt.query import Query
-from acgpt.text import pieces_of_many
+from acgpt.query.conditioning import ASKED, GIVEN
+from acgpt.query.modes import MODES, Mode, modes_named
+from acgpt.query.query import Query
+from acgpt.query.text import pieces_of_many
 
 INDEX = "index.json"
 STAYS = "Make room there, see who may write, or name another folder; what has been drawn stays."

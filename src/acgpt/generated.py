@@ -24,7 +24,7 @@ from typing import Any
 
 from acgpt.common.files import read_object
 from acgpt.errors import InputError
-from acgpt.modes import MODES
+from acgpt.query.modes import MODES
 
 KIND = "generations"
 BLANK = "____"  # for people: a run of tokens that are not given

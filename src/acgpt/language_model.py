@@ -35,9 +35,9 @@ from acgpt.decode import Sampler, Sampling, prefill_tokens
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError
 from acgpt.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
 from acgpt.methods import METHODS, Method
-from acgpt.query import Query
-from acgpt.template import Slot, fillings, parse, rendered
-from acgpt.text import Encoded, encode, encode_text, pieces
+from acgpt.query.query import Query
+from acgpt.query.template import Slot, fillings, parse, rendered
+from acgpt.query.text import Encoded, encode, encode_text, pieces
 
 
 class FutureIgnored(UserWarning):
@@ -257,8 +257,8 @@ class LanguageModel:
         """Score the asked tokens: log p(asked | given), exact, in one forward pass.
 
         Args:
-            query: A template such as "The capital of France is {{Paris}}." (see `acgpt.template`), a `Query`, or a
-                list of these, which are answered together and in their order.
+            query: A template such as "The capital of France is {{Paris}}." (see `acgpt.query.template`), a `Query`, or
+                a list of these, which are answered together and in their order.
             future: Use given tokens that stand after an asked one? `True`: always, `False`: never, everything is read
                 left to right. `None`: if the model says it can, else warn and read left to right.
             adapter: The name of the adapter that is to answer; `False` (or "none"): the model without any. `None`: the

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from acgpt.errors import QueryError
-from acgpt.query import Query
+from acgpt.query.query import Query
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from acgpt.conditioning import Conditioning, check_keys
 from acgpt.errors import InputError
+from acgpt.query.conditioning import Conditioning, check_keys
 
 BUILT_IN = Path(__file__).parent / "recipes"
 

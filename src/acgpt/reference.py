@@ -26,13 +26,13 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from acgpt.companions import with_tokens
-from acgpt.conditioning import Conditioning
 from acgpt.corpus import Corpus, Tokens
 from acgpt.corpus_rows import Bad, Damaged, Reader, decode, lines, parse_json
 from acgpt.errors import InputError
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.generated import Generation, Generations
-from acgpt.text import pieces
+from acgpt.query.conditioning import Conditioning
+from acgpt.query.text import pieces
 
 COUNT = 1000  # texts at most, as in the paper for FineWeb
 RULES = ("documents", "windows")

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from acgpt.attention import BACKENDS, run
 from acgpt.errors import ModelError
 from acgpt.layout import Layout, batches, build
-from acgpt.query import Query
+from acgpt.query.query import Query
 
 
 def log_probs(

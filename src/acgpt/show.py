@@ -32,9 +32,9 @@ from rich.text import Text
 from acgpt.common.files import disk_errors
 from acgpt.errors import CONTROLS, InputError, QueryError
 from acgpt.layout import body_tokens, build, visible
-from acgpt.query import Query
-from acgpt.template import parse
-from acgpt.text import encode, pieces
+from acgpt.query.query import Query
+from acgpt.query.template import parse
+from acgpt.query.text import encode, pieces
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from acgpt.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.errors import InputError
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from acgpt.query import Query
+from acgpt.query.query import Query
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 

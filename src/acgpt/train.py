@@ -31,7 +31,6 @@ from acgpt.attention import matrix_products
 from acgpt.batches import Batches
 from acgpt.card import write_card
 from acgpt.common.provenance import versions
-from acgpt.conditioning import Conditioning, Sized
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluate import Evaluation, evaluate
@@ -41,6 +40,7 @@ from acgpt.metadata import Metadata
 from acgpt.methods import Method, method_of
 from acgpt.networks import base_name, check_method, head_dim, make_network
 from acgpt.plan import Plan, arguments, settle
+from acgpt.query.conditioning import Conditioning, Sized
 from acgpt.recipe import Recipe
 from acgpt.run_folder import (
     BOARD,

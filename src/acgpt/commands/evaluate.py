@@ -30,12 +30,12 @@ from acgpt.common.provenance import versions, when
 from acgpt.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from acgpt.conditioning import Conditioning
     from acgpt.corpus import Corpus
     from acgpt.evaluate import Evaluation
     from acgpt.evaluation_set import EvaluationSet
     from acgpt.language_model import LanguageModel
     from acgpt.methods import Method
+    from acgpt.query.conditioning import Conditioning
     from acgpt.show import Page
 
 NO_ANSWER = "--"
@@ -214,7 +214,7 @@ def compiling(compiled: bool) -> Iterator[None]:
 
 def names_in(modes: str | None) -> list[str]:
     """The modes that the user named, with commas, in the paper's order; all five if none."""
-    from acgpt.modes import modes_named
+    from acgpt.query.modes import modes_named
 
     names = [] if modes is None else [name.strip() for name in modes.split(",")]
     return [mode.name for mode in modes_named(names)]
@@ -224,7 +224,7 @@ def training_distribution(text: str, r_max: float | None) -> Conditioning:
     """The training distribution as the user wrote it, in YAML or JSON; --r-max counts where it names no r_max."""
     import yaml
 
-    from acgpt.conditioning import Conditioning
+    from acgpt.query.conditioning import Conditioning
 
     try:
         content = yaml.safe_load(text)
@@ -253,8 +253,8 @@ def find_set(
         training: The training distribution, if the user named one.
         longest: The most tokens that a text can have for the model.
     """
-    from acgpt.conditioning import Sized
     from acgpt.evaluation_set import LENGTH, EvaluationSet, find_or_build
+    from acgpt.query.conditioning import Sized
 
     if sets is not None and (corpus is None or sets.exists()):
         found = EvaluationSet.load(sets)

@@ -116,8 +116,8 @@ def generate(
     from acgpt.evaluation_set import keep
     from acgpt.generate import INDEX, PROMPT, STAYS, TEMPERATURE, TOP_P, Generator
     from acgpt.methods import method_of, parted
-    from acgpt.modes import MODES
     from acgpt.part import record_in
+    from acgpt.query.modes import MODES
 
     wanted = names_in(modes)
     forced = None if method is None else method_of(method)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from acgpt import score
 from acgpt.decode import Answer, Sampler, Sampling
 from acgpt.methods.base import Abilities, Method
-from acgpt.query import Query
+from acgpt.query.query import Query
 from acgpt.slots import Slots, copies_and_text
 
 

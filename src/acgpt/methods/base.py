@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
-from acgpt.conditioning import Conditioning
 from acgpt.decode import Answer, Drawn, Sampler, Sampling, gathered
 from acgpt.errors import InputError, QueryError
-from acgpt.query import Query
+from acgpt.query.conditioning import Conditioning
+from acgpt.query.query import Query
 from acgpt.slots import Slots
 
 

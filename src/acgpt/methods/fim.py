@@ -24,11 +24,11 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from acgpt import score
-from acgpt.conditioning import ASKED, Blocks, Conditioning, Infilling
 from acgpt.decode import Answer, Sampler, Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.methods.base import Abilities, Method
-from acgpt.query import Query
+from acgpt.query.conditioning import ASKED, Blocks, Conditioning, Infilling
+from acgpt.query.query import Query
 from acgpt.slots import Slots
 
 

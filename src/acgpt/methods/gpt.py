@@ -10,11 +10,11 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from acgpt import score
-from acgpt.conditioning import Conditioning, Empty
 from acgpt.decode import Answer, Sampler, Sampling
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.methods.base import Abilities, Method
-from acgpt.query import Query
+from acgpt.query.conditioning import Conditioning, Empty
+from acgpt.query.query import Query
 from acgpt.slots import Slots, copies_and_text
 
 

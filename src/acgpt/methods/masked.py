@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from acgpt.attention import BACKENDS, Backend, run
 from acgpt.decode import Answer, Drawn, Sampler, Sampling, draw
 from acgpt.layout import Layout
-from acgpt.query import Query
+from acgpt.query.query import Query
 from acgpt.score import check_numbers, forbid
 from acgpt.slots import Slots
 

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from acgpt.conditioning import ASKED, GIVEN
 from acgpt.decode import Answer, Sampler, Sampling, noise, wanted
 from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Method
-from acgpt.query import Query
+from acgpt.query.conditioning import ASKED, GIVEN
+from acgpt.query.query import Query
 from acgpt.score import check_numbers, chosen
 from acgpt.slots import Slots
 

@@ -29,11 +29,11 @@ import numpy as np
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
 from acgpt import score
-from acgpt.conditioning import ASKED, UNKNOWN
 from acgpt.decode import Answer, Sampler, Sampling, randomness
 from acgpt.errors import InputError, ModelError
 from acgpt.methods.base import Abilities, Method
-from acgpt.query import Query
+from acgpt.query.conditioning import ASKED, UNKNOWN
+from acgpt.query.query import Query
 from acgpt.sigma_network import SigmaGPTForCausalLM
 from acgpt.slots import Slots
 

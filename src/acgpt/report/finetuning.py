@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from acgpt.errors import InputError
-from acgpt.modes import WITHOUT_FUTURE
+from acgpt.query.modes import WITHOUT_FUTURE
 from acgpt.recipe import differences
 from acgpt.report import pictures
 from acgpt.report.part import Part

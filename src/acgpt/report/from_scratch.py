@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from acgpt.modes import MODES, WITHOUT_FUTURE
+from acgpt.query.modes import MODES, WITHOUT_FUTURE
 from acgpt.recipe import FREE, Recipe
 from acgpt.report import pictures
 from acgpt.report.part import Part

@@ -20,7 +20,7 @@ from typing import Any
 
 from acgpt.errors import InputError
 from acgpt.generated import Generations, record_of
-from acgpt.modes import MODES
+from acgpt.query.modes import MODES
 from acgpt.report import from_scratch
 from acgpt.report.from_scratch import place, variant
 from acgpt.report.part import Part

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from acgpt.modes import MODES
+from acgpt.query.modes import MODES
 from acgpt.report.tables import Mean
 
 if TYPE_CHECKING:

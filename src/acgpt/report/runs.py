@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from acgpt.common.files import read_object
-from acgpt.conditioning import Conditioning, Empty
 from acgpt.errors import InputError
 from acgpt.generated import has_record
 from acgpt.methods import method_of
-from acgpt.modes import MODES
+from acgpt.query.conditioning import Conditioning, Empty
+from acgpt.query.modes import MODES
 from acgpt.run_folder import CONFIG, LOG, RESULTS
 from acgpt.training_log import Row, read_log
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from acgpt.errors import CONTROLS
 from acgpt.generated import BLANK, Generation, Generations
 from acgpt.methods import METHODS
-from acgpt.modes import MODES
+from acgpt.query.modes import MODES
 from acgpt.report.markup import tag
 from acgpt.report.page import document
 
@@ -188,7 +188,7 @@ def tokenizer_of(
 def segments(sample: Generation, tokenizer: PreTrainedTokenizerBase | None) -> list[Segment]:
     """The text in pieces: what is given in runs, what was drawn by token, or without a tokenizer by fill."""
     if tokenizer is not None and None not in sample.tokens:
-        from acgpt.text import pieces
+        from acgpt.query.text import pieces
 
         ids = [token for token in sample.tokens if token is not None]
         texts = [

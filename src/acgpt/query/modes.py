@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from acgpt.conditioning import ASKED, GIVEN, Blocks, Conditioning, Empty, Infilling
 from acgpt.errors import InputError
+from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Empty, Infilling
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from acgpt.errors import InputError, ModelError, TemplateError
-from acgpt.query import Query
-from acgpt.template import Given, Part, Slot
+from acgpt.query.query import Query
+from acgpt.query.template import Given, Part, Slot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
