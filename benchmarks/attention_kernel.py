@@ -22,9 +22,9 @@ from common import machine, report
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from acgpt import kernels
-from acgpt.attention import Segments, Varlen
-from acgpt.layout import visible
+from acgpt.engine.attention import Segments, Varlen
+from acgpt.engine.kernels import attention as kernels
+from acgpt.engine.layout import visible
 
 # (BLOCK_M, BLOCK_N, num_warps, num_stages); rows by keys
 SWEEP = {

@@ -3,7 +3,7 @@
     python benchmarks/decode_kernel.py
     python benchmarks/decode_kernel.py --no-sweep
 
-Rows as `acgpt.decode` has them, 12 heads of 64 channels, in a cache of 1,664 slots of which each row uses a random
+Rows as in `acgpt.engine.decode`, 12 heads of 64 channels, in a cache of 1,664 slots of which each row uses a random
 part ("ragged") or all use the first 1,024 ("even"); six layers of it, one after the other, as a captured graph. "Rate"
 counts the keys and values that must be read, over the time, as a share of what a large copy reaches. Errors are
 ‖x − reference‖ / ‖reference‖ against float64.
@@ -22,8 +22,9 @@ from common import copy_bandwidth, machine, report
 from render import decode_kernel_rows
 from torch import Tensor
 
-from acgpt import decode_kernel, kernels
-from acgpt.attention import Cached, Ragged
+from acgpt.engine.attention import Cached, Ragged
+from acgpt.engine.kernels import attention as kernels
+from acgpt.engine.kernels import decode as decode_kernel
 
 LAYERS, HEADS, DIM, CAPACITY = 6, 12, 64, 1664
 SWEEP = [  # BLOCK_N, num_warps, num_stages

@@ -42,9 +42,11 @@ from common import SIZES, VOCABULARY, build_model, clock, copy_bandwidth, machin
 from render import generation_table, keys_table
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from acgpt import LanguageModel, Query, decode
-from acgpt.attention import Ragged, check_model, choose_backend, head_width
-from acgpt.decode import Call, Rows, Sampler, Sampling
+from acgpt import LanguageModel, Query
+from acgpt.engine import decode
+from acgpt.engine.attention import Ragged, check_model, choose_backend, head_width
+from acgpt.engine.decode import Call, Rows, Sampler, Sampling
+from acgpt.engine.steps import Row, Steps, few_shapes, steps_of
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.generate import Generator, asked_with
 from acgpt.learner import new_model
@@ -52,7 +54,6 @@ from acgpt.metadata import Metadata
 from acgpt.methods import METHODS
 from acgpt.query.modes import MODES
 from acgpt.recipe import Shape
-from acgpt.steps import Row, Steps, few_shapes, steps_of
 
 BOS = 50256
 

@@ -18,8 +18,8 @@ import torch
 from common import VOCABULARY, build_model, clock, machine, report
 
 from acgpt import Query
-from acgpt.attention import check_model, choose_backend
-from acgpt.score import log_probs
+from acgpt.engine.attention import check_model, choose_backend
+from acgpt.engine.score import log_probs
 
 
 def main() -> None:

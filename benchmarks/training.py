@@ -23,8 +23,8 @@ from common import machine, report
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from acgpt.attention import check_model
 from acgpt.batches import COUNTS, Batches
+from acgpt.engine.attention import check_model
 from acgpt.learner import Learner, flops, matmul_rate, new_model
 from acgpt.loading import load_base, resolve
 from acgpt.networks import add_lora

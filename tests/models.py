@@ -17,9 +17,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from acgpt.attention import check_model
+from acgpt.engine.attention import check_model
+from acgpt.engine.score import log_probs
 from acgpt.query.query import Query
-from acgpt.score import log_probs
 
 torch.set_num_threads(1)  # models this small only wait for a second thread: on a busy machine, eight times as long
 

@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt import InputError, LanguageModel, Metadata, ModelError, Query, decode
+from acgpt import InputError, LanguageModel, Metadata, ModelError, Query
 from acgpt.adapters import switched
 from acgpt.cli import app, named_adapters
-from acgpt.decode import Decoder, Sampling, adapter_layers, adapters_at_work
+from acgpt.engine import decode
+from acgpt.engine.decode import Decoder, Sampling, adapter_layers, adapters_at_work
 from acgpt.metadata import weights_hash
 
 peft = pytest.importorskip("peft")
@@ -134,7 +135,7 @@ def test_a_model_is_left_as_it_was_also_after_an_error(shelf, held, monkeypatch,
         during.append(state(network))
         raise error
 
-    monkeypatch.setattr("acgpt.score.log_probs", fail)
+    monkeypatch.setattr("acgpt.engine.score.log_probs", fail)
     monkeypatch.setattr(lm._sampler, "stream", fail)
     for template in (CAUSAL, SCATTERED):
         with pytest.raises(error):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from models import by_definition, masked_logits, tiny_model
 from torch.utils.data import DataLoader
 
-from acgpt.attention import check_model
 from acgpt.batches import ALIGN, COUNTS, Batches, Budget, pack
+from acgpt.engine.attention import check_model
+from acgpt.engine.layout import build
 from acgpt.errors import InputError
-from acgpt.layout import build
 from acgpt.learner import Learner
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Blocks, Conditioning, Empty
 from acgpt.query.query import Query

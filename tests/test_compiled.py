@@ -16,10 +16,10 @@ from runs import write_corpus
 from toys import answer, query, sampler_of, toy
 from typer.testing import CliRunner
 
-from acgpt.attention import compile_blocks, is_compiled
 from acgpt.cli import app
 from acgpt.corpus import Corpus
-from acgpt.decode import Sampling
+from acgpt.engine.attention import compile_blocks, is_compiled
+from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.generate import Generator
@@ -109,7 +109,7 @@ def test_generations_whose_steps_go_through_the_kernel_say_so(name, said, monkey
     tokens = np.random.default_rng(0).integers(3, 300, 3 * 24)
     asked = EvaluationSet.build(tokens, tokenizer_hash=tokenizer_hash(tiny_tokenizer()), length=24)
     assert "decoding" not in Generator(model_of(name), asked).config("infilling", True)
-    monkeypatch.setattr("acgpt.decode.can_decode_ragged", lambda model: True)
+    monkeypatch.setattr("acgpt.engine.decode.can_decode_ragged", lambda model: True)
     assert Generator(model_of(name), asked).config("infilling", True).get("decoding") == said
 
 

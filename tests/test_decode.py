@@ -24,14 +24,14 @@ from models import (
 )
 from scipy import stats
 
-import acgpt.decode
-import acgpt.steps
-from acgpt.attention import Dense, run
-from acgpt.decode import Recorder, Rows, Sampler, Sampling, noise, prefill_tokens
+import acgpt.engine.decode
+import acgpt.engine.steps
+from acgpt.engine.attention import Dense, run
+from acgpt.engine.decode import Recorder, Rows, Sampler, Sampling, noise, prefill_tokens
+from acgpt.engine.layout import build
+from acgpt.engine.steps import WIDTHS, Row, StepCost, choose_width, few_shapes, schedule, steps_of
 from acgpt.errors import ModelError
-from acgpt.layout import build
 from acgpt.query.query import Query
-from acgpt.steps import WIDTHS, Row, StepCost, choose_width, few_shapes, schedule, steps_of
 
 
 def sampler(model, *, budget=10_000, most_rows=None):
@@ -106,7 +106,7 @@ def test_the_width_of_a_step_changes_nothing(width, monkeypatch):
     reference, ours = twins("llama")
     queries = ragged()
     usual = sample(ours, queries, 2)
-    monkeypatch.setattr(acgpt.decode, "choose_width", lambda *_: width)
+    monkeypatch.setattr(acgpt.engine.decode, "choose_width", lambda *_: width)
     drawn = sample(ours, queries, 2)
     assert same_tokens(drawn, usual)
     check_scores(reference, queries, drawn, True, **EXACT)
@@ -151,9 +151,9 @@ def test_a_kernel_that_reads_a_row_as_far_as_it_reaches_changes_nothing(architec
                 out[r, w] = (weights * values).sum(1)
         return out
 
-    monkeypatch.setattr(acgpt.decode, "can_decode_ragged", lambda model: True)
-    monkeypatch.setattr(acgpt.decode, "choose_width", lambda *_: width)
-    monkeypatch.setattr(acgpt.decode_kernel, "attention", row_by_row)
+    monkeypatch.setattr(acgpt.engine.decode, "can_decode_ragged", lambda model: True)
+    monkeypatch.setattr(acgpt.engine.decode, "choose_width", lambda *_: width)
+    monkeypatch.setattr(acgpt.engine.kernels.decode, "attention", row_by_row)
     drawn = sample(ours, queries, 2)
     assert same_tokens(drawn, usual)
     check_scores(reference, queries, drawn, True, **EXACT)
@@ -161,16 +161,16 @@ def test_a_kernel_that_reads_a_row_as_far_as_it_reaches_changes_nothing(architec
 
 
 def test_where_the_decoding_kernel_cannot_be_used_a_mask_does(monkeypatch):
-    monkeypatch.setattr(acgpt.kernels, "available", lambda: True)
-    monkeypatch.setattr(acgpt.decode_kernel, "attention", lambda *_: 1 / 0)
+    monkeypatch.setattr(acgpt.engine.kernels.attention, "available", lambda: True)
+    monkeypatch.setattr(acgpt.engine.kernels.decode, "attention", lambda *_: 1 / 0)
     _, ours = twins("llama")
-    monkeypatch.setattr(acgpt.attention, "possible_backends", lambda model: ["varlen", "dense", "fused"])
-    assert not acgpt.attention.can_decode_ragged(ours)  # it is on a CPU
+    monkeypatch.setattr(acgpt.engine.attention, "possible_backends", lambda model: ["varlen", "dense", "fused"])
+    assert not acgpt.engine.attention.can_decode_ragged(ours)  # it is on a CPU
     monkeypatch.setattr(type(ours), "device", torch.device("cuda"))
-    acgpt.decode_kernel.works.cache_clear()
+    acgpt.engine.kernels.decode.works.cache_clear()
     with pytest.warns(UserWarning, match="decoding kernel cannot be used here, so sampling is slower"):
-        assert not acgpt.attention.can_decode_ragged(ours)
-    acgpt.decode_kernel.works.cache_clear()
+        assert not acgpt.engine.attention.can_decode_ragged(ours)
+    acgpt.engine.kernels.decode.works.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_where_the_decoding_kernel_cannot_be_used_a_mask_does(monkeypatch):
     [(2400, 1664, 1), (768, 1664, 2), (192, 1664, 2), (12, 1664, 8), (12, 100, 1), (1, 10**6, 16), (0, 1664, 8)],
 )
 def test_few_rows_are_cut_into_parts_and_many_are_not(programs, capacity, parts):
-    assert acgpt.decode_kernel.parts_of(programs, capacity) == parts
+    assert acgpt.engine.kernels.decode.parts_of(programs, capacity) == parts
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -333,7 +333,7 @@ def test_the_width_chosen_is_one_of_those_known_and_fits_the_work():
 
 
 def test_the_drawing_of_the_steps_is_what_they_are():
-    drawn = re.findall(r"step \d +reads ([\d, ]+?)(?: +draws (\d))?\n", acgpt.steps.__doc__)
+    drawn = re.findall(r"step \d +reads ([\d, ]+?)(?: +draws (\d))?\n", acgpt.engine.steps.__doc__)
     roles = "gaggaga"  # The [cat] on the [mat] and [sat]
     plan = schedule(Query([5] * 7, [role == "g" for role in roles]), 2)
     assert [[p for p in reads if p > 0] for reads in plan.reads.tolist()] == [
@@ -441,7 +441,7 @@ def test_of_a_prefill_only_what_it_runs_counts_towards_the_budget(spied, future,
 
 def test_wide_steps_are_one_less_than_the_most_asked_tokens(spied, monkeypatch):
     model, calls = spied
-    monkeypatch.setattr(acgpt.decode, "choose_width", lambda *_: 64)
+    monkeypatch.setattr(acgpt.engine.decode, "choose_width", lambda *_: 64)
     queries = ragged()
     sample(model, queries, 2)
     assert kinds(calls) == {"prefill": 1, "step": max(len(query.asked_positions) for query in queries) - 1}
@@ -449,7 +449,7 @@ def test_wide_steps_are_one_less_than_the_most_asked_tokens(spied, monkeypatch):
 
 def test_rows_that_are_done_cost_nothing_more(spied, monkeypatch):
     model, calls = spied
-    monkeypatch.setattr(acgpt.decode, "choose_width", lambda *_: 64)
+    monkeypatch.setattr(acgpt.engine.decode, "choose_width", lambda *_: 64)
     sample(model, [Query([None] * n, [False] * n) for n in (2, 6, 4)])
     assert [ids.shape[0] for kind, ids, _ in calls if kind == "step"] == [3, 2, 2, 1, 1]
 
@@ -463,7 +463,7 @@ def test_one_blank_takes_no_step_at_all(spied):
 @pytest.mark.parametrize(("width", "steps"), [(1, 11), (4, 3), (8, 2), (16, 1)])
 def test_runs_of_given_tokens_are_forced_in_chunks(spied, monkeypatch, width, steps):
     model, calls = spied
-    monkeypatch.setattr(acgpt.decode, "choose_width", lambda *_: width)
+    monkeypatch.setattr(acgpt.engine.decode, "choose_width", lambda *_: width)
     query = Query([None, *range(20, 30), None], [False, *[True] * 10, False])
     (tokens, _), = sample(model, [query])[0]  # fmt: skip
     assert kinds(calls) == {"prefill": 1, "step": steps}
@@ -588,7 +588,7 @@ def test_samples_beyond_one_batch_share_the_prefill_too(monkeypatch):
         prefills.extend(arg for arg in args if isinstance(arg, Recorder))
         return run(*args, **how)
 
-    monkeypatch.setattr(acgpt.decode, "run", spy)
+    monkeypatch.setattr(acgpt.engine.decode, "run", spy)
     with torch.inference_mode():
         sampler.sample([random_query(0, 12), random_query(1, 9)], 11, Sampling(seed=0), True)
     assert len(prefills) == 2  # one a query, though the samples of each are drawn in several batches

@@ -13,7 +13,7 @@ from models import masked_logits
 from toys import BOS, all_fillings, answer, counted, learner_of, mask_of, p_value, query, sampler_of, toy
 
 from acgpt.batches import Budget, fill
-from acgpt.decode import Sampling
+from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import Diffusion, method_of
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator

@@ -12,7 +12,7 @@ import torch
 from models import expected_log_probs, tiny_model, twins
 from test_evaluation_set import CONDITIONAL, small_set
 
-from acgpt.attention import check_model
+from acgpt.engine.attention import check_model
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluate import Evaluation, evaluate, percentiles, resampled_means
 from acgpt.evaluation_set import EvaluationSet

@@ -26,11 +26,11 @@ import acgpt
 from acgpt.cli import app
 from acgpt.commands.evaluate import bar, print_perplexities
 from acgpt.corpus import Corpus
+from acgpt.engine.layout import batches
 from acgpt.errors import InputError
 from acgpt.evaluate import Unfinished, evaluate, few_at_once
 from acgpt.evaluation_set import LENGTH, EvaluationSet, set_of_corpus
 from acgpt.language_model import LanguageModel
-from acgpt.layout import batches
 from acgpt.metadata import Metadata, tokenizer_hash
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.ac_gpt import AcGpt

@@ -40,12 +40,12 @@ from transformers import (
     Qwen3Config,
 )
 
-from acgpt.attention import Cached, Dense, Fused, Varlen, attend, check_model, choose_backend, run
-from acgpt.decode import Sampler, Sampling
+from acgpt.engine.attention import Cached, Dense, Fused, Varlen, attend, check_model, choose_backend, run
+from acgpt.engine.decode import Sampler, Sampling
+from acgpt.engine.layout import build
+from acgpt.engine.score import token_log_probs
 from acgpt.errors import ModelError
-from acgpt.layout import build
 from acgpt.query.query import Query
-from acgpt.score import token_log_probs
 
 EXACT = {"rtol": 0, "atol": 1e-9}
 

@@ -23,7 +23,7 @@ from toys import (
 )
 
 from acgpt.batches import Budget, fill
-from acgpt.decode import Sampling
+from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import method_of
 from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Empty, Infilling

@@ -22,7 +22,7 @@ from acgpt import generate as module
 from acgpt.cli import app
 from acgpt.common.files import write_whole
 from acgpt.corpus import Corpus
-from acgpt.decode import Sampling
+from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.generate import Generator, groups_of, line_of

@@ -10,7 +10,7 @@ from test_generate import model_of, set_of, stop
 
 from acgpt import generate as module
 from acgpt.common.files import write_whole
-from acgpt.decode import Sampling
+from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.generate import Generator
 from acgpt.part import opened

@@ -8,12 +8,12 @@ import torch
 import toys
 from models import ARCHITECTURES, random_query, tiny_model
 
-from acgpt.attention import BACKENDS, check_model, compile_blocks, run
-from acgpt.decode import Sampler, Sampling, draw
-from acgpt.layout import build
+from acgpt.engine.attention import BACKENDS, check_model, compile_blocks, run
+from acgpt.engine.decode import Sampler, Sampling, draw
+from acgpt.engine.layout import build
+from acgpt.engine.score import layout_logits, token_log_probs
 from acgpt.methods import METHODS, masked
 from acgpt.query.query import Query
-from acgpt.score import layout_logits, token_log_probs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -119,7 +119,7 @@ def test_a_draw_is_the_one_of_a_cpu(how):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("width", [1, 4, 128])
 def test_decoding_in_half_precision_agrees_with_a_single_pass(architecture, width, monkeypatch):
-    monkeypatch.setattr("acgpt.decode.choose_width", lambda *_: width)
+    monkeypatch.setattr("acgpt.engine.decode.choose_width", lambda *_: width)
     model = tiny_model(architecture, scale=0.1, width=128, positions=256).cuda().half()
     check_model(model)
     sampler = Sampler(model, bos=0, mask=1, backend="varlen", budget=500)
@@ -169,7 +169,7 @@ def test_long_ragged_batches_agree_in_bf16():
 
 @pytest.mark.parametrize("width", [32, 128], ids=["mask", "kernel"])
 def test_captured_steps_serve_every_seed_and_fewer_rows(width, monkeypatch):
-    monkeypatch.setattr("acgpt.decode.choose_width", lambda *_: 2)
+    monkeypatch.setattr("acgpt.engine.decode.choose_width", lambda *_: 2)
     model = tiny_model("llama", width=width).cuda().half()
     check_model(model)
     sampler = Sampler(model, bos=0, mask=1, backend="varlen", budget=500)

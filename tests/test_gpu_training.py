@@ -11,13 +11,13 @@ from runs import SMALL, loss_of, write_corpus
 from torch._dynamo.utils import counters
 
 import acgpt
-from acgpt.attention import check_model
 from acgpt.batches import Batches
 from acgpt.corpus import Corpus
+from acgpt.engine.attention import check_model
+from acgpt.engine.kernels.loss import linear_cross_entropy
 from acgpt.evaluate import evaluate
 from acgpt.evaluation_set import set_of_corpus
 from acgpt.learner import Learner, new_model
-from acgpt.loss_kernel import linear_cross_entropy
 from acgpt.metadata import model_method
 from acgpt.methods import METHODS, method_of
 from acgpt.networks import add_lora

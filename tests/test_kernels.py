@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from acgpt.layout import visible
+from acgpt.engine.layout import visible
 
 pytest.importorskip("triton", reason="builds of torch for CPUs come without Triton")
 
@@ -104,7 +104,7 @@ def poisoned():
 
 
 def run_kernels(q, k, v, dout, queries, scale, attention=None):
-    from acgpt import kernels
+    from acgpt.engine.kernels import attention as kernels
 
     copies, texts = zip(*queries, strict=True)
     where = starts(copies, q.device), starts(texts, q.device), sum(copies), max(copies), max(texts)
@@ -129,7 +129,7 @@ def exact(errors, limit):
 
 def interpret(queries, *, blocks=(16, 16), dtype="float32", dim=32, heads=1, key_heads=1, **kind):
     """Errors of the interpreted kernels."""
-    from acgpt import kernels
+    from acgpt.engine.kernels import attention as kernels
 
     for table in kernels.TUNING.values():
         table[dim] = {"BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "num_warps": 4, "num_stages": 2}
@@ -140,7 +140,7 @@ def interpret(queries, *, blocks=(16, 16), dtype="float32", dim=32, heads=1, key
 
 def interpret_with_a_query_of_nans(queries, poisoned_query):
     """Errors of all other queries where one consists of NaN."""
-    from acgpt import kernels
+    from acgpt.engine.kernels import attention as kernels
 
     for table in kernels.TUNING.values():
         table[32] = {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
@@ -159,7 +159,7 @@ def interpret_with_a_query_of_nans(queries, poisoned_query):
 
 def interpret_compiled(queries):
     """Errors within torch.compile: a graph without a break, traced through the operator and its gradient."""
-    from acgpt import kernels
+    from acgpt.engine.kernels import attention as kernels
 
     compiled = torch.compile(
         lambda *args: kernels.attention(*args) * 1, fullgraph=True, dynamic=False, backend="aot_eager"
@@ -173,7 +173,7 @@ def interpret_loss(rows, vocabulary, dim=5, weighted=False):
 
     If `weighted`, each row has a weight, and one token no probability.
     """
-    from acgpt.loss_kernel import linear_cross_entropy
+    from acgpt.engine.kernels.loss import linear_cross_entropy
 
     rng = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, dim, generator=rng).requires_grad_() for n in (rows, vocabulary))
@@ -230,7 +230,7 @@ def step_by_definition(q, k, v, at, slots):
 
 def interpret_step(shape, parts):
     """The error of an interpreted step of decoding."""
-    from acgpt import decode_kernel
+    from acgpt.engine.kernels import decode as decode_kernel
 
     decode_kernel.TUNING[32]["BLOCK_N"] = 16
     decode_kernel.parts_of = lambda *_: parts
@@ -317,7 +317,7 @@ class TestOnCuda:
     @pytest.mark.parametrize("width", [1, 4, 40])
     @pytest.mark.parametrize("dim", [32, 64, 128])
     def test_a_step_of_decoding_reads_of_each_row_what_it_has_and_no_more(self, shape, width, dim, dtype):
-        from acgpt import decode_kernel
+        from acgpt.engine.kernels import decode as decode_kernel
 
         data = step_inputs(*shape, width, 1500, dim=dim, dtype=dtype, device="cuda", keys=torch.float32)
         with poisoned():
@@ -333,7 +333,7 @@ class TestOnCuda:
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
     def test_compiled_agrees_with_eager(self):
-        from acgpt import kernels
+        from acgpt.engine.kernels import attention as kernels
 
         compiled = torch.compile(lambda *args: kernels.attention(*args) * 1, fullgraph=True, dynamic=False)
         data = inputs(self.queries, heads=4, key_heads=4, dim=64, dtype=torch.bfloat16, device="cuda", strided=True)

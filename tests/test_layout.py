@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import by_definition, random_query
 
+from acgpt.engine.layout import Layout, batches, body_tokens, build, visible
 from acgpt.errors import QueryError
-from acgpt.layout import Layout, batches, body_tokens, build, visible
 from acgpt.query.query import Query
 
 roles = st.text("gau", min_size=1, max_size=9).filter(lambda text: "a" in text)

@@ -12,15 +12,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig
 
 import acgpt.learner as learner_module
-from acgpt.attention import check_model
 from acgpt.batches import COUNTS, Budget, pack
+from acgpt.engine.attention import check_model
+from acgpt.engine.score import log_probs
 from acgpt.errors import ModelError
 from acgpt.evaluate import queries_of
 from acgpt.learner import Learner, choose_attention, flops, has_plain_head, matmul_rate, new_model
 from acgpt.networks import add_lora, drop_nothing
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, generator
 from acgpt.recipe import SHAPES, Lora, Shape
-from acgpt.score import log_probs
 
 BOS, MASK, VOCABULARY, LENGTH = 0, 1, 64, 11
 
@@ -296,7 +296,7 @@ class Rows:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("never", [None, 3])
 def test_the_fused_loss_weighs_its_rows_and_leaves_a_token_out(weighted, never, monkeypatch):
-    from acgpt import loss_kernel
+    from acgpt.engine.kernels import loss as loss_kernel
 
     monkeypatch.setattr(loss_kernel, "rows_kernel", Rows())
     rng = torch.Generator().manual_seed(0)

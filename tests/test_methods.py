@@ -17,11 +17,11 @@ from toys import BOS, every_query, learner_of, mask_of, sampler_of, total_probab
 from toys import query as query_of
 from typer.testing import CliRunner
 
-from acgpt import attention
 from acgpt.batches import fill
 from acgpt.cli import app
 from acgpt.commands.methods import COLUMNS
-from acgpt.decode import Sampling
+from acgpt.engine import attention
+from acgpt.engine.decode import Sampling
 from acgpt.errors import ModelError, QueryError
 from acgpt.metadata import Metadata, model_method
 from acgpt.methods import METHODS, method_of

@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import truncated
 
-import acgpt.decode
-from acgpt.decode import Sampling, draw
+import acgpt.engine.decode
+from acgpt.engine.decode import Sampling, draw
 from acgpt.errors import InputError
 
 EXACT = {"rtol": 0, "atol": 1e-9}
@@ -57,8 +57,8 @@ def test_what_is_left_is_the_same_whether_logits_or_probabilities_are_sorted(dty
     assert dtype == torch.float32 or len(logits[0].unique()) < 300  # there are equals
     logits[:, 7] = float("-inf")
     p = (logits.float() / 0.8).softmax(-1)
-    by_logits = acgpt.decode.truncated(p, logits, Sampling(**how))
-    by_p = acgpt.decode.truncated(p, p, Sampling(**how))
+    by_logits = acgpt.engine.decode.truncated(p, logits, Sampling(**how))
+    by_p = acgpt.engine.decode.truncated(p, p, Sampling(**how))
     for one, other in zip(by_logits, by_p, strict=True):
         assert torch.equal(one, other)
 
@@ -116,7 +116,7 @@ def test_the_likeliest_few_give_what_a_sort_of_all_gives(top_p, top_k, monkeypat
     sort = torch.Tensor.sort
     monkeypatch.setattr(torch.Tensor, "sort", lambda p, *a, **k: sorts.append(p.shape[1]) or sort(p, *a, **k))
     for few in (8, 64):
-        monkeypatch.setattr(acgpt.decode, "FEW", few)
+        monkeypatch.setattr(acgpt.engine.decode, "FEW", few)
         for rows in (1, 600):
             pairs = zip(logits.split(rows), uniform.split(rows), strict=True)
             found.append([draw(*pair, Sampling(0.8, top_p, top_k)) for pair in pairs])

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli import app
+from acgpt.engine.layout import build, visible
 from acgpt.errors import InputError, OutputError
 from acgpt.language_model import LanguageModel
-from acgpt.layout import build, visible
 from acgpt.metadata import Metadata
 from acgpt.query.query import Query
 from acgpt.query.text import pieces

@@ -26,7 +26,7 @@ from toys import (
 from transformers import AutoModelForCausalLM
 
 from acgpt.batches import Budget, fill
-from acgpt.decode import Sampling, randomness
+from acgpt.engine.decode import Sampling, randomness
 from acgpt.errors import InputError, ModelError, QueryError
 from acgpt.methods import SigmaGptRandom, method_of
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator

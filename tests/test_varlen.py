@@ -8,9 +8,9 @@ import torch
 from models import tiny_model
 from torch.nn import functional as F
 
-from acgpt import attention
-from acgpt.attention import Dense, Regroup, Segments, Varlen, take, words
-from acgpt.layout import build
+from acgpt.engine import attention
+from acgpt.engine.attention import Dense, Regroup, Segments, Varlen, take, words
+from acgpt.engine.layout import build
 from acgpt.methods import masked
 from acgpt.query.query import Query
 

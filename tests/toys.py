@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from scipy import stats
 
-from acgpt.attention import check_model
-from acgpt.decode import Sampler
+from acgpt.engine.attention import check_model
+from acgpt.engine.decode import Sampler
 from acgpt.learner import Learner, new_model
 from acgpt.methods import method_of
 from acgpt.query.query import Query

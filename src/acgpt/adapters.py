@@ -25,7 +25,7 @@ from typing import Any, Literal
 from torch.nn import ModuleDict
 from transformers import PreTrainedModel
 
-from acgpt.decode import adapter_layers
+from acgpt.engine.decode import adapter_layers
 from acgpt.errors import InputError, ModelError
 from acgpt.metadata import Metadata
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, Infilling

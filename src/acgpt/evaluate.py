@@ -30,12 +30,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from transformers import PreTrainedModel
 
-from acgpt.attention import choose_backend, evaluating
 from acgpt.common.files import write_whole
+from acgpt.engine.attention import choose_backend, evaluating
+from acgpt.engine.layout import batches
 from acgpt.errors import InputError
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.language_model import positions_of
-from acgpt.layout import batches
 from acgpt.methods import Method
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.modes import WITHOUT_FUTURE, modes_named

@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 import yaml
 
-from acgpt.decode import Sampling
+from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.generate import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
 from acgpt.mauve_score import FEWEST

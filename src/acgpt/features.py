@@ -22,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from acgpt.attention import matrix_products
 from acgpt.common.files import write_whole
+from acgpt.engine.attention import matrix_products
 from acgpt.errors import ModelError
 from acgpt.language_model import positions_of
 from acgpt.loading import cache_folder, choose_device, from_pretrained, is_default, load_base, resolve

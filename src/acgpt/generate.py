@@ -34,10 +34,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from acgpt.attention import evaluating
 from acgpt.common.files import disk_errors, write_whole
 from acgpt.common.provenance import versions, when
-from acgpt.decode import GREEDY, Answer, Sampling
+from acgpt.engine.attention import evaluating
+from acgpt.engine.decode import GREEDY, Answer, Sampling
 from acgpt.errors import InputError
 from acgpt.evaluate import check_fit
 from acgpt.evaluation_set import EvaluationSet

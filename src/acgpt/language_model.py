@@ -29,9 +29,9 @@ from acgpt.adapters import (
     unknown_name,
     without_peft,
 )
-from acgpt.attention import BACKENDS, check_model, choose_backend, compile_blocks, evaluating, possible_backends
 from acgpt.common.files import open_weights
-from acgpt.decode import Sampler, Sampling, prefill_tokens
+from acgpt.engine.attention import BACKENDS, check_model, choose_backend, compile_blocks, evaluating, possible_backends
+from acgpt.engine.decode import Sampler, Sampling, prefill_tokens
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError
 from acgpt.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
 from acgpt.methods import METHODS, Method

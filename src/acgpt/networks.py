@@ -23,8 +23,8 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.adapters import without_peft
-from acgpt.attention import check_model, head_width
 from acgpt.common.files import open_weights
+from acgpt.engine.attention import check_model, head_width
 from acgpt.errors import InputError, ModelError
 from acgpt.language_model import LanguageModel, positions_of
 from acgpt.learner import VOCABULARY_ALIGN, new_model

@@ -30,8 +30,8 @@ from rich.table import Table
 from rich.text import Text
 
 from acgpt.common.files import disk_errors
+from acgpt.engine.layout import body_tokens, build, visible
 from acgpt.errors import CONTROLS, InputError, QueryError
-from acgpt.layout import body_tokens, build, visible
 from acgpt.query.query import Query
 from acgpt.query.template import parse
 from acgpt.query.text import encode, pieces

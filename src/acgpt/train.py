@@ -27,11 +27,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from acgpt.attention import matrix_products
 from acgpt.batches import Batches
 from acgpt.card import write_card
 from acgpt.common.provenance import versions
 from acgpt.corpus import Corpus
+from acgpt.engine.attention import matrix_products
 from acgpt.errors import InputError
 from acgpt.evaluate import Evaluation, evaluate
 from acgpt.evaluation_set import EvaluationSet

@@ -123,7 +123,7 @@ def evaluate(
         check_writable(path)
     hush()
     from acgpt.corpus import Corpus
-    from acgpt.decode import adapter_layers
+    from acgpt.engine.decode import adapter_layers
     from acgpt.evaluate import Unfinished, evaluate
     from acgpt.evaluation_set import keep
     from acgpt.metadata import every_weight_hash, tokenizer_hash

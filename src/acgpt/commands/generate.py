@@ -112,7 +112,7 @@ def generate(
     hush()
     from acgpt.common.files import disk_errors, write_whole
     from acgpt.corpus import Corpus
-    from acgpt.decode import Sampling
+    from acgpt.engine.decode import Sampling
     from acgpt.evaluation_set import keep
     from acgpt.generate import INDEX, PROMPT, STAYS, TEMPERATURE, TOP_P, Generator
     from acgpt.methods import method_of, parted

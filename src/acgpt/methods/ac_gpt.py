@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import PreTrainedModel
 
-from acgpt import score
-from acgpt.decode import Answer, Sampler, Sampling
+from acgpt.engine import score
+from acgpt.engine.decode import Answer, Sampler, Sampling
 from acgpt.methods.base import Abilities, Method
 from acgpt.query.query import Query
 from acgpt.slots import Slots, copies_and_text

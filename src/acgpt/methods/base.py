@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
-from acgpt.decode import Answer, Drawn, Sampler, Sampling, gathered
+from acgpt.engine.decode import Answer, Drawn, Sampler, Sampling, gathered
 from acgpt.errors import InputError, QueryError
 from acgpt.query.conditioning import Conditioning
 from acgpt.query.query import Query

@@ -31,14 +31,14 @@ from typing import ClassVar
 import numpy as np
 from transformers import PreTrainedModel
 
-from acgpt.decode import Answer, Sampler, Sampling, randomness, wanted
+from acgpt.engine.decode import Answer, Sampler, Sampling, randomness, wanted
+from acgpt.engine.score import layout_log_probs
 from acgpt.errors import InputError
 from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Method
 from acgpt.methods.sigma_gpt import whole_number
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.query import Query
-from acgpt.score import layout_log_probs
 from acgpt.slots import Slots
 
 

@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import PreTrainedModel
 
-from acgpt import score
-from acgpt.decode import Answer, Sampler, Sampling
+from acgpt.engine import score
+from acgpt.engine.decode import Answer, Sampler, Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.methods.base import Abilities, Method
 from acgpt.query.conditioning import ASKED, Blocks, Conditioning, Infilling

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import PreTrainedModel
 
-from acgpt import score
-from acgpt.decode import Answer, Sampler, Sampling
+from acgpt.engine import score
+from acgpt.engine.decode import Answer, Sampler, Sampling
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.methods.base import Abilities, Method
 from acgpt.query.conditioning import Conditioning, Empty

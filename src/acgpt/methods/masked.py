@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from acgpt.attention import BACKENDS, Backend, run
-from acgpt.decode import Answer, Drawn, Sampler, Sampling, draw
-from acgpt.layout import Layout
+from acgpt.engine.attention import BACKENDS, Backend, run
+from acgpt.engine.decode import Answer, Drawn, Sampler, Sampling, draw
+from acgpt.engine.layout import Layout
+from acgpt.engine.score import check_numbers, forbid
 from acgpt.query.query import Query
-from acgpt.score import check_numbers, forbid
 from acgpt.slots import Slots
 
 

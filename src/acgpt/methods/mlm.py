@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from acgpt.decode import Answer, Sampler, Sampling, noise, wanted
+from acgpt.engine.decode import Answer, Sampler, Sampling, noise, wanted
+from acgpt.engine.score import check_numbers, chosen
 from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Method
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.query import Query
-from acgpt.score import check_numbers, chosen
 from acgpt.slots import Slots
 
 

@@ -28,8 +28,8 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
-from acgpt import score
-from acgpt.decode import Answer, Sampler, Sampling, randomness
+from acgpt.engine import score
+from acgpt.engine.decode import Answer, Sampler, Sampling, randomness
 from acgpt.errors import InputError, ModelError
 from acgpt.methods.base import Abilities, Method
 from acgpt.query.conditioning import ASKED, UNKNOWN

@@ -36,9 +36,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from acgpt import decode_kernel, kernels
+from acgpt.engine.kernels import attention as kernels
+from acgpt.engine.kernels import decode as decode_kernel
+from acgpt.engine.layout import Layout, upload, visible
 from acgpt.errors import ModelError
-from acgpt.layout import Layout, upload, visible
 
 NAME = "acgpt"  # the attention implementation's name in transformers, and the keyword that carries the backend
 # Newer versions of torch want to be told of grouped-query attention.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acgpt.kernels import HAS_TRITON, jit
+from acgpt.engine.kernels.attention import HAS_TRITON, jit
 
 if HAS_TRITON:
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]

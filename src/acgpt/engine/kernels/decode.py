@@ -28,8 +28,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from acgpt import kernels
-from acgpt.kernels import HAS_TRITON, jit, rowwise
+from acgpt.engine.kernels import attention as kernels
+from acgpt.engine.kernels.attention import HAS_TRITON, jit, rowwise
 
 if HAS_TRITON:
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]

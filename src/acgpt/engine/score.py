@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from acgpt.attention import BACKENDS, run
+from acgpt.engine.attention import BACKENDS, run
+from acgpt.engine.layout import Layout, batches, build
 from acgpt.errors import ModelError
-from acgpt.layout import Layout, batches, build
 from acgpt.query.query import Query
 
 

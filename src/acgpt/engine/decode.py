@@ -33,13 +33,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from acgpt.attention import BACKENDS, Backend, Cached, Ragged, can_decode_ragged, head_width, run, take, words
+from acgpt.engine.attention import BACKENDS, Backend, Cached, Ragged, can_decode_ragged, head_width, run, take, words
+from acgpt.engine.layout import Layout, batches, body_tokens, build, download, upload
+from acgpt.engine.meter import Meter
+from acgpt.engine.score import check_numbers, forbid
+from acgpt.engine.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
 from acgpt.errors import InputError
-from acgpt.layout import Layout, batches, body_tokens, build, download, upload
-from acgpt.meter import Meter
 from acgpt.query.query import Query
-from acgpt.score import check_numbers, forbid
-from acgpt.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
 
 Drawn = tuple[np.ndarray, np.ndarray]  # the asked tokens of a sample and their log-probabilities, left to right
 Answer = tuple[int, int, Drawn]  # the number of a query, the number of a sample of it, and the sample

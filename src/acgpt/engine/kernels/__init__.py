@@ -1,0 +1,1 @@
+"""Triton kernels: training's attention and loss, and one step of decoding."""
