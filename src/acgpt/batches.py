@@ -31,8 +31,8 @@ from torch.utils.data import Dataset
 
 from acgpt.errors import InputError
 from acgpt.methods import AcGpt, Method
+from acgpt.methods.slots import Slots, copies_and_text
 from acgpt.query.conditioning import Conditioning, first_draws, generator
-from acgpt.slots import Slots, copies_and_text
 
 ALIGN = 128  # slots; matrix units like whole tiles
 FORESEEN = 2**24  # texts whose sizes are looked at before a run: some ten seconds

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from acgpt.engine import score
 from acgpt.engine.decode import Answer, Sampler, Sampling
 from acgpt.methods.base import Abilities, Method
+from acgpt.methods.slots import Slots, copies_and_text
 from acgpt.query.query import Query
-from acgpt.slots import Slots, copies_and_text
 
 
 class AcGpt(Method):

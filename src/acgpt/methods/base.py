@@ -13,9 +13,9 @@ from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
 from acgpt.engine.decode import Answer, Drawn, Sampler, Sampling, gathered
 from acgpt.errors import InputError, QueryError
+from acgpt.methods.slots import Slots
 from acgpt.query.conditioning import Conditioning
 from acgpt.query.query import Query
-from acgpt.slots import Slots
 
 
 @dataclass(frozen=True)

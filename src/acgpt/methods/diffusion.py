@@ -37,9 +37,9 @@ from acgpt.errors import InputError
 from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Method
 from acgpt.methods.sigma_gpt import whole_number
+from acgpt.methods.slots import Slots
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.query import Query
-from acgpt.slots import Slots
 
 
 class Diffusion(Method):

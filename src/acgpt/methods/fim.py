@@ -27,9 +27,9 @@ from acgpt.engine import score
 from acgpt.engine.decode import Answer, Sampler, Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.methods.base import Abilities, Method
+from acgpt.methods.slots import Slots
 from acgpt.query.conditioning import ASKED, Blocks, Conditioning, Infilling
 from acgpt.query.query import Query
-from acgpt.slots import Slots
 
 
 class Fim(Method):

@@ -13,9 +13,9 @@ from acgpt.engine import score
 from acgpt.engine.decode import Answer, Sampler, Sampling
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.methods.base import Abilities, Method
+from acgpt.methods.slots import Slots, copies_and_text
 from acgpt.query.conditioning import Conditioning, Empty
 from acgpt.query.query import Query
-from acgpt.slots import Slots, copies_and_text
 
 
 class Gpt(Method):

@@ -21,8 +21,8 @@ from acgpt.engine.attention import BACKENDS, Backend, run
 from acgpt.engine.decode import Answer, Drawn, Sampler, Sampling, draw
 from acgpt.engine.layout import Layout
 from acgpt.engine.score import check_numbers, forbid
+from acgpt.methods.slots import Slots
 from acgpt.query.query import Query
-from acgpt.slots import Slots
 
 
 def shown(query: Query, *, bos: int, mask: int, given: bool = True) -> np.ndarray:

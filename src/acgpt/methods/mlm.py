@@ -23,9 +23,9 @@ from acgpt.engine.decode import Answer, Sampler, Sampling, noise, wanted
 from acgpt.engine.score import check_numbers, chosen
 from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Method
+from acgpt.methods.slots import Slots
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.query import Query
-from acgpt.slots import Slots
 
 
 class Mlm(Method):

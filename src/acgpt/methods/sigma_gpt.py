@@ -32,10 +32,10 @@ from acgpt.engine import score
 from acgpt.engine.decode import Answer, Sampler, Sampling, randomness
 from acgpt.errors import InputError, ModelError
 from acgpt.methods.base import Abilities, Method
+from acgpt.methods.sigma_network import SigmaGPTForCausalLM
+from acgpt.methods.slots import Slots
 from acgpt.query.conditioning import ASKED, UNKNOWN
 from acgpt.query.query import Query
-from acgpt.sigma_network import SigmaGPTForCausalLM
-from acgpt.slots import Slots
 
 RANK = np.array([1, 0, 2])  # by role: given tokens come first, then asked ones, then those that nobody needs
 
