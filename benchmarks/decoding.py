@@ -50,8 +50,8 @@ from acgpt.engine.steps import Row, Steps, few_shapes, steps_of
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.generate import Generator, asked_with
 from acgpt.learner import new_model
-from acgpt.metadata import Metadata
 from acgpt.methods import METHODS
+from acgpt.models.metadata import Metadata
 from acgpt.query.modes import MODES
 from acgpt.recipe import Shape
 

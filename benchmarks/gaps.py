@@ -24,10 +24,10 @@ from common import machine, report
 from render import gap_rows
 
 import acgpt
-from acgpt.adapters import Choice
 from acgpt.corpus import Corpus
 from acgpt.demo_table import only_adapter
-from acgpt.metadata import tokenizer_hash
+from acgpt.models.adapters import Choice
+from acgpt.models.metadata import tokenizer_hash
 
 SIDES, GAP = (100, 200), (4, 12)  # tokens: least and most
 RESAMPLES = 10_000

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from acgpt.generate import lines_of
 from acgpt.generated import as_line, record_of
-from acgpt.metadata import tokenizer_hash
+from acgpt.models.metadata import tokenizer_hash
 from acgpt.query.query import Query
 
 END = ".texts.xz"

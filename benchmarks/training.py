@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from acgpt.batches import COUNTS, Batches
 from acgpt.engine.attention import check_model
 from acgpt.learner import Learner, flops, matmul_rate, new_model
-from acgpt.loading import load_base, resolve
+from acgpt.models.loading import load_base, resolve
 from acgpt.networks import add_lora
 from acgpt.optimizer import build_optimizer
 from acgpt.query.conditioning import Conditioning

@@ -20,7 +20,7 @@ from render import worth_rows
 
 import acgpt
 from acgpt.demo_table import demo_texts, worth
-from acgpt.language_model import Question
+from acgpt.models.language_model import Question
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from models import tiny_tokenizer
 
-from acgpt.metadata import tokenizer_hash
+from acgpt.models.metadata import tokenizer_hash
 
 SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "mask_token": "<mask>"}
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import acgpt
 from acgpt import LanguageModel, Metadata, Query
-from acgpt.metadata import tokenizer_hash, weights_hash
+from acgpt.models.metadata import tokenizer_hash, weights_hash
 from acgpt.query.conditioning import Blocks, Conditioning, Infilling
 
 peft = pytest.importorskip("peft")

@@ -12,7 +12,7 @@ from shelves import BLOCKS, CAUSAL, GAP, INFILLING, SCATTERED, Shelf, exactly, q
 
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, Query
-from acgpt.adapters import Adapter, mode_of, route
+from acgpt.models.adapters import Adapter, mode_of, route
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, Infilling
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -289,7 +289,7 @@ def test_one_adapter_answers_everything_unless_the_backbone_is_asked_for(shelf, 
 
 @pytest.mark.parametrize("adapters", [{}, {"none": "x"}, {"a.b": "x"}, {"": "x"}, {3: "x"}, {"keys": "x"}, {"a": 7}])
 def test_a_mapping_that_cannot_be_is_refused_before_anything_is_loaded(shelf, adapters, monkeypatch):
-    monkeypatch.setattr(acgpt.loading, "load_base", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr(acgpt.models.loading, "load_base", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(InputError, match="adapter"):
         shelf.load(adapters)
 

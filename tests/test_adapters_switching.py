@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt import InputError, LanguageModel, Metadata, ModelError, Query
-from acgpt.adapters import switched
 from acgpt.cli import app, named_adapters
 from acgpt.engine import decode
 from acgpt.engine.decode import Decoder, Sampling, adapter_layers, adapters_at_work
-from acgpt.metadata import weights_hash
+from acgpt.models.adapters import switched
+from acgpt.models.metadata import weights_hash
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.usefixtures("offline")
@@ -324,7 +324,7 @@ def test_the_examples_of_the_page_print_what_it_says(shelf, tmp_path, monkeypatc
     page = Path(__file__).resolve().parent.parent / "docs" / "adapters.md"
     results = doctest.testfile(str(page), module_relative=False, verbose=False)
     assert results.attempted > 5 and results.failed == 0
-    results = doctest.testmod(acgpt.adapters)
+    results = doctest.testmod(acgpt.models.adapters)
     assert results.attempted > 0 and results.failed == 0
 
 

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli import BATCH, app, emit, questions, score_fields, tidy
-from acgpt.language_model import LanguageModel, Score, TokenScore
-from acgpt.metadata import Metadata
+from acgpt.models.language_model import LanguageModel, Score, TokenScore
+from acgpt.models.metadata import Metadata
 from acgpt.show import Page, print_score
 
 TEMPLATE = "The capital of {{France}} is {{Paris}}, they say."

@@ -23,9 +23,9 @@ from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.generate import Generator
-from acgpt.language_model import LanguageModel
-from acgpt.metadata import Metadata, tokenizer_hash
 from acgpt.methods import METHODS, method_of
+from acgpt.models.language_model import LanguageModel
+from acgpt.models.metadata import Metadata, tokenizer_hash
 
 PASSES = [name for name, method in METHODS.items() if method.compiles]
 QUESTIONS = [query(roles) for roles in ("ggaaaa", "gaaaaaaaaa", "gggaaaaag", "aaag")]

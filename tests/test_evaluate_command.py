@@ -30,10 +30,10 @@ from acgpt.engine.layout import batches
 from acgpt.errors import InputError
 from acgpt.evaluate import Unfinished, evaluate, few_at_once
 from acgpt.evaluation_set import LENGTH, EvaluationSet, set_of_corpus
-from acgpt.language_model import LanguageModel
-from acgpt.metadata import Metadata, tokenizer_hash
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.ac_gpt import AcGpt
+from acgpt.models.language_model import LanguageModel
+from acgpt.models.metadata import Metadata, tokenizer_hash
 from acgpt.query.conditioning import GIVEN
 from acgpt.query.modes import MODES
 from acgpt.query.query import Query

@@ -18,9 +18,9 @@ import acgpt
 from acgpt.cli import app
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError, ModelError
-from acgpt.language_model import LanguageModel
 from acgpt.learner import flops, has_plain_head
-from acgpt.metadata import Metadata, weights_hash
+from acgpt.models.language_model import LanguageModel
+from acgpt.models.metadata import Metadata, weights_hash
 from acgpt.networks import add_lora, drop_nothing, load_pretrained
 from acgpt.plan import settle
 from acgpt.recipe import Lora, make

@@ -27,10 +27,10 @@ from acgpt.errors import InputError, QueryError
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.generate import Generator, groups_of, line_of
 from acgpt.generated import as_line
-from acgpt.language_model import LanguageModel
-from acgpt.metadata import Metadata, tokenizer_hash
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.sigma_gpt import SigmaGptRandom
+from acgpt.models.language_model import LanguageModel
+from acgpt.models.metadata import Metadata, tokenizer_hash
 from acgpt.part import TOOK, Group, opened
 from acgpt.query.conditioning import Blocks, Conditioning
 from acgpt.query.modes import MODES

@@ -18,8 +18,8 @@ from acgpt.engine.kernels.loss import linear_cross_entropy
 from acgpt.evaluate import evaluate
 from acgpt.evaluation_set import set_of_corpus
 from acgpt.learner import Learner, new_model
-from acgpt.metadata import model_method
 from acgpt.methods import METHODS, method_of
+from acgpt.models.metadata import model_method
 from acgpt.networks import add_lora
 from acgpt.query.conditioning import Conditioning
 from acgpt.recipe import Lora, Shape, make

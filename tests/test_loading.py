@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, ModelError
 from acgpt.commands.push import check
-from acgpt.loading import read_metadata
-from acgpt.metadata import FILE, tokenizer_hash
+from acgpt.models.loading import read_metadata
+from acgpt.models.metadata import FILE, tokenizer_hash
 from acgpt.show import load_reader
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -136,7 +136,7 @@ def test_metadata_of_a_hub_id_is_fetched_from_the_hub(tmp_path, monkeypatch):
         asked.append((repository, file))
         return str(tmp_path / file)
 
-    monkeypatch.setattr("acgpt.loading.hf_hub_download", download)
+    monkeypatch.setattr("acgpt.models.loading.hf_hub_download", download)
     assert read_metadata("someone/some-model") == Metadata(bos_token_id=3)
     assert asked == [("someone/some-model", FILE)]
 

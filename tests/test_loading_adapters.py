@@ -17,10 +17,11 @@ from test_loading import lora, network, scores, tokenizer
 from transformers import AutoModelForCausalLM
 
 import acgpt
-from acgpt import FutureIgnored, LanguageModel, Metadata, ModelError, loading
+from acgpt import FutureIgnored, LanguageModel, Metadata, ModelError
 from acgpt.commands.options import Dtype, called, load_model
-from acgpt.loading import adapter_source, resolve
-from acgpt.metadata import tokenizer_hash, weights_hash
+from acgpt.models import loading
+from acgpt.models.loading import adapter_source, resolve
+from acgpt.models.metadata import tokenizer_hash, weights_hash
 
 pytestmark = pytest.mark.usefixtures("offline")
 

@@ -16,7 +16,7 @@ import acgpt
 from acgpt import InputError, LanguageModel, ModelError
 from acgpt.cli import app
 from acgpt.corpus_tokenizer import named
-from acgpt.loading import read_metadata
+from acgpt.models.loading import read_metadata
 
 httpx = sys.modules[type(huggingface_hub.get_session()).__module__.partition(".")[0]]  # httpx, or what has followed it
 

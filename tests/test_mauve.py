@@ -25,9 +25,9 @@ from acgpt.errors import InputError
 from acgpt.evaluation_set import set_of_corpus
 from acgpt.features import Featurizer
 from acgpt.generated import Generations, find_generations
-from acgpt.language_model import LanguageModel
 from acgpt.mauve_score import check_counts
-from acgpt.metadata import Metadata
+from acgpt.models.language_model import LanguageModel
+from acgpt.models.metadata import Metadata
 from acgpt.report.write import make_report
 
 
@@ -331,7 +331,7 @@ def test_a_file_is_read_once_to_be_checked_and_once_to_be_scored(
 
 def test_the_embedded_model_judges_without_its_adapter(monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr("acgpt.loading.load", lambda *named: asked.append(named))
+    monkeypatch.setattr("acgpt.models.loading.load", lambda *named: asked.append(named))
     for name in ("default", "a/folder"):
         load_judge(name, "cpu")
     assert asked == [("default", False, "cpu"), ("a/folder", None, "cpu")]
@@ -373,7 +373,7 @@ def test_what_cannot_be_measured_is_found_before_any_model_runs(
     (tmp_path / "texts.txt").write_text("a\n" * 20)
     network, tokenizer = tiny_model("gpt2", vocabulary=340), tiny_tokenizer(**SPECIAL)
     monkeypatch.setattr(
-        "acgpt.loading.load", lambda *_, **__: LanguageModel(network, tokenizer, metadata=Metadata("ac-gpt"))
+        "acgpt.models.loading.load", lambda *_, **__: LanguageModel(network, tokenizer, metadata=Metadata("ac-gpt"))
     )
     result = acgpt(good, strange, tmp_path / "texts.txt", "--no-mauve", "--judge", model, code=2)
     assert f"{strange}: the judge has another tokenizer" in result.stderr

@@ -23,8 +23,8 @@ from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.features import Featurizer
 from acgpt.generated import Generation, Generations, runs
-from acgpt.language_model import LanguageModel
-from acgpt.metadata import Metadata
+from acgpt.models.language_model import LanguageModel
+from acgpt.models.metadata import Metadata
 from acgpt.query.query import Query
 
 TEXTS = ["The cat sat on the mat.", "A dog", "The capital of France is Paris. " * 12, "x"]

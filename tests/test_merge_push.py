@@ -23,11 +23,11 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt import InputError, LanguageModel, Metadata, ModelError, OutputError
-from acgpt.card import card, write_card
 from acgpt.cli import app
 from acgpt.commands.merge import write_merged
 from acgpt.commands.push import Upload, send
-from acgpt.metadata import FILE, weights_hash
+from acgpt.models.card import card, write_card
+from acgpt.models.metadata import FILE, weights_hash
 from acgpt.query.conditioning import Conditioning
 
 peft = pytest.importorskip("peft")
@@ -205,7 +205,7 @@ def test_nothing_that_is_there_is_overwritten(pair, tmp_path, there, monkeypatch
         target.mkdir()
     if there == "folder":
         (target / "thesis.txt").write_text("mine")
-    monkeypatch.setattr("acgpt.loading.load_base", lambda *_: pytest.fail("it was loaded first"))
+    monkeypatch.setattr("acgpt.models.loading.load_base", lambda *_: pytest.fail("it was loaded first"))
     assert "is there already" in run("merge", *pair, "-o", target, code=2).stderr
     assert [p.name for p in tmp_path.iterdir()] == ["merged"]
     if there == "folder":

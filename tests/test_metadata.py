@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from acgpt import Metadata, ModelError
-from acgpt.metadata import FILE, FORMAT_VERSION, tokenizer_hash, weights_hash
+from acgpt.models.metadata import FILE, FORMAT_VERSION, tokenizer_hash, weights_hash
 
 FULL = Metadata("ac-gpt", {"distribution": "uniform", "r_max": 0.6}, 0, 2, "base", "tokenizer")
 

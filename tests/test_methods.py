@@ -23,10 +23,10 @@ from acgpt.commands.methods import COLUMNS
 from acgpt.engine import attention
 from acgpt.engine.decode import Sampling
 from acgpt.errors import ModelError, QueryError
-from acgpt.metadata import Metadata, model_method
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.fim import middle_last
 from acgpt.methods.sigma_gpt import SigmaGptRandom, in_order
+from acgpt.models.metadata import Metadata, model_method
 from acgpt.query.conditioning import ASKED, GIVEN, generator
 from acgpt.query.query import Query
 from acgpt.recipe import Recipe

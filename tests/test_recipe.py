@@ -16,7 +16,7 @@ from runs import write_corpus
 from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.learner import new_model
-from acgpt.loading import DEFAULT_ADAPTER
+from acgpt.models.loading import DEFAULT_ADAPTER
 from acgpt.query.conditioning import Blocks, Conditioning, Empty
 from acgpt.recipe import BELONGS, BUILT_IN, RANGES, SHAPES, Recipe, Shape, built_in, differences, load_recipe, make
 from acgpt.train import train

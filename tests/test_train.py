@@ -23,8 +23,8 @@ from acgpt.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluate import evaluate
 from acgpt.evaluation_set import EvaluationSet
-from acgpt.metadata import Metadata
 from acgpt.methods import method_of
+from acgpt.models.metadata import Metadata
 from acgpt.optimizer import rate
 from acgpt.plan import arguments, settle
 from acgpt.query.conditioning import Conditioning

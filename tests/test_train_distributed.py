@@ -167,7 +167,7 @@ def fail_to_export(_):
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    replace("acgpt.language_model:LanguageModel.save_pretrained", lambda old: fail)
+    replace("acgpt.models.language_model:LanguageModel.save_pretrained", lambda old: fail)
 
 
 # ---- configurations of accelerate -----------------------------------------------------------------------------------

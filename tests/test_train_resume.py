@@ -22,7 +22,7 @@ from runs import SMALL, Command, ended, kill_self, loss_of, read_rows, replace, 
 from safetensors.torch import load_file
 
 from acgpt.errors import InputError
-from acgpt.language_model import LanguageModel
+from acgpt.models.language_model import LanguageModel
 from acgpt.recipe import make
 from acgpt.run_folder import OutputError
 from acgpt.train import train
@@ -137,7 +137,7 @@ MOMENTS = [
     ("while the oldest checkpoint is deleted", "shutil:rmtree", half_a_folder),
     ("while the log is taken up again", "os:fsync", at_call(1)),
     ("in the middle of a row of the log", "acgpt.training_log:Log.append", half_a_row),
-    ("while the model is exported", "acgpt.language_model:LanguageModel.save_pretrained", at_call(1)),
+    ("while the model is exported", "acgpt.models.language_model:LanguageModel.save_pretrained", at_call(1)),
     ("between the model and the results", "acgpt.train:write_json", at_call(1)),
 ]
 

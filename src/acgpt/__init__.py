@@ -19,9 +19,9 @@ from acgpt.query.template import escape
 from acgpt.version import __version__
 
 if TYPE_CHECKING:
-    from acgpt.language_model import FutureIgnored, LanguageModel, Ranked, Ranking, Sample, Score, TokenScore
-    from acgpt.loading import load
-    from acgpt.metadata import Metadata
+    from acgpt.models.language_model import FutureIgnored, LanguageModel, Ranked, Ranking, Sample, Score, TokenScore
+    from acgpt.models.loading import load
+    from acgpt.models.metadata import Metadata
 
 __all__ = [
     "FutureIgnored",
@@ -53,7 +53,7 @@ def __getattr__(name: str) -> object:
     """Import what needs torch and transformers (seconds) only when it is first used."""
     from importlib import import_module
 
-    for module in ("language_model", "loading", "metadata") if name in __all__ else ():
+    for module in ("models.language_model", "models.loading", "models.metadata") if name in __all__ else ():
         found = vars(import_module(f"acgpt.{module}"))
         if name in found:
             return found[name]

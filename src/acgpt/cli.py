@@ -58,7 +58,7 @@ from acgpt.query.template import fillings, parse
 from acgpt.version import __version__
 
 if TYPE_CHECKING:
-    from acgpt.language_model import LanguageModel, Ranking, Sample, Score
+    from acgpt.models.language_model import LanguageModel, Ranking, Sample, Score
     from acgpt.show import Page, Reader
 
 Answer = TypeVar("Answer")
@@ -223,7 +223,7 @@ def load(model: str | None, adapter: list[str] | None, device: str, dtype: Dtype
     """Load the model, with no more noise than a progress bar on a terminal."""
     adapters = named_adapters(adapter or ())
     hush()
-    from acgpt.loading import load
+    from acgpt.models.loading import load
 
     return load(model, adapters, device, dtype.value)
 
@@ -536,8 +536,8 @@ def choose_reader(
     from transformers import AutoConfig
 
     from acgpt import show as drawing
-    from acgpt.adapters import BARE, Adapter, route, statements
-    from acgpt.loading import from_pretrained, metadata_of, read_metadata, resolve_all, routed
+    from acgpt.models.adapters import BARE, Adapter, route, statements
+    from acgpt.models.loading import from_pretrained, metadata_of, read_metadata, resolve_all, routed
 
     source, folders = resolve_all(model, adapters)
     one = next(iter(folders.values())) if isinstance(adapters, dict) else adapters

@@ -26,7 +26,7 @@ from acgpt.generated import Generation
 from acgpt.query.query import Query
 
 if TYPE_CHECKING:
-    from acgpt.language_model import LanguageModel
+    from acgpt.models.language_model import LanguageModel
 
 ORDERS = (1, 2, 3)
 REPEATED = 4

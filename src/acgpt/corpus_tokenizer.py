@@ -62,7 +62,7 @@ def named(name: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     if name == "default" or name.endswith(".gguf"):
-        from acgpt.loading import DEFAULT_BOS, embedded_default, from_pretrained
+        from acgpt.models.loading import DEFAULT_BOS, embedded_default, from_pretrained
 
         tokenizer: PreTrainedTokenizerBase
         if name != "default":
@@ -75,7 +75,7 @@ def named(name: str) -> PreTrainedTokenizerBase:
         raise InputError(f"there is no folder {name} to take the tokenizer from.")
     try:
         if not Path(name).exists():
-            from acgpt.loading import CONFIGS, check_hub
+            from acgpt.models.loading import CONFIGS, check_hub
 
             check_hub(name, *CONFIGS)
         return AutoTokenizer.from_pretrained(name)
@@ -125,7 +125,7 @@ def train(texts: Iterator[str], size: int, mask_token: bool) -> PreTrainedTokeni
 
 def hash_of(tokenizer: PreTrainedTokenizerBase) -> str:
     """`metadata.tokenizer_hash`, which takes importing torch."""
-    from acgpt.metadata import tokenizer_hash
+    from acgpt.models.metadata import tokenizer_hash
 
     return tokenizer_hash(tokenizer)
 
@@ -145,7 +145,7 @@ def save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 def vocabulary_in(folder: Path, expected: str | None) -> Vocabulary:
     """What there is to know of the tokenizer in a corpus, whose hash should be this, if one is given."""
-    from acgpt.metadata import choose_bos
+    from acgpt.models.metadata import choose_bos
 
     tokenizer = tokenizer_in(folder)
     vocabulary = Vocabulary(

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from acgpt.adapters import Choice
-from acgpt.language_model import LanguageModel, Question, Score
+from acgpt.models.adapters import Choice
+from acgpt.models.language_model import LanguageModel, Question, Score
 
 if TYPE_CHECKING:
     from acgpt.show import Page

@@ -35,8 +35,8 @@ from acgpt.engine.attention import choose_backend, evaluating
 from acgpt.engine.layout import batches
 from acgpt.errors import InputError
 from acgpt.evaluation_set import EvaluationSet
-from acgpt.language_model import positions_of
 from acgpt.methods import Method
+from acgpt.models.language_model import positions_of
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.modes import WITHOUT_FUTURE, modes_named
 from acgpt.query.query import Query

@@ -25,9 +25,9 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from acgpt.common.files import write_whole
 from acgpt.engine.attention import matrix_products
 from acgpt.errors import ModelError
-from acgpt.language_model import positions_of
-from acgpt.loading import cache_folder, choose_device, from_pretrained, is_default, load_base, resolve
-from acgpt.metadata import tokenizer_hash, weights_hash
+from acgpt.models.language_model import positions_of
+from acgpt.models.loading import cache_folder, choose_device, from_pretrained, is_default, load_base, resolve
+from acgpt.models.metadata import tokenizer_hash, weights_hash
 
 VERSION = 2  # of what is computed: another one, other features
 LENGTH = 2048  # tokens of a text that are read at most: of one of 1,024 all, in whatever tokens

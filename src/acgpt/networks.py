@@ -22,15 +22,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from acgpt.adapters import without_peft
 from acgpt.common.files import open_weights
 from acgpt.engine.attention import check_model, head_width
 from acgpt.errors import InputError, ModelError
-from acgpt.language_model import LanguageModel, positions_of
 from acgpt.learner import VOCABULARY_ALIGN, new_model
-from acgpt.loading import default_bos, from_pretrained, is_default, load_base, metadata_of, resolve
-from acgpt.metadata import DEFAULT, DEFAULT_HUB_ID, Metadata, choose_bos, token_id, tokenizer_hash, weights_hash
 from acgpt.methods import METHODS, method_of
+from acgpt.models.adapters import without_peft
+from acgpt.models.language_model import LanguageModel, positions_of
+from acgpt.models.loading import default_bos, from_pretrained, is_default, load_base, metadata_of, resolve
+from acgpt.models.metadata import DEFAULT, DEFAULT_HUB_ID, Metadata, choose_bos, token_id, tokenizer_hash, weights_hash
 from acgpt.plan import Plan
 from acgpt.recipe import Lora, Recipe
 

@@ -39,7 +39,7 @@ from acgpt.query.text import encode, pieces
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from acgpt.language_model import LanguageModel, Ranking, Sample, Score
+    from acgpt.models.language_model import LanguageModel, Ranking, Sample, Score
 
 SURPRISE = ((1, "black on green"), (3, "black on yellow"), (6, "black on bright_red"))  # below so many bits, this style
 NO_ANSWER = "--"  # for what a method cannot answer
@@ -297,8 +297,8 @@ def load_reader(model: str | None = None, adapter: str | Literal[False] | None =
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    from acgpt.loading import default_bos, from_pretrained, metadata_of, resolve
-    from acgpt.metadata import choose_bos, model_method
+    from acgpt.models.loading import default_bos, from_pretrained, metadata_of, resolve
+    from acgpt.models.metadata import choose_bos, model_method
 
     source, adapter = resolve(model, adapter)
     tokenizer = from_pretrained(AutoTokenizer, source)

@@ -28,7 +28,6 @@ import torch
 from transformers import TrainerCallback
 
 from acgpt.batches import Batches
-from acgpt.card import write_card
 from acgpt.common.provenance import versions
 from acgpt.corpus import Corpus
 from acgpt.engine.attention import matrix_products
@@ -36,8 +35,9 @@ from acgpt.errors import InputError
 from acgpt.evaluate import Evaluation, evaluate
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.learner import Learner, matmul_rate
-from acgpt.metadata import Metadata
 from acgpt.methods import Method, method_of
+from acgpt.models.card import write_card
+from acgpt.models.metadata import Metadata
 from acgpt.networks import base_name, check_method, head_dim, make_network
 from acgpt.plan import Plan, arguments, settle
 from acgpt.query.conditioning import Conditioning, Sized

@@ -33,8 +33,8 @@ from acgpt import corpus_prepare, corpus_rows
 from acgpt.corpus import Corpus
 from acgpt.corpus_prepare import prepare
 from acgpt.errors import InputError
-from acgpt.loading import embedded_default
-from acgpt.metadata import tokenizer_hash
+from acgpt.models.loading import embedded_default
+from acgpt.models.metadata import tokenizer_hash
 
 # ---- tokens ---------------------------------------------------------------------------------------------------------
 

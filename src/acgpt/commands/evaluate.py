@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from acgpt.corpus import Corpus
     from acgpt.evaluate import Evaluation
     from acgpt.evaluation_set import EvaluationSet
-    from acgpt.language_model import LanguageModel
     from acgpt.methods import Method
+    from acgpt.models.language_model import LanguageModel
     from acgpt.query.conditioning import Conditioning
     from acgpt.show import Page
 
@@ -126,8 +126,8 @@ def evaluate(
     from acgpt.engine.decode import adapter_layers
     from acgpt.evaluate import Unfinished, evaluate
     from acgpt.evaluation_set import keep
-    from acgpt.metadata import every_weight_hash, tokenizer_hash
     from acgpt.methods import method_of, parted
+    from acgpt.models.metadata import every_weight_hash, tokenizer_hash
 
     names = names_in(modes)
     forced = None if method is None else method_of(method)
@@ -286,7 +286,7 @@ def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
     Raises:
         InputError: The model is not a causal one, which any other method would take it for.
     """
-    from acgpt.metadata import model_method
+    from acgpt.models.metadata import model_method
 
     own = model_method(lm.metadata)
     if forced is not None and forced.name != own.name:

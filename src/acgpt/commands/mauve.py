@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from acgpt.corpus import Corpus
     from acgpt.features import Featurizer
     from acgpt.generated import Generation, Generations
-    from acgpt.language_model import LanguageModel
+    from acgpt.models.language_model import LanguageModel
     from acgpt.reference import Reference
 
 COUNT, SEEDS = 1000, 5
@@ -140,8 +140,8 @@ def mauve(
     hush()
     from acgpt.corpus import Corpus
     from acgpt.features import LENGTH, Featurizer
-    from acgpt.loading import cache_folder
     from acgpt.mauve_score import package
+    from acgpt.models.loading import cache_folder
     from acgpt.reference import limited
 
     if not (no_mauve or features_only):
@@ -239,7 +239,7 @@ def write_index(path: Path, results: Mapping[Path, Mapping[str, Any]]) -> None:
 
 def load_judge(name: str, device: str) -> LanguageModel:
     """The judge; the embedded model is one without its adapter, a causal one."""
-    from acgpt.loading import is_default, load
+    from acgpt.models.loading import is_default, load
 
     try:
         return load(name, False if is_default(name) else None, device)
@@ -368,7 +368,7 @@ class Work:
     @cached_property
     def judge_hash(self) -> str | None:
         """Of all that decides what the judge says, if there is one."""
-        from acgpt.metadata import tokenizer_hash, weights_hash
+        from acgpt.models.metadata import tokenizer_hash, weights_hash
 
         if self.lm is None:
             return None
@@ -476,7 +476,7 @@ class Work:
 
     def same_tokens(self, each: Generations) -> bool:
         """Has the judge the tokenizer of the samples?"""
-        from acgpt.metadata import tokenizer_hash
+        from acgpt.models.metadata import tokenizer_hash
 
         assert self.lm is not None
         return tokenizer_hash(self.lm.tokenizer) == str(each.record["tokenizer_hash"])

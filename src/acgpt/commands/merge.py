@@ -76,10 +76,18 @@ def write_merged(base: str | None, adapter: str, folder: Path, dtype: str) -> di
     import torch
     from safetensors import SafetensorError
 
-    from acgpt.adapters import DEFAULT
-    from acgpt.card import write_card
-    from acgpt.language_model import LanguageModel
-    from acgpt.loading import add_adapters, choose_dtype, default_bos, load_base, metadata_of, read_metadata, resolve
+    from acgpt.models.adapters import DEFAULT
+    from acgpt.models.card import write_card
+    from acgpt.models.language_model import LanguageModel
+    from acgpt.models.loading import (
+        add_adapters,
+        choose_dtype,
+        default_bos,
+        load_base,
+        metadata_of,
+        read_metadata,
+        resolve,
+    )
 
     source, found = resolve(base, adapter)
     assert found is not None
@@ -117,7 +125,7 @@ def write_merged(base: str | None, adapter: str, folder: Path, dtype: str) -> di
 
 def named_base(base: str | None, adapter: str) -> str:
     """How the base is called: as the user did, or as its adapter does if that is a hub id and the user's is a path."""
-    from acgpt.card import adapter_base, is_hub_id
+    from acgpt.models.card import adapter_base, is_hub_id
 
     own = adapter_base(adapter) or ""
     return own if is_hub_id(own) and not (base and is_hub_id(base)) else base or "SmolLM2-135M-Instruct"
@@ -153,7 +161,7 @@ def summary(folder: Path, network: PreTrainedModel) -> dict[str, Any]:
     """What there is to know of a folder that was written."""
     import json
 
-    from acgpt.metadata import Metadata
+    from acgpt.models.metadata import Metadata
 
     metadata = Metadata.read(folder)
     assert metadata is not None

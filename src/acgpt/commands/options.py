@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from acgpt.language_model import LanguageModel
+    from acgpt.models.language_model import LanguageModel
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
 
@@ -64,8 +64,8 @@ def emit(answer: Mapping[str, Any]) -> None:
 
 def load_model(model: str, adapter: str | None, device: str, dtype: Dtype) -> tuple[LanguageModel, str | None]:
     """The model that a command names; and its adapter, for the record."""
-    from acgpt.loading import is_default, load
-    from acgpt.metadata import DEFAULT
+    from acgpt.models.loading import is_default, load
+    from acgpt.models.metadata import DEFAULT
 
     lm = load(model, False if adapter == NO_ADAPTER else adapter, device, dtype.value)
     return lm, None if not lm.adapters else adapter or (DEFAULT if is_default(model) else None)
@@ -73,8 +73,8 @@ def load_model(model: str, adapter: str | None, device: str, dtype: Dtype) -> tu
 
 def called(model: str, adapter: str | None) -> str:
     """The model and the adapter of `load_model`, for people."""
-    from acgpt.loading import is_default
-    from acgpt.metadata import DEFAULT
+    from acgpt.models.loading import is_default
+    from acgpt.models.metadata import DEFAULT
 
     if is_default(model) and adapter in (DEFAULT, None):
         return f"{model}, {'without' if adapter is None else 'with'} its adapter"

@@ -111,9 +111,11 @@ class Upload:
 
     def remarks(self) -> list[str]:
         """What others will miss."""
-        from acgpt.card import CARD, adapter_base, is_hub_id
+        from acgpt.models.card import CARD, adapter_base, is_hub_id
 
-        remarks = [] if CARD in self.files else [f"there is no {CARD}, which the hub shows; acgpt.card writes one."]
+        remarks = (
+            [] if CARD in self.files else [f"there is no {CARD}, which the hub shows; acgpt.models.card writes one."]
+        )
         base = adapter_base(self.folder)
         if base is not None and not is_hub_id(base):
             remarks.append(
@@ -144,8 +146,8 @@ def contents(folder: Path) -> dict[str, int]:
 
 def check(folder: Path, files: list[str]) -> None:
     """Refuse a folder that is not fit to be shared, with the reason."""
-    from acgpt.loading import refuse_run
-    from acgpt.metadata import FILE, Metadata
+    from acgpt.models.loading import refuse_run
+    from acgpt.models.metadata import FILE, Metadata
 
     refuse_run(folder)
     if pickles := [file for file in files if Path(file).suffix.lower() in PICKLES]:

@@ -169,7 +169,7 @@ def tokenizer_of(
     if known.get(key) is None:
         from transformers import AutoTokenizer
 
-        from acgpt.metadata import tokenizer_hash
+        from acgpt.models.metadata import tokenizer_hash
 
         known[key] = None
         corpus = record.get("corpus")

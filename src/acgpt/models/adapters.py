@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from acgpt.engine.decode import adapter_layers
 from acgpt.errors import InputError, ModelError
-from acgpt.metadata import Metadata
+from acgpt.models.metadata import Metadata
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, Infilling
 from acgpt.query.query import Query
 

@@ -22,8 +22,8 @@ from typing import Any
 import yaml
 
 from acgpt.errors import InputError
-from acgpt.metadata import ADAPTER_CONFIG, DEFAULT, DEFAULT_HUB_ID, FILE, Metadata
 from acgpt.methods import method_of
+from acgpt.models.metadata import ADAPTER_CONFIG, DEFAULT, DEFAULT_HUB_ID, FILE, Metadata
 
 CARD = "README.md"
 TAGS = ["acgpt", "arbitrary-conditionals", "infilling"]

@@ -1,0 +1,1 @@
+"""Models that can be asked: loading, metadata, adapters, and the user-facing `LanguageModel`."""
