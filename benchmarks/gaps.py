@@ -24,7 +24,7 @@ from common import machine, report
 from render import gap_rows
 
 import acgpt
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 from acgpt.demo_table import only_adapter
 from acgpt.models.adapters import Choice
 from acgpt.models.metadata import tokenizer_hash

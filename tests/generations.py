@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 
 LENGTH = 31
 

@@ -17,7 +17,7 @@ from toys import answer, query, sampler_of, toy
 from typer.testing import CliRunner
 
 from acgpt.cli import app
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import compile_blocks, is_compiled
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, ModelError

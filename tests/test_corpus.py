@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import acgpt
-from acgpt.corpus import Corpus, Tokens
+from acgpt.data.corpus import Corpus, Tokens
 from acgpt.errors import InputError
 
 
@@ -222,7 +222,7 @@ def test_the_hash_is_that_of_the_content_and_not_of_the_place(tmp_path):
 def test_reading_needs_nothing_but_numpy(folder):
     heavy = {"torch", "transformers", "datasets", "pyarrow", "pydantic", "zstandard"}
     code = (
-        "import sys; from acgpt.corpus import Corpus\n"
+        "import sys; from acgpt.data.corpus import Corpus\n"
         f"assert Corpus.open({str(folder)!r}).tokens('train')[4:6].tolist() == [5, 60000]\n"
         f"print(*{heavy} & set(sys.modules))"
     )

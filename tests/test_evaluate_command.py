@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 import acgpt
 from acgpt.cli import app
 from acgpt.commands.evaluate import bar, print_perplexities
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 from acgpt.engine.layout import batches
 from acgpt.errors import InputError
 from acgpt.evaluate import Unfinished, evaluate, few_at_once

@@ -11,7 +11,7 @@ import pytest
 from runs import write_corpus
 from safetensors.numpy import load_file, save_file
 
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluation_set import EvaluationSet, set_of_corpus
 from acgpt.query.conditioning import ASKED, GIVEN, Conditioning

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli import app
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError
 from acgpt.learner import flops, has_plain_head
 from acgpt.models.language_model import LanguageModel

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 
 import acgpt
 from acgpt import LanguageModel, Metadata
-from acgpt.corpus import Corpus
-from acgpt.corpus_prepare import prepare
+from acgpt.data.corpus import Corpus
+from acgpt.data.prepare import prepare
 from acgpt.demo_table import demo_texts, print_worth, worth
 from acgpt.query.template import parse, rendered
 from acgpt.show import Page

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from acgpt import generate as module
 from acgpt.cli import app
 from acgpt.common.files import write_whole
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.evaluation_set import EvaluationSet

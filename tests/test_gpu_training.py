@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 import acgpt
 from acgpt.batches import Batches
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import check_model
 from acgpt.engine.kernels.loss import linear_cross_entropy
 from acgpt.evaluate import evaluate

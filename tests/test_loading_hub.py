@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import acgpt
 from acgpt import InputError, LanguageModel, ModelError
 from acgpt.cli import app
-from acgpt.corpus_tokenizer import named
+from acgpt.data.tokenizer import named
 from acgpt.models.loading import read_metadata
 
 httpx = sys.modules[type(huggingface_hub.get_session()).__module__.partition(".")[0]]  # httpx, or what has followed it

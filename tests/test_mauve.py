@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from acgpt import mauve_score, reference
 from acgpt.cli import app
 from acgpt.commands.mauve import Work, load_judge
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluation_set import set_of_corpus
 from acgpt.features import Featurizer

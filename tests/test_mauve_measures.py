@@ -19,7 +19,7 @@ from models import expected_log_probs, tiny_model, tiny_tokenizer
 from runs import SPECIAL, write_corpus
 
 from acgpt import companions, mauve_score, reference
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.features import Featurizer
 from acgpt.generated import Generation, Generations, runs

@@ -16,7 +16,7 @@ import acgpt
 from acgpt.batches import Batches
 from acgpt.cli import app
 from acgpt.commands.evaluate import choose_method
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import METHODS, method_of
 from acgpt.query.conditioning import Conditioning

@@ -13,7 +13,7 @@ import yaml
 from models import tiny_model
 from runs import write_corpus
 
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.learner import new_model
 from acgpt.models.loading import DEFAULT_ADAPTER

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import acgpt
 from acgpt.batches import Batches
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluate import evaluate
 from acgpt.evaluation_set import EvaluationSet

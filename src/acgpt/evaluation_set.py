@@ -38,7 +38,7 @@ from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, genera
 from acgpt.query.modes import Mode, distributions
 
 if TYPE_CHECKING:
-    from acgpt.corpus import Corpus, Tokens
+    from acgpt.data.corpus import Corpus, Tokens
 
 FORMAT = "acgpt_evaluation_set"
 FORMAT_VERSION = 1

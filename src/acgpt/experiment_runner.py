@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError, OutputError
 from acgpt.evaluation_set import chunks
 from acgpt.experiment import Cell, Experiment

@@ -26,8 +26,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from acgpt.companions import with_tokens
-from acgpt.corpus import Corpus, Tokens
-from acgpt.corpus_rows import Bad, Damaged, Reader, decode, lines, parse_json
+from acgpt.data.corpus import Corpus, Tokens
+from acgpt.data.rows import Bad, Damaged, Reader, decode, lines, parse_json
 from acgpt.errors import InputError
 from acgpt.evaluation_set import EvaluationSet
 from acgpt.generated import Generation, Generations

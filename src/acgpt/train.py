@@ -29,7 +29,7 @@ from transformers import TrainerCallback
 
 from acgpt.batches import Batches
 from acgpt.common.provenance import versions
-from acgpt.corpus import Corpus
+from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import matrix_products
 from acgpt.errors import InputError
 from acgpt.evaluate import Evaluation, evaluate

@@ -7,8 +7,9 @@ from texts import EOS, TEXTS
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
-from acgpt import corpus_rows, sources
-from acgpt.corpus_prepare import prepare
+from acgpt.data import rows as corpus_rows
+from acgpt.data import sources
+from acgpt.data.prepare import prepare
 
 
 @pytest.fixture(scope="module")

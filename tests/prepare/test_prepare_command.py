@@ -12,8 +12,8 @@ from texts import GOOD, NUMBERS, TEXTS, by_lines, jsonl, tokens
 from typer.testing import CliRunner
 
 from acgpt.cli import app
-from acgpt.corpus import Corpus
-from acgpt.corpus_prepare import Progress
+from acgpt.data.corpus import Corpus
+from acgpt.data.prepare import Progress
 
 
 @pytest.fixture

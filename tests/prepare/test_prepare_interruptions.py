@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from texts import GOOD, MANY, NUMBERS, SOURCE, TEXTS, by_documents, compress, everything, jsonl, parquet, tokens
 
-from acgpt import corpus_prepare
-from acgpt.corpus import Corpus
-from acgpt.corpus_prepare import prepare
-from acgpt.corpus_shards import write_json
+from acgpt.data import prepare as corpus_prepare
+from acgpt.data.corpus import Corpus
+from acgpt.data.prepare import prepare
+from acgpt.data.shards import write_json
 from acgpt.errors import InputError, OutputError
 
 WRITES = {"os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir"}

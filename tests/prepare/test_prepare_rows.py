@@ -12,8 +12,9 @@ import tracemalloc
 import pytest
 from texts import GOOD, NUMBERS, ORACLES, TEXTS, by_documents, compress, jsonl, parquet, skipped, tokens
 
-from acgpt import corpus_rows, sources
-from acgpt.corpus_encode import in_order
+from acgpt.data import rows as corpus_rows
+from acgpt.data import sources
+from acgpt.data.encode import in_order
 from acgpt.errors import InputError
 
 # ---- rows that cannot be used ---------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from texts import EOS, NUMBERS, ORACLES, TEXTS, by_documents, by_lines, compress, held_out, jsonl, parquet, tokens
 
-from acgpt import corpus_prepare, sources
-from acgpt.corpus_prepare import Progress
+from acgpt.data import prepare as corpus_prepare
+from acgpt.data import sources
+from acgpt.data.prepare import Progress
 from acgpt.errors import InputError
 
 # ---- splits and sources ---------------------------------------------------------------------------------------------

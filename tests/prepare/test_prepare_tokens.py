@@ -29,9 +29,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import acgpt
-from acgpt import corpus_prepare, corpus_rows
-from acgpt.corpus import Corpus
-from acgpt.corpus_prepare import prepare
+from acgpt.data import prepare as corpus_prepare
+from acgpt.data import rows as corpus_rows
+from acgpt.data.corpus import Corpus
+from acgpt.data.prepare import prepare
 from acgpt.errors import InputError
 from acgpt.models.loading import embedded_default
 from acgpt.models.metadata import tokenizer_hash
@@ -176,7 +177,7 @@ def test_gpt2_comes_from_the_hub_where_the_package_is_missing(run, tokenizer, of
             raise OSError("no route to host")
         return tokenizer
 
-    monkeypatch.setattr(acgpt.corpus_tokenizer, "GPT2_PACKAGE", "not_installed_at_all")
+    monkeypatch.setattr(acgpt.data.tokenizer, "GPT2_PACKAGE", "not_installed_at_all")
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", stand_in)
     file = jsonl(tmp_path / "a.jsonl", TEXTS)
     with pytest.raises(InputError, match=r"(?s)no route to host.*pip install"):

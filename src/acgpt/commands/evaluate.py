@@ -30,7 +30,7 @@ from acgpt.common.provenance import versions, when
 from acgpt.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from acgpt.corpus import Corpus
+    from acgpt.data.corpus import Corpus
     from acgpt.evaluate import Evaluation
     from acgpt.evaluation_set import EvaluationSet
     from acgpt.methods import Method
@@ -122,7 +122,7 @@ def evaluate(
     for path in (output, records):
         check_writable(path)
     hush()
-    from acgpt.corpus import Corpus
+    from acgpt.data.corpus import Corpus
     from acgpt.engine.decode import adapter_layers
     from acgpt.evaluate import Unfinished, evaluate
     from acgpt.evaluation_set import keep

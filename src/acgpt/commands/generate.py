@@ -111,7 +111,7 @@ def generate(
     check_writable(output / "index.json")
     hush()
     from acgpt.common.files import disk_errors, write_whole
-    from acgpt.corpus import Corpus
+    from acgpt.data.corpus import Corpus
     from acgpt.engine.decode import Sampling
     from acgpt.evaluation_set import keep
     from acgpt.generate import INDEX, PROMPT, STAYS, TEMPERATURE, TOP_P, Generator

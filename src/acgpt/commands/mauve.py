@@ -22,7 +22,7 @@ from acgpt.errors import InputError, ModelError
 from acgpt.mauve_score import PAPER
 
 if TYPE_CHECKING:
-    from acgpt.corpus import Corpus
+    from acgpt.data.corpus import Corpus
     from acgpt.features import Featurizer
     from acgpt.generated import Generation, Generations
     from acgpt.models.language_model import LanguageModel
@@ -138,7 +138,7 @@ def mauve(
         write_index(index, {})
         return
     hush()
-    from acgpt.corpus import Corpus
+    from acgpt.data.corpus import Corpus
     from acgpt.features import LENGTH, Featurizer
     from acgpt.mauve_score import package
     from acgpt.models.loading import cache_folder
@@ -271,7 +271,7 @@ def references(
     count: int, field: str, asked_only: bool, allow_none: bool,
 ) -> tuple[Corpus | None, Reference | None]:  # fmt: skip
     """The corpus, if one was named, and the texts that all are compared with; none if each has its own."""
-    from acgpt.corpus import Corpus
+    from acgpt.data.corpus import Corpus
     from acgpt.reference import of_corpus, of_file
 
     if place.is_dir():

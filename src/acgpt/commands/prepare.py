@@ -17,8 +17,8 @@ from acgpt.commands.evaluate import PAUSE
 from acgpt.commands.options import emit, hush, option
 
 if TYPE_CHECKING:
-    from acgpt.corpus import Corpus
-    from acgpt.corpus_prepare import Progress
+    from acgpt.data.corpus import Corpus
+    from acgpt.data.prepare import Progress
 
 Convention = StrEnum("Convention", ["lines", "documents"])
 
@@ -91,7 +91,7 @@ def prepare(
     if not math.isfinite(shard_size):
         raise typer.BadParameter(f"--shard-size must be a number of MB, not {shard_size}.")
     hush()
-    from acgpt.corpus_prepare import prepare
+    from acgpt.data.prepare import prepare
 
     start, reused = time.perf_counter(), False
     with bar() as show:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acgpt.common.files import sync
-from acgpt.corpus import AGAIN, TOKENIZER, tokenizer_in
+from acgpt.data.corpus import AGAIN, TOKENIZER, tokenizer_in
 from acgpt.errors import InputError, OutputError
 
 if TYPE_CHECKING:

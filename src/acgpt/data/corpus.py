@@ -9,7 +9,7 @@
     >>> tokens = corpus.tokens("train")            # doctest: +SKIP
     >>> tokens.chunk(7, 1023)                      # doctest: +SKIP
 
-Shards are mapped into memory when they are first read. `acgpt prepare` (`acgpt.corpus_prepare`) writes such folders;
+Shards are mapped into memory when they are first read. `acgpt prepare` (`acgpt.data.prepare`) writes such folders;
 this module only reads them, and needs nothing but numpy.
 """
 

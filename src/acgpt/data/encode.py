@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from acgpt.corpus import DTYPES
-from acgpt.corpus_rows import Bad, Batch, Document
-from acgpt.corpus_shards import Share
-from acgpt.corpus_tokenizer import Vocabulary
+from acgpt.data.corpus import DTYPES
+from acgpt.data.rows import Bad, Batch, Document
+from acgpt.data.shards import Share
+from acgpt.data.tokenizer import Vocabulary
 from acgpt.errors import InputError
 
 if TYPE_CHECKING:

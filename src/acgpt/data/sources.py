@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from acgpt.corpus_rows import (
+from acgpt.data.rows import (
     BATCH,
     COMPRESSED,
     Bad,

@@ -4,8 +4,8 @@
               (in order)  (a bounded number in flight)    (in order)
 
 Memory is bounded by the batches in flight, whatever the size of the corpus. Results are used in the order of the
-sources, so the shards do not depend on the number of workers. `acgpt.sources` reads, `acgpt.corpus_encode` tokenises,
-`acgpt.corpus_shards` writes.
+sources, so the shards do not depend on the number of workers. `acgpt.data.sources` reads, `acgpt.data.encode`
+tokenises, `acgpt.data.shards` writes.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from acgpt import corpus_tokenizer
 from acgpt.common.files import disk_errors
-from acgpt.corpus import FORMAT_VERSION, JOURNAL, MANIFEST, Corpus
-from acgpt.corpus_encode import CONVENTIONS, Recipe, encode, in_order
-from acgpt.corpus_rows import Bad, Batch
-from acgpt.corpus_shards import Writer, begin, locked, read_previous, write_json
-from acgpt.corpus_tokenizer import Vocabulary
+from acgpt.data import tokenizer as corpus_tokenizer
+from acgpt.data.corpus import FORMAT_VERSION, JOURNAL, MANIFEST, Corpus
+from acgpt.data.encode import CONVENTIONS, Recipe, encode, in_order
+from acgpt.data.rows import Bad, Batch
+from acgpt.data.shards import Writer, begin, locked, read_previous, write_json
+from acgpt.data.sources import File, HubSplit, Part, resolve
+from acgpt.data.tokenizer import Vocabulary
 from acgpt.errors import InputError
-from acgpt.sources import File, HubSplit, Part, resolve
 from acgpt.version import __version__
 
 SHARD_BYTES = 32 << 20
@@ -89,8 +89,8 @@ def prepare(
     In a script, call it under `if __name__ == "__main__":`, for it starts processes.
 
     Args:
-        sources: Each a file, folder or glob (`.txt`, `.jsonl`, `.parquet`; see `acgpt.sources`) or a data set by name
-            ("wikitext-103", "fineweb"), with `SPLIT=` before it if it is not for train: `"test=heldout.txt"`.
+        sources: Each a file, folder or glob (`.txt`, `.jsonl`, `.parquet`; see `acgpt.data.sources`) or a data set by
+            name ("wikitext-103", "fineweb"), with `SPLIT=` before it if it is not for train: `"test=heldout.txt"`.
         folder: Where the corpus goes. New, empty, or one that the same call began.
         tokenizer: "gpt2", which is the default; "default", that of the embedded model; a folder, hub id or .gguf file.
         train_tokenizer: Instead, train a byte-level BPE of so many tokens on the train split (its first 512 MB).

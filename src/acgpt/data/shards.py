@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from acgpt.common.files import sync
-from acgpt.corpus import JOURNAL, MANIFEST, Shard, check_shard
+from acgpt.data.corpus import JOURNAL, MANIFEST, Shard, check_shard
 from acgpt.errors import InputError
 
 # All that a preparation ever writes into its folder.
