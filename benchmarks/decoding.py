@@ -47,8 +47,8 @@ from acgpt.engine import decode
 from acgpt.engine.attention import Ragged, check_model, choose_backend, head_width
 from acgpt.engine.decode import Call, Rows, Sampler, Sampling
 from acgpt.engine.steps import Row, Steps, few_shapes, steps_of
-from acgpt.evaluation_set import EvaluationSet
-from acgpt.generate import Generator, asked_with
+from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.generate import Generator, asked_with
 from acgpt.learner import new_model
 from acgpt.methods import METHODS
 from acgpt.models.metadata import Metadata

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from acgpt.generated import object_of_kind, record_of
+from acgpt.evaluation.generations import object_of_kind, record_of
 
 FOLDERS = ("corpus", "output", "folder")  # whose values are folders
 WITHIN = ("model", "adapter", "path", "generated", "file", "result")  # or lie in one

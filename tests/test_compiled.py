@@ -21,8 +21,8 @@ from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import compile_blocks, is_compiled
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, ModelError
-from acgpt.evaluation_set import EvaluationSet
-from acgpt.generate import Generator
+from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.generate import Generator
 from acgpt.methods import METHODS, method_of
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata, tokenizer_hash

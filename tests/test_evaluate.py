@@ -14,8 +14,8 @@ from test_evaluation_set import CONDITIONAL, small_set
 
 from acgpt.engine.attention import check_model
 from acgpt.errors import InputError, ModelError
-from acgpt.evaluate import Evaluation, evaluate, percentiles, resampled_means
-from acgpt.evaluation_set import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.perplexity import Evaluation, evaluate, percentiles, resampled_means
 from acgpt.methods import AcGpt, method_of
 from acgpt.query.conditioning import ASKED, GIVEN, Conditioning
 from acgpt.query.modes import MODES, WITHOUT_FUTURE

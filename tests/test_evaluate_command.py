@@ -28,8 +28,8 @@ from acgpt.commands.evaluate import bar, print_perplexities
 from acgpt.data.corpus import Corpus
 from acgpt.engine.layout import batches
 from acgpt.errors import InputError
-from acgpt.evaluate import Unfinished, evaluate, few_at_once
-from acgpt.evaluation_set import LENGTH, EvaluationSet, set_of_corpus
+from acgpt.evaluation.dataset import LENGTH, EvaluationSet, set_of_corpus
+from acgpt.evaluation.perplexity import Unfinished, evaluate, few_at_once
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.models.language_model import LanguageModel
@@ -142,8 +142,8 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
 
 @pytest.mark.parametrize("damage", ["none", "cut off", "another file"])
 def test_an_evaluation_that_was_stopped_goes_on_and_ends_as_any_other(cli, corpus, tmp_path, monkeypatch, damage):
-    monkeypatch.setattr("acgpt.evaluate.PAUSE", 0)
-    monkeypatch.setattr("acgpt.evaluate.SHARE", math.inf)  # every group is written
+    monkeypatch.setattr("acgpt.evaluation.perplexity.PAUSE", 0)
+    monkeypatch.setattr("acgpt.evaluation.perplexity.SHARE", math.inf)  # every group is written
     how = ("--batch-tokens", "120", "-o")
     whole, output = tmp_path / "whole.json", tmp_path / "results.json"
     want = json.loads((cli(corpus, *how, whole), whole.read_text())[1])
@@ -182,8 +182,10 @@ def test_an_evaluation_that_was_stopped_goes_on_and_ends_as_any_other(cli, corpu
 
 
 def test_what_another_evaluation_has_left_is_not_taken_for_this_ones(cli, models, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("acgpt.evaluate.PAUSE", 0)
-    monkeypatch.setattr("acgpt.evaluate.Unfinished.discard", lambda self: None)  # as if all had been stopped
+    monkeypatch.setattr("acgpt.evaluation.perplexity.PAUSE", 0)
+    monkeypatch.setattr(
+        "acgpt.evaluation.perplexity.Unfinished.discard", lambda self: None
+    )  # as if all had been stopped
     output = tmp_path / "results.json"
     for change in ("weight", "config", "seed", "limit", "dtype"):
         where = models | {"other": str(tmp_path / change)}
@@ -209,7 +211,7 @@ def test_what_another_evaluation_has_left_is_not_taken_for_this_ones(cli, models
 
 
 def test_where_the_disk_refuses_what_is_unfinished_the_evaluation_goes_on(cli, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("acgpt.evaluate.PAUSE", 0)
+    monkeypatch.setattr("acgpt.evaluation.perplexity.PAUSE", 0)
     output = tmp_path / "results.json"
     output.with_name("results.json.part").mkdir()
     said = " ".join(cli(corpus, "-o", output).output.split())

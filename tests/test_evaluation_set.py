@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
-from acgpt.evaluation_set import EvaluationSet, set_of_corpus
+from acgpt.evaluation.dataset import EvaluationSet, set_of_corpus
 from acgpt.query.conditioning import ASKED, GIVEN, Conditioning
 
 CONDITIONAL = ("training", "infilling")

@@ -18,20 +18,20 @@ from runs import Command, kill_self, replace, write_corpus
 from toys import all_fillings, answer, p_value, query, sampler_of, toy
 from typer.testing import CliRunner
 
-from acgpt import generate as module
 from acgpt.cli import app
 from acgpt.common.files import write_whole
 from acgpt.data.corpus import Corpus
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, QueryError
-from acgpt.evaluation_set import EvaluationSet
-from acgpt.generate import Generator, groups_of, line_of
-from acgpt.generated import as_line
+from acgpt.evaluation import generate as module
+from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.generate import Generator, groups_of, line_of
+from acgpt.evaluation.generations import as_line
+from acgpt.evaluation.partial import TOOK, Group, opened
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.sigma_gpt import SigmaGptRandom
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata, tokenizer_hash
-from acgpt.part import TOOK, Group, opened
 from acgpt.query.conditioning import Blocks, Conditioning
 from acgpt.query.modes import MODES
 from acgpt.query.query import Query
@@ -335,7 +335,7 @@ def die_at(number):
         count = iter(range(number))
         return lambda *arguments: line_of(*arguments) if next(count, None) is not None else kill_self()
 
-    replace("acgpt.generate:line_of", make)
+    replace("acgpt.evaluation.generate:line_of", make)
 
 
 def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, corpus, tmp_path, monkeypatch):
@@ -492,7 +492,7 @@ def test_the_command_draws_the_modes_that_were_named_and_says_so(models, corpus,
     assert (record["model"], record["corpus"], record["hardware"] != "") == (str(models("fim")), str(corpus), True)
     assert record["command"] == ["acgpt", *sys.argv[1:]]
     assert record["set"]["split"] == "validation" and set(record["versions"]) >= {"acgpt", "torch", "transformers"}
-    from acgpt.evaluation_set import set_of_corpus
+    from acgpt.evaluation.dataset import set_of_corpus
 
     same_set, _ = set_of_corpus(Corpus.open(corpus), split="validation", length=LENGTH, r_max=0.4, limit=3)
     assert record["set"]["hash"] == same_set.hash  # as acgpt evaluate asks it

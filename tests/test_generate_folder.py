@@ -8,12 +8,12 @@ import pytest
 import torch
 from test_generate import model_of, set_of, stop
 
-from acgpt import generate as module
 from acgpt.common.files import write_whole
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
-from acgpt.generate import Generator
-from acgpt.part import opened
+from acgpt.evaluation import generate as module
+from acgpt.evaluation.generate import Generator
+from acgpt.evaluation.partial import opened
 
 
 def test_a_file_that_was_cut_off_is_refused_and_drawn_again_when_it_is_gone(tmp_path):

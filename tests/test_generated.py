@@ -14,10 +14,10 @@ from runs import write_corpus
 from test_generate import model_of, set_of
 from test_mauve import acgpt
 
-from acgpt import companions
 from acgpt.errors import InputError
-from acgpt.generate import Generator
-from acgpt.generated import Generations, find_generations
+from acgpt.evaluation import text_metrics as companions
+from acgpt.evaluation.generate import Generator
+from acgpt.evaluation.generations import Generations, find_generations
 from acgpt.methods import METHODS
 from acgpt.query.modes import MODES
 
@@ -137,7 +137,7 @@ def test_modes_come_in_their_order_and_other_files_after_them(corpus: Path, tmp_
 def test_a_line_without_an_end_is_not_read_whole(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = write_generations(tmp_path, corpus, texts=1)
     assert len(Generations.open(path).samples) == 1
-    monkeypatch.setattr("acgpt.generated.LONGEST", 100)
+    monkeypatch.setattr("acgpt.evaluation.generations.LONGEST", 100)
     with pytest.raises(InputError, match="line 1: it is too long"):
         list(Generations.open(path))
 

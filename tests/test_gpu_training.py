@@ -15,8 +15,8 @@ from acgpt.batches import Batches
 from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import check_model
 from acgpt.engine.kernels.loss import linear_cross_entropy
-from acgpt.evaluate import evaluate
-from acgpt.evaluation_set import set_of_corpus
+from acgpt.evaluation.dataset import set_of_corpus
+from acgpt.evaluation.perplexity import evaluate
 from acgpt.learner import Learner, new_model
 from acgpt.methods import METHODS, method_of
 from acgpt.models.metadata import model_method

@@ -15,8 +15,8 @@ from test_generate import model_of, set_of
 from test_report import write_run
 from test_report_generation import drawn
 
-from acgpt.generate import Generator
-from acgpt.generated import Generations, as_line
+from acgpt.evaluation.generate import Generator
+from acgpt.evaluation.generations import Generations, as_line
 from acgpt.report import write
 from acgpt.report.generation import NO_SAMPLES
 from acgpt.report.runs import read_runs

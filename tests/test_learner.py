@@ -16,7 +16,7 @@ from acgpt.batches import COUNTS, Budget, pack
 from acgpt.engine.attention import check_model
 from acgpt.engine.score import log_probs
 from acgpt.errors import ModelError
-from acgpt.evaluate import queries_of
+from acgpt.evaluation.perplexity import queries_of
 from acgpt.learner import Learner, choose_attention, flops, has_plain_head, matmul_rate, new_model
 from acgpt.networks import add_lora, drop_nothing
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, generator

@@ -17,15 +17,16 @@ from models import tiny_model, tiny_tokenizer
 from runs import SPECIAL, write_corpus
 from typer.testing import CliRunner
 
-from acgpt import mauve_score, reference
 from acgpt.cli import app
 from acgpt.commands.mauve import Work, load_judge
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
-from acgpt.evaluation_set import set_of_corpus
-from acgpt.features import Featurizer
-from acgpt.generated import Generations, find_generations
-from acgpt.mauve_score import check_counts
+from acgpt.evaluation import mauve as mauve_score
+from acgpt.evaluation import reference
+from acgpt.evaluation.dataset import set_of_corpus
+from acgpt.evaluation.features import Featurizer
+from acgpt.evaluation.generations import Generations, find_generations
+from acgpt.evaluation.mauve import check_counts
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata
 from acgpt.report.write import make_report
@@ -424,7 +425,7 @@ def test_a_result_says_in_what_precision_its_features_were_computed(
         return str(json.loads(acgpt(path, corpus, "--features", model, "--json").stdout)["features"]["products"])
 
     with monkeypatch.context() as gpu:
-        gpu.setattr("acgpt.features.PRODUCTS", {"cpu": "tf32"})
+        gpu.setattr("acgpt.evaluation.features.PRODUCTS", {"cpu": "tf32"})
         there = Featurizer.load(str(model)).about()
         acgpt(one, corpus, "--features", model, "--features-only")
     assert Featurizer.load(str(model)).about() == {**there, "products": "fp32"} and there["products"] == "tf32"

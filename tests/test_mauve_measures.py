@@ -18,11 +18,13 @@ from generations import LENGTH, write_generations
 from models import expected_log_probs, tiny_model, tiny_tokenizer
 from runs import SPECIAL, write_corpus
 
-from acgpt import companions, mauve_score, reference
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
-from acgpt.features import Featurizer
-from acgpt.generated import Generation, Generations, runs
+from acgpt.evaluation import mauve as mauve_score
+from acgpt.evaluation import reference
+from acgpt.evaluation import text_metrics as companions
+from acgpt.evaluation.features import Featurizer
+from acgpt.evaluation.generations import Generation, Generations, runs
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata
 from acgpt.query.query import Query
@@ -53,7 +55,7 @@ def sample(tokens: list[int], roles: str | None = None, **more: Any) -> Generati
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_a_feature_is_the_last_hidden_state_at_the_last_token(architecture: str, monkeypatch: pytest.MonkeyPatch):
     network, tokenizer = tiny_model(architecture, vocabulary=340), tiny_tokenizer(**SPECIAL)
-    monkeypatch.setattr("acgpt.features.BUDGET", {"cpu": 70})  # several batches, padded
+    monkeypatch.setattr("acgpt.evaluation.features.BUDGET", {"cpu": 70})  # several batches, padded
     found = Featurizer("x", network, tokenizer).features(TEXTS)
     for text, feature in zip(TEXTS, found, strict=True):
         ids = tokenizer(text)["input_ids"][:64]  # it has 64 positions

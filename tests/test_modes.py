@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from acgpt.errors import InputError, OutputError
-from acgpt.evaluation_set import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.modes_picture import EXAMPLE, draw_modes, panels
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning
 from acgpt.query.modes import MODES, WITHOUT_FUTURE, distributions, modes_named

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from acgpt.cli import app
 from acgpt.errors import InputError
-from acgpt.generated import Generations
+from acgpt.evaluation.generations import Generations
 from acgpt.report import write
 from acgpt.report.generation import PAPER
 from acgpt.report.samples_page import LONG, given

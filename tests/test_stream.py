@@ -10,11 +10,11 @@ import torch
 from test_generate import lines_of, model_of, set_of
 from toys import query, sampler_of, toy
 
-from acgpt import generate
 from acgpt.engine.decode import Rows, Sampling
 from acgpt.engine.layout import download
 from acgpt.errors import ModelError
-from acgpt.generate import Generator
+from acgpt.evaluation import generate
+from acgpt.evaluation.generate import Generator
 from acgpt.methods import METHODS, method_of
 
 RAGGED = [query(roles) for roles in ("gag", "aaaa", "ga", "aaaag", "gaaaa", "aaag")]

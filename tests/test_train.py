@@ -21,8 +21,8 @@ import acgpt
 from acgpt.batches import Batches
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
-from acgpt.evaluate import evaluate
-from acgpt.evaluation_set import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.perplexity import evaluate
 from acgpt.methods import method_of
 from acgpt.models.metadata import Metadata
 from acgpt.optimizer import rate

@@ -35,13 +35,13 @@ import yaml
 
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
-from acgpt.generate import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
-from acgpt.mauve_score import FEWEST
+from acgpt.evaluation.generate import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
+from acgpt.evaluation.mauve import FEWEST
+from acgpt.evaluation.reference import RULES
 from acgpt.methods import method_of, parted
 from acgpt.query.conditioning import Conditioning, check_keys
 from acgpt.query.modes import MODES, modes_named
 from acgpt.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change, read_yaml
-from acgpt.reference import RULES
 
 BUILT_IN = Path(__file__).parent / "experiments"
 LOGS, LOCKS = "logs", "locks"

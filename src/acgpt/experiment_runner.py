@@ -28,12 +28,12 @@ from typing import Any
 
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError, OutputError
-from acgpt.evaluation_set import chunks
+from acgpt.evaluation.dataset import chunks
+from acgpt.evaluation.features import LENGTH, Featurizer
+from acgpt.evaluation.generations import Generations
+from acgpt.evaluation.mauve import FEWEST, PAPER, check_counts, package
+from acgpt.evaluation.reference import lack, of_corpus
 from acgpt.experiment import Cell, Experiment
-from acgpt.features import LENGTH, Featurizer
-from acgpt.generated import Generations
-from acgpt.mauve_score import FEWEST, PAPER, check_counts, package
-from acgpt.reference import lack, of_corpus
 from acgpt.run_folder import CONFIG, LOG, RESULTS, check_same
 from acgpt.training_log import read_log
 

@@ -23,8 +23,8 @@ import torch
 from acgpt.common.files import disk_errors
 from acgpt.engine.layout import build, visible
 from acgpt.errors import InputError
-from acgpt.evaluate import queries_of
-from acgpt.evaluation_set import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.perplexity import queries_of
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.modes import MODES, Mode
 from acgpt.show import COLOURS, FONTS, shortened

@@ -32,8 +32,8 @@ from acgpt.common.provenance import versions
 from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import matrix_products
 from acgpt.errors import InputError
-from acgpt.evaluate import Evaluation, evaluate
-from acgpt.evaluation_set import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.perplexity import Evaluation, evaluate
 from acgpt.learner import Learner, matmul_rate
 from acgpt.methods import Method, method_of
 from acgpt.models.card import write_card

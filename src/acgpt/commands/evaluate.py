@@ -31,8 +31,8 @@ from acgpt.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from acgpt.data.corpus import Corpus
-    from acgpt.evaluate import Evaluation
-    from acgpt.evaluation_set import EvaluationSet
+    from acgpt.evaluation.dataset import EvaluationSet
+    from acgpt.evaluation.perplexity import Evaluation
     from acgpt.methods import Method
     from acgpt.models.language_model import LanguageModel
     from acgpt.query.conditioning import Conditioning
@@ -124,8 +124,8 @@ def evaluate(
     hush()
     from acgpt.data.corpus import Corpus
     from acgpt.engine.decode import adapter_layers
-    from acgpt.evaluate import Unfinished, evaluate
-    from acgpt.evaluation_set import keep
+    from acgpt.evaluation.dataset import keep
+    from acgpt.evaluation.perplexity import Unfinished, evaluate
     from acgpt.methods import method_of, parted
     from acgpt.models.metadata import every_weight_hash, tokenizer_hash
 
@@ -253,7 +253,7 @@ def find_set(
         training: The training distribution, if the user named one.
         longest: The most tokens that a text can have for the model.
     """
-    from acgpt.evaluation_set import LENGTH, EvaluationSet, find_or_build
+    from acgpt.evaluation.dataset import LENGTH, EvaluationSet, find_or_build
     from acgpt.query.conditioning import Sized
 
     if sets is not None and (corpus is None or sets.exists()):

@@ -113,10 +113,10 @@ def generate(
     from acgpt.common.files import disk_errors, write_whole
     from acgpt.data.corpus import Corpus
     from acgpt.engine.decode import Sampling
-    from acgpt.evaluation_set import keep
-    from acgpt.generate import INDEX, PROMPT, STAYS, TEMPERATURE, TOP_P, Generator
+    from acgpt.evaluation.dataset import keep
+    from acgpt.evaluation.generate import INDEX, PROMPT, STAYS, TEMPERATURE, TOP_P, Generator
+    from acgpt.evaluation.partial import record_in
     from acgpt.methods import method_of, parted
-    from acgpt.part import record_in
     from acgpt.query.modes import MODES
 
     wanted = names_in(modes)

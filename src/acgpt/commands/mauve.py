@@ -19,14 +19,14 @@ from acgpt.commands.evaluate import NO_ANSWER, bar, check_writable
 from acgpt.commands.options import DeviceOption, emit, finite, hush, option
 from acgpt.common.provenance import versions, when
 from acgpt.errors import InputError, ModelError
-from acgpt.mauve_score import PAPER
+from acgpt.evaluation.mauve import PAPER
 
 if TYPE_CHECKING:
     from acgpt.data.corpus import Corpus
-    from acgpt.features import Featurizer
-    from acgpt.generated import Generation, Generations
+    from acgpt.evaluation.features import Featurizer
+    from acgpt.evaluation.generations import Generation, Generations
+    from acgpt.evaluation.reference import Reference
     from acgpt.models.language_model import LanguageModel
-    from acgpt.reference import Reference
 
 COUNT, SEEDS = 1000, 5
 INDEX = "scores"  # the kind of file that says what there is
@@ -129,7 +129,7 @@ def mauve(
         refuse({"field": field}, "with a corpus")
     elif reference.is_file():
         refuse({**reference_options, "limit": limit}, "with a file of texts")
-    from acgpt.generated import find_generations
+    from acgpt.evaluation.generations import find_generations
 
     found = list(find_generations(generated, allow_none=index is not None))
     check_output(found, output)
@@ -139,10 +139,10 @@ def mauve(
         return
     hush()
     from acgpt.data.corpus import Corpus
-    from acgpt.features import LENGTH, Featurizer
-    from acgpt.mauve_score import package
+    from acgpt.evaluation.features import LENGTH, Featurizer
+    from acgpt.evaluation.mauve import package
+    from acgpt.evaluation.reference import limited
     from acgpt.models.loading import cache_folder
-    from acgpt.reference import limited
 
     if not (no_mauve or features_only):
         package()
@@ -201,7 +201,7 @@ def refuse(options: Mapping[str, object], where: str) -> None:
 
 def check_output(found: Sequence[Generations], output: Path | None) -> None:
     """Find out before anything is scored that results cannot be written, or would take the place of something else."""
-    from acgpt.generated import object_of_kind
+    from acgpt.evaluation.generations import object_of_kind
 
     names = [each.name for each in found]
     if output is not None and output.suffix == ".json":
@@ -217,7 +217,7 @@ def check_output(found: Sequence[Generations], output: Path | None) -> None:
 
 def check_index(path: Path | None, output: Path | None) -> None:
     """Refuse what cannot be written, and to write over another's file or a result."""
-    from acgpt.generated import object_of_kind
+    from acgpt.evaluation.generations import object_of_kind
 
     check_writable(path)
     if path is None:
@@ -272,7 +272,7 @@ def references(
 ) -> tuple[Corpus | None, Reference | None]:  # fmt: skip
     """The corpus, if one was named, and the texts that all are compared with; none if each has its own."""
     from acgpt.data.corpus import Corpus
-    from acgpt.reference import of_corpus, of_file
+    from acgpt.evaluation.reference import of_corpus, of_file
 
     if place.is_dir():
         corpus = Corpus.open(place)
@@ -337,8 +337,8 @@ class Work:
 
     def read(self, each: Generations) -> Sides:
         """As `sides`, from the file."""
-        from acgpt.companions import firsts
-        from acgpt.reference import Reference, originals
+        from acgpt.evaluation.reference import Reference, originals
+        from acgpt.evaluation.text_metrics import firsts
 
         samples, original, of = each.samples, None, each.record["set"]
         if self.corpus is not None and (self.shared is None or of.get("corpus_hash") == self.corpus.hash):
@@ -381,7 +381,7 @@ class Work:
 
         A judge's name, as it is part of a result's, does not say whether it has been trained again since.
         """
-        from acgpt.generated import object_of_kind
+        from acgpt.evaluation.generations import object_of_kind
 
         seeds = None if self.featurizer is None else list(range(self.seeds))
         if (found := object_of_kind(path, "mauve")) is None:
@@ -395,8 +395,8 @@ class Work:
 
     def check(self, each: Generations, mauve: bool) -> None:
         """Can all be measured?"""
-        from acgpt.companions import check_judge
-        from acgpt.mauve_score import check_counts
+        from acgpt.evaluation.mauve import check_counts
+        from acgpt.evaluation.text_metrics import check_judge
 
         sides = self.sides(each)
         try:
@@ -418,8 +418,8 @@ class Work:
 
     def result(self, each: Generations, progress: Callable[[int, int], None]) -> dict[str, Any]:
         """All that is measured of one file."""
-        from acgpt.companions import companions, own_perplexity
-        from acgpt.mauve_score import FEW, FEWEST, scores
+        from acgpt.evaluation.mauve import FEW, FEWEST, scores
+        from acgpt.evaluation.text_metrics import companions, own_perplexity
         from acgpt.methods import METHODS
 
         sides = self.sides(each)
@@ -483,7 +483,7 @@ class Work:
 
     def judgement(self, each: Generations, sides: Sides, progress: Callable[[int, int], None]) -> dict[str, Any]:
         """What the judge says of the samples, and of the original text where that is known."""
-        from acgpt.companions import judged
+        from acgpt.evaluation.text_metrics import judged
 
         assert self.lm is not None
         same, real = self.same_tokens(each), None

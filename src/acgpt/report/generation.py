@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from acgpt.errors import InputError
-from acgpt.generated import Generations, record_of
+from acgpt.evaluation.generations import Generations, record_of
 from acgpt.query.modes import MODES
 from acgpt.report import from_scratch
 from acgpt.report.from_scratch import place, variant

@@ -19,7 +19,7 @@ from typing import Any
 
 from acgpt.common.files import read_object
 from acgpt.errors import InputError
-from acgpt.generated import has_record
+from acgpt.evaluation.generations import has_record
 from acgpt.methods import method_of
 from acgpt.query.conditioning import Conditioning, Empty
 from acgpt.query.modes import MODES

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acgpt.errors import CONTROLS
-from acgpt.generated import BLANK, Generation, Generations
+from acgpt.evaluation.generations import BLANK, Generation, Generations
 from acgpt.methods import METHODS
 from acgpt.query.modes import MODES
 from acgpt.report.markup import tag

@@ -34,7 +34,7 @@ from acgpt.common.files import write_whole
 from acgpt.engine.attention import choose_backend, evaluating
 from acgpt.engine.layout import batches
 from acgpt.errors import InputError
-from acgpt.evaluation_set import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.methods import Method
 from acgpt.models.language_model import positions_of
 from acgpt.query.conditioning import ASKED, GIVEN

@@ -39,13 +39,13 @@ from acgpt.common.provenance import versions, when
 from acgpt.engine.attention import evaluating
 from acgpt.engine.decode import GREEDY, Answer, Sampling
 from acgpt.errors import InputError
-from acgpt.evaluate import check_fit
-from acgpt.evaluation_set import EvaluationSet
-from acgpt.generated import BLANK, KIND, as_line, check_lines, sha256
+from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.generations import BLANK, KIND, as_line, check_lines, sha256
+from acgpt.evaluation.partial import TOOK, Group, Part, config_in, opened, record_in, same
+from acgpt.evaluation.perplexity import check_fit
 from acgpt.methods import Method
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import model_method, tokenizer_hash, weights_hash
-from acgpt.part import TOOK, Group, Part, config_in, opened, record_in, same
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.modes import MODES, Mode, modes_named
 from acgpt.query.query import Query

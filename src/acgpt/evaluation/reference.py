@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from acgpt.companions import with_tokens
 from acgpt.data.corpus import Corpus, Tokens
 from acgpt.data.rows import Bad, Damaged, Reader, decode, lines, parse_json
 from acgpt.errors import InputError
-from acgpt.evaluation_set import EvaluationSet
-from acgpt.generated import Generation, Generations
+from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.generations import Generation, Generations
+from acgpt.evaluation.text_metrics import with_tokens
 from acgpt.query.conditioning import Conditioning
 from acgpt.query.text import pieces
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from acgpt.errors import InputError
-from acgpt.generated import as_line, record_of
+from acgpt.evaluation.generations import as_line, record_of
 
 BEGINS = b'{"mode": "'  # every configuration
 TOOK = ("seconds", "model_seconds", "calls")  # what a group says of itself

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from acgpt.errors import InputError
-from acgpt.generated import Generation
+from acgpt.evaluation.generations import Generation
 from acgpt.query.query import Query
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Measuring a model: evaluation datasets, perplexity, generation, MAUVE and other text metrics."""
