@@ -49,11 +49,11 @@ from acgpt.engine.decode import Call, Rows, Sampler, Sampling
 from acgpt.engine.steps import Row, Steps, few_shapes, steps_of
 from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.evaluation.generate import Generator, asked_with
-from acgpt.learner import new_model
 from acgpt.methods import METHODS
 from acgpt.models.metadata import Metadata
 from acgpt.query.modes import MODES
-from acgpt.recipe import Shape
+from acgpt.training.learner import new_model
+from acgpt.training.recipe import Shape
 
 BOS = 50256
 

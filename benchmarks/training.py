@@ -23,14 +23,14 @@ from common import machine, report
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from acgpt.batches import COUNTS, Batches
 from acgpt.engine.attention import check_model
-from acgpt.learner import Learner, flops, matmul_rate, new_model
 from acgpt.models.loading import load_base, resolve
-from acgpt.networks import add_lora
-from acgpt.optimizer import build_optimizer
 from acgpt.query.conditioning import Conditioning
-from acgpt.recipe import SHAPES, Lora
+from acgpt.training.batches import COUNTS, Batches
+from acgpt.training.learner import Learner, flops, matmul_rate, new_model
+from acgpt.training.networks import add_lora
+from acgpt.training.optimizer import build_optimizer
+from acgpt.training.recipe import SHAPES, Lora
 
 SIZES = {"tiny": "tiny", "82M": "small", "124M": "base", "204M": "medium"}
 VOCABULARY = 50304

@@ -87,7 +87,7 @@ def loss_of(run: Path) -> dict[int, float]:
 
 # Importing torch and transformers takes most of a short run, so one process has done it and is forked for each run.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["acgpt.cli", "acgpt.train", "matplotlib.pyplot"])
+SERVER.set_forkserver_preload(["acgpt.cli", "acgpt.training.train", "matplotlib.pyplot"])
 
 
 class Command:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from models import by_definition, masked_logits, tiny_model
 from torch.utils.data import DataLoader
 
-from acgpt.batches import ALIGN, COUNTS, Batches, Budget, pack
 from acgpt.engine.attention import check_model
 from acgpt.engine.layout import build
 from acgpt.errors import InputError
-from acgpt.learner import Learner
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Blocks, Conditioning, Empty
 from acgpt.query.query import Query
+from acgpt.training.batches import ALIGN, COUNTS, Batches, Budget, pack
+from acgpt.training.learner import Learner
 
 BOS, MASK, VOCABULARY = 0, 1, 50
 
@@ -276,8 +276,8 @@ def test_the_budget_holds_every_batch_of_the_run_or_has_room_to_spare(monkeypatc
     ]
     assert [short.budget.copies, long.budget.copies] == [math.ceil(most / ALIGN) * ALIGN for most in largest]
     assert largest[0] < largest[1]
-    monkeypatch.setattr("acgpt.batches.FORESEEN", 64)  # one epoch is looked at
-    monkeypatch.setattr("acgpt.batches.SLACK", 1.5)
+    monkeypatch.setattr("acgpt.training.batches.FORESEEN", 64)  # one epoch is looked at
+    monkeypatch.setattr("acgpt.training.batches.SLACK", 1.5)
     unforeseen = batches_of(Texts(64, 500), 16, count=400, **how)
     assert unforeseen.budget.copies == math.ceil(1.5 * largest[0] / ALIGN) * ALIGN
 

@@ -12,12 +12,12 @@ import torch
 from models import masked_logits
 from toys import BOS, all_fillings, answer, counted, learner_of, mask_of, p_value, query, sampler_of, toy
 
-from acgpt.batches import Budget, fill
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import Diffusion, method_of
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator
 from acgpt.query.query import Query
+from acgpt.training.batches import Budget, fill
 
 MODEL = toy("diffusion", vocabulary=3, scale=3.0, seed=2)  # one in which what is read, and when, makes a difference
 MASK = mask_of(MODEL, "diffusion")

@@ -21,7 +21,7 @@ from acgpt.cli import app
 from acgpt.errors import InputError
 from acgpt.experiment import BUILT_IN, Draws, Evaluations, Experiment, Scores, load_experiment, make
 from acgpt.methods import METHODS
-from acgpt.recipe import built_in
+from acgpt.training.recipe import built_in
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,7 +60,7 @@ def test_every_combination_is_a_cell_with_its_own_recipe_and_folder():
 
 
 def test_the_command_of_a_cell_gives_its_recipe():
-    from acgpt.recipe import load_recipe
+    from acgpt.training.recipe import load_recipe
 
     grid = {"model": [{"layers": 2, "width": 32, "heads": 4}], "lr": [1e-5], "mask": [None, "true"], "base": [""]}
     for cell in made(grid=grid, set={"corpus": "data/my corpus: 1", "conditioning": {"r_max": 0.3}}).cells:

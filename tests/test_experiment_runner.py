@@ -45,7 +45,7 @@ if kind in ("evaluate", "generate", "mauve"):
         time.sleep(0.01)
     path.write_text("{}")
     sys.exit()
-from acgpt.recipe import load_recipe  # takes a moment
+from acgpt.training.recipe import load_recipe  # takes a moment
 
 words = words[: words.index("--minutes")] if "--minutes" in words else words
 recipe = load_recipe(words[0], [word for word in words[1:] if word != "--resume"])

@@ -22,11 +22,11 @@ from toys import (
     toy,
 )
 
-from acgpt.batches import Budget, fill
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import method_of
 from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Empty, Infilling
+from acgpt.training.batches import Budget, fill
 
 
 def by_hand(model, prefix, middle, suffix):

@@ -18,13 +18,13 @@ import acgpt
 from acgpt.cli import app
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError
-from acgpt.learner import flops, has_plain_head
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata, weights_hash
-from acgpt.networks import add_lora, drop_nothing, load_pretrained
-from acgpt.plan import settle
-from acgpt.recipe import Lora, make
-from acgpt.train import train
+from acgpt.training.learner import flops, has_plain_head
+from acgpt.training.networks import add_lora, drop_nothing, load_pretrained
+from acgpt.training.plan import settle
+from acgpt.training.recipe import Lora, make
+from acgpt.training.train import train
 
 LORA = {"rank": 4, "alpha": 8.0}
 
@@ -272,7 +272,7 @@ def die_at_step_7(_):
 
         return on_step_end
 
-    replace("acgpt.train:Reporter.on_step_end", make)
+    replace("acgpt.training.train:Reporter.on_step_end", make)
 
 
 @pytest.mark.parametrize("lora", [LORA | {"dropout": 0.1}, None])
@@ -388,7 +388,7 @@ def test_what_cannot_be_tuned_is_refused_before_a_folder_is_made(keys, words, co
 def test_four_bits_without_bitsandbytes_are_refused_with_the_way_on(corpus, base, tmp_path, monkeypatch):
     recipe = recipe_of(corpus, base, tmp_path / "run", quantize="4bit")
     plan = replaced(settle(replaced(recipe, quantize=None), 100), device="cuda")
-    monkeypatch.setattr("acgpt.networks.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("acgpt.training.networks.importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match="needs the package bitsandbytes: pip install bitsandbytes"):
         load_pretrained(str(base), recipe, plan)
 

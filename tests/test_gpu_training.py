@@ -11,19 +11,19 @@ from runs import SMALL, loss_of, write_corpus
 from torch._dynamo.utils import counters
 
 import acgpt
-from acgpt.batches import Batches
 from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import check_model
 from acgpt.engine.kernels.loss import linear_cross_entropy
 from acgpt.evaluation.dataset import set_of_corpus
 from acgpt.evaluation.perplexity import evaluate
-from acgpt.learner import Learner, new_model
 from acgpt.methods import METHODS, method_of
 from acgpt.models.metadata import model_method
-from acgpt.networks import add_lora
 from acgpt.query.conditioning import Conditioning
-from acgpt.recipe import Lora, Shape, make
-from acgpt.train import train
+from acgpt.training.batches import Batches
+from acgpt.training.learner import Learner, new_model
+from acgpt.training.networks import add_lora
+from acgpt.training.recipe import Lora, Shape, make
+from acgpt.training.train import train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -142,7 +142,7 @@ def test_a_pretrained_model_is_tuned_in_bf16_and_measures_the_same_in_fp32(lora,
 
 @pytest.mark.parametrize(("compiled", "deep"), [(False, 16), (True, 16), (True, 1)], ids=["eager", "whole", "blocks"])
 def test_the_gradients_of_an_adapter_on_a_bf16_model_are_those_of_the_dense_mask_in_fp32(compiled, deep, monkeypatch):
-    monkeypatch.setattr("acgpt.learner.DEEP", deep)
+    monkeypatch.setattr("acgpt.training.learner.DEEP", deep)
     model, _ = add_lora(tiny_model("llama", vocabulary=512, width=128, positions=256, scale=0.05), Lora(4), 0)
     check_model(model.cuda())
     learnt = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}

@@ -11,16 +11,16 @@ from models import tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig
 
-import acgpt.learner as learner_module
-from acgpt.batches import COUNTS, Budget, pack
+import acgpt.training.learner as learner_module
 from acgpt.engine.attention import check_model
 from acgpt.engine.score import log_probs
 from acgpt.errors import ModelError
 from acgpt.evaluation.perplexity import queries_of
-from acgpt.learner import Learner, choose_attention, flops, has_plain_head, matmul_rate, new_model
-from acgpt.networks import add_lora, drop_nothing
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, generator
-from acgpt.recipe import SHAPES, Lora, Shape
+from acgpt.training.batches import COUNTS, Budget, pack
+from acgpt.training.learner import Learner, choose_attention, flops, has_plain_head, matmul_rate, new_model
+from acgpt.training.networks import add_lora, drop_nothing
+from acgpt.training.recipe import SHAPES, Lora, Shape
 
 BOS, MASK, VOCABULARY, LENGTH = 0, 1, 64, 11
 

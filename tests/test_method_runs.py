@@ -13,7 +13,6 @@ from runs import SMALL, loss_of, read_rows, write_corpus
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt.batches import Batches
 from acgpt.cli import app
 from acgpt.commands.evaluate import choose_method
 from acgpt.data.corpus import Corpus
@@ -21,8 +20,9 @@ from acgpt.errors import InputError, QueryError
 from acgpt.methods import METHODS, method_of
 from acgpt.query.conditioning import Conditioning
 from acgpt.query.modes import MODES
-from acgpt.recipe import make
-from acgpt.train import train
+from acgpt.training.batches import Batches
+from acgpt.training.recipe import make
+from acgpt.training.train import train
 
 OTHERS = [name for name in METHODS if name not in ("ac-gpt", "gpt")]
 KEYS = SMALL | {"length": 15, "steps": 30, "save_every": 15, "eval_every": 15, "log_every": 1, "final_texts": 3}
@@ -90,7 +90,7 @@ def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(name, corpus, runs
         return step == 15
 
     with monkeypatch.context() as patch:
-        patch.setattr("acgpt.train.Reporter.stops", stop_half_way)
+        patch.setattr("acgpt.training.train.Reporter.stops", stop_half_way)
         assert train(recipe(name, corpus, broken), quiet=True) is None
     assert max(asked) == 15 and not (broken / "model").exists()
     assert train(recipe(name, corpus, broken), resume=True, quiet=True) is not None
@@ -224,8 +224,8 @@ def test_every_batch_of_a_run_has_one_shape_and_is_a_function_of_the_seed(name, 
 def test_filling_up_a_batch_teaches_nothing(name, corpus):
     from toys import learner_of, toy
 
-    from acgpt.batches import Budget, fill
     from acgpt.query.conditioning import generator
+    from acgpt.training.batches import Budget, fill
 
     method, model, length = method_of(name), toy(name, vocabulary=12, length=9), 9
     distribution = method.conditioning(Conditioning.from_dict({"r_max": 0.8}))

@@ -17,7 +17,6 @@ from toys import BOS, every_query, learner_of, mask_of, sampler_of, total_probab
 from toys import query as query_of
 from typer.testing import CliRunner
 
-from acgpt.batches import fill
 from acgpt.cli import app
 from acgpt.commands.methods import COLUMNS
 from acgpt.engine import attention
@@ -29,7 +28,8 @@ from acgpt.methods.sigma_gpt import SigmaGptRandom, in_order
 from acgpt.models.metadata import Metadata, model_method
 from acgpt.query.conditioning import ASKED, GIVEN, generator
 from acgpt.query.query import Query
-from acgpt.recipe import Recipe
+from acgpt.training.batches import fill
+from acgpt.training.recipe import Recipe
 
 EXACT = {"rtol": 0, "atol": 1e-9}
 

@@ -23,12 +23,12 @@ from toys import (
     toy,
 )
 
-from acgpt.batches import Budget, fill
 from acgpt.engine.decode import Sampling
 from acgpt.errors import QueryError
 from acgpt.methods import method_of
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.query import Query
+from acgpt.training.batches import Budget, fill
 
 
 def scores_of(model, text):

@@ -10,11 +10,11 @@ import pytest
 import torch
 from models import tiny_model
 
-from acgpt.learner import new_model
 from acgpt.methods.sigma_network import SigmaGPTForCausalLM
-from acgpt.networks import add_lora
-from acgpt.optimizer import Joined, Muon, build_optimizer, orthogonalise, rate
-from acgpt.recipe import Lora, Shape
+from acgpt.training.learner import new_model
+from acgpt.training.networks import add_lora
+from acgpt.training.optimizer import Joined, Muon, build_optimizer, orthogonalise, rate
+from acgpt.training.recipe import Lora, Shape
 
 RATES = {"lr": 1e-3, "muon_lr": 2e-2, "betas": (0.8, 0.9), "weight_decay": 0.3}
 

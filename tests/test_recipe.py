@@ -15,11 +15,22 @@ from runs import write_corpus
 
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
-from acgpt.learner import new_model
 from acgpt.models.loading import DEFAULT_ADAPTER
 from acgpt.query.conditioning import Blocks, Conditioning, Empty
-from acgpt.recipe import BELONGS, BUILT_IN, RANGES, SHAPES, Recipe, Shape, built_in, differences, load_recipe, make
-from acgpt.train import train
+from acgpt.training.learner import new_model
+from acgpt.training.recipe import (
+    BELONGS,
+    BUILT_IN,
+    RANGES,
+    SHAPES,
+    Recipe,
+    Shape,
+    built_in,
+    differences,
+    load_recipe,
+    make,
+)
+from acgpt.training.train import train
 
 NAMES = sorted(path.stem for path in BUILT_IN.glob("*.yaml"))
 ROOT = Path(__file__).resolve().parent.parent

@@ -25,12 +25,12 @@ from toys import (
 )
 from transformers import AutoModelForCausalLM
 
-from acgpt.batches import Budget, fill
 from acgpt.engine.decode import Sampling, randomness
 from acgpt.errors import InputError, ModelError, QueryError
 from acgpt.methods import SigmaGptRandom, method_of
 from acgpt.methods.sigma_network import REACH, SigmaGPTConfig, SigmaGPTForCausalLM
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator
+from acgpt.training.batches import Budget, fill
 
 TEMPORAL, RANDOM = "sigma-gpt-temporal", "sigma-gpt-random"
 EXACT = {"rtol": 0, "atol": 1e-9}

@@ -18,20 +18,20 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import acgpt
-from acgpt.batches import Batches
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.evaluation.perplexity import evaluate
 from acgpt.methods import method_of
 from acgpt.models.metadata import Metadata
-from acgpt.optimizer import rate
-from acgpt.plan import arguments, settle
 from acgpt.query.conditioning import Conditioning
-from acgpt.recipe import make
-from acgpt.run_folder import SITTING, OutputError
-from acgpt.train import train
-from acgpt.training_log import draw_curve
+from acgpt.training.batches import Batches
+from acgpt.training.log import draw_curve
+from acgpt.training.optimizer import rate
+from acgpt.training.plan import arguments, settle
+from acgpt.training.recipe import make
+from acgpt.training.run_folder import SITTING, OutputError
+from acgpt.training.train import train
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +287,7 @@ def test_the_batches_of_a_causal_twin_hold_the_same_texts(method, corpus, tmp_pa
             super().__init__(texts, **how)
             seen.append([self.items_of(number)[1].tolist() for number in range(len(self))])
 
-    monkeypatch.setattr("acgpt.train.Batches", Watched)
+    monkeypatch.setattr("acgpt.training.train.Batches", Watched)
     train(recipe_of(corpus, tmp_path / "run", method=method, steps=3, warmup=0, eval_every=0), quiet=True)
     whole = Batches(
         Corpus.open(corpus).tokens("train"), count=3, size=8, length=31, conditioning=Conditioning(), seed=0, bos=0,

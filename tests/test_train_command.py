@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from acgpt.cli import app
 from acgpt.errors import InputError
-from acgpt.learner import Learner
-from acgpt.run_folder import last_checkpoint
-from acgpt.train import asked_to_stop, train
+from acgpt.training.learner import Learner
+from acgpt.training.run_folder import last_checkpoint
+from acgpt.training.train import asked_to_stop, train
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_a_signal_before_the_first_step_has_ended_does_not_wait_for_it(
 
 def test_once_training_is_over_ctrl_c_ends_the_last_evaluation(corpus, tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr("acgpt.train.finish", lambda *_: {"handler": signal.getsignal(signal.SIGINT)})
+    monkeypatch.setattr("acgpt.training.train.finish", lambda *_: {"handler": signal.getsignal(signal.SIGINT)})
     assert train(recipe_of(corpus, tmp_path / "run"), quiet=True) == {"handler": before}
 
 
@@ -167,7 +167,7 @@ def test_a_run_that_is_broken_off_at_once_says_how_to_go_on(recipe_file, tmp_pat
     def train(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("acgpt.train.train", train)
+    monkeypatch.setattr("acgpt.training.train.train", train)
     done = command(recipe_file, f"output={tmp_path / 'run'}")
     assert done.exit_code == 130 and "interrupted. There was no checkpoint yet" in done.stderr
 
@@ -182,7 +182,7 @@ def test_a_split_that_the_corpus_lacks_is_told_before_training(corpus, recipe_fi
 
 
 def test_an_evaluation_shows_how_far_it_has_come(corpus, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("acgpt.training_log.ProgressLine.EVERY", 0.0)
+    monkeypatch.setattr("acgpt.training.log.ProgressLine.EVERY", 0.0)
     train(recipe_of(corpus, tmp_path / "run", steps=3, eval_every=0))
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluated ")]
     assert said and said[-1] == f"evaluated {said[-1].split('/')[1].split()[0]}/{said[-1].split('/')[1]}"

@@ -16,9 +16,9 @@ from runs import SMALL, ended, kill_self, loss_of, ranks, read_rows, replace, wr
 from safetensors.torch import load_file
 from transformers.models.gpt_neox import modeling_gpt_neox
 
-from acgpt.recipe import make
-from acgpt.train import train
-from acgpt.training_log import DURING
+from acgpt.training.log import DURING
+from acgpt.training.recipe import make
+from acgpt.training.train import train
 
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = SMALL | {"steps": 6, "save_every": 2, "eval_every": 2, "micro_batch": 2, "keep": 9}
@@ -76,7 +76,7 @@ def at_the_second_checkpoint(rank):
 
         return commit
 
-    replace("acgpt.trainer:commit", make)
+    replace("acgpt.training.trainer:commit", make)
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def note_shares(path):
 
         return save
 
-    replace("acgpt.trainer:AcTrainer._save_checkpoint", make)
+    replace("acgpt.training.trainer:AcTrainer._save_checkpoint", make)
     at_the_second_checkpoint(None)
 
 

@@ -13,9 +13,9 @@ import safetensors.torch
 import torch
 from runs import SMALL, Command, ended, ranks, read_rows, until, write_corpus
 
-from acgpt import train as training
 from acgpt.errors import InputError
-from acgpt.recipe import make
+from acgpt.training import train as training
+from acgpt.training.recipe import make
 
 
 @pytest.fixture(scope="module")

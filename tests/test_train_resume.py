@@ -23,9 +23,9 @@ from safetensors.torch import load_file
 
 from acgpt.errors import InputError
 from acgpt.models.language_model import LanguageModel
-from acgpt.recipe import make
-from acgpt.run_folder import OutputError
-from acgpt.train import train
+from acgpt.training.recipe import make
+from acgpt.training.run_folder import OutputError
+from acgpt.training.train import train
 
 KEYS = SMALL | {
     "optimizer": "muon", "dropout": 0.2, "micro_batch": 2, "workers": 1, "save_every": 3, "keep": 2, "eval_every": 4
@@ -131,14 +131,14 @@ def half_a_folder(old):
 
 
 MOMENTS = [
-    ("before the first checkpoint", "acgpt.training_log:Log.append", at_call(2)),
+    ("before the first checkpoint", "acgpt.training.log:Log.append", at_call(2)),
     ("half-way through a file of the first checkpoint", "torch:save", half_a_file),
-    ("when the second checkpoint is written, and has no name yet", "acgpt.trainer:commit", at_call(2)),
+    ("when the second checkpoint is written, and has no name yet", "acgpt.training.trainer:commit", at_call(2)),
     ("while the oldest checkpoint is deleted", "shutil:rmtree", half_a_folder),
     ("while the log is taken up again", "os:fsync", at_call(1)),
-    ("in the middle of a row of the log", "acgpt.training_log:Log.append", half_a_row),
+    ("in the middle of a row of the log", "acgpt.training.log:Log.append", half_a_row),
     ("while the model is exported", "acgpt.models.language_model:LanguageModel.save_pretrained", at_call(1)),
-    ("between the model and the results", "acgpt.train:write_json", at_call(1)),
+    ("between the model and the results", "acgpt.training.train:write_json", at_call(1)),
 ]
 
 
@@ -189,7 +189,7 @@ def wait_at(step):
 
         return append
 
-    replace("acgpt.training_log:Log.append", make)
+    replace("acgpt.training.log:Log.append", make)
 
 
 def reached(run, step):

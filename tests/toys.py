@@ -11,10 +11,10 @@ from scipy import stats
 
 from acgpt.engine.attention import check_model
 from acgpt.engine.decode import Sampler
-from acgpt.learner import Learner, new_model
 from acgpt.methods import method_of
 from acgpt.query.query import Query
-from acgpt.recipe import Shape
+from acgpt.training.learner import Learner, new_model
+from acgpt.training.recipe import Shape
 
 BOS = 0
 

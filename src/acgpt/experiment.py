@@ -41,7 +41,7 @@ from acgpt.evaluation.reference import RULES
 from acgpt.methods import method_of, parted
 from acgpt.query.conditioning import Conditioning, check_keys
 from acgpt.query.modes import MODES, modes_named
-from acgpt.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change, read_yaml
+from acgpt.training.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change, read_yaml
 
 BUILT_IN = Path(__file__).parent / "experiments"
 LOGS, LOCKS = "logs", "locks"

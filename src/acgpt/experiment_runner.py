@@ -34,8 +34,8 @@ from acgpt.evaluation.generations import Generations
 from acgpt.evaluation.mauve import FEWEST, PAPER, check_counts, package
 from acgpt.evaluation.reference import lack, of_corpus
 from acgpt.experiment import Cell, Experiment
-from acgpt.run_folder import CONFIG, LOG, RESULTS, check_same
-from acgpt.training_log import read_log
+from acgpt.training.log import read_log
+from acgpt.training.run_folder import CONFIG, LOG, RESULTS, check_same
 
 PROGRAM = (sys.executable, "-m", "acgpt")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")

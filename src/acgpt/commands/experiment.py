@@ -91,7 +91,7 @@ def experiment(
              error, commands
     """
     from acgpt.experiment import BUILT_IN, load_experiment
-    from acgpt.recipe import built_in
+    from acgpt.training.recipe import built_in
 
     if file is None:
         if not list_cells:

@@ -74,7 +74,7 @@ def finetune(
 
     Keys of --json: those of acgpt train.
     """
-    from acgpt.recipe import built_in, load_recipe
+    from acgpt.training.recipe import built_in, load_recipe
 
     if list_recipes:
         print_recipes({name: words for name, words in built_in().items() if load_recipe(name).base}, as_json)

@@ -64,7 +64,7 @@ def train(
       conditioning, corpus_hash, tokenizer_hash, evaluation_sets, processes,
       fsdp, device, precision, attention, compiled, hardware, versions, command
     """
-    from acgpt.recipe import built_in, load_recipe
+    from acgpt.training.recipe import built_in, load_recipe
 
     if list_recipes:
         print_recipes({name: words for name, words in built_in().items() if not load_recipe(name).base}, as_json)
@@ -85,7 +85,7 @@ def train_and_report(
     as_json: bool,
 ) -> None:
     """Train as a recipe with changes says, and print the results; `tunes` refuses one that begins from nothing."""
-    from acgpt.recipe import load_recipe
+    from acgpt.training.recipe import load_recipe
 
     main = int(os.environ.get("RANK", 0)) == 0  # one of several processes speaks
     try:
@@ -115,7 +115,7 @@ def run(recipe: Any, *, resume: bool, quiet: bool, minutes: float | None) -> dic
     from torch import distributed
     from transformers.utils.logging import disable_progress_bar
 
-    from acgpt.train import train
+    from acgpt.training.train import train
 
     disable_progress_bar()
     if not quiet:
@@ -133,7 +133,7 @@ def run(recipe: Any, *, resume: bool, quiet: bool, minutes: float | None) -> dic
 
 def way_on(folder: Path) -> str:
     """How an interrupted run is taken up again."""
-    from acgpt.run_folder import last_checkpoint, step_of
+    from acgpt.training.run_folder import last_checkpoint, step_of
 
     last = last_checkpoint(folder)
     if last is None:

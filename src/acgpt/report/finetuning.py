@@ -20,11 +20,11 @@ from typing import Any
 
 from acgpt.errors import InputError
 from acgpt.query.modes import WITHOUT_FUTURE
-from acgpt.recipe import differences
 from acgpt.report import pictures
 from acgpt.report.part import Part
 from acgpt.report.runs import Measured, Run, backbones, sets_in_words
 from acgpt.report.tables import Cell, Column, Row, Table, file_name
+from acgpt.training.recipe import differences
 
 PAPER = Path(__file__).parent.parent / "paper" / "finetuning.json"
 ADVANTAGES = {"unconditional": "unconditional", **WITHOUT_FUTURE}  # the run's mode, and its twin's

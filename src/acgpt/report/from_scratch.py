@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from acgpt.query.modes import MODES, WITHOUT_FUTURE
-from acgpt.recipe import FREE, Recipe
 from acgpt.report import pictures
 from acgpt.report.part import Part
 from acgpt.report.pictures import Curve, Panel
 from acgpt.report.runs import SETS, Measured, Run, set_in_words
 from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, rank
+from acgpt.training.recipe import FREE, Recipe
 
 PAPER = Path(__file__).parent.parent / "paper" / "from_scratch.json"
 R_MAX = 0.6  # of the paper's main results

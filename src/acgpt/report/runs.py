@@ -23,8 +23,8 @@ from acgpt.evaluation.generations import has_record
 from acgpt.methods import method_of
 from acgpt.query.conditioning import Conditioning, Empty
 from acgpt.query.modes import MODES
-from acgpt.run_folder import CONFIG, LOG, RESULTS
-from acgpt.training_log import Row, read_log
+from acgpt.training.log import Row, read_log
+from acgpt.training.run_folder import CONFIG, LOG, RESULTS
 
 EMBEDDED = "SmolLM2-135M-Instruct"  # what the base "default" is
 SETS = "Evaluation sets"

@@ -31,7 +31,7 @@ from acgpt.report.part import Part
 from acgpt.report.pictures import rendered
 from acgpt.report.runs import Run, find_runs, read_runs
 from acgpt.report.tables import plain_markdown
-from acgpt.run_folder import CONFIG, RESULTS, commit
+from acgpt.training.run_folder import CONFIG, RESULTS, commit
 from acgpt.version import __version__
 
 PARTS = (from_scratch.make, finetuning.make)  # each takes the runs, and answers None if they are not for it

@@ -14,8 +14,8 @@ import torch
 from transformers import TrainingArguments
 
 from acgpt.errors import InputError
-from acgpt.learner import choose_attention
-from acgpt.recipe import MUON_AND_FSDP, Recipe
+from acgpt.training.learner import choose_attention
+from acgpt.training.recipe import MUON_AND_FSDP, Recipe
 
 
 @dataclass(frozen=True)

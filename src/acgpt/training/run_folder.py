@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 
 from acgpt.common.files import sync, write_whole
 from acgpt.errors import InputError, OutputError
-from acgpt.recipe import Recipe, differences
+from acgpt.training.recipe import Recipe, differences
 
 CONFIG, LOG, CURVE, BOARD, RESULTS = "config.json", "log.csv", "loss.png", "tensorboard", "results.json"
 PLACES = ("model", "adapter")  # of what was trained: one of them

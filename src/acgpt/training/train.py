@@ -27,22 +27,23 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from acgpt.batches import Batches
 from acgpt.common.provenance import versions
 from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import matrix_products
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.evaluation.perplexity import Evaluation, evaluate
-from acgpt.learner import Learner, matmul_rate
 from acgpt.methods import Method, method_of
 from acgpt.models.card import write_card
 from acgpt.models.metadata import Metadata
-from acgpt.networks import base_name, check_method, head_dim, make_network
-from acgpt.plan import Plan, arguments, settle
 from acgpt.query.conditioning import Conditioning, Sized
-from acgpt.recipe import Recipe
-from acgpt.run_folder import (
+from acgpt.training.batches import Batches
+from acgpt.training.learner import Learner, matmul_rate
+from acgpt.training.log import DURING, Log, ProgressLine, Row, board, draw_curve
+from acgpt.training.networks import base_name, check_method, head_dim, make_network
+from acgpt.training.plan import Plan, arguments, settle
+from acgpt.training.recipe import Recipe
+from acgpt.training.run_folder import (
     BOARD,
     CURVE,
     LOG,
@@ -54,8 +55,7 @@ from acgpt.run_folder import (
     write_json,
     writing,
 )
-from acgpt.trainer import AcTrainer, Watch
-from acgpt.training_log import DURING, Log, ProgressLine, Row, board, draw_curve
+from acgpt.training.trainer import AcTrainer, Watch
 
 FEW = 8  # texts that are evaluated in the end, where a text takes hundreds of passes
 

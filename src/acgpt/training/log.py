@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from acgpt.common.files import write_whole
-from acgpt.run_folder import writing
+from acgpt.training.run_folder import writing
 
 DURING = ("unconditional", "training", "training-no-future")  # the modes that are evaluated while training
 COLUMNS = (

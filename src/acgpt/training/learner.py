@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
-from acgpt.batches import COUNTS, IGNORED
 from acgpt.engine.attention import NAME, Dense, Fused, Segments, Varlen, blocks_of, evaluating, head_width
 from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels.loss import linear_cross_entropy
 from acgpt.engine.layout import Layout
 from acgpt.engine.score import forbid
-from acgpt.recipe import Shape
+from acgpt.training.batches import COUNTS, IGNORED
+from acgpt.training.recipe import Shape
 
 DEEP = 16  # blocks, from which on they are compiled one by one rather than together
 VOCABULARY_ALIGN = 64  # the vocabulary is padded to a multiple of this in training: matrix units like whole tiles

@@ -25,14 +25,14 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from acgpt.common.files import open_weights
 from acgpt.engine.attention import check_model, head_width
 from acgpt.errors import InputError, ModelError
-from acgpt.learner import VOCABULARY_ALIGN, new_model
 from acgpt.methods import METHODS, method_of
 from acgpt.models.adapters import without_peft
 from acgpt.models.language_model import LanguageModel, positions_of
 from acgpt.models.loading import default_bos, from_pretrained, is_default, load_base, metadata_of, resolve
 from acgpt.models.metadata import DEFAULT, DEFAULT_HUB_ID, Metadata, choose_bos, token_id, tokenizer_hash, weights_hash
-from acgpt.plan import Plan
-from acgpt.recipe import Lora, Recipe
+from acgpt.training.learner import VOCABULARY_ALIGN, new_model
+from acgpt.training.plan import Plan
+from acgpt.training.recipe import Lora, Recipe
 
 WEIGHTS, ADAPTER_WEIGHTS = "model.safetensors", "adapter_model.safetensors"
 OUTER, SLOT = "base_model.model.", ".default"  # what PEFT adds to the name of a weight, and leaves out in files

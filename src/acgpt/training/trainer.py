@@ -39,13 +39,13 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from acgpt.batches import COUNTS, Batches
 from acgpt.errors import InputError
-from acgpt.learner import Learner, flops
-from acgpt.networks import Tuned
-from acgpt.optimizer import build_optimizer, rate
-from acgpt.recipe import Recipe
-from acgpt.run_folder import CHECKPOINT, CHECKPOINTS, PARTIAL, checkpoints, commit, discard, step_of, writing
+from acgpt.training.batches import COUNTS, Batches
+from acgpt.training.learner import Learner, flops
+from acgpt.training.networks import Tuned
+from acgpt.training.optimizer import build_optimizer, rate
+from acgpt.training.recipe import Recipe
+from acgpt.training.run_folder import CHECKPOINT, CHECKPOINTS, PARTIAL, checkpoints, commit, discard, step_of, writing
 
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
