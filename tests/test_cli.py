@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli import BATCH, app, emit, questions, score_fields, tidy
+from acgpt.display.show import Page, print_score
 from acgpt.models.language_model import LanguageModel, Score, TokenScore
 from acgpt.models.metadata import Metadata
-from acgpt.show import Page, print_score
 
 TEMPLATE = "The capital of {{France}} is {{Paris}}, they say."
 SOURCE = str(Path(acgpt.__file__).parents[1])

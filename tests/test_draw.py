@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli import app
-from acgpt.conditioning_picture import COLOURS, REGIMES, draw_conditioning, panel, read_conditioning, terminal
+from acgpt.display.conditioning import COLOURS, REGIMES, draw_conditioning, panel, read_conditioning, terminal
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 
 MIXED = "{r_max: 0.7, infilling: 0.3, unknown: 0.2}"
@@ -26,7 +26,7 @@ SOURCE = str(Path(acgpt.__file__).parents[1])
 
 @pytest.fixture(autouse=True)
 def fewer_draws(monkeypatch):
-    monkeypatch.setattr("acgpt.conditioning_picture.DRAWS", DRAWS)
+    monkeypatch.setattr("acgpt.display.conditioning.DRAWS", DRAWS)
 
 
 def run(*arguments, code=0):

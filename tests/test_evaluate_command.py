@@ -26,6 +26,7 @@ import acgpt
 from acgpt.cli import app
 from acgpt.commands.evaluate import bar, print_perplexities
 from acgpt.data.corpus import Corpus
+from acgpt.display.show import Page
 from acgpt.engine.layout import batches
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import LENGTH, EvaluationSet, set_of_corpus
@@ -37,7 +38,6 @@ from acgpt.models.metadata import Metadata, tokenizer_hash
 from acgpt.query.conditioning import GIVEN
 from acgpt.query.modes import MODES
 from acgpt.query.query import Query
-from acgpt.show import Page
 
 TEXT = "The cat sat on the mat. The dog sat on the log, and the bird saw the capital of France. "
 

@@ -21,8 +21,8 @@ from acgpt import LanguageModel, Metadata
 from acgpt.data.corpus import Corpus
 from acgpt.data.prepare import prepare
 from acgpt.demo_table import demo_texts, print_worth, worth
+from acgpt.display.show import Page
 from acgpt.query.template import parse, rendered
-from acgpt.show import Page
 
 peft = pytest.importorskip("peft")
 

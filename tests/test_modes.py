@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from acgpt.display.modes import EXAMPLE, draw_modes, panels
 from acgpt.errors import InputError, OutputError
 from acgpt.evaluation.dataset import EvaluationSet
-from acgpt.modes_picture import EXAMPLE, draw_modes, panels
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning
 from acgpt.query.modes import MODES, WITHOUT_FUTURE, distributions, modes_named
 

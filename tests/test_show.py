@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli import app
+from acgpt.display.show import BLANK, Page, figure, label, load_reader, picture, printable, query_of, terminal
 from acgpt.engine.layout import build, visible
 from acgpt.errors import InputError, OutputError
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata
 from acgpt.query.query import Query
 from acgpt.query.text import pieces
-from acgpt.show import BLANK, Page, figure, label, load_reader, picture, printable, query_of, terminal
 
 TEMPLATES = [
     "The capital of {{Italy}} is Rome.",

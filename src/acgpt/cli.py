@@ -58,8 +58,8 @@ from acgpt.query.template import fillings, parse
 from acgpt.version import __version__
 
 if TYPE_CHECKING:
+    from acgpt.display.show import Page, Reader
     from acgpt.models.language_model import LanguageModel, Ranking, Sample, Score
-    from acgpt.show import Page, Reader
 
 Answer = TypeVar("Answer")
 
@@ -323,7 +323,7 @@ def score(
     """
     groups = questions(template, file, parse)
     lm = load(model, adapter, device, dtype)
-    from acgpt.show import NO_ANSWER, Page, print_score, printable
+    from acgpt.display.show import NO_ANSWER, Page, print_score, printable
 
     if as_json:
         for text, result in answers(groups, lambda texts: lm.log_prob(texts, future=future)):
@@ -409,7 +409,7 @@ def infill(
     groups = questions(template, file, parse)
     used = secrets.randbits(32) if seed is None else seed
     lm = load(model, adapter, device, dtype)
-    from acgpt.show import Page, print_samples
+    from acgpt.display.show import Page, print_samples
 
     def ask(texts: list[str]) -> list[list[Sample]]:
         return lm.sample(texts, n, temperature=temperature, top_p=top_p, top_k=top_k, seed=used, future=future)
@@ -457,7 +457,7 @@ def rank(
     """
     groups = questions(template, file, fillings)
     lm = load(model, adapter, device, dtype)
-    from acgpt.show import Page, print_ranking
+    from acgpt.display.show import Page, print_ranking
 
     page = Page()
     for text, ranking in answers(groups, lambda texts: [lm.rank(each, future=future) for each in texts]):
@@ -508,7 +508,7 @@ def show(
     parse(template)
     adapters = named_adapters(adapter or ())
     hush()
-    from acgpt import show as drawing
+    from acgpt.display import show as drawing
 
     reader, about, future = choose_reader(model, adapters, template, future)
     future = True if future is None else future
@@ -535,7 +535,7 @@ def choose_reader(
     """What drawing takes of the model; the adapter that would be asked, if there are any; and with copies or not."""
     from transformers import AutoConfig
 
-    from acgpt import show as drawing
+    from acgpt.display import show as drawing
     from acgpt.models.adapters import BARE, Adapter, route, statements
     from acgpt.models.loading import from_pretrained, metadata_of, read_metadata, resolve_all, routed
 

@@ -20,8 +20,8 @@ def tour() -> None:
     speak_plainly()
     hush()
     from acgpt.demo_table import demo_texts, print_worth, worth
+    from acgpt.display.show import Page, print_ranking, print_samples, print_score
     from acgpt.models.loading import load
-    from acgpt.show import Page, print_ranking, print_samples, print_score
 
     page = Page()
 

@@ -24,7 +24,7 @@ from acgpt.models.adapters import Choice
 from acgpt.models.language_model import LanguageModel, Question, Score
 
 if TYPE_CHECKING:
-    from acgpt.show import Page
+    from acgpt.display.show import Page
 
 TEXTS = Path(__file__).with_name("demo_texts.json")
 UNADAPTED, ADAPTED = "unadapted", "adapted"

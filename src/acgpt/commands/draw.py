@@ -49,7 +49,7 @@ def conditioning(
                      sets (a letter a token: g given, a asked, u unknown),
                      given, unknown (the share of each position)
     """
-    from acgpt.conditioning_picture import DRAWS, REGIMES, draw_conditioning, panel, terminal
+    from acgpt.display.conditioning import DRAWS, REGIMES, draw_conditioning, panel, terminal
 
     wanted = [("Your own", notation, "") for notation in own or ()]
     wanted = wanted or [(title, notation, remark) for title, (notation, remark) in REGIMES.items()]
@@ -76,7 +76,7 @@ def modes(
     acgpt draw modes -o modes.png
     acgpt draw modes -o modes.svg --text 'Ask for anything, given anything.' --seed 3
     """
-    from acgpt.modes_picture import TEXT, draw_modes
+    from acgpt.display.modes import TEXT, draw_modes
 
     draw_modes(output, TEXT if text is None else text, seed=seed)
     print(f"wrote {output}", file=sys.stderr)

@@ -31,12 +31,12 @@ from acgpt.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from acgpt.data.corpus import Corpus
+    from acgpt.display.show import Page
     from acgpt.evaluation.dataset import EvaluationSet
     from acgpt.evaluation.perplexity import Evaluation
     from acgpt.methods import Method
     from acgpt.models.language_model import LanguageModel
     from acgpt.query.conditioning import Conditioning
-    from acgpt.show import Page
 
 NO_ANSWER = "--"
 PAUSE = 30.0  # seconds between two lines on what is done, where nobody is watching
@@ -375,7 +375,7 @@ def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path |
 
 def print_evaluation(evaluation: Evaluation, result: dict[str, Any]) -> None:
     """The table for people."""
-    from acgpt.show import Page, printable
+    from acgpt.display.show import Page, printable
 
     page = Page()
     texts, about = len(evaluation.evaluation_set), result["set"]

@@ -133,8 +133,8 @@ def experiment(
 
 def show_all(output: str, cells: Sequence[Cell], states: Mapping[str, State], held: set[str], as_json: bool) -> None:
     """All cells, for people or for programs; those that are `held` are at work elsewhere."""
+    from acgpt.display.show import Page, printable
     from acgpt.experiment_runner import as_dict
-    from acgpt.show import Page, printable
 
     states = {name: replace(each, state="elsewhere") if name in held else each for name, each in states.items()}
     counts = [state.state for state in states.values()]

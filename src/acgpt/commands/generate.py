@@ -194,7 +194,7 @@ def print_generations(result: Mapping[str, Any], there: Sequence[str]) -> None:
     """The table for people; these modes were there before."""
     from rich.table import Table
 
-    from acgpt.show import Page, printable
+    from acgpt.display.show import Page, printable
 
     page, about = Page(), result["set"]
     page.note(printable(called(result["model"], result["adapter"])), "bold")

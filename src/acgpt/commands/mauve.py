@@ -514,7 +514,7 @@ def print_result(result: Mapping[str, Any], path: Path) -> None:
     """The table for people."""
     from rich.table import Table
 
-    from acgpt.show import Page, printable
+    from acgpt.display.show import Page, printable
 
     page, record, found = Page(), result["record"], result["mauve"]
     page.note(printable(result["generated"]), "bold")

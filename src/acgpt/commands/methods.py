@@ -37,8 +37,8 @@ def methods(
     hush()
     from rich.table import Table
 
+    from acgpt.display.show import Page
     from acgpt.methods import METHODS
-    from acgpt.show import Page
 
     if as_json:
         found = {

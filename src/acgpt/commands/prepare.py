@@ -162,7 +162,7 @@ def print_corpus(corpus: Corpus, reused: bool, seconds: float) -> None:
     """The splits as a table, and what else there is to know."""
     from rich.table import Table
 
-    from acgpt.show import Page
+    from acgpt.display.show import Page
 
     page = Page()
     table = Table(box=None, pad_edge=False)

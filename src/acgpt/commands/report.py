@@ -66,7 +66,7 @@ def report(
 
 def print_report(made: Report, output: Path) -> None:
     """The tables for people; the paper's own rows are in the files."""
-    from acgpt.show import Page, printable
+    from acgpt.display.show import Page, printable
 
     page = Page()
     page.width = page.width if page.is_terminal else max(page.width, 140)

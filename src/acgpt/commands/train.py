@@ -153,7 +153,7 @@ def print_recipes(recipes: dict[str, str], as_json: bool) -> None:
 
 def print_results(results: dict[str, Any]) -> None:
     """The folder, what it took, and the perplexities."""
-    from acgpt.show import Page, printable
+    from acgpt.display.show import Page, printable
 
     page = Page()
     page.note(printable(results["model"]), "bold")

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 from acgpt.common.files import disk_errors
+from acgpt.display.show import COLOURS, FONTS, shortened
 from acgpt.engine.layout import build, visible
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.evaluation.perplexity import queries_of
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.modes import MODES, Mode
-from acgpt.show import COLOURS, FONTS, shortened
 
 TEXT = "The cat sat on the mat."
 EXAMPLE = 352  # a seed under which the sets of that sentence have two ends, and two blocks of different sizes

@@ -1,0 +1,1 @@
+"""Answers and procedures for people: colours on a terminal, and pictures."""
