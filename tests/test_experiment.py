@@ -16,10 +16,10 @@ import yaml
 from runs import write_corpus
 from typer.testing import CliRunner
 
-from acgpt import experiment_runner
 from acgpt.cli import app
 from acgpt.errors import InputError
-from acgpt.experiment import BUILT_IN, Draws, Evaluations, Experiment, Scores, load_experiment, make
+from acgpt.experiments import runner as experiment_runner
+from acgpt.experiments.experiment import BUILT_IN, Draws, Evaluations, Experiment, Scores, load_experiment, make
 from acgpt.methods import METHODS
 from acgpt.training.recipe import built_in
 

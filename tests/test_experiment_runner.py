@@ -17,9 +17,10 @@ import yaml
 from runs import SMALL, Command, until, write_corpus
 from test_experiment import ROOT, made, run_cli
 
-from acgpt import experiment, experiment_runner
-from acgpt.experiment import BUILT_IN, Experiment
-from acgpt.experiment_runner import Runner, held, state_of
+from acgpt.experiments import experiment
+from acgpt.experiments import runner as experiment_runner
+from acgpt.experiments.experiment import BUILT_IN, Experiment
+from acgpt.experiments.runner import Runner, held, state_of
 from acgpt.report import write
 
 # ---- running, with a stand-in for acgpt -----------------------------------------------------------------------------

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from acgpt.experiment import Cell
-    from acgpt.experiment_runner import State
+    from acgpt.experiments.experiment import Cell
+    from acgpt.experiments.runner import State
 
 HELP = {
     "file": "A YAML file, or the name of an experiment that comes with acgpt (see --list).",
@@ -90,7 +90,7 @@ def experiment(
              evaluations, generated, generations, scored, scores (numbers),
              error, commands
     """
-    from acgpt.experiment import BUILT_IN, load_experiment
+    from acgpt.experiments.experiment import BUILT_IN, load_experiment
     from acgpt.training.recipe import built_in
 
     if file is None:
@@ -103,7 +103,7 @@ def experiment(
         raise InputError(f"{loaded.output} is a file: name a folder with -o.")
     loaded = replace(loaded, mauve=None) if no_scoring else loaded
     cells = loaded.chosen(only or ())
-    from acgpt.experiment_runner import Runner, check_corpora, check_scoring, is_held, state_of
+    from acgpt.experiments.runner import Runner, check_corpora, check_scoring, is_held, state_of
 
     if print_commands:
         words = ["acgpt", "experiment", file, *(changes or ()), *(("-o", output) if output else ())]
@@ -134,7 +134,7 @@ def experiment(
 def show_all(output: str, cells: Sequence[Cell], states: Mapping[str, State], held: set[str], as_json: bool) -> None:
     """All cells, for people or for programs; those that are `held` are at work elsewhere."""
     from acgpt.display.show import Page, printable
-    from acgpt.experiment_runner import as_dict
+    from acgpt.experiments.runner import as_dict
 
     states = {name: replace(each, state="elsewhere") if name in held else each for name, each in states.items()}
     counts = [state.state for state in states.values()]
@@ -196,7 +196,7 @@ class Display:
     def __init__(self, cells: Sequence[Cell], quiet: bool) -> None:
         from rich.console import Console
 
-        from acgpt.experiment_runner import state_of
+        from acgpt.experiments.runner import state_of
 
         self.cells, self.quiet = cells, quiet
         self.states = {cell.name: state_of(cell) for cell in cells}

@@ -43,7 +43,7 @@ from acgpt.query.conditioning import Conditioning, check_keys
 from acgpt.query.modes import MODES, modes_named
 from acgpt.training.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change, read_yaml
 
-BUILT_IN = Path(__file__).parent / "experiments"
+BUILT_IN = Path(__file__).parent / "builtin"
 LOGS, LOCKS = "logs", "locks"
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 # What an axis might be called, and the key of a recipe that it is.

@@ -33,7 +33,7 @@ from acgpt.evaluation.features import LENGTH, Featurizer
 from acgpt.evaluation.generations import Generations
 from acgpt.evaluation.mauve import FEWEST, PAPER, check_counts, package
 from acgpt.evaluation.reference import lack, of_corpus
-from acgpt.experiment import Cell, Experiment
+from acgpt.experiments.experiment import Cell, Experiment
 from acgpt.training.log import read_log
 from acgpt.training.run_folder import CONFIG, LOG, RESULTS, check_same
 

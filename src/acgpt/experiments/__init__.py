@@ -1,0 +1,1 @@
+"""Grids of training runs as independent cells, and the experiments that come with acgpt."""
