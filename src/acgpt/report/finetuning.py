@@ -26,7 +26,7 @@ from acgpt.report.runs import Measured, Run, backbones, sets_in_words
 from acgpt.report.tables import Cell, Column, Row, Table, file_name
 from acgpt.training.recipe import differences
 
-PAPER = Path(__file__).parent.parent / "paper" / "finetuning.json"
+PAPER = Path(__file__).parent / "paper" / "finetuning.json"
 ADVANTAGES = {"unconditional": "unconditional", **WITHOUT_FUTURE}  # the run's mode, and its twin's
 
 ABOUT = (

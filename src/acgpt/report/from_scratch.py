@@ -21,7 +21,7 @@ from acgpt.report.runs import SETS, Measured, Run, set_in_words
 from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, rank
 from acgpt.training.recipe import FREE, Recipe
 
-PAPER = Path(__file__).parent.parent / "paper" / "from_scratch.json"
+PAPER = Path(__file__).parent / "paper" / "from_scratch.json"
 R_MAX = 0.6  # of the paper's main results
 
 COLUMNS = (

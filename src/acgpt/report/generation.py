@@ -28,7 +28,7 @@ from acgpt.report.runs import Run, read_json
 from acgpt.report.samples_page import Shown, samples_page
 from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name
 
-PAPER = Path(__file__).parent.parent / "paper" / "mauve.json"
+PAPER = Path(__file__).parent / "paper" / "mauve.json"
 PAGE = "samples.html"
 ENDING = ".mauve.json"
 WHOLE = "whole text"
