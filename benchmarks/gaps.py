@@ -24,8 +24,8 @@ from common import machine, report
 from render import gap_rows
 
 import acgpt
+from acgpt.cli.demo_table import only_adapter
 from acgpt.data.corpus import Corpus
-from acgpt.demo_table import only_adapter
 from acgpt.models.adapters import Choice
 from acgpt.models.metadata import tokenizer_hash
 

@@ -19,7 +19,7 @@ from gaps import held_out
 from render import worth_rows
 
 import acgpt
-from acgpt.demo_table import demo_texts, worth
+from acgpt.cli.demo_table import demo_texts, worth
 from acgpt.models.language_model import Question
 
 

@@ -87,7 +87,7 @@ def loss_of(run: Path) -> dict[int, float]:
 
 # Importing torch and transformers takes most of a short run, so one process has done it and is forked for each run.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["acgpt.cli", "acgpt.training.train", "matplotlib.pyplot"])
+SERVER.set_forkserver_preload(["acgpt.cli.main", "acgpt.training.train", "matplotlib.pyplot"])
 
 
 class Command:
@@ -144,7 +144,7 @@ def enter(
     if before is not None:
         before(detail)
     sys.argv = ["acgpt", *words]
-    from acgpt.cli import main
+    from acgpt.cli.main import main
 
     main()
 

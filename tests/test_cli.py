@@ -19,7 +19,7 @@ from models import tiny_model
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt.cli import BATCH, app, emit, questions, score_fields, tidy
+from acgpt.cli.main import BATCH, app, emit, questions, score_fields, tidy
 from acgpt.display.show import Page, print_score
 from acgpt.models.language_model import LanguageModel, Score, TokenScore
 from acgpt.models.metadata import Metadata
@@ -304,7 +304,7 @@ def test_what_needs_no_model_does_not_import_torch(tmp_path):
     commands += [["score", "--file", str(tmp_path / "none")], ["score", "{{a}}", "--dtype", "float7"], ["show", "{{a"]]
     code = f"""
 import sys
-from acgpt.cli import main
+from acgpt.cli.main import main
 for sys.argv[1:] in {commands}:
     try:
         main()

@@ -16,7 +16,7 @@ from runs import write_corpus
 from toys import answer, query, sampler_of, toy
 from typer.testing import CliRunner
 
-from acgpt.cli import app
+from acgpt.cli.main import app
 from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import compile_blocks, is_compiled
 from acgpt.engine.decode import Sampling

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt.cli import app
+from acgpt.cli.main import app
 from acgpt.display.conditioning import COLOURS, REGIMES, draw_conditioning, panel, read_conditioning, terminal
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 
@@ -92,7 +92,7 @@ def test_in_the_terminal_each_set_is_a_line_of_squares_and_its_size():
 
 def test_neither_torch_nor_matplotlib_is_imported_without_need():
     program = (
-        "import sys; from acgpt.cli import app\n"
+        "import sys; from acgpt.cli.main import app\n"
         "def light(): assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)\n"
         "light(); app(['draw', 'conditioning', '-c', '{empty: 1}', '--json'], standalone_mode=False); light()"
     )

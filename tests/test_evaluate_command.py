@@ -23,8 +23,8 @@ from safetensors.torch import save_file as save_torch_file
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt.cli import app
-from acgpt.commands.evaluate import bar, print_perplexities
+from acgpt.cli.evaluate import bar, print_perplexities
+from acgpt.cli.main import app
 from acgpt.data.corpus import Corpus
 from acgpt.display.show import Page
 from acgpt.engine.layout import batches
@@ -391,7 +391,7 @@ def test_batch_tokens_change_no_result(cli, corpus):
     ("pause", "said"), [(0.0, ["infilling: 1,000 of 2,000", "infilling: 2,000 of 2,000"]), (9e9, [])]
 )
 def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch, capsys, pause, said):
-    monkeypatch.setattr("acgpt.commands.evaluate.PAUSE", pause)
+    monkeypatch.setattr("acgpt.cli.evaluate.PAUSE", pause)
     with bar("infilling") as update:
         update(1000, 2000, 3)
         update(2000, 2000)
@@ -431,6 +431,6 @@ def test_what_the_user_can_mend_ends_with_one_message_and_code_2(cli, corpus, tm
 
 
 def test_the_command_is_listed_without_importing_torch():
-    code = "import sys, acgpt.cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, acgpt.cli.main; sys.exit('torch' in sys.modules)"
     env = os.environ | {"PYTHONPATH": str(Path(acgpt.__file__).parents[1])}
     subprocess.run([sys.executable, "-c", code], env=env, check=True)

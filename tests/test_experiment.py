@@ -16,7 +16,7 @@ import yaml
 from runs import write_corpus
 from typer.testing import CliRunner
 
-from acgpt.cli import app
+from acgpt.cli.main import app
 from acgpt.errors import InputError
 from acgpt.experiments import runner as experiment_runner
 from acgpt.experiments.experiment import BUILT_IN, Draws, Evaluations, Experiment, Scores, load_experiment, make

@@ -313,7 +313,7 @@ def test_the_commands_that_are_printed_run_one_cell_each(tmp_path, told, monkeyp
 
 
 def test_on_a_terminal_there_is_a_table_of_cells_around_the_one_that_runs(tmp_path):
-    from acgpt.commands.experiment import Display
+    from acgpt.cli.experiment import Display
 
     found = made(tmp_path / "out", grid={"seed": list(range(100))})
     display = Display(found.cells, quiet=False)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt.cli import app
+from acgpt.cli.main import app
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError
 from acgpt.models.language_model import LanguageModel

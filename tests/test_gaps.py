@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 
 import acgpt
 from acgpt import LanguageModel, Metadata
+from acgpt.cli.demo_table import demo_texts, print_worth, worth
 from acgpt.data.corpus import Corpus
 from acgpt.data.prepare import prepare
-from acgpt.demo_table import demo_texts, print_worth, worth
 from acgpt.display.show import Page
 from acgpt.query.template import parse, rendered
 

@@ -18,7 +18,7 @@ from runs import Command, kill_self, replace, write_corpus
 from toys import all_fillings, answer, p_value, query, sampler_of, toy
 from typer.testing import CliRunner
 
-from acgpt.cli import app
+from acgpt.cli.main import app
 from acgpt.common.files import write_whole
 from acgpt.data.corpus import Corpus
 from acgpt.engine.decode import Sampling
@@ -524,7 +524,7 @@ def test_the_index_of_a_folder_says_what_lies_there_and_what_its_method_cannot(m
 
 
 def test_the_usual_way_to_draw_is_written_in_one_place(models, corpus, tmp_path, monkeypatch):
-    from acgpt.commands.generate import HELP
+    from acgpt.cli.generate import HELP
 
     for name, words in (("prompt", module.PROMPT), ("top_p", module.TOP_P), ("temperature", module.TEMPERATURE)):
         assert HELP[name].endswith(f"Default: {words}.")

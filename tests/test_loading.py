@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, ModelError
-from acgpt.commands.push import check
+from acgpt.cli.push import check
 from acgpt.display.show import load_reader
 from acgpt.models.loading import read_metadata
 from acgpt.models.metadata import FILE, tokenizer_hash

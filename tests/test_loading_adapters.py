@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import acgpt
 from acgpt import FutureIgnored, LanguageModel, Metadata, ModelError
-from acgpt.commands.options import Dtype, called, load_model
+from acgpt.cli.ui import Dtype, called, load_model
 from acgpt.models import loading
 from acgpt.models.loading import adapter_source, resolve
 from acgpt.models.metadata import tokenizer_hash, weights_hash

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt import InputError, LanguageModel, ModelError
-from acgpt.cli import app
+from acgpt.cli.main import app
 from acgpt.data.tokenizer import named
 from acgpt.models.loading import read_metadata
 

@@ -17,8 +17,8 @@ from models import tiny_model, tiny_tokenizer
 from runs import SPECIAL, write_corpus
 from typer.testing import CliRunner
 
-from acgpt.cli import app
-from acgpt.commands.mauve import Work, load_judge
+from acgpt.cli.main import app
+from acgpt.cli.mauve import Work, load_judge
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluation import mauve as mauve_score

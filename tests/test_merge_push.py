@@ -23,9 +23,9 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt import InputError, LanguageModel, Metadata, ModelError, OutputError
-from acgpt.cli import app
-from acgpt.commands.merge import write_merged
-from acgpt.commands.push import Upload, send
+from acgpt.cli.main import app
+from acgpt.cli.merge import write_merged
+from acgpt.cli.push import Upload, send
 from acgpt.models.card import card, write_card
 from acgpt.models.metadata import FILE, weights_hash
 from acgpt.query.conditioning import Conditioning

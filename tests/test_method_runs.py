@@ -13,8 +13,8 @@ from runs import SMALL, loss_of, read_rows, write_corpus
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt.cli import app
-from acgpt.commands.evaluate import choose_method
+from acgpt.cli.evaluate import choose_method
+from acgpt.cli.main import app
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import METHODS, method_of

@@ -17,8 +17,8 @@ from toys import BOS, every_query, learner_of, mask_of, sampler_of, total_probab
 from toys import query as query_of
 from typer.testing import CliRunner
 
-from acgpt.cli import app
-from acgpt.commands.methods import COLUMNS
+from acgpt.cli.main import app
+from acgpt.cli.methods import COLUMNS
 from acgpt.engine import attention
 from acgpt.engine.decode import Sampling
 from acgpt.errors import ModelError, QueryError

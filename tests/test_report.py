@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from acgpt.cli import app
+from acgpt.cli.main import app
 from acgpt.errors import InputError
 from acgpt.report import finetuning, from_scratch, generation, write
 from acgpt.report.finetuning import ADVANTAGES, PAPER, advantage

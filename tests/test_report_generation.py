@@ -16,7 +16,7 @@ from runs import write_corpus
 from test_report_scratch import scratch
 from typer.testing import CliRunner
 
-from acgpt.cli import app
+from acgpt.cli.main import app
 from acgpt.errors import InputError
 from acgpt.evaluation.generations import Generations
 from acgpt.report import write

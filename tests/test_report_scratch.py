@@ -15,7 +15,7 @@ import pytest
 from test_report import evaluation, write_run
 from typer.testing import CliRunner
 
-from acgpt.cli import app
+from acgpt.cli.main import app
 from acgpt.errors import InputError
 from acgpt.methods import METHODS, AcGpt
 from acgpt.report import write

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt.cli import app
+from acgpt.cli.main import app
 from acgpt.display.show import BLANK, Page, figure, label, load_reader, picture, printable, query_of, terminal
 from acgpt.engine.layout import build, visible
 from acgpt.errors import InputError, OutputError

@@ -12,7 +12,7 @@ from runs import SMALL, Command, ended, until, write_corpus
 from test_train import recipe_of, results_of
 from typer.testing import CliRunner
 
-from acgpt.cli import app
+from acgpt.cli.main import app
 from acgpt.errors import InputError
 from acgpt.training.learner import Learner
 from acgpt.training.run_folder import last_checkpoint

@@ -1,6 +1,6 @@
 """`python -m acgpt` is the command `acgpt`."""
 
-from acgpt.cli import main
+from acgpt.cli.main import main
 
 if __name__ == "__main__":
     main()

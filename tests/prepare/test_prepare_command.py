@@ -11,7 +11,7 @@ import pytest
 from texts import GOOD, NUMBERS, TEXTS, by_lines, jsonl, tokens
 from typer.testing import CliRunner
 
-from acgpt.cli import app
+from acgpt.cli.main import app
 from acgpt.data.corpus import Corpus
 from acgpt.data.prepare import Progress
 
@@ -97,7 +97,7 @@ def test_the_command_takes_a_limit(command, named, tmp_path):
 
 
 def test_a_bar_is_shown_on_a_terminal(named, tmp_path):
-    from acgpt.commands.prepare import bar
+    from acgpt.cli.prepare import bar
 
     class Terminal:
         def __init__(self):
@@ -127,9 +127,9 @@ def test_a_bar_is_shown_on_a_terminal(named, tmp_path):
 
 @pytest.mark.parametrize("pause", [0.0, 9e9])
 def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch, capsys, pause):
-    from acgpt.commands.prepare import bar
+    from acgpt.cli.prepare import bar
 
-    monkeypatch.setattr("acgpt.commands.prepare.PAUSE", pause)
+    monkeypatch.setattr("acgpt.cli.prepare.PAUSE", pause)
     with bar() as show:
         show(Progress("sources"))
         show(Progress("tokens", done=100, total=400, documents=4, tokens=1234, text=100))

@@ -216,7 +216,7 @@ def kill(event, args):
             os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(kill)
-from acgpt.cli import main
+from acgpt.cli.main import main
 main()
 """
 

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from acgpt.commands.options import option
-from acgpt.commands.train import (
+from acgpt.cli.train import (
     ChangesArgument,
     JsonOption,
     ListOption,
@@ -18,6 +17,7 @@ from acgpt.commands.train import (
     print_recipes,
     train_and_report,
 )
+from acgpt.cli.ui import option
 
 HELP = {
     "recipe": "A YAML file, or the name of a recipe that comes with acgpt (see --list). "

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acgpt.commands.evaluate import PAUSE
-from acgpt.commands.options import emit, hush, option
+from acgpt.cli.evaluate import PAUSE
+from acgpt.cli.ui import emit, hush, option
 
 if TYPE_CHECKING:
     from acgpt.data.corpus import Corpus

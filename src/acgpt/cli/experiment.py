@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acgpt.commands.evaluate import PAUSE
-from acgpt.commands.options import emit, option
-from acgpt.commands.train import ChangesArgument, QuietOption, print_recipes
+from acgpt.cli.evaluate import PAUSE
+from acgpt.cli.train import ChangesArgument, QuietOption, print_recipes
+from acgpt.cli.ui import emit, option
 from acgpt.errors import InputError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acgpt.commands.evaluate import check_writable
-from acgpt.commands.options import emit, option
+from acgpt.cli.evaluate import check_writable
+from acgpt.cli.ui import emit, option
 
 if TYPE_CHECKING:
     from acgpt.report.write import Report

@@ -1,4 +1,4 @@
-"""A tour on the embedded model, in under two minutes on two CPU cores: `python -m acgpt.demo`.
+"""A tour on the embedded model, in under two minutes on two CPU cores: `python -m acgpt.cli.demo`.
 
 Every answer is computed when it is shown, and stands under the Python call that gives it. Seeds are fixed, so two runs
 on one machine print the same.
@@ -11,7 +11,7 @@ import time
 
 from rich.text import Text
 
-from acgpt.commands.options import hush, speak_plainly
+from acgpt.cli.ui import hush, speak_plainly
 from acgpt.errors import InputError
 
 
@@ -19,7 +19,7 @@ def tour() -> None:
     """Score, rank and infill; then the past given the future, and what knowing it is worth."""
     speak_plainly()
     hush()
-    from acgpt.demo_table import demo_texts, print_worth, worth
+    from acgpt.cli.demo_table import demo_texts, print_worth, worth
     from acgpt.display.show import Page, print_ranking, print_samples, print_score
     from acgpt.models.loading import load
 

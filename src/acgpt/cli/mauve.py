@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acgpt.commands.evaluate import NO_ANSWER, bar, check_writable
-from acgpt.commands.options import DeviceOption, emit, finite, hush, option
+from acgpt.cli.evaluate import NO_ANSWER, bar, check_writable
+from acgpt.cli.ui import DeviceOption, emit, finite, hush, option
 from acgpt.common.provenance import versions, when
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.mauve import PAPER

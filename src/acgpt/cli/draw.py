@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from acgpt.commands.options import emit, option
+from acgpt.cli.ui import emit, option
 
 app = typer.Typer(no_args_is_help=True, help="Draw what training and evaluation give and ask.")
 

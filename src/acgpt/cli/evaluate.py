@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acgpt.commands.options import (
+from acgpt.cli.ui import (
     AdapterOption,
     DeviceOption,
     Dtype,

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from acgpt.commands import evaluate
-from acgpt.commands.evaluate import (
+from acgpt.cli import evaluate
+from acgpt.cli.evaluate import (
     NO_ANSWER,
     bar,
     check_writable,
@@ -20,7 +20,7 @@ from acgpt.commands.evaluate import (
     names_in,
     training_distribution,
 )
-from acgpt.commands.options import (
+from acgpt.cli.ui import (
     AdapterOption,
     DeviceOption,
     Dtype,

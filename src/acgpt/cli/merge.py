@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acgpt.commands.options import Dtype, emit, hush, option
+from acgpt.cli.ui import Dtype, emit, hush, option
 from acgpt.errors import InputError, ModelError, OutputError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-from acgpt.commands.options import emit, hush, option
+from acgpt.cli.ui import emit, hush, option
 
 COLUMNS = {  # their headings, and what they mean
     "evaluates_any": ("evaluates any conditional", "gives p(asked | given) exactly, whatever is asked and given"),

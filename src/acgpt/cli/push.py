@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from acgpt.commands.options import emit, hush, option
+from acgpt.cli.ui import emit, hush, option
 from acgpt.errors import InputError, ModelError
 
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from acgpt.commands import (
+from acgpt.cli import (
     draw,
     evaluate,
     experiment,
@@ -38,7 +38,7 @@ from acgpt.commands import (
     report,
     train,
 )
-from acgpt.commands.options import (
+from acgpt.cli.ui import (
     NO_ADAPTER,
     DeviceOption,
     Dtype,

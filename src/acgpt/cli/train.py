@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from acgpt.commands.evaluate import print_perplexities
-from acgpt.commands.options import emit, hush, option
+from acgpt.cli.evaluate import print_perplexities
+from acgpt.cli.ui import emit, hush, option
 from acgpt.errors import InputError
 
 HELP = {
