@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check lint format types gpu-test bench-help clean
+.PHONY: help install demo test check lint format types imports gpu-test bench-help clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -24,7 +24,7 @@ demo: $(STAMP) ## a tour with a real model, on this machine: scoring, ranking, i
 test: check ## lint, types and every test that needs no GPU
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-check: lint types ## lint and types
+check: lint types imports ## lint, types and the order of imports
 
 lint: $(STAMP) ## ruff: rules and formatting, changing nothing
 	@$(BIN)/ruff check
@@ -36,6 +36,9 @@ format: $(STAMP) ## ruff: mend what can be mended
 
 types: $(STAMP) ## mypy, strict
 	@$(BIN)/mypy
+
+imports: $(STAMP) ## import-linter: packages import only from packages below them
+	@$(BIN)/lint-imports --no-logo > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
 
 # .venv holds a CPU build of torch, so these run in the environment of $(PYTHON): one with CUDA, our dependencies and
 # pytest.
@@ -52,7 +55,7 @@ bench-help: ## list the benchmarks and what each one measures
 	done
 
 clean: ## remove .venv, caches and builds
-	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an install that failed is tried again.

@@ -1,1 +1,1 @@
-"""Questions: tokens and their roles, the template language, conditioning sets and evaluation modes. No torch."""
+"""Questions: tokens and their roles, the template language, conditioning sets and evaluation modes."""
