@@ -19,9 +19,26 @@ from acgpt.query.template import escape
 from acgpt.version import __version__
 
 if TYPE_CHECKING:
+    from acgpt.data.prepare import prepare
     from acgpt.models.language_model import FutureIgnored, LanguageModel, Ranked, Ranking, Sample, Score, TokenScore
     from acgpt.models.loading import load
     from acgpt.models.metadata import Metadata
+    from acgpt.training.train import train
+
+# What needs torch and transformers (seconds to import), and the module of each: imported when it is first used.
+LAZY = {
+    "FutureIgnored": "acgpt.models.language_model",
+    "LanguageModel": "acgpt.models.language_model",
+    "Metadata": "acgpt.models.metadata",
+    "Ranked": "acgpt.models.language_model",
+    "Ranking": "acgpt.models.language_model",
+    "Sample": "acgpt.models.language_model",
+    "Score": "acgpt.models.language_model",
+    "TokenScore": "acgpt.models.language_model",
+    "load": "acgpt.models.loading",
+    "prepare": "acgpt.data.prepare",
+    "train": "acgpt.training.train",
+}
 
 __all__ = [
     "FutureIgnored",
@@ -41,20 +58,20 @@ __all__ = [
     "__version__",
     "escape",
     "load",
+    "prepare",
+    "train",
 ]
 
 
 def __dir__() -> list[str]:
-    """All public names, those too that have not been imported yet."""
+    """All public names, including those not imported yet."""
     return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> object:
-    """Import what needs torch and transformers (seconds) only when it is first used."""
+    """Import a lazy name on first use."""
     from importlib import import_module
 
-    for module in ("models.language_model", "models.loading", "models.metadata") if name in __all__ else ():
-        found = vars(import_module(f"acgpt.{module}"))
-        if name in found:
-            return found[name]
-    raise AttributeError(f"module 'acgpt' has no attribute {name!r}")
+    if name not in LAZY:
+        raise AttributeError(f"module 'acgpt' has no attribute {name!r}")
+    return getattr(import_module(LAZY[name]), name)
