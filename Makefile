@@ -45,7 +45,7 @@ imports: $(STAMP) ## import-linter: packages import only from packages below the
 gpu-test: ## the tests that need CUDA, in the environment of PYTHON
 	@$(PYTHON) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 		|| { echo "error: $(PYTHON) has no torch that sees a GPU; name one that has: make PYTHON=... gpu-test" >&2; exit 1; }
-	@PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/test_gpu.py tests/test_gpu_training.py tests/test_kernels.py
+	@PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/exactness tests/training
 
 bench-help: ## list the benchmarks and what each one measures
 	@for file in $$(grep -l argparse benchmarks/*.py); do \

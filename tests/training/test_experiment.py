@@ -23,7 +23,7 @@ from acgpt.experiments.experiment import BUILT_IN, Draws, Evaluations, Experimen
 from acgpt.methods import METHODS
 from acgpt.training.recipe import built_in
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 NAMES = sorted(path.stem for path in BUILT_IN.glob("*.yaml"))

@@ -20,7 +20,7 @@ from acgpt.training.log import DURING
 from acgpt.training.recipe import make
 from acgpt.training.train import train
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 KEYS = SMALL | {"steps": 6, "save_every": 2, "eval_every": 2, "micro_batch": 2, "keep": 9}
 CLOSE = 1e-5  # relative: what another order of the same sums in fp32 may change in a loss
 

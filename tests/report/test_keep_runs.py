@@ -22,7 +22,7 @@ from acgpt.report.generation import NO_SAMPLES
 from acgpt.report.runs import read_runs
 from acgpt.report.write import make_report
 
-PROGRAM = Path(__file__).resolve().parent.parent / "benchmarks" / "keep_runs.py"
+PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "keep_runs.py"
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def test_the_ending_says_the_format(tmp_path, ending, starts):
 
 
 def test_the_picture_in_the_documentation_is_small():
-    picture = Path(__file__).resolve().parent.parent / "docs" / "conditioning.png"
+    picture = Path(__file__).resolve().parents[2] / "docs" / "conditioning.png"
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 300_000
 
 

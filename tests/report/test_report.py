@@ -541,7 +541,7 @@ def test_latex_says_what_it_takes_to_compile_it():
 
 
 def test_all_that_reports_say_by_themselves_is_ascii_in_latex():
-    results = Path(__file__).parents[1] / "benchmarks" / "results"
+    results = Path(__file__).parents[2] / "benchmarks" / "results"
     places = [results / "methods-h200", results / "finetuning-h200"]
     runs = read_runs(find_runs(places)[0])
     parts = [from_scratch.make(runs), finetuning.make(runs), generation.make(places, runs)]

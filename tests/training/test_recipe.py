@@ -33,7 +33,7 @@ from acgpt.training.recipe import (
 from acgpt.training.train import train
 
 NAMES = sorted(path.stem for path in BUILT_IN.glob("*.yaml"))
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
 

@@ -13,7 +13,7 @@ from test_report import evaluation
 from test_report_generation import drawn
 from test_report_scratch import AC, GPT, scratch
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 NOTHING = (None,) * 5
 
 

@@ -321,7 +321,7 @@ def test_the_examples_of_the_page_print_what_it_says(shelf, tmp_path, monkeypatc
     (tmp_path / "adapters").mkdir()
     for link, target in {"base": "base", "adapters/infill": "fill", "adapters/scattered": "any"}.items():
         (tmp_path / link).symlink_to(shelf.folder / target)
-    page = Path(__file__).resolve().parent.parent / "docs" / "adapters.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
     results = doctest.testfile(str(page), module_relative=False, verbose=False)
     assert results.attempted > 5 and results.failed == 0
     results = doctest.testmod(acgpt.models.adapters)

@@ -26,7 +26,7 @@ from acgpt.query.template import parse, rendered
 
 peft = pytest.importorskip("peft")
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 VOCABULARY = 324  # of the tiny tokenizer
 
 
