@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from acgpt.errors import OutputError
 
@@ -42,6 +42,23 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes | Iterable[by
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def try_lock(file: int | IO[Any]) -> bool:
+    """Lock an open file or folder against other processes; False if one of them holds it.
+
+    The lock is advisory and belongs to the descriptor: the system releases it when that is closed, or when the last
+    process that inherited it ends, however it ends. Systems other than Unix have no such lock, and anyone may go on.
+    """
+    if os.name != "posix":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def read_object(path: Path) -> dict[str, Any]:

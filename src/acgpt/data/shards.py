@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from acgpt.common.files import sync
+from acgpt.common.files import sync, try_lock
 from acgpt.data.corpus import JOURNAL, MANIFEST, Shard, check_shard
 from acgpt.errors import InputError
 
@@ -144,17 +144,13 @@ class Writer:
 def locked(folder: Path) -> Iterator[None]:
     """Make the folder and keep other processes out of it, until this one ends, however it ends (Unix only)."""
     folder.mkdir(parents=True, exist_ok=True)
-    if os.name != "posix":
+    if os.name != "posix":  # which alone can open folders
         yield
         return
-    import fcntl
-
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"another process is preparing {folder}: wait for it, or name another folder.") from error
+        if not try_lock(descriptor):
+            raise InputError(f"another process is preparing {folder}: wait for it, or name another folder.")
         yield
     finally:
         os.close(descriptor)

@@ -21,6 +21,7 @@ from itertools import accumulate, dropwhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from acgpt.common.files import try_lock
 from acgpt.errors import InputError
 from acgpt.evaluation.generations import as_line, record_of
 
@@ -133,15 +134,8 @@ def opened(path: Path, config: Mapping[str, Any]) -> Iterator[Part]:
         InputError: It is a part of something else, or no part at all, or another process has opened it.
     """
     with path.open("a+b") as file:
-        if os.name == "posix":
-            import fcntl
-
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise InputError(
-                    f"another process is drawing {path}: wait for it, or name another folder with -o."
-                ) from error
+        if not try_lock(file):
+            raise InputError(f"another process is drawing {path}: wait for it, or name another folder with -o.")
         file.seek(0)
         first = file.readline()
         there = config_of(path, first)

@@ -26,7 +26,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from acgpt.common.files import sync, write_whole
+from acgpt.common.files import sync, try_lock, write_whole
 from acgpt.errors import InputError, OutputError
 from acgpt.training.recipe import Recipe, differences
 
@@ -137,18 +137,14 @@ def alone(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
     try:
-        for patience in range(PATIENCE, -1, -1) if os.name == "posix" else ():
-            import fcntl
-
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if not patience:
-                    raise InputError(
-                        f"another process is training in {folder}: wait for it, or name another folder with output=…."
-                    ) from error
-                time.sleep(0.1)
+        waited = 0
+        while not try_lock(descriptor):
+            if waited == PATIENCE:
+                raise InputError(
+                    f"another process is training in {folder}: wait for it, or name another folder with output=…."
+                )
+            time.sleep(0.1)
+            waited += 1
         yield
     finally:
         os.close(descriptor)
