@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from acgpt.models.language_model import FutureIgnored, LanguageModel, Ranked, Ranking, Sample, Score, TokenScore
     from acgpt.models.loading import load
     from acgpt.models.metadata import Metadata
+    from acgpt.training.finetune import finetune
     from acgpt.training.train import train
 
 # What needs torch and transformers (seconds to import), and the module of each: imported when it is first used.
@@ -35,6 +36,7 @@ LAZY = {
     "Sample": "acgpt.models.language_model",
     "Score": "acgpt.models.language_model",
     "TokenScore": "acgpt.models.language_model",
+    "finetune": "acgpt.training.finetune",
     "load": "acgpt.models.loading",
     "prepare": "acgpt.data.prepare",
     "train": "acgpt.training.train",
@@ -57,6 +59,7 @@ __all__ = [
     "TokenScore",
     "__version__",
     "escape",
+    "finetune",
     "load",
     "prepare",
     "train",

@@ -413,3 +413,9 @@ def test_the_documentation_names_every_recipe_and_every_configuration():
         assert f"`{name}`" in told or f"`-{name.split('-')[1]}`" in told
     for path in (ROOT / "configs").iterdir():
         assert f"configs/{path.name}" in text
+
+
+def test_changes_by_key_come_to_the_recipe_that_the_same_changes_in_words_do():
+    words = ["steps=20", "conditioning.r_max=0.4", "optimizer=adamw", "output=runs/1e3", "lr=5e-4"]
+    values = {"steps": 20, "conditioning.r_max": 0.4, "optimizer": "adamw", "output": Path("runs/1e3"), "lr": 5e-4}
+    assert load_recipe("tiny-cpu", values) == load_recipe("tiny-cpu", words)

@@ -74,7 +74,8 @@ def finetune(
 
     Keys of --json: those of acgpt train.
     """
-    from acgpt.training.recipe import built_in, load_recipe
+    from acgpt.training.finetune import finetuning_recipe
+    from acgpt.training.recipe import built_in, load_recipe, read_change
 
     if list_recipes:
         print_recipes({name: words for name, words in built_in().items() if load_recipe(name).base}, as_json)
@@ -82,13 +83,11 @@ def finetune(
     changes = list(changes or ())
     if recipe is not None and "=" in recipe and not Path(recipe).is_file():
         changes, recipe = [recipe, *changes], None
-    if full and (rank is not None or four_bits):
-        raise typer.BadParameter("--full trains all weights: leave --rank and --4bit out.")
-    wanted = {
-        "base": base, "corpus": corpus, "output": output, "conditioning.r_max": r_max, "conditioning.empty": mix,
-        "conditioning.infilling": infilling, "steps": steps, "lr": lr, "quantize": "4bit" if four_bits else None,
-        "method": "gpt" if causal else None, "lora": "null" if full else None, "lora.rank": rank,
-    }  # fmt: skip
-    flags = [f"{key}={value}" for key, value in wanted.items() if value is not None]
-    name = recipe or ("finetune-full" if full else "finetune-lora")
-    train_and_report(name, [*flags, *changes], tunes=True, resume=resume, minutes=minutes, quiet=quiet, as_json=as_json)
+    named = {"base": base, "corpus": corpus, "output": output, "steps": steps, "lr": lr}
+    train_and_report(
+        lambda: finetuning_recipe(
+            recipe, dict(map(read_change, changes)), rank=rank, full=full, four_bits=four_bits, r_max=r_max, mix=mix,
+            infilling=infilling, causal=causal, **named,
+        ),
+        resume=resume, minutes=minutes, quiet=quiet, as_json=as_json,
+    )  # fmt: skip

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from acgpt.cli.evaluate import print_perplexities
 from acgpt.cli.ui import emit, hush, option
 from acgpt.errors import InputError
+
+if TYPE_CHECKING:
+    from acgpt.training.recipe import Recipe
 
 HELP = {
     "recipe": "A YAML file, or the name of a recipe that comes with acgpt (see --list).",
@@ -71,27 +74,18 @@ def train(
         return
     if recipe is None:
         raise typer.BadParameter("name a RECIPE: a YAML file, or one of those that --list shows.")
-    train_and_report(recipe, changes or (), resume=resume, minutes=minutes, quiet=quiet, as_json=as_json)
+    train_and_report(
+        lambda: load_recipe(recipe, changes or ()), resume=resume, minutes=minutes, quiet=quiet, as_json=as_json
+    )
 
 
 def train_and_report(
-    recipe: str,
-    changes: Sequence[str],
-    *,
-    tunes: bool = False,
-    resume: bool,
-    minutes: float | None,
-    quiet: bool,
-    as_json: bool,
+    load: Callable[[], Recipe], *, resume: bool, minutes: float | None, quiet: bool, as_json: bool
 ) -> None:
-    """Train as a recipe with changes says, and print the results; `tunes` refuses one that begins from nothing."""
-    from acgpt.training.recipe import load_recipe
-
+    """Load a recipe, train as it says and print the results."""
     main = int(os.environ.get("RANK", 0)) == 0  # one of several processes speaks
     try:
-        loaded = load_recipe(recipe, changes)
-        if tunes and not loaded.base:
-            raise InputError(f"the recipe {recipe} begins from nothing: name a model with --base, or use acgpt train.")
+        loaded = load()
         results = run(loaded, resume=resume, quiet=quiet or not main, minutes=minutes)
     except InputError as error:
         if main:
@@ -109,7 +103,7 @@ def train_and_report(
         print_results(results)
 
 
-def run(recipe: Any, *, resume: bool, quiet: bool, minutes: float | None) -> dict[str, Any] | None:
+def run(recipe: Recipe, *, resume: bool, quiet: bool, minutes: float | None) -> dict[str, Any] | None:
     """Train, with no noise from the libraries underneath, and say how to go on if somebody stops it."""
     hush()
     from torch import distributed

@@ -369,19 +369,22 @@ def read_yaml(name: str | Path, folder: Path, kind: str, hint: str = "") -> tupl
     return content, path
 
 
-def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
-    """A recipe and changes to it.
+def load_recipe(name: str | Path, changes: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
+    """Load a recipe and apply changes to it.
 
     Args:
         name: A YAML file, or the name of a recipe that comes with acgpt.
-        changes: `key=value` each, the value as YAML writes it (paths and other text as they are);
-            `conditioning.r_max=0.4` reaches into a mapping. A change takes along what it makes meaningless in the file:
-            `steps` its `epochs` and a `warmup` that is as long, `optimizer=adamw` its `muon_lr`, `lora.rank` its
-            `lora.alpha`.
+        changes: Values by key; or a list of `key=value`, each value as YAML writes it (paths and other text as they
+            are). The key `conditioning.r_max` reaches into a mapping. A change takes along what it makes meaningless in
+            the file: `steps` its `epochs` and a `warmup` that is as long, `optimizer=adamw` its `muon_lr`, `lora.rank`
+            its `lora.alpha`.
     """
     hint = "name the recipe first, then what is to be otherwise. " if "=" in str(name) else ""
     content, _ = read_yaml(name, BUILT_IN, "recipe", hint)
-    changed = [apply(content, change) for change in changes]
+    changes = dict(changes) if isinstance(changes, Mapping) else dict(map(read_change, changes))
+    for key, value in changes.items():
+        change(content, key, str(value) if isinstance(value, Path) else value)
+    changed = list(changes)
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in changed and other not in changed:
             content.pop(other, None)
@@ -442,20 +445,18 @@ def read_change(change: str) -> tuple[str, Any]:
         raise InputError(f"{change!r}: the value is not YAML: {error}") from error
 
 
-def apply(content: dict[str, Any], change: str) -> str:
-    """Put one `key=value` into a recipe; the key."""
-    key, value = read_change(change)
+def change(content: dict[str, Any], key: str, value: Any) -> None:
+    """Set one key of a recipe; a dotted key reaches into a mapping."""
     *path, last = key.split(".")
-    place = content
+    mapping = content
     for name in path:
-        inner = place.get(name)
+        inner = mapping.get(name)
         inner = {} if inner is None and name in MAPPINGS else inner
         if not isinstance(inner, dict):
-            raise InputError(f"{change!r}: {name} is {inner!r} and has no keys; {', '.join(MAPPINGS)} can have them.")
-        place[name] = dict(inner)
-        place = place[name]
-    place[last] = value
-    return key
+            raise InputError(f"{key!r}: {name} is {inner!r} and has no keys; {', '.join(MAPPINGS)} can have them.")
+        mapping[name] = dict(inner)
+        mapping = mapping[name]
+    mapping[last] = value
 
 
 # Keys that change nothing that is learnt, but for rounding. The corpus is known by its hash, not by its place.

@@ -42,7 +42,7 @@ from acgpt.training.learner import Learner, matmul_rate
 from acgpt.training.log import DURING, Log, ProgressLine, Row, board, draw_curve
 from acgpt.training.networks import base_name, check_method, head_dim, make_network
 from acgpt.training.plan import Plan, arguments, settle
-from acgpt.training.recipe import Recipe
+from acgpt.training.recipe import Recipe, load_recipe, make
 from acgpt.training.run_folder import (
     BOARD,
     CURVE,
@@ -61,18 +61,27 @@ FEW = 8  # texts that are evaluated in the end, where a text takes hundreds of p
 
 
 def train(
-    recipe: Recipe, *, resume: bool = False, quiet: bool = False, minutes: float | None = None
+    recipe: Recipe | str | Path,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    minutes: float | None = None,
+    **changes: Any,
 ) -> dict[str, Any] | None:
     """Train a model as a recipe says.
 
+        acgpt.train("tiny-cpu", corpus="data/mine", output="runs/mine", steps=100)
+
     Args:
-        recipe: With `corpus` and `output` set.
+        recipe: A YAML file, the name of a recipe that comes with acgpt, or a `Recipe`; it or the changes name `corpus`
+            and `output`.
         resume: Go on from the last checkpoint of the run in `output`; if it has none, or there is no such run, begin.
             A finished run is left as it is.
         quiet: Show no progress.
         minutes: Stop with a checkpoint when training has taken so long, to be resumed later. So do SIGTERM, which
             schedulers send before they end a job, and Ctrl-C; a second Ctrl-C does not wait for the checkpoint. Before
             the first step has ended there is nothing to save, and both stop at once.
+        **changes: Keys of the recipe and their values: steps=100, conditioning={"r_max": 0.4}.
 
     Returns:
         The contents of the run's `results.json`; `None` if the run was stopped before its end.
@@ -83,6 +92,7 @@ def train(
     """
     if minutes is not None and not minutes > 0:
         raise InputError(f"the minutes that training may take must be above 0, not {minutes}.")
+    recipe = loaded(recipe, changes)
     end = math.inf if minutes is None else time.monotonic() + 60 * minutes
     for name in ("corpus", "output"):
         if not getattr(recipe, name):
@@ -159,6 +169,13 @@ def train(
             return None
         finally:
             reporter.close()
+
+
+def loaded(recipe: Recipe | str | Path, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe with changes, from its file if it is named."""
+    if not isinstance(recipe, Recipe):
+        return load_recipe(recipe, changes)
+    return make({**recipe.as_dict(), **changes}, "the recipe") if changes else recipe
 
 
 class NothingToSave(KeyboardInterrupt):
