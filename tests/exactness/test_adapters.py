@@ -12,7 +12,8 @@ from shelves import BLOCKS, CAUSAL, GAP, INFILLING, SCATTERED, Shelf, exactly, q
 
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, Query
-from acgpt.models.adapters import Adapter, mode_of, route
+from acgpt.models.adapters import Adapter, mode_of
+from acgpt.models.router import route
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, Infilling
 
 pytestmark = pytest.mark.usefixtures("offline")

@@ -536,8 +536,9 @@ def choose_reader(
     from transformers import AutoConfig
 
     from acgpt.display import show as drawing
-    from acgpt.models.adapters import BARE, Adapter, route, statements
+    from acgpt.models.adapters import BARE, Adapter, statements
     from acgpt.models.loading import from_pretrained, metadata_of, read_metadata, resolve_all, routed
+    from acgpt.models.router import route
 
     source, folders = resolve_all(model, adapters)
     one = next(iter(folders.values())) if isinstance(adapters, dict) else adapters

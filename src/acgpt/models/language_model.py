@@ -24,10 +24,8 @@ from acgpt.models.adapters import (
     BARE,
     Adapter,
     Choice,
-    Route,
     active_adapter,
     agreed_bos,
-    route,
     statements,
     switched,
     trains_biases,
@@ -35,6 +33,7 @@ from acgpt.models.adapters import (
     without_peft,
 )
 from acgpt.models.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
+from acgpt.models.router import Route, route
 from acgpt.query.query import Query
 from acgpt.query.template import Slot, fillings, parse, rendered
 from acgpt.query.text import Encoded, encode, encode_text, pieces
@@ -142,7 +141,7 @@ class LanguageModel:
         mask: The token that stands for unknown ones, as an id or as a string. By default the metadata's.
         attention: "dense", "varlen" or "fused" (CUDA, half precision), or "auto", which chooses.
         router: Let each query be answered by the adapter that is for such queries, and by the model itself what needs
-            none (see `acgpt.models.adapters`)? If not, by the adapter that is active in the PEFT model. By default yes
+            none (see `acgpt.models.router`)? If not, by the adapter that is active in the PEFT model. By default yes
             if there are several. The attribute `router` is the same switch, later.
     """
 
