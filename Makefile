@@ -6,11 +6,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2  # processes that share the tests
+# Tests that must pass however a CPU rounds; `test` runs them a second time, with rounding that depends on the batch, two
+# threads and no vector instructions (tests/support/rounding.py).
+NUMERIC := $(addprefix tests/,exactness/test_stream.py exactness/test_one_draw.py exactness/test_language_model.py methods/test_mlm.py)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check lint format types imports gpu-test bench-help clean
+.PHONY: help install demo test rounding-test check lint format types imports gpu-test bench-help clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -23,6 +26,11 @@ demo: $(STAMP) ## a tour with a real model, on this machine: scoring, ranking, i
 
 test: check ## lint, types and every test that needs no GPU
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	@$(MAKE) --no-print-directory rounding-test
+
+rounding-test: $(STAMP) ## numeric tests again, rounded as on another CPU
+	@ACGPT_TEST_ROUNDING=1 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n $(JOBS) \
+		--dist loadfile -m 'not gpu and not slow' $(NUMERIC)
 
 check: lint types imports ## lint, types and the order of imports
 

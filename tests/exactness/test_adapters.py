@@ -8,7 +8,8 @@ import warnings
 
 import pytest
 from models import expected_log_probs
-from shelves import BLOCKS, CAUSAL, GAP, INFILLING, SCATTERED, Shelf, exactly, questions
+from shelves import BLOCKS, CAUSAL, GAP, INFILLING, SCATTERED, Shelf, questions
+from tolerance import exactly
 
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, Query

@@ -23,6 +23,7 @@ from models import (
     twins,
 )
 from scipy import stats
+from tolerance import EXACT
 
 import acgpt.engine.decode
 import acgpt.engine.steps
@@ -68,7 +69,6 @@ def check_scores(reference, queries, drawn, future, **tolerance):
             torch.testing.assert_close(torch.from_numpy(log_probs), want, **tolerance)
 
 
-EXACT = {"rtol": 0, "atol": 1e-9}
 HOW = {
     "plain": Sampling(seed=1),
     "greedy": Sampling(temperature=0),

@@ -21,6 +21,7 @@ from models import (
     tiny_model,
     twins,
 )
+from tolerance import EXACT
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -46,8 +47,6 @@ from acgpt.engine.layout import build
 from acgpt.engine.score import token_log_probs
 from acgpt.errors import ModelError
 from acgpt.query.query import Query
-
-EXACT = {"rtol": 0, "atol": 1e-9}
 
 
 def ragged(*, unknown=0.15):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from test_generate import lines_of, model_of, set_of
+from tolerance import same_draws
 from toys import query, sampler_of, toy
 
 from acgpt.engine.decode import Rows, Sampling
@@ -20,10 +21,6 @@ from acgpt.methods import METHODS, method_of
 RAGGED = [query(roles) for roles in ("gag", "aaaa", "ga", "aaaag", "gaaaa", "aaag")]
 
 
-def equal(one, other):
-    return all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
-
-
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_sample_is_handed_over_once_and_is_the_one_that_is_waited_for(name):
     method, model = method_of(name), toy(name)
@@ -33,7 +30,7 @@ def test_every_sample_is_handed_over_once_and_is_the_one_that_is_waited_for(name
         waited = method.sample(sampler_of(model, name), questions, 3, Sampling(seed=4))
     answers = [answer for part in parts for answer in part]
     assert sorted(answer[:2] for answer in answers) == [(q, s) for q in range(len(questions)) for s in range(3)]
-    assert all(equal(drawn, waited[number][sample]) for number, sample, drawn in answers)
+    assert all(same_draws(drawn, waited[number][sample]) for number, sample, drawn in answers)
     assert len(questions) > 1 and [len(of_query) for of_query in waited] == [3] * len(questions)
 
 
@@ -95,7 +92,7 @@ def test_what_one_call_was_told_never_to_draw_the_next_may_draw():
         (without,) = sampler.sample(question, 20, Sampling(seed=1), False, never=2)
         again, want = (each.sample(question, 20, Sampling(seed=1), False)[0] for each in (sampler, fresh))
     assert not any(2 in tokens for tokens, _ in without) and any(2 in tokens for tokens, _ in want)
-    assert all(equal(one, other) for one, other in zip(again, want, strict=True))
+    assert all(same_draws(one, other) for one, other in zip(again, want, strict=True))
 
 
 def test_a_sampler_can_be_asked_something_else_between_two_parts():
@@ -109,7 +106,7 @@ def test_a_sampler_can_be_asked_something_else_between_two_parts():
         for part in method.stream(sampler, questions, 1, Sampling(seed=1)):
             parts += part
             list(sampler.stream([query("aaa")], 1, Sampling(seed=2), False, orders=[np.array([3, 1, 2])], never=1))
-    assert len(parts) == 6 and all(equal(drawn, want[number][0]) for number, _, drawn in parts)
+    assert len(parts) == 6 and all(same_draws(drawn, want[number][0]) for number, _, drawn in parts)
 
 
 def test_as_many_lists_of_numbers_as_queries():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from models import expected_log_probs, random_query, twins
+from tolerance import EXACT
 from toys import BOS, every_query, learner_of, mask_of, sampler_of, total_probability, toy
 from toys import query as query_of
 from typer.testing import CliRunner
@@ -30,8 +31,6 @@ from acgpt.query.conditioning import ASKED, GIVEN, generator
 from acgpt.query.query import Query
 from acgpt.training.batches import fill
 from acgpt.training.recipe import Recipe
-
-EXACT = {"rtol": 0, "atol": 1e-9}
 
 
 def answer(name, model, queries, *, bos=0, mask=1, budget=10**6):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 
 import numpy as np
@@ -21,7 +22,8 @@ from acgpt.engine.attention import check_model
 from acgpt.engine.score import log_probs
 from acgpt.query.query import Query
 
-torch.set_num_threads(1)  # models this small only wait for a second thread: on a busy machine, eight times as long
+# Models this small only wait for a second thread: on a busy machine, eight times as long.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 ARCHITECTURES = ["gpt2", "gpt_neox", "llama", "qwen3", "mistral"]
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from models import tiny_tokenizer
+from rounding import perturb_if_asked
 
 from acgpt.models.metadata import tokenizer_hash
 
@@ -140,7 +142,8 @@ def enter(
     os.environ.update(env)
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # as in the process of the tests
+    perturb_if_asked(pytest.MonkeyPatch())
     if before is not None:
         before(detail)
     sys.argv = ["acgpt", *words]

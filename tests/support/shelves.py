@@ -25,10 +25,6 @@ def tokenizer():
     return tiny_tokenizer(bos_token="<bos>", eos_token="<eos>")
 
 
-def exactly(values):
-    return pytest.approx(values, rel=0, abs=1e-9)
-
-
 def lora(network, *targets, seed, **how):
     """A network with a LoRA adapter that changes it a good deal."""
     torch.manual_seed(seed)

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from acgpt.cli import evaluate
 from acgpt.cli.evaluate import (
     NO_ANSWER,
     bar,
@@ -20,6 +19,7 @@ from acgpt.cli.evaluate import (
     names_in,
     training_distribution,
 )
+from acgpt.cli.main import evaluate
 from acgpt.cli.ui import (
     AdapterOption,
     DeviceOption,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from acgpt.cli import (
+from acgpt.cli.main import (
     draw,
     evaluate,
     experiment,
@@ -397,7 +397,8 @@ def infill(
     echo 'Once upon a {{_8}}' | acgpt infill - --json
 
     The seed is always printed: one for the whole run. Under the same seed a
-    template has the same samples, whatever stands in the lines around it.
+    template has the same samples, to rounding, whatever stands in the lines
+    around it.
 
     Keys of --json:
       template, seed, future (was it used?), adapter (that drew, if there are any),

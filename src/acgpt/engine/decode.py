@@ -57,7 +57,8 @@ class Sampling:
         temperature: Divides the logits; 1 is the model's own distribution, 0 takes the likeliest token (greedy).
         top_p: Draw from the smallest set of likeliest tokens that holds this much probability.
         top_k: Draw from this many likeliest tokens.
-        seed: Of the noise. A draw depends on (seed, query, sample, position) and on nothing else.
+        seed: Of the noise, which depends on (seed, query, sample, position) and on nothing else: the same query gets
+            the same samples in any batch, to rounding.
         first: The number of the first sample that is drawn, from 0: samples 4 and 5 are n = 2 from 4 on.
     """
 
@@ -96,8 +97,8 @@ def randomness(query: Query, sample: int, seed: int, purpose: str | None = None)
     """The randomness of a sample of a query.
 
     A function of the seed, the query (what is given and where, what is asked) and the sample's number, so a query gets
-    the same alone and in any batch. What is random besides the tokens of a sample has a `purpose`, and with it numbers
-    that are independent of theirs.
+    the same noise alone and in any batch. What is random besides the tokens of a sample has a `purpose`, and with it
+    numbers that are independent of theirs.
     """
     known = [token if given else None for token, given in zip(query.tokens, query.given, strict=True)]
     identity = json.dumps([seed, sample, known, query.asked, *([] if purpose is None else [purpose])])

@@ -298,8 +298,8 @@ class LanguageModel:
             temperature: 1 is the model's own distribution, 0 is greedy.
             top_p: Draw from the likeliest tokens that together have this probability.
             top_k: Draw from this many likeliest tokens.
-            seed: The same seed gives the same samples of a query, alone or in any batch. By default a fresh one,
-                which every sample records.
+            seed: The same seed gives the same samples of a query, alone or in any batch, to rounding: a token can
+                differ where the noise is within rounding of a border. By default a fresh one, which samples record.
             future: As in `log_prob`.
             adapter: As in `log_prob`.
 
