@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from acgpt.cli import evaluate
 from acgpt.cli.evaluate import (
     NO_ANSWER,
     bar,
@@ -19,7 +20,6 @@ from acgpt.cli.evaluate import (
     names_in,
     training_distribution,
 )
-from acgpt.cli.main import evaluate
 from acgpt.cli.ui import (
     AdapterOption,
     DeviceOption,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from acgpt.cli.main import (
+from acgpt.cli import (
     draw,
     evaluate,
     experiment,

@@ -39,6 +39,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels import decode as decode_kernel
 from acgpt.engine.layout import Layout, upload, visible
+from acgpt.engine.locks import turn
 from acgpt.errors import ModelError
 
 NAME = "acgpt"  # the attention implementation's name in transformers, and the keyword that carries the backend
@@ -317,6 +318,8 @@ def run(
 ) -> Tensor:
     """One forward pass of the model under `backend`; logits at the slots `keep` alone.
 
+    Threads that share the model take turns.
+
     Args:
         model: A causal language model that `check_model` has accepted.
         ids: (rows, slots) token ids.
@@ -331,16 +334,17 @@ def run(
         (rows, kept slots, vocabulary) logits.
     """
     backend.calls = 0
-    logits: Tensor = model(
-        input_ids=ids,
-        position_ids=positions,
-        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # 4-D: taken as is, never read
-        past_key_values=cache,
-        use_cache=cache is not None,
-        logits_to_keep=keep,
-        **{NAME: backend},
-        **({} if aims is None else {"target_positions": aims}),
-    ).logits
+    with turn(model):
+        logits: Tensor = model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # 4-D: taken as is, never read
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=keep,
+            **{NAME: backend},
+            **({} if aims is None else {"target_positions": aims}),
+        ).logits
     layers = model.config.get_text_config().num_hidden_layers
     if backend.calls != layers and not (model.config._attn_implementation == NAME and is_compiled(model)):
         raise ModelError(
@@ -364,8 +368,9 @@ def compile_blocks(model: PreTrainedModel) -> None:
     """Put a model's blocks through torch.compile from now on: they are alike, and compiled once for all of them."""
     if not (blocks := blocks_of(model)):
         raise ModelError(f"{type(model).__name__} does not say which blocks it consists of, and cannot be compiled.")
-    for block in blocks:
-        block.compile()
+    with turn(model):
+        for block in blocks:
+            block.compile()
 
 
 def is_compiled(model: PreTrainedModel) -> bool:
@@ -395,25 +400,35 @@ def check_model(model: PreTrainedModel) -> None:
         raise ModelError(f"{name} is spread over several devices; load it onto one.")
     if model.get_output_embeddings() is None:
         raise ModelError(f"{name} predicts no tokens; load it as a causal language model (AutoModelForCausalLM).")
-    own_attention = model.config._attn_implementation
-    try:
-        with torch.no_grad(), evaluating(model):
-            probe(model)
-    except Exception as error:  # whatever a network of another kind makes of such a call
-        model.set_attn_implementation(own_attention)
-        raise ModelError(f"{name} cannot be put through acgpt's attention: {error}") from error
+    with turn(model):
+        own_attention = model.config._attn_implementation
+        try:
+            with torch.no_grad(), evaluating(model):
+                probe(model)
+        except Exception as error:  # whatever a network of another kind makes of such a call
+            model.set_attn_implementation(own_attention)
+            raise ModelError(f"{name} cannot be put through acgpt's attention: {error}") from error
 
 
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """No dropout within; every module is left in the mode that it was in."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    """No dropout within; every module is left in the mode that it was in.
+
+    Where several threads evaluate a model at once, the last to leave restores the modes.
+    """
+    with turn(model) as shared:
+        shared.evaluating += 1
+        shared.training += [module for module in model.modules() if module.training]
+        model.eval()
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        with turn(model):
+            shared.evaluating -= 1
+            if not shared.evaluating:
+                for module in shared.training:
+                    module.training = True
+                shared.training.clear()
 
 
 @contextmanager

@@ -35,7 +35,8 @@ from transformers.cache_utils import Cache
 
 from acgpt.engine.attention import BACKENDS, Backend, Cached, Ragged, can_decode_ragged, head_width, run, take, words
 from acgpt.engine.layout import Layout, batches, body_tokens, build, download, upload
-from acgpt.engine.meter import Meter
+from acgpt.engine.locks import turn
+from acgpt.engine.meter import Meter, ignore
 from acgpt.engine.score import check_numbers, forbid
 from acgpt.engine.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
 from acgpt.errors import InputError
@@ -364,7 +365,7 @@ class Sampler:
         self.slot_bytes = slot_bytes(model)
         self.grain = 128 if self.cuda else 32  # the cache is read in multiples of this many slots
         self.meter = Meter(model.device)  # of all passes
-        self.notice: Callable[[int], object] = lambda tokens: None  # called as tokens are drawn, with their number
+        self.notice: Callable[[int], object] = ignore  # called as tokens are drawn, with their number
         self.decoder: Decoder | None = None
 
     def stream(
@@ -435,28 +436,30 @@ class Sampler:
             What is ready. Returns the prefills that are left.
         """
         queries = {row.number: row.query for row in rows}
-        passes = self.prefills(queries, ready, call)
-        prefill = next(passes, None)  # a GPU is at work on it while the host makes its plans
-        width = choose_width(rows, self.step_cost)
-        steps = steps_of(rows, width, call.future)
-        rows, columns = steps.rows, max(map(len, queries.values())) + 1
+        with turn(self.model):
+            passes = self.prefills(queries, ready, call)
+            prefill = next(passes, None)  # a GPU is at work on it while the host makes its plans
+            width = choose_width(rows, self.step_cost)
+            steps = steps_of(rows, width, call.future)
+            rows, columns = steps.rows, max(map(len, queries.values())) + 1
 
-        # Rounded up, so that batches of about the same size find room, and captured steps, in the same decoder.
-        size = (len(rows), *(-(-x // self.grain) * self.grain for x in (steps.slots, columns, len(steps.draws))), width)
-        decoder, self.decoder = self.decoder, None  # it is put back when all has gone well
-        if decoder is not None and not (decoder.fits(size) and decoder.weights == weights_of(self.model)):
-            decoder = None
-        left, first_logits = [], []
-        while prefill is not None:
-            if decoder is None:
-                decoder = Decoder(self.model, prefill.states, size, self.ragged)
-            first_logits.append(self.fill(decoder, rows, prefill))
-            if following in prefill.numbers:
-                left.append(prefill)
-            prefill = None  # its keys and values go before the next pass needs the room
-            prefill = next(passes, None)
-        assert decoder is not None
-        self.begin(decoder, steps, first_logits, call)
+            # Rounded up, so that batches of about the same size find room, and captured steps, in the same decoder.
+            needed = steps.slots, columns, len(steps.draws)
+            size = (len(rows), *(-(-x // self.grain) * self.grain for x in needed), width)
+            decoder, self.decoder = self.decoder, None  # it is put back when all has gone well
+            if decoder is not None and not (decoder.fits(size) and decoder.weights == weights_of(self.model)):
+                decoder = None
+            left, first_logits = [], []
+            while prefill is not None:
+                if decoder is None:
+                    decoder = Decoder(self.model, prefill.states, size, self.ragged)
+                first_logits.append(self.fill(decoder, rows, prefill))
+                if following in prefill.numbers:
+                    left.append(prefill)
+                prefill = None  # its keys and values go before the next pass needs the room
+                prefill = next(passes, None)
+            assert decoder is not None
+            self.begin(decoder, steps, first_logits, call)
 
         # Steps of one shape are played together: so many rows still at work, so many slots of the cache in use. When
         # the device has its next ones to do, the rows that are done by then are handed over.
@@ -472,7 +475,7 @@ class Sampler:
         for group in np.split(np.arange(len(steps.draws)), changes):
             if len(group):
                 shape = int(working[group[0]]), width, int(capacities[group[0]]), how
-                with self.meter.passes(len(group)):
+                with turn(self.model), self.meter.passes(len(group)):
                     decoder.play(len(group), *shape, call.orders is not None, call.never)
                 self.notice(int((steps.draws[group] >= 0).sum()))
             go_on = int(stages[group[-1] + 1]) if len(group) and group[-1] + 1 < len(stages) else 0

@@ -9,6 +9,10 @@ from contextlib import contextmanager
 import torch
 
 
+def ignore(tokens: int) -> None:
+    """Take no notice of drawn tokens: what a sampler calls by default."""
+
+
 class Meter:
     """Counts the passes through a model on one device, and the time of the device that they take."""
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from acgpt.common.files import open_weights
 from acgpt.engine.attention import BACKENDS, check_model, choose_backend, compile_blocks, evaluating, possible_backends
 from acgpt.engine.decode import Sampler, Sampling, prefill_tokens
+from acgpt.engine.locks import turn
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError
 from acgpt.methods import METHODS, Method
 from acgpt.models.adapters import (
@@ -127,7 +128,7 @@ Question = str | Query
 
 
 class LanguageModel:
-    """Ask a causal language model for p(any tokens | any other tokens).
+    """Ask a causal language model for p(any tokens | any other tokens). Threads may share it: they take turns.
 
     Args:
         model: Any causal language model of transformers, or one with PEFT adapters. Its attention implementation is
@@ -468,7 +469,8 @@ class LanguageModel:
 
     def _at_work(self) -> str | None:
         """The adapter at work as the model stands, or several with + between them."""
-        return active_adapter(self.model) if self.adapters else None
+        with turn(self.model):  # another thread may just have switched them
+            return active_adapter(self.model) if self.adapters else None
 
     def _said(self, adapter: str | None) -> Metadata | None:
         return self._says[(adapter or BARE).partition("+")[0]]
@@ -549,14 +551,14 @@ class LanguageModel:
 
     @contextmanager
     def _inference(self, way: Route) -> Iterator[None]:
-        """No gradients and no dropout within, and only the adapter at work that is to answer."""
+        """No other thread, no gradients and no dropout within, and only the adapter at work that is to answer."""
         if self._biased and way.adapter is None and not way.as_it_is:
             raise ModelError(
                 "the adapter has trained the model's own biases, so the model without it is not there any more: load "
                 'it alone, or train the adapter with bias="none".'
             )
         switch = nullcontext() if way.as_it_is else switched(self.model, way.adapter)
-        with switch, torch.inference_mode(), evaluating(self.model):
+        with turn(self.model), switch, torch.inference_mode(), evaluating(self.model):
             yield
 
 

@@ -50,13 +50,13 @@ def finetune(
         mix: The share of texts that are read left to right with nothing given (autoregressive mixing).
         infilling: The share of texts that ask for one gap, all else given.
         causal: Train the causal twin: the same texts in the same order, nothing given.
-        resume: As in `acgpt.training.train`.
-        quiet: As in `acgpt.training.train`.
-        minutes: As in `acgpt.training.train`.
-        **changes: Keys of the recipe and their values, as in `acgpt.training.train`.
+        resume: As in `acgpt.train`.
+        quiet: As in `acgpt.train`.
+        minutes: As in `acgpt.train`.
+        **changes: Keys of the recipe and their values, as in `acgpt.train`.
 
     Returns:
-        As `acgpt.training.train`: the contents of `results.json`, or `None` if the run was stopped before its end.
+        As `acgpt.train`: the contents of `results.json`, or `None` if the run was stopped before its end.
     """
     from acgpt.training.train import train  # torch and transformers, seconds to import
 

@@ -70,7 +70,7 @@ def train(
 ) -> dict[str, Any] | None:
     """Train a model as a recipe says.
 
-        acgpt.training.train("tiny-cpu", corpus="data/mine", output="runs/mine", steps=100)
+        acgpt.train("tiny-cpu", corpus="data/mine", output="runs/mine", steps=100)
 
     Args:
         recipe: A YAML file, the name of a recipe that comes with acgpt, or a `Recipe`; it or the changes name `corpus`
