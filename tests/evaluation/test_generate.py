@@ -13,6 +13,7 @@ from itertools import groupby, pairwise
 import numpy as np
 import pytest
 import torch
+from generators import LENGTH, lines_of, model_of, set_of, stop
 from models import tiny_tokenizer
 from runs import Command, kill_self, replace, write_corpus
 from toys import all_fillings, answer, p_value, query, sampler_of, toy
@@ -24,45 +25,19 @@ from acgpt.data.corpus import Corpus
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.evaluation import generate as module
-from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.evaluation.generate import Generator, groups_of, line_of
 from acgpt.evaluation.generations import as_line
 from acgpt.evaluation.partial import TOOK, Group, opened
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.sigma_gpt import SigmaGptRandom
-from acgpt.models.language_model import LanguageModel
-from acgpt.models.metadata import Metadata, tokenizer_hash
 from acgpt.query.conditioning import Blocks, Conditioning
 from acgpt.query.modes import MODES
 from acgpt.query.query import Query
 
-LENGTH = 24
 CANNOT = {
     "gpt": {"infilling", "training"},
     "fim": {"training"},
 }
-
-
-def model_of(name, *, vocabulary=None, length=LENGTH, dtype=torch.float32, scale=0.2):
-    """A tiny network of a method, and a tokenizer for it; its MASK, if it needs one, is an id after the tokenizer's."""
-    tokenizer = tiny_tokenizer(bos_token="<bos>", eos_token="<eos>")
-    size = len(tokenizer) if vocabulary is None else vocabulary
-    network = toy(name, vocabulary=size, length=length, scale=scale, dtype=dtype)
-    mask = size if method_of(name).needs_mask else None
-    return LanguageModel(network, tokenizer, metadata=Metadata(method=name), bos=0, mask=mask)
-
-
-def set_of(*, texts=6, length=LENGTH, vocabulary=300, **how):
-    tokens = np.random.default_rng(0).integers(3, vocabulary, texts * length)
-    return EvaluationSet.build(tokens, tokenizer_hash=tokenizer_hash(tiny_tokenizer()), length=length, **how)
-
-
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
-def stop(*_):
-    raise KeyboardInterrupt
 
 
 # ---- what is drawn --------------------------------------------------------------------------------------------------

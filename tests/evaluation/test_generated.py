@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from generations import LENGTH, write_generations
+from generators import model_of, set_of
 from runs import write_corpus
-from test_generate import model_of, set_of
 from test_mauve import acgpt
 
 from acgpt.errors import InputError

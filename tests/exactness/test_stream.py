@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from test_generate import lines_of, model_of, set_of
+from generators import lines_of, model_of, set_of
 from tolerance import same_draws
 from toys import query, sampler_of, toy
 

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from acgpt.locks import turn
 from models import tiny_model, tiny_tokenizer
 from shelves import CAUSAL, GAP, SCATTERED
 from tolerance import exactly, same_draws, same_scores
@@ -22,6 +21,7 @@ from toys import answer, query, sampler_of, toy
 from acgpt import LanguageModel, Metadata
 from acgpt.engine.attention import evaluating
 from acgpt.engine.decode import Sampling
+from acgpt.engine.locks import turn
 from acgpt.methods import method_of
 
 THREADS = 4

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acgpt.errors import TemplateError
-from acgpt.query.query import template as module
+from acgpt.query import template as module
 from acgpt.query.template import Given, Part, Slot, escape, escape_slot, fillings, parse, rendered
 
 # Mostly the characters that mean something, so that short texts meet the hard cases.

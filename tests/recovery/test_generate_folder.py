@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from test_generate import model_of, set_of, stop
+from generators import model_of, set_of, stop
 
 from acgpt.common.files import write_whole
 from acgpt.engine.decode import Sampling

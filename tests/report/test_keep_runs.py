@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from generators import model_of, set_of
 from models import tiny_tokenizer
 from runs import write_corpus
-from test_generate import model_of, set_of
 from test_report import write_run
 from test_report_generation import drawn
 
