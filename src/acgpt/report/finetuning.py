@@ -21,8 +21,9 @@ from typing import Any
 from acgpt.errors import InputError
 from acgpt.query.modes import WITHOUT_FUTURE
 from acgpt.report import pictures
+from acgpt.report.left_out import listed, not_shown
 from acgpt.report.part import Part
-from acgpt.report.runs import Measured, Run, backbones, sets_in_words
+from acgpt.report.runs import Measured, Run, backbones, command_for, set_in_words, sets_in_words
 from acgpt.report.tables import Cell, Column, Row, Table, file_name
 from acgpt.training.recipe import differences
 
@@ -131,11 +132,9 @@ class Comparison:
 
 def compare(run: Run, measured: Measured, causal: Sequence[Run]) -> Comparison:
     """An evaluation beside that of the run's causal twin, if it has one."""
-    about = measured.set
     remedy = (
-        f"none of its causal twins is evaluated on this set: acgpt evaluate … --split {measured.split} "
-        f"--r-max {about.get('r_max')} --length {about.get('length')} --limit {about.get('texts')} "
-        f"--seed {about.get('seed', 0)} -o TWIN/NAME.json, with the same --conditioning if there was one."
+        f"none of its causal twins is evaluated on this set: {command_for(measured)} -o TWIN/NAME.json, with the same "
+        "--conditioning if there was one."
     )
     twin, note = find_twin(run, causal, lambda other: other.on(measured.hash) is not None, remedy)
     return Comparison(run, measured, twin, note)
@@ -223,7 +222,10 @@ def make(runs: Sequence[Run]) -> Part | None:
         while f"{folder}/perplexities" in part.tables:  # another split, whose name differs in odd characters only
             folder += "_"
         part.tables.update({f"{folder}/{name}": table for name, table in tables.items()})
+        part.notes.extend(hidden_baselines(tuned, split))
         add_pictures(part, folder, own, tables)
+        if own:
+            part.left_out.update(left_out(folder, own, swept, [run for run in causal if asked_in(run, split)]))
     add_curve(part, [run for run in tuned if not run.causal], causal, names)
     part.captions.update({stem: FIGURES[stem.rpartition("/")[2]] for stem in part.pictures})
     return part
@@ -253,13 +255,33 @@ def captioned(name: str, measured: Sequence[Measured]) -> str:
     return f"{CAPTIONS[name]} {sets_in_words(measured)}"
 
 
-def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], paper: dict[str, Any]) -> Table:
-    """The five modes, run by run, baselines first."""
+Evaluations = list[tuple[Run, Measured]]
+
+
+def evaluations_in(runs: Sequence[Run], split: str) -> tuple[Evaluations, Evaluations]:
+    """The evaluations of a split that stand in its table, and those that do not.
+
+    A baseline may have been asked more than any run was: where it is beside one, it need not stand alone as well.
+    """
     found = [(run, each) for run in runs for each in run.evaluations if each.split == split]
-    # A baseline may have been asked more than any run was: where it is beside one, it need not stand alone as well.
     compared = {group(run, each) for run, each in found if not run.causal}
     beside = {run for run, each in found if group(run, each) in compared}
-    found = [(run, each) for run, each in found if group(run, each) in compared or run not in beside]
+    alone = [(run, each) for run, each in found if group(run, each) not in compared and run in beside]
+    return [pair for pair in found if pair not in alone], alone
+
+
+def hidden_baselines(runs: Sequence[Run], split: str) -> list[str]:
+    """A note on each evaluation of a baseline that the table of a split leaves out."""
+    return [
+        f"{run.name}, {split}: its evaluation on set {set_in_words(each)} is left out, for no run that reads the "
+        f"future was asked it. To compare: {command_for(each)} -o RUN/NAME.json"
+        for run, each in evaluations_in(runs, split)[1]
+    ]
+
+
+def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], paper: dict[str, Any]) -> Table:
+    """The five modes, run by run, baselines first."""
+    found, _ = evaluations_in(runs, split)
     groups: dict[object, list[Row]] = {}
     for run, each in sorted(found, key=lambda pair: not pair[0].causal):
         cells = {**about(run, names), "texts": run.budget[0], **each.modes, "set": each.hash[:8]}
@@ -351,6 +373,45 @@ def add_pictures(part: Part, folder: str, compared: Sequence[Comparison], tables
         part.pictures[f"{folder}/sweep"] = partial(pictures.sweep, list(curves.values()))
 
 
+def asked_in(run: Run, split: str) -> bool:
+    """Has the run an evaluation on this split?"""
+    return any(each.split == split for each in run.evaluations)
+
+
+def left_out(
+    folder: str, compared: Sequence[Comparison], swept: Sequence[Sequence[Comparison]], causal: Sequence[Run]
+) -> dict[str, list[str]]:
+    """What the pictures of a split do not show, by their names.
+
+    Args:
+        folder: Of the split.
+        compared: All comparisons on it.
+        swept: Those in the sweep over r_max.
+        causal: The causal runs that were evaluated on it.
+    """
+    twins = {each.twin for each in compared}
+    alone = "the causal twin of no run here. See the footnotes of the advantages."
+    modes = not_shown({run.name: alone for run in causal if run not in twins})
+    modes += [f"no causal baseline: {each.run.name}: {each.note}" for each in compared if each.twin is None]
+    modes += without_bars(compared)
+    missing = {each.run.name: each.note for each in compared if each.advantages["training"] is None}
+    nothing = "one of the two perplexities is missing or infinite. See the tables."
+    advantages = not_shown({name: note or nothing for name, note in missing.items()})
+    on_curve = {each.run for found in swept for each in found}
+    single = "no run like it, asked at its own r_max and with a causal twin, has another r_max. See the tables."
+    sweep = not_shown({each.run.name: single for each in compared if each.run not in on_curve})
+    found = {"modes": modes, "advantages": advantages, "sweep": sweep}
+    return {f"{folder}/{stem}": words for stem, words in found.items()}
+
+
+def without_bars(compared: Sequence[Comparison]) -> list[str]:
+    """Which perplexities are infinite, and so have no bar."""
+    both = [(each.run, each.measured) for each in compared]
+    both += [(each.twin, each.baseline) for each in compared if each.twin is not None and each.baseline is not None]
+    infinite = [f"{run.name} ({mode})" for run, each in both for mode, x in each.modes.items() if x == math.inf]
+    return [f"no bar: {listed(infinite)}: infinite."] if infinite else []
+
+
 def add_curve(part: Part, runs: Sequence[Run], causal: Sequence[Run], names: dict[str, str]) -> None:
     """The advantage in the course of training, from the logs of runs and twins that were asked the same."""
     rows, curves = [], []
@@ -360,6 +421,10 @@ def add_curve(part: Part, runs: Sequence[Run], causal: Sequence[Run], names: dic
         if twin is None and said == reason:  # for want of a twin at all its row has a note already
             part.notes.append(reason)
         own = [] if twin is None else curve_rows(run, twin)
+        if twin is not None and not own:
+            part.notes.append(
+                f"{run.name} has no curve: its log and that of {twin.name} have no evaluation after the same step."
+            )
         if own:
             rows += own
             curves.append((f"{run.name}: {names[run.base]}, {run.adapter}", [row.cells for row in own]))

@@ -7,6 +7,7 @@ compared if they are of one size, have read as much of the same text, and were a
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property, partial
@@ -15,14 +16,16 @@ from typing import Any
 
 from acgpt.query.modes import MODES, WITHOUT_FUTURE
 from acgpt.report import pictures
+from acgpt.report.left_out import listed, not_shown
 from acgpt.report.part import Part
 from acgpt.report.pictures import Curve, Panel
-from acgpt.report.runs import SETS, Measured, Run, set_in_words
+from acgpt.report.runs import SETS, Measured, Run, command_for, set_in_words
 from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, rank
 from acgpt.training.recipe import FREE, Recipe
 
 PAPER = Path(__file__).parent / "paper" / "from_scratch.json"
 R_MAX = 0.6  # of the paper's main results
+MOST_PANELS = 8  # of a size in one picture
 
 COLUMNS = (
     Column("from", "from", terminal=False),
@@ -245,34 +248,47 @@ def paper_modes(paper: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str,
 def add_pictures(
     part: Part, folder: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
 ) -> None:
-    """The pictures of one split."""
-    panels = main_panels(entries, names, paper)
+    """The pictures of one split, and what they do not show."""
+    panels, shown = main_panels(entries, names, paper)
+    if not panels:
+        reasons = {run.name: why_left_out(run, entries, ()) for entry in entries for run in entry.runs}
+        part.notes.extend(f"no figure of {folder}: {words}" for words in not_shown(reasons))
+        return
     colours = dict(zip(paper["methods"], pictures.METHODS, strict=True))
     drawn = {
         "main": (
             partial(pictures.methods, panels, colours),
             f"Perplexity of each method in the five modes ({'; '.join(panel.title for panel in panels)}). Lower is "
             "better; hatched bars are bounds. The tables have the numbers.",
+            [
+                *several(shown),
+                *not_shown(absent(entries, shown)),
+                *without_bars([panel for panel in panels if not panel.paper]),
+                *asked_otherwise(entries, names),
+            ],
         )
     }
-    both = [panel for panel in main_panels(entries, names, paper, with_and_without) if panel.rows]
-    if any(not panel.paper for panel in both):
+    both, shown = main_panels(entries, names, paper, with_and_without)
+    if shown:
         drawn["future"] = (
             partial(pictures.with_and_without, both),
             "Perplexity on the training distribution with the future (dark) and without it (light), and by how much "
             "the future lowers it, for the methods that answer both exactly. What is over twice as bad as the best is "
             "in the tables only.",
+            [*several(shown), *not_shown(absent(entries, shown, both_ways=True))],
         )
     curves = [(size, found) for size in sizes_of(entries, paper) if (found := sweep(size, entries, names, paper))]
     if curves:
-        titled = [(paper["sizes"].get(size, size), found) for size, found in curves]
+        titled = [(paper["sizes"].get(size, size), [curve for curve, _ in found]) for size, found in curves]
         drawn["r_max"] = (
             partial(pictures.ranges, titled, colours),
             "Perplexity by r_max, on the training distribution and with nothing given, of models that were trained and "
             "asked at the same r_max; each r_max has an evaluation set of its own. Dashed: the paper's.",
+            not_shown(off_curve(entries, [entry for _, found in curves for _, own in found for entry in own])),
         )
-    for stem, (draw, words) in drawn.items() if panels else ():
-        part.pictures[f"{folder}/{stem}"], part.captions[f"{folder}/{stem}"] = draw, words
+    for stem, (draw, words, left_out) in drawn.items():
+        path = f"{folder}/{stem}"
+        part.pictures[path], part.captions[path], part.left_out[path] = draw, words, left_out
 
 
 def sizes_of(entries: Sequence[Entry], paper: Mapping[str, Any]) -> list[str]:
@@ -289,44 +305,189 @@ def main_panels(
     names: Mapping[Entry, str],
     paper: Mapping[str, Any],
     shown: Callable[[Panel], Panel] = lambda panel: panel,
-) -> list[Panel]:
+) -> tuple[list[Panel], list[Entry]]:
     """Of each size the methods at the r_max of the paper's main results, or that of most; beside it the paper's.
 
-    Of several evaluation sets it is one that says something of the future, at the paper's r_max, of the most methods
-    that are `shown`; of as many, one that AC-GPT was asked, then of the most rows, then of the most texts. What was
-    asked in several ways is there as it is asked by default.
+    The first panel of a size is of an evaluation set that says something of the future, at the paper's r_max, of the
+    most methods that are `shown`; of as many, one that AC-GPT was asked, then of the most rows, then of the most texts.
+    Runs that cannot stand in it, for they have read more or less or were asked another set of this r_max, have panels
+    of their own. What was asked in several ways is there as it is asked by default.
+
+    Returns:
+        The panels, and the entries in them.
     """
-    panels = []
-    by_default = {(entry.first, entry.group) for entry in entries if not entry.asked.options}
+    panels, drawn = [], []
+    default = asked_by_default(entries)
     for size in sizes_of(entries, paper):
         groups: dict[object, list[Entry]] = {}
         for entry in entries:
-            asked_otherwise = entry.asked.options and (entry.first, entry.group) in by_default
-            if entry.first.size == size and entry.own and not asked_otherwise:
+            if entry.first.size == size and entry.own and entry in default:
                 groups.setdefault(entry.group, []).append(entry)
         name, found = paper["sizes"].get(size, size), []
         for group in groups.values():
             group.sort(key=lambda entry: (place(entry.method, paper), entry.asked.options))
-            r_max, texts = group[0].r_max, group[0].asked.texts
-            rows = tuple((names[entry], entry.method, entry.modes) for entry in group)
-            panel = shown(Panel(f"{name}, r_max {r_max:g}, {texts:,} texts", rows))
-            future = any(modes["training"] for _, _, modes in panel.rows)
-            methods = {method for _, method, _ in panel.rows}
-            rating = future, r_max == R_MAX, len(methods), "ac-gpt" in methods, len(panel.rows), texts
-            found.append((rating, r_max, panel))
+            rows = {entry: (names[entry], entry.method, entry.modes) for entry in group}
+            title = f"{name}, r_max {group[0].r_max:g}, {group[0].asked.texts:,} texts"
+            panel = shown(Panel(title, tuple(rows.values())))
+            own = [entry for entry, row in rows.items() if any(row is kept for kept in panel.rows)]
+            if own:
+                found.append((own, panel))
         if not found:
             continue
-        _, r_max, best = max(found, key=lambda each: each[0])
-        panels.append(best)
+        chosen = cover(sorted(found, key=lambda each: rating(*each), reverse=True))
+        drawn += [entry for own, _ in chosen for entry in own]
+        r_max, apart = chosen[0][0][0].r_max, told_apart([own[0] for own, _ in chosen])
+        panels += [replace(panel, title=panel.title + words) for (_, panel), words in zip(chosen, apart, strict=True)]
         theirs = [row for row in paper["perplexities"] if (row["model"], row["r_max"]) == (size, r_max)]
         for corpus in dict.fromkeys(row["corpus"] for row in theirs):
-            rows = tuple(
+            beside = tuple(
                 (paper["methods"][row["method"]], row["method"], paper_modes(paper, row))
                 for row in theirs
                 if row["corpus"] == corpus
             )
-            panels.append(shown(Panel(f"the paper: {name}, r_max {r_max:g}, {corpus}", rows, paper=True)))
-    return panels
+            panel = shown(Panel(f"the paper: {name}, r_max {r_max:g}, {corpus}", beside, paper=True))
+            panels += [panel] if panel.rows else []
+    return panels, drawn
+
+
+def asked_by_default(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries without those that were asked the same set by default too."""
+    default = {(entry.first, entry.group) for entry in entries if not entry.asked.options}
+    return [entry for entry in entries if not entry.asked.options or (entry.first, entry.group) not in default]
+
+
+def rating(entries: Sequence[Entry], panel: Panel) -> tuple[Any, ...]:
+    """The higher, the more a panel says."""
+    future = any(modes["training"] for _, _, modes in panel.rows)
+    methods = {method for _, method, _ in panel.rows}
+    first = entries[0]
+    return future, first.r_max == R_MAX, len(methods), "ac-gpt" in methods, len(panel.rows), first.asked.texts
+
+
+def cover(found: Sequence[tuple[list[Entry], Panel]]) -> list[tuple[list[Entry], Panel]]:
+    """The first panel, and those after it that have a run which none before has, at the same r_max."""
+    chosen: list[tuple[list[Entry], Panel]] = []
+    runs: set[Run] = set()
+    for own, panel in found:
+        here = {run for entry in own for run in entry.runs}
+        alike = not chosen or own[0].r_max == chosen[0][0][0].r_max
+        if alike and not here <= runs and len(chosen) < MOST_PANELS:
+            chosen.append((own, panel))
+            runs |= here
+    return chosen
+
+
+def told_apart(panels: Sequence[Entry]) -> list[str]:
+    """What to add to the title of each panel of a size, given one of its entries: in what they differ."""
+
+    def words(entry: Entry) -> list[str]:
+        texts, tokens = entry.first.budget
+        asked = entry.asked.set
+        corpus = f"trained on {entry.first.corpus}"
+        return [
+            f"{texts:,} texts read", f"{tokens:,} tokens read", f"of {asked.get('length')} tokens", corpus,
+            f"{corpus} {entry.first.results['corpus_hash'][:8]}", f"set {entry.asked.hash[:8]}",
+        ]  # fmt: skip
+
+    added = [""] * len(panels)
+    for number, column in enumerate(zip(*map(words, panels), strict=True)):
+        further = number in (1, 4, 5)  # said only where nothing else tells two panels apart
+        if len(set(column)) > 1 and (not further or len(set(added)) < len(panels)):
+            added = [f"{before}, {word}" for before, word in zip(added, column, strict=True)]
+    return added
+
+
+# ---- what pictures do not show --------------------------------------------------------------------------------------
+
+
+def several(shown: Sequence[Entry]) -> list[str]:
+    """A warning where a size has panels of other budgets or sets."""
+    warning = "panels of one size differ in what was read or asked: compare rows within a panel only."
+    return [warning] if len({entry.group for entry in shown}) > len({entry.first.size for entry in shown}) else []
+
+
+def absent(entries: Sequence[Entry], shown: Sequence[Entry], both_ways: bool = False) -> dict[str, str]:
+    """Why runs are not in the panels of a picture, by their names.
+
+    Args:
+        entries: Of the split.
+        shown: Those in the panels.
+        both_ways: Is the picture of those that answer with the future and without it? The others are not missed.
+    """
+    runs, groups = {run for entry in shown for run in entry.runs}, {entry.group for entry in shown}
+    reasons = {}
+    for entry in entries:
+        for run in entry.runs:
+            if run in runs or (both_ways and not exact_both_ways(entry.modes)):
+                continue
+            if both_ways and entry.own and entry.group in groups:
+                reasons[run.name] = "over twice as bad as the best without the future. See the tables."
+            else:
+                reasons.setdefault(run.name, why_left_out(run, entries, shown))
+    return reasons
+
+
+def why_left_out(run: Run, entries: Sequence[Entry], shown: Sequence[Entry]) -> str:
+    """Why a run is not among the panels of the main picture, or on no curve; and what to do.
+
+    Args:
+        run: The run.
+        entries: Of the split.
+        shown: Those in the panels.
+    """
+    mine = [entry for entry in entries if run in entry.runs]
+    own = {entry.r_max for entry in mine if entry.own}
+    if not own:
+        asked = ", ".join(f"{x:g}" for x in sorted({entry.r_max for entry in mine}))
+        return (
+            f"trained with r_max {run.r_max:g}, and asked at {asked} only. Evaluate it as it was trained: acgpt "
+            f"evaluate … --conditioning model --split {mine[0].asked.split} -o {run.folder / 'own.json'}"
+        )
+    peers = [entry for entry in shown if entry.first.size == run.size]
+    if peers and peers[0].r_max not in own:
+        reason = f"asked at another r_max than {peers[0].r_max:g}, which the figure is of."
+        if run.causal:
+            return f"{reason} Ask it the same: {command_for(peers[0].asked)} -o {run.folder / 'same.json'}"
+        return f"{reason} See the tables."
+    return f"a figure has at most {MOST_PANELS} panels of a size. See the tables, or report fewer runs at a time."
+
+
+def asked_otherwise(entries: Sequence[Entry], names: Mapping[Entry, str]) -> list[str]:
+    """Which ways of asking are left out, for the same was asked by default."""
+    default = asked_by_default(entries)
+    others = [names[entry] for entry in entries if entry not in default]
+    return [f"not shown: {listed(others)}: shown as asked by default. See the tables."] if others else []
+
+
+def without_bars(panels: Sequence[Panel]) -> list[str]:
+    """Which perplexities are infinite, and so have no bar."""
+    infinite = [
+        f"{name} ({mode})"
+        for panel in panels
+        for name, _, modes in panel.rows
+        for mode, mean in modes.items()
+        if mean is not None and not math.isfinite(mean.mean)
+    ]
+    return [f"no bar: {listed(infinite)}: infinite."] if infinite else []
+
+
+def off_curve(entries: Sequence[Entry], shown: Sequence[Entry]) -> dict[str, str]:
+    """Why runs are on no curve over r_max, by their names."""
+    runs = {run for entry in shown for run in entry.runs}
+    reasons = {}
+    for entry in entries:
+        for run in entry.runs:
+            mine = [each for each in entries if run in each.runs]
+            if run in runs:
+                continue
+            if all(each.asked.bound for each in mine):
+                reason = "only a bound. See the tables."
+            elif not any(each.own for each in mine):
+                reason = why_left_out(run, entries, ())
+            else:
+                reason = "no run like it was asked at another r_max, on as many texts. See the tables."
+            reasons[run.name] = reason
+    return reasons
 
 
 def with_and_without(panel: Panel) -> Panel:
@@ -334,17 +495,24 @@ def with_and_without(panel: Panel) -> Panel:
 
     Like the paper's, it is on those that compete: what is over twice as bad as the best without the future is left out.
     """
-    pasts = {name: rank(modes[WITHOUT_FUTURE["training"]]) for name, _, modes in panel.rows}
-    best = min((past for past in pasts.values() if past is not None), default=0.0)
+    pasts = [rank(modes[WITHOUT_FUTURE["training"]]) for _, _, modes in panel.rows]
+    best = min((past for past in pasts if past is not None), default=0.0)
     kept = [
-        row for row in panel.rows
-        if rank(row[2]["training"]) is not None and (past := pasts[row[0]]) is not None and past <= 2 * best
+        row for row, past in zip(panel.rows, pasts, strict=True)
+        if exact_both_ways(row[2]) and past is not None and past <= 2 * best
     ]  # fmt: skip
     return replace(panel, rows=tuple(kept))
 
 
-def sweep(size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]) -> list[Curve]:
-    """The curves of a size over r_max, the paper's beside them; none if there is but one r_max.
+def exact_both_ways(modes: Mapping[str, Mean | None]) -> bool:
+    """Is the training distribution answered with the future and without it, and exactly?"""
+    return rank(modes["training"]) is not None and rank(modes[WITHOUT_FUTURE["training"]]) is not None
+
+
+def sweep(
+    size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
+) -> list[tuple[Curve, list[Entry]]]:
+    """The curves of a size over r_max, each with its entries, the paper's beside them; none if there is but one r_max.
 
     What was asked at each r_max on more and on fewer texts has one curve, of the most points, then of the most texts.
     """
@@ -362,11 +530,11 @@ def sweep(size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper
         own = max(alike.values(), key=lambda own: (len({entry.r_max for entry in own}), own[0].asked.texts))
         if len({entry.r_max for entry in own}) > 1:
             points = tuple((entry.r_max, entry.modes) for entry in own)
-            curves.append(Curve(names[own[0]], own[0].method, points))
-    curves.sort(key=lambda curve: place(curve.method, paper))
-    for method in dict.fromkeys(curve.method for curve in curves):
+            curves.append((Curve(names[own[0]], own[0].method, points), own))
+    curves.sort(key=lambda curve: place(curve[0].method, paper))
+    for method in dict.fromkeys(curve.method for curve, _ in curves):
         rows = [row for row in paper["perplexities"] if (row["model"], row["method"]) == (size, method)]
         points = tuple((row["r_max"], paper_modes(paper, row)) for row in rows if row["corpus"] == "WikiText-103")
         if points:
-            curves.append(Curve(f"{paper['methods'][method]}, the paper", method, points, paper=True))
+            curves.append((Curve(f"{paper['methods'][method]}, the paper", method, points, paper=True), []))
     return curves

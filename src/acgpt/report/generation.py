@@ -23,6 +23,7 @@ from acgpt.evaluation.generations import Generations, record_of
 from acgpt.query.modes import MODES
 from acgpt.report import from_scratch
 from acgpt.report.from_scratch import place, variant
+from acgpt.report.left_out import listed
 from acgpt.report.part import Part
 from acgpt.report.runs import Run, read_json
 from acgpt.report.samples_page import Shown, samples_page
@@ -182,8 +183,24 @@ def find(folders: Sequence[Path], runs: Sequence[Run]) -> tuple[list[Generations
             if beside is not None and beside.hash != each.found["hash"]:
                 notes.append(f"{path} is of an earlier {beside.path.name}: left out. Score it again with acgpt mauve.")
                 continue
-            scored.setdefault((each.drawn, each.group, each.judge), each)
+            kept = scored.setdefault((each.drawn, each.group, each.judge), each)
+            if means_of(kept) != means_of(each):
+                notes.append(
+                    f"{path} is left out: {kept.path} scores the same texts in the same way, to another result. Delete "
+                    "the one that is not meant."
+                )
+    hashes = {each.hash for each in generated.values()}
+    if generated and (bare := [str(each.path) for each in scored.values() if each.found["hash"] not in hashes]):
+        notes.append(
+            f"{PAGE} lacks the texts of {listed(bare)}: their .jsonl is in none of the folders. Name its folder too."
+        )
     return list(generated.values()), list(scored.values()), notes
+
+
+def means_of(scored: Scored) -> list[float | None]:
+    """The scores by which two results can be told apart."""
+    found = (scored.found["mauve"], scored.found["judge"])
+    return [None if each is None else each[key] for each, key in zip(found, ("mean", "perplexity"), strict=True)]
 
 
 def holds_generations(folder: Path) -> bool:

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from acgpt.report.left_out import sentences
 from acgpt.report.markup import tag
 from acgpt.report.part import Part
 from acgpt.report.tables import file_name
@@ -119,7 +120,7 @@ def section(part: Part, files: Mapping[str, bytes]) -> str:
     pieces = [tag("p", ", ".join(links))] if links else []
     for stem in part.pictures:
         if (drawn := files.get(f"{part.name}/{stem}.svg")) is not None:
-            words = part.captions.get(stem, "")
+            words = " ".join(filter(None, [part.captions.get(stem, ""), sentences(part.left_out.get(stem, ()))]))
             data = base64.b64encode(drawn).decode()
             image = tag("img", src=f"data:image/svg+xml;base64,{data}", alt=f"Figure {stem}, of the tables below.")
             pieces.append(tag("figure", image, tag("figcaption", tag("strong", escape(stem), "."), " ", escape(words))))

@@ -78,12 +78,14 @@ class Run:
         folder: As it was named.
         results: The contents of its `results.json`.
         evaluations: All of its evaluations, each set once.
+        notes: Which evaluations were left out, and why.
     """
 
     name: str
     folder: Path
     results: Mapping[str, Any]
     evaluations: tuple[Measured, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def recipe(self) -> Mapping[str, Any]:
@@ -225,7 +227,7 @@ def read_run(folder: Path, name: str) -> Run:
         raise InputError(f"{folder} is no run's folder, for it has no {RESULTS}: {hint}.")
     results = read_json(folder / RESULTS)
     try:
-        run = Run(name, folder, results, evaluations_of(folder, results))
+        run = Run(name, folder, results, *evaluations_of(folder, results))
         # All that a report needs is read once here, so that it is found missing here.
         run.budget, run.r_max, run.mix, run.corpus, run.adapter, run.watched, run.size, run.seed, results["corpus_hash"]
     except InputError:
@@ -239,8 +241,12 @@ def read_run(folder: Path, name: str) -> Run:
     return run
 
 
-def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[Measured, ...]:
-    """The evaluation at the end of a run, then those that were added; of two that ask the same, that of more modes."""
+def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[Measured, ...], tuple[str, ...]]:
+    """The evaluation at the end of a run, then those that were added; of two that ask the same, that of more modes.
+
+    Returns:
+        The evaluations; and a note on each that was left out, unless the one that was kept says the same.
+    """
     method, found = results["recipe"]["method"], {}
     if results["evaluation"] is not None:
         found[folder / RESULTS] = (results["recipe"]["eval_split"], results["evaluation"])
@@ -250,14 +256,24 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[Measured, 
             if "modes" in content and "set" in content and "kind" not in content:  # any other is somebody else's
                 found[path] = (path.stem, content)
     measured: dict[tuple[str, str], Measured] = {}
+    paths: dict[tuple[str, str], Path] = {}
+    notes = []
     for path, (name, content) in found.items():
         try:
             split = content["set"].get("split") or name
             each = Measured(split, content["set"], perplexities(content), chance(content), content)
             asked_as, asked = content["method"], content.get("adapter") or content.get("model")
             key = each.hash, each.options
-            if each.texts >= 0 and (key not in measured or answered(measured[key]) < answered(each)):
-                measured[key] = each
+            if each.texts < 0:
+                raise ValueError(f"{each.texts} texts")
+            rivals = [*([(paths[key], measured[key])] if key in measured else []), (path, each)]
+            paths[key], measured[key] = max(rivals, key=lambda rival: answered(rival[1]))  # of equals, the first
+            notes += [
+                f"{other} is left out: {paths[key]} is an evaluation on the same set, of as many modes or more. Delete "
+                "the one that is not meant."
+                for other, dropped in rivals
+                if not same_answers(dropped, measured[key])
+            ]
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise InputError(f"{path} is no evaluation that acgpt writes ({error!r}): evaluate again.") from error
         if asked is not None and Path(results["recipe"]["output"]).name not in Path(asked).parts:
@@ -269,7 +285,15 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[Measured, 
                 f"{path} asks the model as one of {asked_as}, and the run is one of {method}: evaluate it without "
                 "--method."
             )
-    return tuple(measured.values())
+    return tuple(measured.values()), tuple(notes)
+
+
+def same_answers(dropped: Measured, kept: Measured) -> bool:
+    """Does one evaluation say nothing that the other does not, but for rounding?"""
+    return all(
+        value is None or (other is not None and math.isclose(value, other, rel_tol=1e-3))
+        for value, other in ((value, kept.modes[mode]) for mode, value in dropped.modes.items())
+    )
 
 
 def answered(measured: Measured) -> int:
@@ -309,6 +333,14 @@ def backbones(runs: Sequence[Run]) -> dict[str, str]:
     short = {base: EMBEDDED if base == "default" else Path(base).name or base for base in bases}
     names = list(short.values())
     return {base: base if names.count(name) > 1 else name for base, name in short.items()}
+
+
+def command_for(measured: Measured) -> str:
+    """The command that asks another run what this evaluation has asked; the model and the corpus are left open."""
+    of = measured.set
+    named = {"split": measured.split} | {key: of.get(key) for key in ("r_max", "length")} | {"limit": of.get("texts")}
+    words = [f"--{key.replace('_', '-')} {value}" for key, value in named.items()]
+    return " ".join(["acgpt evaluate …", *words, f"--seed {of.get('seed', 0)}"])
 
 
 def sets_in_words(measured: Sequence[Measured]) -> str:

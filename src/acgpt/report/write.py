@@ -75,6 +75,7 @@ def make_report(folders: Sequence[str | Path], output: str | Path) -> Report:
     if (drawn := generation.make(places, runs)) is not None:
         parts.append(drawn)
     notes = [f"{folder} is not finished: left out." for folder in unfinished]
+    notes += [note for run in runs for note in run.notes]
     notes += [note for part in parts for note in part.notes]
     files: dict[str, bytes] = {}
     for part in parts:
@@ -82,7 +83,9 @@ def make_report(folders: Sequence[str | Path], output: str | Path) -> Report:
         if find_spec("matplotlib") is not None:
             for stem, draw in part.pictures.items():
                 files |= {f"{part.name}/{stem}.{form}": content for form, content in rendered(draw).items()}
-    if find_spec("matplotlib") is None and any(part.pictures for part in parts):
+    if find_spec("matplotlib") is not None:
+        notes += left_out_of_figures(parts)
+    elif any(part.pictures for part in parts):
         notes.append(NO_PICTURES)
     files[PAGE] = page(parts, runs, notes, list(files)).encode()
     made_by = [(run.name, *provenance(run)) for run in runs]
@@ -97,6 +100,16 @@ def make_report(folders: Sequence[str | Path], output: str | Path) -> Report:
     files[DATA] = (json.dumps(finite(content), indent=1, allow_nan=False) + "\n").encode()
     write_files(files, output)
     return Report(parts, notes, content)
+
+
+def left_out_of_figures(parts: Sequence[Part]) -> list[str]:
+    """What figures do not show, each sentence once, with the figures that it is of."""
+    figures: dict[str, list[str]] = {}
+    for part in parts:
+        for stem in part.pictures:
+            for words in part.left_out.get(stem, ()):
+                figures.setdefault(words, []).append(f"{part.name}/{stem}")
+    return [f"figure {', '.join(stems)}: {words}" for words, stems in figures.items()]
 
 
 def only_generations(folder: Path) -> bool:

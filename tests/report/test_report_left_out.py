@@ -1,0 +1,187 @@
+"""Reports leave nothing out in silence: what a figure or a table does not show is named, with the reason."""
+
+from __future__ import annotations
+
+import json
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from generations import write_generations
+from runs import write_corpus
+from test_report import evaluation, twin_of, write_run
+from test_report_generation import score
+from test_report_scratch import AC, GPT, scratch
+from typer.testing import CliRunner
+
+from acgpt.cli.main import app
+from acgpt.report import from_scratch, write
+from acgpt.report.write import make_report
+
+LONGER = {"texts": 1600, "tokens": 49600}  # read by a run that went on for twice as many steps
+
+
+@pytest.fixture
+def only_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "find_spec", lambda name: None)
+
+
+def shown_in(part: Any, stem: str) -> set[float]:
+    """The unconditional perplexities of the runs in a figure's panels."""
+    panels = [panel for panel in part.pictures[f"validation/{stem}"].args[0] if not panel.paper]
+    return {modes["unconditional"].mean for panel in panels for _, _, modes in panel.rows}
+
+
+def test_a_longer_and_a_shorter_run_are_both_in_every_figure(tmp_path, only_tables):
+    runs = [scratch(tmp_path / "short"), scratch(tmp_path / "long", (21.0, 20.0, 18.0, 22.0, 22.5), about=LONGER)]
+    (part,) = make_report(runs, tmp_path / "report").parts
+    assert shown_in(part, "main") == shown_in(part, "future") == {24.0, 21.0}
+    titles = [panel.title for panel in part.pictures["validation/main"].args[0] if not panel.paper]
+    assert "800 texts read" in titles[0] and "1,600 texts read" in titles[1]
+    assert any("within a panel only" in words for words in part.left_out["validation/main"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"measured": {"length": 63}}, {"measured": {"texts": 9}}, {"measured": {"seed": 3}}, {"about": {"tokens": 9}},
+     {"about": {"corpus_hash": "web"}}],
+    ids=["length", "number of texts", "set", "tokens", "corpus"],
+)  # fmt: skip
+def test_runs_that_cannot_be_compared_have_panels_that_can_be_told_apart(tmp_path, only_tables, change):
+    runs = [scratch(tmp_path / "one"), scratch(tmp_path / "two", (21.0, 20.0, 18.0, 22.0, 22.5), **change)]
+    (part,) = make_report(runs, tmp_path / "report").parts
+    assert shown_in(part, "main") == {24.0, 21.0}
+    titles = [panel.title for panel in part.pictures["validation/main"].args[0] if not panel.paper]
+    assert len(set(titles)) == 2
+
+
+def test_a_run_of_one_length_needs_no_warning(tmp_path, only_tables):
+    runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "gpt", GPT, method="gpt")]
+    (part,) = make_report(runs, tmp_path / "report").parts
+    assert not any(part.left_out.values())
+
+
+def test_every_run_is_in_the_main_figure_or_is_named_with_a_reason(tmp_path, only_tables, monkeypatch):
+    monkeypatch.setattr(from_scratch, "MOST_PANELS", 3)
+    perplexity = {f"run{number}": 20.0 + number for number in range(8)}
+    kinds: list[dict[str, Any]] = [
+        {}, {"about": LONGER}, {"r_max": 0.2}, {"method": "gpt", "r_max": 0.4}, {"lr": 3e-4, "r_max": 0.8},
+        {"conditioning": {"r_max": 0.4}}, {"about": {"texts": 7}}, {"about": {"texts": 8}},
+    ]  # fmt: skip
+    runs = [
+        scratch(tmp_path / name, (value, 22.0, 19.0, 23.0, 23.5), **how)
+        for (name, value), how in zip(perplexity.items(), kinds, strict=True)
+    ]
+    (part,) = make_report(runs, tmp_path / "report").parts
+    shown, words = shown_in(part, "main"), " ".join(part.left_out["validation/main"])
+    named = {name for name in perplexity if name in words}
+    assert named == {name for name, value in perplexity.items() if value not in shown}
+    assert len(named) == 5 and {"run2", "run3", "run4", "run5"} < named
+    assert "--r-max 0.6 --length 31 --limit 4" in words and "--conditioning model" in words and "3 panels" in words
+
+
+def test_the_future_figure_names_what_is_too_bad_for_it(tmp_path, only_tables):
+    runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "bad", (99.0,) * 5, lr=1.0)]
+    (part,) = make_report(runs, tmp_path / "report").parts
+    (words,) = part.left_out["validation/future"]
+    assert "bad: over twice as bad" in words and shown_in(part, "future") == {24.0}
+
+
+def test_an_infinite_perplexity_has_no_bar_and_is_named(tmp_path, only_tables):
+    run = scratch(tmp_path / "ac")
+    results = json.loads((run / "results.json").read_text())
+    results["evaluation"]["modes"]["infilling"]["perplexity"] = None  # as JSON has what is infinite
+    (run / "results.json").write_text(json.dumps(results))
+    (part,) = make_report([run], tmp_path / "report").parts
+    assert part.left_out["validation/main"] == ["no bar: AC-GPT (infilling): infinite."]
+
+
+def test_another_way_of_asking_that_a_figure_leaves_out_is_named(tmp_path, only_tables):
+    shuffled = {**evaluation("sigma-gpt-random", (90.0,) * 5, r_max=0.6), "options": {"order": "given"}}
+    run = scratch(tmp_path / "run", method="sigma-gpt-random", further={"shuffled": shuffled})
+    (part,) = make_report([run], tmp_path / "report").parts
+    assert any("order=given: shown as asked by default" in words for words in part.left_out["validation/main"])
+
+
+def test_what_is_on_no_curve_over_r_max_is_named(tmp_path, only_tables):
+    bound = evaluation("diffusion", (None, 22.0, 19.0, None, None), r_max=0.6) | {"bound": True}
+    runs = [scratch(tmp_path / f"ac{r_max}", r_max=r_max) for r_max in (0.2, 0.6)]
+    runs += [scratch(tmp_path / "alone", lr=1.0), scratch(tmp_path / "gpt", GPT, method="gpt")]
+    runs += [scratch(tmp_path / "noisy", method="diffusion", about={"evaluation": bound})]
+    (part,) = make_report(runs, tmp_path / "report").parts
+    words = {line.split(": ")[1]: line for line in part.left_out["validation/r_max"]}
+    assert set(words) == {"alone, gpt", "noisy"} and "a bound" in words["noisy"]
+
+
+def test_no_figure_at_all_is_said(tmp_path, only_tables):
+    run = scratch(tmp_path / "ac", conditioning={"r_max": 0.2})  # and asked at 0.6
+    made = make_report([run], tmp_path / "report")
+    assert not made.parts[0].pictures
+    assert any(note.startswith("no figure of validation: not shown: ac: trained with r_max 0.2") for note in made.notes)
+
+
+def test_what_is_left_out_is_said_on_the_page_in_the_files_and_on_the_terminal(tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "find_spec", lambda name: name)
+    monkeypatch.setattr(write, "rendered", lambda draw: {"png": b"", "svg": b"<svg/>"})
+    runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "low", (9.0,) * 5, r_max=0.2, lr=1.0)]
+    result = CliRunner().invoke(app, ["report", *map(str, runs), "-o", str(tmp_path / "report")])
+    assert result.exit_code == 0, result.output
+    words = "not shown: low: asked at another r_max than 0.6, which the figure is of. See the tables."
+    assert f"note: figure from-scratch/validation/main, from-scratch/validation/future: {words}" in result.stdout
+    page = unescape((tmp_path / "report" / "report.html").read_text(encoding="utf-8"))
+    captions = [each.partition("</figcaption>")[0] for each in page.split("<figcaption>")[1:]]
+    assert [f"N{words[1:]}" in caption for caption in captions] == [True, True]
+    notes = json.loads((tmp_path / "report" / "report.json").read_text())["notes"]
+    assert any(words in note for note in notes)
+    assert "not shown: low" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_twin_of_another_length_and_the_run_without_a_twin_are_named(tmp_path, only_tables):
+    runs = [write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt", about=LONGER)]
+    (part,) = make_report(runs, tmp_path / "report").parts
+    words = part.left_out["validation/modes"]
+    assert any(line.startswith("not shown: gpt: the causal twin of no run here.") for line in words)
+    assert any(line.startswith("no causal baseline: ac: no causal run") and "800 texts" in line for line in words)
+    assert "800 texts" in part.left_out["validation/advantages"][0]
+
+
+def test_an_evaluation_of_a_baseline_that_no_run_was_asked_is_named(tmp_path, only_tables):
+    runs = [write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt", further={"r02": evaluation("gpt", AC, r_max=0.2)})]
+    made = make_report(runs, tmp_path / "report")
+    rows = made.content["finetuning"]["splits"]["validation"]["perplexities"]
+    assert [row["run"] for row in rows] == ["gpt", "ac"]
+    assert any(note.startswith("gpt, validation: its evaluation on set") and "r_max 0.2" in note for note in made.notes)
+
+
+def test_of_two_evaluations_on_one_set_the_one_left_out_is_named_if_it_differs(tmp_path, only_tables):
+    same, other = evaluation("ac-gpt", AC, r_max=0.6), evaluation("ac-gpt", (9.0,) * 5, r_max=0.6)
+    alike = scratch(tmp_path / "alike", further={"again": same})
+    assert not make_report([alike], tmp_path / "report").notes[:-1]  # the last one: there is no matplotlib
+    run = scratch(tmp_path / "run", further={"again": other})
+    made = make_report([run], tmp_path / "other")
+    (note,) = [note for note in made.notes if "left out" in note]
+    assert note.startswith(f"{run / 'again.json'} is left out: {run / 'results.json'} is an evaluation on the same set")
+
+
+def test_of_two_scores_of_one_file_the_one_left_out_is_named_if_it_differs(tmp_path, only_tables):
+    corpus = write_corpus(tmp_path / "corpus")
+    path = write_generations(tmp_path / "drawn", corpus, method="ac-gpt", model="hub/ac")
+    first = score(path, 0.9)
+    first.with_name("training.again.mauve.json").write_text(first.read_text(encoding="utf-8"), encoding="utf-8")
+    assert not [note for note in make_report([tmp_path / "drawn"], tmp_path / "one").notes if "left out" in note]
+    again = json.loads(first.read_text(encoding="utf-8")) | {"mauve": {"mean": 0.5, "std": 0.1}}
+    first.with_name("training.again.mauve.json").write_text(json.dumps(again), encoding="utf-8")
+    notes = make_report([tmp_path / "drawn"], tmp_path / "two").notes
+    assert [note for note in notes if "left out" in note and "to another result" in note]
+
+
+def test_scores_whose_texts_are_elsewhere_are_named_beside_a_page_of_samples(tmp_path, only_tables):
+    corpus = write_corpus(tmp_path / "corpus")
+    drawn = tmp_path / "drawn"
+    score(write_generations(drawn / "a", corpus, method="ac-gpt", model="hub/ac"), 0.9)
+    bare: Path = score(write_generations(drawn / "b", corpus, method="mlm", model="hub/mlm", texts=2), 0.4)
+    for path in (drawn / "b").glob("*.jsonl"):
+        path.unlink()
+    made = make_report([drawn], tmp_path / "report")
+    assert any(note.startswith(f"samples.html lacks the texts of {bare}") for note in made.notes)
