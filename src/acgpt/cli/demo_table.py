@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
-from rich.text import Text
 
 from acgpt.models.adapters import Choice
 from acgpt.models.language_model import LanguageModel, Question, Score
@@ -93,4 +92,5 @@ def print_worth(page: Page, table: Mapping[str, Mapping[str, Worth]]) -> None:
     for name, kinds in table.items():
         cells = [(f"{w.past:.2f}", f"{w.future:.2f}", f"{w.change:+.0%}") for w in kinds.values()]
         drawn.add_row(name, *(cell for three in cells for cell in three))
-    page.print(drawn, Text(), sep="\n")
+    page.table(drawn)
+    page.print()

@@ -407,7 +407,7 @@ def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
             gained = f"{gain['percent']:z.1f} %"
             gained += "" if gain["interval"] is None else " ({:z.1f} to {:z.1f})".format(*gain["interval"])
         table.add_row(mode, *row, gained)
-    page.print(table)
+    page.table(table)
     if None in result["modes"].values():
         how = "".join(f", {name}={value}" for name, value in result.get("options", {}).items())
         page.note(f"\n{NO_ANSWER}: cannot be answered by a model of method {result['method']}{how}.")

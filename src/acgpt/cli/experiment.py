@@ -145,8 +145,7 @@ def show_all(output: str, cells: Sequence[Cell], states: Mapping[str, State], he
         emit({"output": output, **totals, "cells": found})
         return
     page = Page()
-    page.width = page.width if page.is_terminal else max(page.width, 140)
-    page.print(table_of([(cell, states[cell.name]) for cell in cells]))
+    page.table(table_of([(cell, states[cell.name]) for cell in cells]), spare=("left", "trained", "loss"))
     for cell in cells:
         if error := states[cell.name].error:
             page.note(printable(f"\n{cell.name}: {error}\n  {cell.log}"), "red")

@@ -212,7 +212,7 @@ def print_generations(result: Mapping[str, Any], there: Sequence[str]) -> None:
             cells = [f"{one['tokens']:,}", f"{one['calls']:,}", f"{one['seconds']:.1f}"]
             cells += [f"{one['tokens_per_second']:,.0f}", f"{one['outside']:.0%}"]
         table.add_row(mode, *cells)
-    page.print(table)
+    page.table(table)
     if None in result["modes"].values():
         page.note(f"\n{NO_ANSWER}: cannot be answered by a model of method {result['method']}.")
     if there:

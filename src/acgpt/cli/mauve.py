@@ -549,7 +549,7 @@ def print_result(result: Mapping[str, Any], path: Path) -> None:
         sides = judge, judge["original"]
         shown = [NO_ANSWER if side is None else f"{sign}{side['perplexity']:,.2f}" for side in sides]
         table.add_row(f"perplexity, judge's ({judge['measures']})", *shown)
-    page.print(table)
+    page.table(table)
     for note in result["notes"]:
         page.note(printable(f"note: {note}"))
     page.note(printable(f"{path}\n"))

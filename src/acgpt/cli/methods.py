@@ -56,7 +56,7 @@ def methods(
         marks = [MARKS[getattr(method.abilities, name)] for name in COLUMNS]
         mark = f" {notes.index(method) + 1}" if method in notes else ""
         table.add_row(method.name + mark, *marks)
-    page.print(table)
+    page.table(table)
     page.note("")
     for heading, meaning in COLUMNS.values():
         page.note(f"{heading:25}  {meaning}")

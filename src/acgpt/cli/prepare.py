@@ -170,7 +170,7 @@ def print_corpus(corpus: Corpus, reused: bool, seconds: float) -> None:
         table.add_column(name, justify="left" if name == "split" else "right")
     for name, split in corpus.splits.items():
         table.add_row(name, f"{split.documents:,}", f"{split.tokens:,}", f"{len(split.shards):,}")
-    page.print(table)
+    page.table(table)
     for source in corpus.manifest["sources"]:
         if source["skipped"]:
             page.note(f"{source['name']}: {source['skipped']:,} rows skipped that cannot be used", "yellow")

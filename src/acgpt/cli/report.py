@@ -69,11 +69,10 @@ def print_report(made: Report, output: Path) -> None:
     from acgpt.display.show import Page, printable
 
     page = Page()
-    page.width = page.width if page.is_terminal else max(page.width, 140)
     for part in made.parts:
         for table in part.tables.values():
             page.note(printable(table.title), "bold")
-            page.print(table.terminal())
+            page.table(table.terminal(), spare=table.spare, hint="a wider one, report.html and --json show them")
             own = {row.note for row in table.rows if not row.paper}
             for text, number in table.notes.items():
                 if text in own:

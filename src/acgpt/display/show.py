@@ -30,6 +30,7 @@ from rich.table import Table
 from rich.text import Text
 
 from acgpt.common.files import disk_errors
+from acgpt.display.table import print_table
 from acgpt.engine.layout import body_tokens, build, visible
 from acgpt.errors import CONTROLS, InputError, QueryError
 from acgpt.query.query import Query
@@ -81,6 +82,10 @@ class Page(Console):
     def note(self, text: str, style: str = "dim") -> None:
         """Print a line of text in a style."""
         self.print(Text(text, style), soft_wrap=True)
+
+    def table(self, table: Table, *, spare: Sequence[str] = (), hint: str = "") -> None:
+        """Print a table so that all of it can be read, as `terminal_table.print_table`."""
+        print_table(self, table, spare=spare, hint=hint)
 
     @property
     def plain(self) -> bool:
@@ -143,7 +148,8 @@ def print_score(page: Page, lm: LanguageModel, template: str, ways: Mapping[str,
     if len(rows) > 1:
         sums = {name: math.fsum(column) for name, column in columns.items()}
         table.add_row("all of them", *cells(sums), style="bold")
-    page.print(table, Text(), sep="\n")
+    page.table(table)
+    page.print()
 
 
 def print_samples(page: Page, lm: LanguageModel, samples: Sequence[Sample]) -> None:
@@ -159,13 +165,14 @@ def print_ranking(page: Page, template: str, ranking: Ranking) -> None:
     """The alternatives with bars, and how they were compared."""
     page.note(printable(template), "bold")
     table = Table.grid(padding=(0, 2, 0, 0))
-    for justify in ("left", "right", "left", "right"):
-        table.add_column(justify=justify)
+    table.add_column()
+    for justify in ("right", "left", "right"):
+        table.add_column(justify=justify, no_wrap=True)
     for ranked in ranking.alternatives:
         choice = " + ".join(printable(text).strip() or "(nothing)" for text in ranked.choice)
         bar = Text("█" * round(20 * ranked.probability) or "▏", "green")
         table.add_row(Text(choice), f"{ranked.probability:.1%}", bar, Text(f"log p {ranked.log_prob:z.2f}", "dim"))
-    page.print(table)
+    page.table(table)
     how = {
         "whole text": "the probability of the whole text, read left to right",
         "asked | given": "the probability of the alternative, given all that stands before and after it",

@@ -33,17 +33,17 @@ ADVANTAGES = {"unconditional": "unconditional", **WITHOUT_FUTURE}  # the run's m
 ABOUT = (
     Column("run", "run"),
     Column("backbone", "backbone"),
-    Column("adapter", "adapter"),
-    Column("corpus", "corpus", terminal=False),
+    Column("adapter", "adapter", spare=1),
+    Column("corpus", "corpus", spare=1),
     Column("r_max", "r_max", r"$r_{\max}$", "g"),
     Column("mix", "mix", form="g"),
 )
-SET = Column("set", "set")
+SET = Column("set", "set", spare=1)
 PERPLEXITIES = (
     ABOUT[0],
-    Column("method", "method", terminal=False),
+    Column("method", "method", spare=2),
     *ABOUT[1:],
-    Column("texts", "texts read", form=",", terminal=False),
+    Column("texts", "texts read", form=",", spare=1),
     Column("unconditional", "unconditional", form=".2f", best=min),
     Column("infilling", "infilling", form=".2f", best=min),
     Column("training", "training", form=".2f", best=min),
@@ -56,7 +56,7 @@ ADVANTAGE_COLUMNS = (
     Column("unconditional", "UC adv", form="+z.2f%", best=max),
     Column("infilling", "Inf adv", form="+z.2f%", best=max),
     Column("training", "TD adv", form="+z.2f%", best=max),
-    Column("twin", "over", terminal=False),
+    Column("twin", "over", spare=2),
     SET,
 )
 SWEEP = (

@@ -30,18 +30,18 @@ MOST_PANELS = 8  # of a size in one picture
 COLUMNS = (
     Column("from", "from", terminal=False),
     Column("r_max", "r_max", r"$r_{\max}$", "g"),
-    Column("asked", "asked", form=","),
+    Column("asked", "asked", form=",", spare=1),
     Column("method", "method"),
-    Column("corpus", "corpus", terminal=False),
-    Column("texts", "texts read", form=",", terminal=False),
+    Column("corpus", "corpus", spare=1),
+    Column("texts", "texts read", form=",", spare=1),
     Column("unconditional", "unconditional", form=".2f", best=min, spread=True),
     Column("infilling", "infilling", form=".2f", best=min, spread=True),
     Column("training", "training", form=".2f", best=min, spread=True),
     Column("infilling-no-future", "infilling no future", form=".2f", best=min, spread=True),
     Column("training-no-future", "training no future", form=".2f", best=min, spread=True),
-    Column("chance", "95 % ±", form=".1f%", terminal=False),
-    Column("seeds", "seeds", form="d"),
-    Column("set", "set"),
+    Column("chance", "95 % ±", form=".1f%", spare=2),
+    Column("seeds", "seeds", form="d", spare=1),
+    Column("set", "set", spare=1),
 )
 CAPTION = (
     "Perplexity, lower is better: mean ± standard deviation over seeds (of a sample; none for a single seed). r_max "

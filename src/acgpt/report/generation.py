@@ -41,19 +41,19 @@ ELSEWHERE = "models"  # what the table of models is called of whose training not
 MAUVE = (
     Column("from", "from", terminal=False),
     Column("r_max", "r_max", r"$r_{\max}$", "g"),
-    Column("asked", "texts", form=","),
+    Column("asked", "texts", form=",", spare=1),
     Column("method", "method"),
-    Column("corpus", "corpus", terminal=False),
+    Column("corpus", "corpus", spare=1),
     Column("scored", "scored"),
-    Column("features", "features", terminal=False),
+    Column("features", "features", spare=1),
     *(Column(mode, mode.replace("-", " ", 1).replace("-", " "), form=".3f", best=max, spread=True) for mode in MODES),
-    Column("noise", "k-means ±", form=".3f"),
-    Column("seeds", "seeds", form="d"),
-    Column("set", "set"),
+    Column("noise", "k-means ±", form=".3f", spare=2),
+    Column("seeds", "seeds", form="d", spare=1),
+    Column("set", "set", spare=1),
 )
 COMPANIONS = (
     Column("r_max", "r_max", r"$r_{\max}$", "g"),
-    Column("asked", "texts", form=","),
+    Column("asked", "texts", form=",", spare=1),
     Column("mode", "mode"),
     Column("method", "method"),
     *(Column(f"distinct_{n}", f"distinct-{n} %", form=".1f", spread=True) for n in (1, 2, 3)),
@@ -61,8 +61,8 @@ COMPANIONS = (
     Column("loops", "loops %", form=".1f", spread=True),
     Column("own", "own ppl", form=",.2f", spread=True),
     Column("judged", "judge's ppl", form=",.2f", spread=True),
-    Column("seeds", "seeds", form="d", terminal=False),
-    Column("set", "set", terminal=False),
+    Column("seeds", "seeds", form="d", spare=1),
+    Column("set", "set", spare=1),
 )
 CAPTION = (
     "MAUVE, higher is better: mean ± standard deviation over training seeds (of a sample; none for a single one). "

@@ -9,7 +9,7 @@ from html import escape
 from acgpt.report.left_out import sentences
 from acgpt.report.markup import tag
 from acgpt.report.part import Part
-from acgpt.report.tables import file_name
+from acgpt.report.tables import WIDTHS, file_name
 from acgpt.version import __version__
 
 STYLE = """
@@ -27,7 +27,12 @@ a:focus-visible, .wide:focus-visible { outline: 3px solid var(--mark); outline-o
 .skip { position: absolute; left: -100rem; } .skip:focus { left: 1rem; top: .5rem; }
 .soft { color: var(--soft); }
 nav ul { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; }
-.wide { overflow-x: auto; margin: 1.5rem 0 .5rem; }
+.wide { overflow-x: auto; margin: 1.5rem 0 .5rem; border-right: 1px solid var(--line); background:
+  linear-gradient(to right, var(--back) 40%, transparent) 0 0 / 2.5rem 100% no-repeat local,
+  linear-gradient(to left, var(--back) 40%, transparent) 100% 0 / 2.5rem 100% no-repeat local,
+  linear-gradient(to right, var(--soft), transparent) 0 0 / .6rem 100% no-repeat scroll,
+  linear-gradient(to left, var(--soft), transparent) 100% 0 / .6rem 100% no-repeat scroll; }
+.hint { display: none; margin: 1.5rem 0 -1.2rem; font-size: .85rem; color: var(--mark); }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding-bottom: .6rem; color: var(--soft);
   position: sticky; left: 0; max-width: min(75ch, calc(100vw - 3rem)); }
@@ -47,8 +52,9 @@ figcaption { font-size: .9rem; color: var(--soft); position: sticky; left: 0;
   max-width: min(75ch, calc(100vw - 3rem)); }
 dt { font-weight: 600; margin-top: .8rem; } dd { margin: 0; }
 code { font: .82rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
-@media print { body { max-width: none; } .wide { overflow: visible; } nav, .skip { display: none; } }
+@media print { body { max-width: none; } .wide { overflow: visible; } nav, .skip, .hint { display: none; } }
 """
+STYLE += "".join(f"@media screen and (max-width: {n}rem) {{ .under-{n} {{ display: block; }} }}\n" for n in WIDTHS)
 
 
 def html_page(

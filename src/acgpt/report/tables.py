@@ -28,6 +28,8 @@ TEX |= {">": r"\textgreater{}", "|": r"\textbar{}"} | {each: f"\\{each}" for eac
 TEX |= {"σ": r"$\sigma$", "±": r"$\pm$", "≤": r"$\le$", "×": r"$\times$", INFINITE: r"$\infty$", "…": r"\ldots{}"}
 # What pdflatex shows without further packages: ASCII and most of Latin-1.
 PDFLATEX = frozenset(map(chr, range(256))) - set("«»ÐÞðþ")
+SCROLL = "A wide table: scroll sideways to see all of its columns."
+WIDTHS = (40, 60, 80, 100, 1000)  # of windows, in rem: a page is never wider than about 100
 LINES = 56  # of a table, rules counted, that fit on a page of LaTeX below the caption
 
 
@@ -77,7 +79,8 @@ class Column:
         tex: The heading in LaTeX, where it is another.
         form: How numbers are written; a % at the end is written behind them. "" for a column of words.
         best: `min` or `max`: what is bold.
-        terminal: Is there room for it in the terminal?
+        terminal: Does it say anything in the terminal, where the paper's own rows are left out?
+        spare: May a narrow terminal leave it out? 0: never; 1: if it must, for it may tell rows apart; 2: first.
         spread: Are its cells `Mean`? Their parts then have columns of their own in CSV.
     """
 
@@ -87,6 +90,7 @@ class Column:
     form: str = ""
     best: Callable[[Iterable[float]], float] | None = None
     terminal: bool = True
+    spare: int = 0
     spread: bool = False
 
     def show(self, value: Cell) -> str:
@@ -324,7 +328,29 @@ class Table:
         table = tag("table", "\n".join(["", caption, tag("thead", tag("tr", *heads)), *bodies, ""]))
         notes = [tag("li", escape(text), id=f"{label}-{number}") for text, number in self.notes.items()]
         region = tag("div", table, class_="wide", role="region", aria_labelledby=label, tabindex=0)
-        return region + (tag("ol", *notes, class_="notes") if notes else "")
+        hint = tag("p", SCROLL, class_=f"hint under-{self.page_width}")
+        return hint + region + (tag("ol", *notes, class_="notes") if notes else "")
+
+    @property
+    def page_width(self) -> int:
+        """The width of a window, in rem, below which not all columns may be seen at once: one of `WIDTHS`."""
+        letters = [
+            max(len(column.title), *(len(column.show(row.cells.get(column.key))) for row in self.rows), 1)
+            for column in self.columns
+        ]
+        width = sum(0.5 * count + 1.1 for count in letters) + 3  # cells have a size of 0.875, padding and margins
+        return next((each for each in WIDTHS if width <= each), WIDTHS[-1])
+
+    @property
+    def spare(self) -> list[str]:
+        """The titles of the columns that a narrow terminal can do without, the first of them first."""
+        rows = [row for row in self.rows if not row.paper]
+
+        def worth(column: Column) -> tuple[int, bool]:
+            return -column.spare, len({column.show(row.cells.get(column.key)) for row in rows}) > 1
+
+        found = [column for column in self.columns if column.terminal and column.spare]
+        return [column.title for column in sorted(reversed(found), key=worth)]
 
     def terminal(self) -> RichTable:
         """For the terminal, the paper's own rows left out; notes are numbered as in the other forms."""
@@ -334,7 +360,7 @@ class Table:
         table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         columns = [column for column in self.columns if column.terminal]
         for column in columns:
-            table.add_column(column.title, justify="right" if column.form else "left", overflow="fold")
+            table.add_column(column.title, justify="right" if column.form else "left")
 
         def cell(row: Row, column: Column) -> Text:
             text = column.show(row.cells.get(column.key))

@@ -1,0 +1,126 @@
+"""Tables on a terminal of any width: nothing is cut off, and what is left out is named.
+
+    wide enough, or no terminal    the table as it is
+    narrower                       headings and words in several lines
+    narrower still                 without its spare columns; a line below says which, and how to see them
+    too narrow even so             a block for each row, a line for each column
+
+Rich alone would cut cells that do not fit, and end them in an ellipsis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+LEAST = 12  # cells that a column of words keeps where it is folded
+GAP = 2  # cells between two columns
+
+
+def print_table(page: Console, table: Table, *, spare: Sequence[str] = (), hint: str = "") -> None:
+    """Print a table so that all of it can be read.
+
+    Args:
+        page: Where to; one that is no terminal has any width.
+        table: Without a box. Its left-aligned columns may be folded, unless they are `no_wrap`.
+        spare: The headings of columns that may be left out where there is too little room, the first of them first.
+        hint: Where those can be seen.
+    """
+    if not page.file.isatty():  # in a pipe, colours or not
+        width, page.width = page.width, max(page.width, width_of(table))
+        page.print(fitted(table, set()))
+        page.width = width
+        return
+    headings = [plain(column.header) for column in table.columns]
+    left_out: list[str] = []
+    for name in (None, *(name for name in spare if name in headings)):
+        left_out += [] if name is None else [name]
+        if width_of(table) <= page.width and not left_out:
+            page.print(fitted(table, set()))
+            return
+        if narrowest(table, set(left_out)) <= page.width:
+            page.print(fitted(table, set(left_out), narrow=True))
+            if left_out:
+                words = f"left out, for the terminal is {page.width} columns wide: {', '.join(left_out)}"
+                page.print(Text(f"{words}; {hint or 'a wider one shows them'}.", "dim"), soft_wrap=True)
+            return
+    print_stacked(page, table)
+
+
+def plain(cell: object) -> str:
+    """The text of a cell, without its style."""
+    return cell.plain if isinstance(cell, Text) else str(cell)
+
+
+def cells_of(column: Column) -> list[str]:
+    """The cells of a column below its heading."""
+    return [plain(cell) for cell in column.cells]
+
+
+def across(text: str) -> int:
+    """The width of the widest line."""
+    return max(map(cell_len, text.split("\n")))
+
+
+def folds(column: Column) -> bool:
+    """May the cells of a column be folded?"""
+    return column.justify == "left" and not column.no_wrap
+
+
+def width_of(table: Table) -> int:
+    """The width of the whole table, nothing folded."""
+    widths = [max(map(across, [plain(column.header), *cells_of(column)])) for column in table.columns]
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def least(column: Column) -> int:
+    """The width that a column needs if its heading, and its words if they may, are folded."""
+    widest = max(map(across, cells_of(column)), default=0)
+    heading = max(map(cell_len, plain(column.header).split()), default=0)
+    return max(heading, min(widest, LEAST) if folds(column) else widest)
+
+
+def narrowest(table: Table, left_out: set[str]) -> int:
+    """The least width of the table without some columns."""
+    widths = [least(column) for column in table.columns if plain(column.header) not in left_out]
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def fitted(table: Table, left_out: set[str], narrow: bool = False) -> Table:
+    """The table without some columns, no cell of which is ever cut; where it is `narrow`, headings are folded."""
+    result = Table(
+        box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style=table.header_style, show_header=table.show_header
+    )
+    kept = [column for column in table.columns if plain(column.header) not in left_out]
+    for column in kept:
+        header, room = plain(column.header), least(column)
+        result.add_column(
+            "\n".join(wrap(header, room, break_long_words=False)) if narrow and not folds(column) else header,
+            justify=column.justify,
+            no_wrap=not folds(column),
+            overflow="fold",
+            min_width=room if narrow else None,
+            style=column.style,
+        )
+    for number, row in enumerate(table.rows):
+        result.add_row(*(list(column.cells)[number] for column in kept), style=row.style, end_section=row.end_section)
+    return result
+
+
+def print_stacked(page: Console, table: Table) -> None:
+    """Print a block for each row, its first words in bold, and a line for each of its other columns."""
+    headings = [plain(column.header) for column in table.columns]
+    size = max(map(cell_len, headings))
+    for row in zip(*map(cells_of, table.columns), strict=True):
+        if not any(row):
+            continue  # a line between groups
+        number = next(number for number, cell in enumerate(row) if cell)
+        page.print(Text(f"{headings[number]} {row[number]}".strip(), "bold"), soft_wrap=True)
+        for heading, cell in list(zip(headings, row, strict=True))[number + 1 :]:
+            if cell:
+                page.print(Text(f"  {heading}{' ' * (size - cell_len(heading))}  {cell}"), soft_wrap=True)
