@@ -307,11 +307,14 @@ def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
 
 
 @contextmanager
-def bar(what: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on standard error, or a line there now and then if that is no terminal.
+def bar(what: str, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """A progress bar on standard error, or a line there now and then if that is no terminal; nothing if `quiet`.
 
     What it yields is called with how many are done, of how many, and, if a rate is to be shown, the tokens so far.
     """
+    if quiet:
+        yield lambda *_: None
+        return
     if not sys.stderr.isatty():
         yield now_and_then(what)
         return

@@ -20,6 +20,7 @@ from acgpt.cli.evaluate import (
     names_in,
     training_distribution,
 )
+from acgpt.cli.train import QuietOption
 from acgpt.cli.ui import (
     AdapterOption,
     DeviceOption,
@@ -75,6 +76,7 @@ def generate(
     dtype: DtypeOption = Dtype.auto,
     batch_tokens: Annotated[int | None, option("--batch-tokens", metavar="N", min=1, help=HELP["batch_tokens"])] = None,
     compiled: Annotated[bool, option("--compile", help=evaluate.HELP["compile"])] = False,
+    quiet: QuietOption = False,
     as_json: Annotated[bool, option("--json", help=evaluate.HELP["json"])] = False,
 ) -> None:
     r"""Draw what the five modes of the paper ask, by the model's own procedure.
@@ -109,7 +111,7 @@ def generate(
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file: name a folder with -o.")
     check_writable(output / "index.json")
-    hush()
+    hush(quiet)
     from acgpt.common.files import disk_errors, write_whole
     from acgpt.data.corpus import Corpus
     from acgpt.engine.decode import Sampling
@@ -149,7 +151,7 @@ def generate(
     records: dict[str, dict[str, Any] | None] = {}
     there = {each: record_in(output / f"{each}.json") for each in wanted if (output / f"{each}.jsonl").exists()}
     for each in wanted:
-        with bar(each) as progress, compiling(compiled):
+        with bar(each, quiet) as progress, compiling(compiled):
             records[each] = generator.write(each, output, about=about, progress=progress)
     result = {
         "kind": "index",

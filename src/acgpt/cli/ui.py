@@ -100,9 +100,14 @@ def speak_plainly() -> None:
         sys.stdout.reconfigure(errors="acgpt-plain")
 
 
-def hush() -> None:
-    """Silence the logs of transformers and its hub below errors, and progress bars unless somebody is watching."""
-    if not sys.stderr.isatty():
+def hush(quiet: bool = False) -> None:
+    """Silence the logs of transformers and its hub below errors, and progress bars unless somebody is watching.
+
+    Args:
+        quiet: No progress bars even then.
+    """
+    silent = quiet or not sys.stderr.isatty()
+    if silent:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("TQDM_DISABLE", "1")
     from huggingface_hub.utils import logging as hub_logging
@@ -110,5 +115,5 @@ def hush() -> None:
 
     hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.set_verbosity_error()
-    if not sys.stderr.isatty():
+    if silent:
         logging.disable_progress_bar()
