@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeVar
 
@@ -154,12 +155,20 @@ def questions(template: str | None, file: Path | None, check: Callable[[str], ob
         stream = file.open("rb")
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}. Name a text file, one template a line.") from error
-    return read_lines(stream, str(file), BATCH if file.is_file() else 1)
+    if not file.is_file():  # a pipe by name: its first line may be long in coming
+        return read_lines(stream, str(file), 1)
+    groups = read_lines(stream, str(file), BATCH)
+    return chain([next(groups)], groups)  # what is wrong with it from the start is said before a model is loaded
 
 
 def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[Line]]:
-    """Groups of `size` lines that are not blank, as they arrive."""
+    """Groups of `size` lines that are not blank, as they arrive.
+
+    Raises:
+        InputError: A line is not UTF-8, or there is no template at all.
+    """
     group: list[Line] = []
+    number, found = 0, False
     for number, raw in enumerate(stream, start=1):
         try:
             text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -171,12 +180,16 @@ def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[Line]]:
                 "iconv -f latin1 -t utf-8."
             ) from error
         if text.strip():
+            found = True
             group.append(Line(text.rstrip("\r\n"), f"{name}, line {number}: "))
         if len(group) == size:
             yield group
             group = []
     if group:
         yield group
+    if not found:
+        what = "has blank lines only" if number else "is empty"
+        raise InputError(f"{name} {what}: write a template in each line, such as The {{{{cat}}}} sat on the mat.")
 
 
 def answers(groups: Iterable[list[Line]], ask: Callable[[list[str]], Sequence[Answer]]) -> Iterator[tuple[str, Answer]]:
