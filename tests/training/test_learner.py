@@ -116,7 +116,7 @@ def test_the_blocks_of_a_deep_network_are_compiled_once_for_all_of_them(architec
         losses = [learner(**batch) for learner in (one, other)]
         assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
         for got, wanted in zip(*(torch.autograd.grad(loss, learnt) for loss in losses), strict=True):
-            torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4 * wanted.abs().max().item())
     assert len(compiled_graphs) == (1 if lora is None else 2)  # under an adapter the first block's input is frozen
 
 
