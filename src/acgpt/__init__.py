@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from acgpt.errors import InputError, ModelError, OutputError, QueryError, TemplateError
 from acgpt.query.query import Query
-from acgpt.query.template import escape
+from acgpt.query.template import escape, escape_slot
 from acgpt.version import __version__
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ __all__ = [
     "TokenScore",
     "__version__",
     "escape",
+    "escape_slot",
     "finetune",
     "load",
     "prepare",

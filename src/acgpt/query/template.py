@@ -50,7 +50,15 @@ A slot ends at the first `}}`.
     {{\_4}}                                      asks for "_4"
     {{\{x\}}}                                    asks for "{x}"
 
-Programs need not remember any of this: `escape` and `escape_slot` write a text so that it means itself.
+Programs need not remember any of this. Two functions write any text so that it means itself:
+
+    acgpt.escape(text)                           for what is given, outside of slots
+    acgpt.escape_slot(text)                      for what is asked, between {{ and }}, a whole slot or one alternative
+
+>>> context, asked = "In C, {{0}} and a|b:", ["a|b", "_x"]
+>>> template = escape(context, before_slot=True) + "{{" + "|".join(map(escape_slot, asked)) + "}}"
+>>> parse(template)
+[Given(text='In C, {{0}} and a|b:'), Slot(alternatives=('a|b', '_x'), blank=None, at=21)]
 """
 
 from __future__ import annotations
@@ -173,6 +181,8 @@ def _blank(template: str, at: int) -> tuple[Slot, int]:
 def escape(text: str, before_slot: bool = False) -> str:
     r"""Write `text` so that, outside of slots, a template reads it as that very text: `parse(escape(t)) == [Given(t)]`.
 
+    For what is given. Inside `{{…}}` use `escape_slot`: there `|`, `}` and a leading `_` or `?` have a meaning, too.
+
     Args:
         text: Any text.
         before_slot: Does a slot follow directly? Then backslashes at the end of the text have to be doubled; without
@@ -194,7 +204,10 @@ def escape(text: str, before_slot: bool = False) -> str:
 
 
 def escape_slot(text: str) -> str:
-    r"""Write `text` so that, inside a slot, it asks for that very text.
+    r"""Write `text` so that, inside a slot, it asks for that very text, alone or as one of several alternatives.
+
+    For what is asked. Outside of slots use `escape`: there the backslashes that this writes would be text. An empty
+    text can only be one of several alternatives.
 
     >>> "{{" + escape_slot("a|b") + "}}"
     '{{a\\|b}}'
