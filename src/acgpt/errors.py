@@ -4,6 +4,8 @@ The former derive from `InputError`, so a caller needs one `except`; the command
 latter is an `OutputError`, exit code 1. Each message says what was wrong, where, and what to do.
 """
 
+from operator import index
+
 # Control characters as symbols, one for one: printed as they are they could steer the terminal.
 CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"} | dict.fromkeys(range(128, 160), "\ufffd")
 
@@ -30,6 +32,22 @@ class QueryError(InputError):
 
 class ModelError(InputError):
     """A model, adapter or tokenizer cannot be loaded, or cannot be asked such questions exactly."""
+
+
+def whole_number(name: str, value: object, least: int | None = None) -> int:
+    """The argument of this name as an int; a boolean is none.
+
+    Raises:
+        InputError: It is no whole number, or less than `least`.
+    """
+    try:
+        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least):
+        bound = "" if least is None else f", at least {least}"
+        raise InputError(f"{name} must be a whole number{bound}, not {value!r}.")
+    return number
 
 
 def point_at(text: str, at: int, width: int = 72) -> str:

@@ -24,7 +24,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ from acgpt.engine.locks import turn
 from acgpt.engine.meter import Meter, ignore
 from acgpt.engine.score import check_numbers, forbid
 from acgpt.engine.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
-from acgpt.errors import InputError
+from acgpt.errors import InputError, whole_number
 from acgpt.query.query import Query
 
 Drawn = tuple[np.ndarray, np.ndarray]  # the asked tokens of a sample and their log-probabilities, left to right
@@ -71,14 +70,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p"):
-            if not isinstance(getattr(self, name), int | float):
-                raise InputError(f"{name} must be a number, not {getattr(self, name)!r}.")
+            if not isinstance(value := getattr(self, name), int | float) or isinstance(value, bool):
+                raise InputError(f"{name} must be a number, not {value!r}.")
         for name in ("top_k", "seed", "first"):
             value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, None if value is None and name == "top_k" else index(value))
-            except TypeError as error:
-                raise InputError(f"{name} must be a whole number, not {value!r}.") from error
+            object.__setattr__(self, name, None if value is None and name == "top_k" else whole_number(name, value))
         if not (0 <= self.temperature < float("inf")):
             raise InputError(f"temperature must be 0 (greedy) or a positive number, not {self.temperature}.")
         if not (0 < self.top_p <= 1):

@@ -19,7 +19,7 @@ from acgpt.common.files import open_weights
 from acgpt.engine.attention import BACKENDS, check_model, choose_backend, compile_blocks, evaluating, possible_backends
 from acgpt.engine.decode import Sampler, Sampling, prefill_tokens
 from acgpt.engine.locks import turn
-from acgpt.errors import InputError, ModelError, QueryError, TemplateError
+from acgpt.errors import InputError, ModelError, QueryError, TemplateError, whole_number
 from acgpt.methods import METHODS, Method
 from acgpt.models.adapters import (
     BARE,
@@ -307,8 +307,7 @@ class LanguageModel:
         Returns:
             A list of n samples; for a list of queries, a list of such lists.
         """
-        if not isinstance(n, int) or n < 1:
-            raise InputError(f"n must be a whole number, at least 1, not {n!r}.")
+        n = whole_number("n", n, least=1)
         sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
         encoded = [self._encode(q) for q in as_list(query)]
         queries = [e.query for e in encoded]

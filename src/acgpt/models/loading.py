@@ -128,6 +128,8 @@ def resolve(model: Source | None, adapter: Source | Literal[False] | None) -> tu
 
     By default they are the embedded ones; an adapter alone brings its own base; `False` is no adapter.
     """
+    if not (model is None or isinstance(model, str | os.PathLike)):
+        raise InputError(f"a model is named by a folder, a hub id or a .gguf file, not by {model!r}.")
     source = os.fspath(embedded_default() if is_default(model) else model or "")
     if not source:
         raise InputError("the name of the model is empty: name a folder, a hub id or a .gguf file, or leave it out.")
@@ -181,7 +183,7 @@ def choose_device(device: str) -> torch.device:
         return torch.device(best)
     try:
         place = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise InputError(f"device {device!r} is not one: use auto, cpu, cuda, cuda:1 or mps.") from error
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if not there.get(place.type, False):

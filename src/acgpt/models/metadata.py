@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import write_whole
-from acgpt.errors import ModelError
+from acgpt.errors import InputError, ModelError
 from acgpt.methods import Method, method_of
 
 FILE = "acgpt.json"
@@ -130,8 +130,10 @@ def model_method(metadata: Metadata | None) -> Method:
 
 def token_id(role: str, token: int | str, tokenizer: PreTrainedTokenizerBase) -> int:
     """A token that the user named for a role ("bos", "mask"): an id, or the text of one token."""
-    if isinstance(token, int):
+    if isinstance(token, int) and not isinstance(token, bool):
         return token
+    if not isinstance(token, str):
+        raise InputError(f"{role} must be the id of a token or its text, not {token!r}.")
     if (found := tokenizer.get_vocab().get(token)) is None:
         raise ModelError(f"{role}={token!r} is not a token of this tokenizer: give an id, or the text of one token.")
     return int(found)

@@ -47,7 +47,9 @@ class Query:
         self, tokens: Sequence[int | None], given: Sequence[bool], asked: Sequence[bool] | None = None
     ) -> None:
         try:
-            tokens = tuple([None if t is None else index(t) for t in tokens])
+            tokens = tuple(tokens)
+            if not {*map(type, tokens)} <= {int, type(None)}:
+                tokens = tuple([None if t is None else token_id(t) for t in tokens])
         except TypeError as error:
             raise QueryError(f"tokens must be token ids, whole numbers, or None: {error}.") from error
         given = tuple(map(bool, given))
@@ -127,6 +129,13 @@ class Query:
     def blanks(self) -> tuple[tuple[int, int], ...]:
         """Runs of asked tokens as (first, last) positions, both included."""
         return tuple((run.start() + 1, run.end()) for run in re.finditer(b"\x01+", bytes(self.asked)))
+
+
+def token_id(token: object) -> int:
+    """A token id as an int, whoever's integer it is; a boolean, of torch too, is none."""
+    if isinstance(token, bool) or str(getattr(token, "dtype", "")).endswith("bool"):
+        raise TypeError(f"{token!r} is a boolean")
+    return index(token)  # type: ignore[arg-type]
 
 
 def positions(which: tuple[bool, ...]) -> np.ndarray:
