@@ -49,7 +49,7 @@ def test_a_longer_and_a_shorter_run_are_both_in_every_figure(tmp_path, only_tabl
     ids=["length", "number of texts", "set", "tokens", "corpus"],
 )  # fmt: skip
 def test_runs_that_cannot_be_compared_have_panels_that_can_be_told_apart(tmp_path, only_tables, change):
-    runs = [scratch(tmp_path / "one"), scratch(tmp_path / "two", (21.0, 20.0, 18.0, 22.0, 22.5), **change)]
+    runs = [scratch(tmp_path / "one"), scratch(tmp_path / "two", (21.0, 20.0, 18.0, 22.0, 22.5), lr=1.0, **change)]
     (part,) = make_report(runs, tmp_path / "report").parts
     assert shown_in(part, "main") == {24.0, 21.0}
     titles = [panel.title for panel in part.pictures["validation/main"].args[0] if not panel.paper]
@@ -79,6 +79,18 @@ def test_every_run_is_in_the_main_figure_or_is_named_with_a_reason(tmp_path, onl
     assert named == {name for name, value in perplexity.items() if value not in shown}
     assert len(named) == 5 and {"run2", "run3", "run4", "run5"} < named
     assert "--r-max 0.6 --length 31 --limit 4" in words and "--conditioning model" in words and "3 panels" in words
+
+
+def test_a_seed_that_was_asked_another_set_gets_no_panel_and_is_named(tmp_path, only_tables):
+    runs = [scratch(tmp_path / "first", measured={"texts": 9})]
+    runs += [scratch(tmp_path / "second", (99.0,) * 5, seed=1), scratch(tmp_path / "gpt", GPT, method="gpt", seed=3)]
+    gpt = evaluation("gpt", GPT, r_max=0.6, texts=9)
+    (tmp_path / "gpt" / "nine.json").write_text(json.dumps(gpt))
+    (part,) = make_report(runs, tmp_path / "report").parts
+    assert shown_in(part, "main") == {24.0, 23.0}
+    assert part.left_out["validation/main"] == [
+        "not shown: second: asked another set than first, from which it differs in the seed at most. See the tables."
+    ]
 
 
 def test_the_future_figure_names_what_is_too_bad_for_it(tmp_path, only_tables):

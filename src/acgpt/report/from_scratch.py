@@ -99,6 +99,11 @@ class Entry:
         return self.first.size, self.first.results["corpus_hash"], self.first.budget, self.asked.hash
 
     @cached_property
+    def identity(self) -> str:
+        """All that decides what its runs have learnt, but for their seeds."""
+        return json.dumps(variant(self.first), sort_keys=True)
+
+    @cached_property
     def modes(self) -> dict[str, Mean | None]:
         """The perplexity in each mode."""
         found: dict[str, Mean | None] = {}
@@ -336,8 +341,8 @@ def main_panels(
             continue
         chosen = cover(sorted(found, key=lambda each: rating(*each), reverse=True))
         drawn += [entry for own, _ in chosen for entry in own]
-        r_max, apart = chosen[0][0][0].r_max, told_apart([own[0] for own, _ in chosen])
-        panels += [replace(panel, title=panel.title + words) for (_, panel), words in zip(chosen, apart, strict=True)]
+        r_max, titles = chosen[0][0][0].r_max, told_apart([(panel.title, own[0]) for own, panel in chosen])
+        panels += [replace(panel, title=title) for (_, panel), title in zip(chosen, titles, strict=True)]
         theirs = [row for row in paper["perplexities"] if (row["model"], row["r_max"]) == (size, r_max)]
         for corpus in dict.fromkeys(row["corpus"] for row in theirs):
             beside = tuple(
@@ -365,20 +370,23 @@ def rating(entries: Sequence[Entry], panel: Panel) -> tuple[Any, ...]:
 
 
 def cover(found: Sequence[tuple[list[Entry], Panel]]) -> list[tuple[list[Entry], Panel]]:
-    """The first panel, and those after it that have a run which none before has, at the same r_max."""
+    """The first panel, and those after it that have a run which none before has, at the same r_max.
+
+    A run counts as shown if another seed of it is.
+    """
     chosen: list[tuple[list[Entry], Panel]] = []
-    runs: set[Run] = set()
+    shown: set[str] = set()
     for own, panel in found:
-        here = {run for entry in own for run in entry.runs}
+        here = {entry.identity for entry in own}
         alike = not chosen or own[0].r_max == chosen[0][0][0].r_max
-        if alike and not here <= runs and len(chosen) < MOST_PANELS:
+        if alike and not here <= shown and len(chosen) < MOST_PANELS:
             chosen.append((own, panel))
-            runs |= here
+            shown |= here
     return chosen
 
 
-def told_apart(panels: Sequence[Entry]) -> list[str]:
-    """What to add to the title of each panel of a size, given one of its entries: in what they differ."""
+def told_apart(panels: Sequence[tuple[str, Entry]]) -> list[str]:
+    """The titles of the panels of a size, given with one of their entries, and in what they differ."""
 
     def words(entry: Entry) -> list[str]:
         texts, tokens = entry.first.budget
@@ -389,12 +397,12 @@ def told_apart(panels: Sequence[Entry]) -> list[str]:
             f"{corpus} {entry.first.results['corpus_hash'][:8]}", f"set {entry.asked.hash[:8]}",
         ]  # fmt: skip
 
-    added = [""] * len(panels)
-    for number, column in enumerate(zip(*map(words, panels), strict=True)):
+    titles = [title for title, _ in panels]
+    for number, column in enumerate(zip(*(words(entry) for _, entry in panels), strict=True)):
         further = number in (1, 4, 5)  # said only where nothing else tells two panels apart
-        if len(set(column)) > 1 and (not further or len(set(added)) < len(panels)):
-            added = [f"{before}, {word}" for before, word in zip(added, column, strict=True)]
-    return added
+        if len(set(column)) > 1 and (not further or len(set(titles)) < len(titles)):
+            titles = [f"{title}, {word}" for title, word in zip(titles, column, strict=True)]
+    return titles
 
 
 # ---- what pictures do not show --------------------------------------------------------------------------------------
@@ -443,6 +451,9 @@ def why_left_out(run: Run, entries: Sequence[Entry], shown: Sequence[Entry]) -> 
             f"trained with r_max {run.r_max:g}, and asked at {asked} only. Evaluate it as it was trained: acgpt "
             f"evaluate … --conditioning model --split {mine[0].asked.split} -o {run.folder / 'own.json'}"
         )
+    if seeds := [each for entry in shown if entry.identity == mine[0].identity for each in entry.runs]:
+        same = listed(each.name for each in seeds)
+        return f"asked another set than {same}, from which it differs in the seed at most. See the tables."
     peers = [entry for entry in shown if entry.first.size == run.size]
     if peers and peers[0].r_max not in own:
         reason = f"asked at another r_max than {peers[0].r_max:g}, which the figure is of."
