@@ -121,6 +121,7 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
     assert path == corpus / "evaluation" / "test-30-r0.6-seed0.safetensors"
     assert set(got) == {
         "model", "adapter", "corpus", "method", "options", "bound", "modes", "gains", "set", "bootstrap", "metadata",
+        "trained_r_max",
         "bos_token_id", "mask_token_id", "device", "dtype", "batch_tokens", "compiled", "seconds", "versions",
         "date", "command",
     }  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from acgpt.query.conditioning import Conditioning
 
 NO_ANSWER = "--"
+OWN: Literal["model"] = "model"  # what --conditioning says for the model's own
 PAUSE = 30.0  # seconds between two lines on what is done, where nobody is watching
 said = time.monotonic()  # when the last of them was printed, or the program began
 
@@ -52,7 +53,8 @@ HELP = {
     "length": "Tokens a text. Default: 1023, or as many as the model has positions for.",
     "limit": "The first N texts only.",
     "seed": "Of the conditioning sets and of the intervals. Default: 0.",
-    "conditioning": "The training distribution, if it is not the paper's: '{b_max: 4}', as in a recipe.",
+    "conditioning": "The training distribution, if it is not the paper's: '{b_max: 4}', as in a recipe; or model: "
+    "that of the model's acgpt.json, with its r_max.",
     "modes": "Some modes only, with commas: unconditional,training. Default: all five.",
     "method": "Ask the model as one of this method (acgpt methods). Default: what its acgpt.json says, else gpt.",
     "how": "How the method asks, where it leaves a choice (see acgpt methods); may be repeated.",
@@ -95,6 +97,7 @@ def evaluate(
     training-no-future     what training asks, from the past alone
 
     acgpt evaluate runs/ac-gpt/model corpora/wikitext --r-max 0.6 -o results.json
+    acgpt evaluate runs/ac-gpt/model corpora/wikitext --conditioning model
     acgpt evaluate default corpora/smollm2 --limit 20 --modes unconditional
 
     What is asked given what is drawn once and kept beside the corpus, so that
@@ -105,6 +108,7 @@ def evaluate(
     Keys of --json:
       model, adapter, corpus, method, options (of the method), bound (are the
       perplexities upper bounds?), metadata (the model's acgpt.json),
+      trained_r_max (the model's own, null if it does not say),
       modes: for each, null or perplexity, interval (95 %, over texts), mean_nll
              (nats), tokens (asked), texts
       gains: for infilling and training, null or percent, interval: by how much
@@ -124,7 +128,7 @@ def evaluate(
     hush()
     from acgpt.data.corpus import Corpus
     from acgpt.engine.decode import adapter_layers
-    from acgpt.evaluation.dataset import keep
+    from acgpt.evaluation.dataset import keep, own_r_max
     from acgpt.evaluation.perplexity import Unfinished, evaluate
     from acgpt.methods import method_of, parted
     from acgpt.models.metadata import every_weight_hash, tokenizer_hash
@@ -132,11 +136,12 @@ def evaluate(
     names = names_in(modes)
     forced = None if method is None else method_of(method)
     chosen = {"split": split, "r_max": r_max, "length": length, "seed": seed}
-    training = None if conditioning is None else training_distribution(conditioning, r_max)
+    training = training_distribution(conditioning, r_max)
     opened = None if corpus is None else Corpus.open(corpus)
     lm, in_use = load_model(model, adapter, device, dtype)
-    evaluation_set, path, new = find_set(opened, sets, chosen, limit, training, lm.positions - 1)
+    evaluation_set, path, new = find_set(opened, sets, chosen, limit, training, lm)
     evaluation_set.require_tokenizer(tokenizer_hash(lm.tokenizer))
+    note_r_max(evaluation_set, lm)
     options = dict(parted(text) for text in how or ())
     asked_by = choose_method(forced, lm).configured(options)
     if compiled:
@@ -175,6 +180,7 @@ def evaluate(
         **evaluation.as_dict(),
         "options": options,
         "metadata": None if lm.metadata is None else asdict(lm.metadata),
+        "trained_r_max": own_r_max(lm.metadata),
         "bos_token_id": lm.bos,
         "mask_token_id": lm.mask,
         "device": str(lm.model.device),
@@ -220,12 +226,21 @@ def names_in(modes: str | None) -> list[str]:
     return [mode.name for mode in modes_named(names)]
 
 
-def training_distribution(text: str, r_max: float | None) -> Conditioning:
-    """The training distribution as the user wrote it, in YAML or JSON; --r-max counts where it names no r_max."""
+def training_distribution(text: str | None, r_max: float | None) -> Conditioning | Literal["model"] | None:
+    """The training distribution that --conditioning names, in YAML or JSON; `OWN` is for `find_set` to ask the model.
+
+    --r-max counts where the text names no r_max.
+    """
     import yaml
 
     from acgpt.query.conditioning import Conditioning
 
+    if text is None:
+        return None
+    if text.strip() == OWN:
+        if r_max is not None:
+            raise InputError(f"--conditioning {OWN} takes r_max from the model: leave --r-max {r_max:g} out.")
+        return OWN
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -240,8 +255,8 @@ def find_set(
     sets: Path | None,
     chosen: dict[str, Any],
     limit: int | None,
-    training: Conditioning | None,
-    longest: int,
+    training: Conditioning | Literal["model"] | None,
+    lm: LanguageModel,
 ) -> tuple[EvaluationSet, Path, bool]:
     """The evaluation set that is meant, its file, and whether it still has to be saved there.
 
@@ -250,12 +265,14 @@ def find_set(
         sets: The file that was named for it, if one was.
         chosen: `split`, `r_max`, `length` and `seed`, `None` where the user left them open.
         limit: On the number of texts.
-        training: The training distribution, if the user named one.
-        longest: The most tokens that a text can have for the model.
+        training: The training distribution, if the user named one; `OWN` is that of the model.
+        lm: The model, which also says how many tokens a text can have.
     """
-    from acgpt.evaluation.dataset import LENGTH, EvaluationSet, find_or_build
+    from acgpt.evaluation.dataset import LENGTH, EvaluationSet, find_or_build, own_conditioning
     from acgpt.query.conditioning import Sized
 
+    if training == OWN:
+        training = own_conditioning(lm.metadata)
     if sets is not None and (corpus is None or sets.exists()):
         found = EvaluationSet.load(sets)
         if corpus is not None and corpus.hash != found.origin.corpus_hash:
@@ -272,7 +289,8 @@ def find_set(
                 )
         return (found if limit is None else found.head(limit)), sets, False
     assert corpus is not None
-    how: dict[str, Any] = {"split": "test" if "test" in corpus.splits else "validation", "length": min(LENGTH, longest)}
+    split, length = "test" if "test" in corpus.splits else "validation", min(LENGTH, lm.positions - 1)
+    how: dict[str, Any] = {"split": split, "length": length}
     for part in () if training is None else training.parts:
         if isinstance(part, Sized):  # then infilling gives as much as training does
             how.setdefault("r_max", part.r_max)
@@ -304,6 +322,26 @@ def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
 
 
 # ---- what is said ---------------------------------------------------------------------------------------------------
+
+
+def note_r_max(evaluation_set: EvaluationSet, lm: LanguageModel) -> None:
+    """Say on standard error, before hours are spent, that a model is asked at another r_max than its own."""
+    from acgpt.evaluation.dataset import own_r_max
+
+    asked, own = evaluation_set.origin.r_max, own_r_max(lm.metadata)
+    if own is not None and own != asked:
+        print(
+            f"note: asked at r_max {asked:g}, and the model was trained with r_max {own:g}, by its acgpt.json. "
+            f"--conditioning {OWN} asks it as it was trained.",
+            file=sys.stderr,
+        )
+
+
+def r_max_in_words(result: Mapping[str, Any]) -> str:
+    """The r_max of the evaluation set, and how it compares with the model's own."""
+    asked, own = result["set"]["r_max"], result["trained_r_max"]
+    beside = "" if own is None else " as in training" if own == asked else f" (trained with {own:g})"
+    return f"r_max {asked}{beside}"
 
 
 @contextmanager
@@ -384,7 +422,7 @@ def print_evaluation(evaluation: Evaluation, result: dict[str, Any]) -> None:
     texts, about = len(evaluation.evaluation_set), result["set"]
     page.note(printable(called(result["model"], result["adapter"])), "bold")
     page.note(
-        f"method {evaluation.method}; {texts} texts of {about['length']} tokens, r_max {about['r_max']}, "
+        f"method {evaluation.method}; {texts} texts of {about['length']} tokens, {r_max_in_words(result)}, "
         f"set {about['hash'][:12]}; {result['dtype']} on {result['device']}, {result['seconds']:.1f} s\n"
     )
     print_perplexities(page, result)

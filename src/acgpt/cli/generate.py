@@ -18,6 +18,8 @@ from acgpt.cli.evaluate import (
     compiling,
     find_set,
     names_in,
+    note_r_max,
+    r_max_in_words,
     training_distribution,
 )
 from acgpt.cli.train import QuietOption
@@ -98,8 +100,8 @@ def generate(
     docs/generation.md explains the files.
 
     Keys of --json:
-      model, adapter, corpus, method, options, set, sampling, samples (of each
-      text), folder,
+      model, adapter, corpus, method, options, set, trained_r_max (the model's
+      own, null if it does not say), sampling, samples (of each text), folder,
       modes: for each, null or file, texts, tokens (drawn), calls (of the
              model), seconds, tokens_per_second, outside (the share of the time
              that was not the model's)
@@ -115,7 +117,7 @@ def generate(
     from acgpt.common.files import disk_errors, write_whole
     from acgpt.data.corpus import Corpus
     from acgpt.engine.decode import Sampling
-    from acgpt.evaluation.dataset import keep
+    from acgpt.evaluation.dataset import keep, own_r_max
     from acgpt.evaluation.generate import INDEX, PROMPT, STAYS, TEMPERATURE, TOP_P, Generator
     from acgpt.evaluation.partial import record_in
     from acgpt.methods import method_of, parted
@@ -129,15 +131,16 @@ def generate(
     temperature = TEMPERATURE if temperature is None else temperature
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
     chosen = {"split": split, "r_max": r_max, "length": length, "seed": set_seed}
-    training = None if conditioning is None else training_distribution(conditioning, r_max)
+    training = training_distribution(conditioning, r_max)
     opened = None if corpus is None else Corpus.open(corpus)
     lm, in_use = load_model(model, adapter, device, dtype)
-    evaluation_set, path, new = find_set(opened, sets, chosen, limit, training, lm.positions - 1)
+    evaluation_set, path, new = find_set(opened, sets, chosen, limit, training, lm)
     generator = Generator(
         lm, evaluation_set, method=choose_method(forced, lm), options=options, samples=samples, prompt=prompt,
         sampling=sampling, budget=batch_tokens, compiled=compiled,
     )  # fmt: skip
     evaluation_set.require_tokenizer(generator.tokenizer_hash)
+    note_r_max(evaluation_set, lm)
     check_index(output / INDEX)
     if modes and not if_possible and not any(generator.answers(each) for each in wanted):
         raise InputError(
@@ -159,6 +162,7 @@ def generate(
         "method": generator.method.name,
         "options": options,
         "set": evaluation_set.as_dict() | {"path": str(path)},
+        "trained_r_max": own_r_max(lm.metadata),
         "sampling": {"temperature": temperature, "top_p": top_p, "seed": seed, "prompt": prompt},
         "samples": samples,
         "folder": str(output),
@@ -202,7 +206,7 @@ def print_generations(result: Mapping[str, Any], there: Sequence[str]) -> None:
     page.note(printable(called(result["model"], result["adapter"])), "bold")
     page.note(
         f"method {result['method']}; {about['texts']} texts of {about['length']} tokens, {result['samples']} of each, "
-        f"r_max {about['r_max']}, set {about['hash'][:12]}\n"
+        f"{r_max_in_words(result)}, set {about['hash'][:12]}\n"
     )
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("mode", no_wrap=True)

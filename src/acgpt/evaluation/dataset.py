@@ -23,7 +23,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,11 +34,12 @@ from safetensors.numpy import save
 
 from acgpt.common.files import write_whole
 from acgpt.errors import InputError
-from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, Sized, generator
 from acgpt.query.modes import Mode, distributions
 
 if TYPE_CHECKING:
     from acgpt.data.corpus import Corpus, Tokens
+    from acgpt.models.metadata import Metadata
 
 FORMAT = "acgpt_evaluation_set"
 FORMAT_VERSION = 1
@@ -210,6 +211,49 @@ class EvaluationSet:
                 f"{name} is damaged, or no evaluation set: {error}. Name another, or delete it if it is one of acgpt's."
             ) from error
         return loaded
+
+
+def own_r_max(said: Metadata | None) -> float | None:
+    """The r_max that a model was trained with, by its `acgpt.json`; `None` if that does not say."""
+    try:
+        return Conditioning.from_dict(said.conditioning).r_max if said and said.conditioning else None
+    except InputError:  # written by hand, or by another program
+        return None
+
+
+def own_conditioning(model: Metadata | None, *others: Metadata | None) -> Conditioning:
+    """The distribution that a model was trained on, as an evaluation asks it: as training evaluates at its end.
+
+    That is the first part of the model's mixture with a size, with no token unknown: nothing given and unknown tokens
+    belong to training. Pass it with its r_max:
+
+        training = own_conditioning(lm.metadata)
+        set_of_corpus(corpus, split="test", r_max=training.r_max, training=training)
+
+    Args:
+        model: What the model says, `LanguageModel.metadata`.
+        others: What further models say that are to be asked the same.
+
+    Raises:
+        InputError: One of them names no conditioning, or they name different ones.
+    """
+    found = []
+    for said in (model, *others):
+        if said is None or not said.conditioning:
+            what = (
+                "has no acgpt.json" if said is None else f"(method {said.method}) names no conditioning in acgpt.json"
+            )
+            raise InputError(f"the model {what}: name one with --r-max or --conditioning.")
+        sized = [part for part in Conditioning.from_dict(said.conditioning).parts if isinstance(part, Sized)]
+        if not sized:
+            raise InputError(
+                "the model was trained with nothing given, by its acgpt.json: use --r-max or --conditioning."
+            )
+        found.append(Conditioning((replace(sized[0], unknown=0.0),)))
+    if any(other != found[0] for other in found):
+        shown = "; ".join(dict.fromkeys(json.dumps(each.as_dict()["parts"]) for each in found))
+        raise InputError(f"the models were trained on different conditioning ({shown}): name one of them.")
+    return found[0]
 
 
 def set_of_corpus(
