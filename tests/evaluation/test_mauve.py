@@ -101,6 +101,17 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
     assert answers[0]["original"]["scores"][0] == answers[1]["original"]["scores"][0] == pytest.approx(real, abs=1e-6)
 
 
+def test_the_log_says_which_texts_are_read_and_each_side_ends_once(
+    corpus: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("acgpt.cli.evaluate.PAUSE", 0.0)
+    path = write_generations(tmp_path, corpus, "training")
+    said = acgpt(path, corpus, "--split", "validation", "--features", model, "--features-only").stderr
+    ends = [line for line in said.splitlines() if re.search(r": (\d+) of \1$", line)]
+    sides = ("generated", "reference", "original")
+    assert [line.partition(": ")[0] for line in ends] == [f"training, features of the {side} texts" for side in sides]
+
+
 def test_texts_that_are_not_read_to_their_end_are_counted(corpus: Path, tmp_path: Path, mauve: Any):
     tiny_model("gpt2", vocabulary=340, positions=8).save_pretrained(tmp_path / "short")
     tiny_tokenizer(**SPECIAL).save_pretrained(tmp_path / "short")
@@ -206,11 +217,11 @@ def test_a_command_that_was_stopped_goes_on_and_its_index_comes_last(
         write_generations(folder, corpus, mode)
     computed: list[str] = []
 
-    def counted(self: Work, each: Generations, progress: Any) -> dict[str, Any]:
+    def counted(self: Work, each: Generations) -> dict[str, Any]:
         computed.append(each.name)
         if len(computed) == stop:
             raise KeyboardInterrupt
-        return real(self, each, progress)
+        return real(self, each)
 
     monkeypatch.setattr(Work, "result", counted)
 

@@ -7,7 +7,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,11 +22,14 @@ from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.mauve import PAPER
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from acgpt.data.corpus import Corpus
     from acgpt.evaluation.features import Featurizer
     from acgpt.evaluation.generations import Generation, Generations
     from acgpt.evaluation.reference import Reference
     from acgpt.models.language_model import LanguageModel
+
 
 COUNT, SEEDS = 1000, 5
 INDEX = "scores"  # the kind of file that says what there is
@@ -165,17 +168,15 @@ def mauve(
             raise ModelError(f"{error}{hint}") from error
     results: dict[Path, Mapping[str, Any]] = {}
     for each in found:
-        start, doing = time.perf_counter(), f"{each.name}, texts read"
+        start = time.perf_counter()
         if features_only:
-            with bar(doing) as progress:
-                work.keep_features(each, progress)
+            work.keep_features(each)
             print(f"{each.path}: its features are kept in {cache_folder() / 'features'}", file=sys.stderr)
             continue
         path = place(each, work.way(each), output)
         result = work.there(each, path) if resume else None
         if result is None:
-            with bar(doing) as progress:
-                result = work.result(each, progress)
+            result = work.result(each)
             result |= {
                 "versions": versions(),
                 "hardware": hardware(work),
@@ -407,16 +408,22 @@ class Work:
         except InputError as error:
             raise InputError(f"{each.path}: {error}") from error
 
-    def keep_features(self, each: Generations, progress: Callable[[int, int], None]) -> None:
-        """Have the features in the cache."""
+    def features(self, each: Generations, side: str, texts: Sequence[str], longer: Sequence[str] = ()) -> np.ndarray:
+        """The features of one side of a comparison, with a progress bar that says which; `longer` as in `features`."""
         assert self.featurizer is not None
+        with bar(f"{each.name}, features of the {side} texts") as progress:
+            return self.featurizer.features(texts, progress, longer=longer)
+
+    def keep_features(self, each: Generations) -> None:
+        """Have the features in the cache."""
         sides = self.sides(each)
         original = sides.original if self.shared is not None else None
-        for texts in (sides.texts, sides.reference.texts, [sample.text for sample in original or ()]):
-            if texts:
-                self.featurizer.features(texts, progress)
+        texts = {"generated": sides.texts, "reference": sides.reference.texts}
+        for side, found in (texts | {"original": [sample.text for sample in original or ()]}).items():
+            if found:
+                self.features(each, side, found)
 
-    def result(self, each: Generations, progress: Callable[[int, int], None]) -> dict[str, Any]:
+    def result(self, each: Generations) -> dict[str, Any]:
         """All that is measured of one file."""
         from acgpt.evaluation.mauve import FEW, FEWEST, scores
         from acgpt.evaluation.text_metrics import companions, own_perplexity
@@ -428,14 +435,14 @@ class Work:
         if self.featurizer is not None:
             self.featurizer.used.clear()
             whole = sides if each.limit is None else self.sides(replace(each, limit=None))  # may be in the cache
-            theirs = self.featurizer.features(reference.texts, progress, longer=whole.reference.texts)
-            found = scores(self.featurizer.features(texts, progress, longer=whole.texts), theirs, range(self.seeds))
+            theirs = self.features(each, "reference", reference.texts, whole.reference.texts)
+            found = scores(self.features(each, "generated", texts, whole.texts), theirs, range(self.seeds))
             if original is not None and self.shared is not None and len(original) >= FEWEST:
                 real_texts, more = ([sample.text for sample in side.original or ()] for side in (sides, whole))
-                real = scores(self.featurizer.features(real_texts, progress, longer=more), theirs, range(self.seeds))
+                real = scores(self.features(each, "original", real_texts, more), theirs, range(self.seeds))
             features = {**self.featurizer.about(), "products": ", ".join(sorted(self.featurizer.used))}
             cut = self.featurizer.cut([*sides.texts, *sides.reference.texts])
-        judge = None if self.lm is None else self.judgement(each, sides, progress)
+        judge = None if self.lm is None else self.judgement(each, sides)
         notes = []
         if found is not None and min(len(texts), len(reference.texts)) < FEW:
             by_document = len(reference.texts) < FEW and reference.about.get("rule") == "documents"
@@ -481,16 +488,18 @@ class Work:
         assert self.lm is not None
         return tokenizer_hash(self.lm.tokenizer) == str(each.record["tokenizer_hash"])
 
-    def judgement(self, each: Generations, sides: Sides, progress: Callable[[int, int], None]) -> dict[str, Any]:
+    def judgement(self, each: Generations, sides: Sides) -> dict[str, Any]:
         """What the judge says of the samples, and of the original text where that is known."""
         from acgpt.evaluation.text_metrics import judged
 
         assert self.lm is not None
         same, real = self.same_tokens(each), None
         if sides.original is not None and same:
-            real = judged(self.lm, sides.original, same, progress)
+            with bar(f"{each.name}, original texts judged") as progress:
+                real = judged(self.lm, sides.original, same, progress)
         about = {"model": self.judge, "hash": self.judge_hash}
-        return {**about, **judged(self.lm, sides.samples, same, progress), "original": real}
+        with bar(f"{each.name}, generated texts judged") as progress:
+            return {**about, **judged(self.lm, sides.samples, same, progress), "original": real}
 
 
 def hardware(work: Work) -> str:
