@@ -197,3 +197,15 @@ def test_scores_whose_texts_are_elsewhere_are_named_beside_a_page_of_samples(tmp
         path.unlink()
     made = make_report([drawn], tmp_path / "report")
     assert any(note.startswith(f"samples.html lacks the texts of {bare}") for note in made.notes)
+
+
+def test_the_tables_of_bare_folders_are_not_called_after_a_size(tmp_path, only_tables):
+    corpus = write_corpus(tmp_path / "corpus")
+    score(write_generations(tmp_path / "drawn", corpus, method="ac-gpt", model="hub/ac"), 0.9)
+    (part,) = make_report([tmp_path / "drawn"], tmp_path / "bare").parts
+    assert [table.title for table in part.tables.values()] == ["MAUVE", "What was drawn"]
+    run = scratch(tmp_path / "run", output="run")
+    score(write_generations(run / "samples", corpus, method="ac-gpt", model=str(run / "model")), 0.8)
+    *_, part = make_report([run, tmp_path / "drawn"], tmp_path / "both").parts
+    titles = {table.title for stem, table in part.tables.items() if stem.endswith("mauve")}
+    assert titles == {"MAUVE, GPT-2 Small (82M)", "MAUVE, models whose runs are not in this report"}

@@ -36,7 +36,7 @@ WHOLE = "whole text"
 SHARES = ("distinct_1", "distinct_2", "distinct_3", "repetition", "loops")
 NO_SAMPLES = "there is no page of samples: scores are here, and what was drawn is not beside them."
 HUGE = 1e100  # no number of a result is as large
-ELSEWHERE = "models"  # what the table of models is called of whose training nothing is known
+ELSEWHERE = "models"  # the size, in file names and JSON, of models of whose training nothing is known
 
 MAUVE = (
     Column("from", "from", terminal=False),
@@ -274,10 +274,13 @@ def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
     sizes = dict.fromkeys(each.size for each in scored)
     for size in (*(s for s in paper["sizes"] if s in sizes), *(s for s in sizes if s not in paper["sizes"])):
         own = [each for each in scored if each.size == size]
-        tables = {"companions": companions_table(size, own, paper)}
+        suffix = f", {paper['sizes'].get(size, size)}"
+        if size == ELSEWHERE:
+            suffix = ", models whose runs are not in this report" if len(sizes) > 1 else ""
+        tables = {"companions": companions_table(f"What was drawn{suffix}", own, paper)}
         with_mauve = [each for each in own if each.found["mauve"] is not None]
         if with_mauve:
-            tables = {"mauve": mauve_table(size, with_mauve, paper), **tables}
+            tables = {"mauve": mauve_table(f"MAUVE{suffix}", size, with_mauve, paper), **tables}
         part.content["sizes"][size] = {name: table.as_dicts() for name, table in tables.items()}
         part.tables.update({f"{file_name(size)}/{name}": table for name, table in tables.items()})
     if generated:
@@ -369,7 +372,7 @@ def names_of(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry,
     }
 
 
-def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -> Table:
+def mauve_table(title: str, size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -> Table:
     """One size's scores, by r_max, then by method as the paper orders them; after each r_max the paper's own rows."""
     entries = entries_of(scored)
     names, groups = names_of(entries, paper["methods"]), list(dict.fromkeys(each.first.group for each in entries))
@@ -404,7 +407,6 @@ def mauve_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -
     )
     theirs = paper_rows(paper, size, {each.r_max for each in scored})
     beside = sorted([*rows, *theirs], key=lambda row: (row.cells["r_max"], row.paper))
-    title = f"MAUVE, {paper['sizes'].get(size, size)}"
     return Table(title, caption, MAUVE, tuple(beside), "method", "Scored here", OTHERS)
 
 
@@ -475,7 +477,7 @@ def paper_rows(paper: Mapping[str, Any], size: str, r_maxes: set[float]) -> list
     return rows
 
 
-def companions_table(size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -> Table:
+def companions_table(heading: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -> Table:
     """What else was measured, mode by mode; the original text beside it where that is known."""
     votes = Counter(each.judge for each in scored if each.judge is not None)
     judges = sorted(votes, key=lambda judge: (-votes[judge], judge))
@@ -508,7 +510,7 @@ def companions_table(size: str, scored: Sequence[Scored], paper: Mapping[str, An
             rows.append(Row({"method": "original", **cells}, group, " ".join(judge_note(original)) or None))
     shown = tuple(each for each in COMPANIONS if each.key != "judged" or any(row.cells["judged"] for row in rows))
     several = f" Of several judges ({', '.join(judges)}), a file's first is shown." if len(judges) > 1 else ""
-    return Table(f"What was drawn, {paper['sizes'].get(size, size)}", MEASURED + several, shown, tuple(rows), "method")
+    return Table(heading, MEASURED + several, shown, tuple(rows), "method")
 
 
 def title(scored: Scored, paper: Mapping[str, Any]) -> str:
