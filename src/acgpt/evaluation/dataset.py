@@ -169,7 +169,7 @@ class EvaluationSet:
         if tokenizer_hash != self.origin.tokenizer_hash:
             raise InputError(
                 "the evaluation set was made with another tokenizer than the model's, so its tokens would be read as "
-                "others. Prepare the corpus with the tokenizer of this model."
+                "others. Prepare the corpus with this model's: acgpt prepare … --tokenizer MODEL."
             )
 
     # ---- as a file -----------------------------------------------------------------------------------------------
