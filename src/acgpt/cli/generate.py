@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -113,49 +117,50 @@ def generate(
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file: name a folder with -o.")
     check_writable(output / "index.json")
-    hush(quiet)
-    from acgpt.common.files import disk_errors, write_whole
-    from acgpt.data.corpus import Corpus
-    from acgpt.engine.decode import Sampling
-    from acgpt.evaluation.dataset import keep, own_r_max
-    from acgpt.evaluation.generate import INDEX, PROMPT, STAYS, TEMPERATURE, TOP_P, Generator
-    from acgpt.evaluation.partial import record_in
-    from acgpt.methods import method_of, parted
-    from acgpt.query.modes import MODES
+    with going_on(output):
+        hush(quiet)
+        from acgpt.common.files import disk_errors, write_whole
+        from acgpt.data.corpus import Corpus
+        from acgpt.engine.decode import Sampling
+        from acgpt.evaluation.dataset import keep, own_r_max
+        from acgpt.evaluation.generate import INDEX, PROMPT, STAYS, TEMPERATURE, TOP_P, Generator
+        from acgpt.evaluation.partial import record_in
+        from acgpt.methods import method_of, parted
+        from acgpt.query.modes import MODES
 
-    wanted = names_in(modes)
-    forced = None if method is None else method_of(method)
-    options = dict(parted(text) for text in how or ())
-    prompt = PROMPT if prompt is None else prompt
-    top_p = TOP_P if top_p is None else top_p
-    temperature = TEMPERATURE if temperature is None else temperature
-    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
-    chosen = {"split": split, "r_max": r_max, "length": length, "seed": set_seed}
-    training = training_distribution(conditioning, r_max)
-    opened = None if corpus is None else Corpus.open(corpus)
-    lm, in_use = load_model(model, adapter, device, dtype)
-    evaluation_set, path, new = find_set(opened, sets, chosen, limit, training, lm)
-    generator = Generator(
-        lm, evaluation_set, method=choose_method(forced, lm), options=options, samples=samples, prompt=prompt,
-        sampling=sampling, budget=batch_tokens, compiled=compiled,
-    )  # fmt: skip
-    evaluation_set.require_tokenizer(generator.tokenizer_hash)
-    note_r_max(evaluation_set, lm)
-    check_index(output / INDEX)
-    if modes and not if_possible and not any(generator.answers(each) for each in wanted):
-        raise InputError(
-            f"a model of method {generator.method.name} cannot answer in the mode {' or '.join(wanted)}: name others "
-            "with --modes, or add --if-possible."
-        )
-    generator.check(output)
-    if new:
-        keep(evaluation_set, path)
-    about: dict[str, Any] = {"model": model, "adapter": in_use, "corpus": None if corpus is None else str(corpus)}
-    records: dict[str, dict[str, Any] | None] = {}
-    there = {each: record_in(output / f"{each}.json") for each in wanted if (output / f"{each}.jsonl").exists()}
-    for each in wanted:
-        with bar(each, quiet) as progress, compiling(compiled):
-            records[each] = generator.write(each, output, about=about, progress=progress)
+        wanted = names_in(modes)
+        forced = None if method is None else method_of(method)
+        options = dict(parted(text) for text in how or ())
+        prompt = PROMPT if prompt is None else prompt
+        top_p = TOP_P if top_p is None else top_p
+        temperature = TEMPERATURE if temperature is None else temperature
+        sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
+        chosen = {"split": split, "r_max": r_max, "length": length, "seed": set_seed}
+        training = training_distribution(conditioning, r_max)
+        opened = None if corpus is None else Corpus.open(corpus)
+        lm, in_use = load_model(model, adapter, device, dtype)
+        evaluation_set, path, new = find_set(opened, sets, chosen, limit, training, lm)
+        generator = Generator(
+            lm, evaluation_set, method=choose_method(forced, lm), options=options, samples=samples, prompt=prompt,
+            sampling=sampling, budget=batch_tokens, compiled=compiled,
+        )  # fmt: skip
+        evaluation_set.require_tokenizer(generator.tokenizer_hash)
+        note_r_max(evaluation_set, lm)
+        check_index(output / INDEX)
+        if modes and not if_possible and not any(generator.answers(each) for each in wanted):
+            raise InputError(
+                f"a model of method {generator.method.name} cannot answer in the mode {' or '.join(wanted)}: name "
+                "others with --modes, or add --if-possible."
+            )
+        generator.check(output)
+        if new:
+            keep(evaluation_set, path)
+        about: dict[str, Any] = {"model": model, "adapter": in_use, "corpus": None if corpus is None else str(corpus)}
+        records: dict[str, dict[str, Any] | None] = {}
+        there = {each: record_in(output / f"{each}.json") for each in wanted if (output / f"{each}.jsonl").exists()}
+        for each in wanted:
+            with bar(each, quiet) as progress, compiling(compiled):
+                records[each] = generator.write(each, output, about=about, progress=progress)
     result = {
         "kind": "index",
         **about,
@@ -178,6 +183,40 @@ def generate(
         emit(result)
     else:
         print_generations(result, [each for each in wanted if there.get(each) is not None])
+
+
+class Stopped(BaseException):
+    """SIGTERM has come."""
+
+
+@contextmanager
+def going_on(folder: Path) -> Iterator[None]:
+    """Within, SIGTERM and Ctrl-C end the command with words on how to go on, and with the exit codes of training."""
+
+    def stop(number: int, where: Any) -> None:
+        raise Stopped
+
+    main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
+    heard = main and signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
+    before = signal.signal(signal.SIGTERM, stop) if heard else None
+    try:
+        yield
+    except Stopped as error:
+        print(f"stopped. {way_on(folder)}", file=sys.stderr)
+        raise typer.Exit(3) from error
+    except KeyboardInterrupt as error:
+        print(f"\ninterrupted. {way_on(folder)}", file=sys.stderr)
+        raise typer.Exit(130) from error
+    finally:
+        if heard:
+            signal.signal(signal.SIGTERM, before)
+
+
+def way_on(folder: Path) -> str:
+    """How a command that was stopped is taken up again."""
+    if any(folder.glob("*.jsonl*")):
+        return f"The same command goes on with what is in {folder}."
+    return "Nothing had been drawn yet: the same command begins anew."
 
 
 def summary(mode: str, record: Mapping[str, Any] | None) -> dict[str, Any] | None:
