@@ -48,7 +48,7 @@ from acgpt.engine.attention import Ragged, check_model, choose_backend, head_wid
 from acgpt.engine.decode import Call, Rows, Sampler, Sampling
 from acgpt.engine.steps import Row, Steps, few_shapes, steps_of
 from acgpt.evaluation.dataset import EvaluationSet
-from acgpt.evaluation.generate import Generator, asked_with
+from acgpt.evaluation.generator import Generator, asked_with
 from acgpt.methods import METHODS
 from acgpt.models.metadata import Metadata
 from acgpt.query.modes import MODES

@@ -24,8 +24,8 @@ from zipfile import BadZipFile
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from acgpt.evaluation.generate import lines_of
 from acgpt.evaluation.generations import as_line, record_of
+from acgpt.evaluation.generator import lines_of
 from acgpt.models.metadata import tokenizer_hash
 from acgpt.query.query import Query
 

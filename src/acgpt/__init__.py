@@ -20,6 +20,8 @@ from acgpt.version import __version__
 
 if TYPE_CHECKING:
     from acgpt.data.prepare import prepare
+    from acgpt.evaluation.evaluate import evaluate
+    from acgpt.evaluation.generate import generate
     from acgpt.models.language_model import FutureIgnored, LanguageModel, Ranked, Ranking, Sample, Score, TokenScore
     from acgpt.models.loading import load
     from acgpt.models.metadata import Metadata
@@ -36,7 +38,9 @@ LAZY = {
     "Sample": "acgpt.models.language_model",
     "Score": "acgpt.models.language_model",
     "TokenScore": "acgpt.models.language_model",
+    "evaluate": "acgpt.evaluation.evaluate",
     "finetune": "acgpt.training.finetune",
+    "generate": "acgpt.evaluation.generate",
     "load": "acgpt.models.loading",
     "prepare": "acgpt.data.prepare",
     "train": "acgpt.training.train",
@@ -60,7 +64,9 @@ __all__ = [
     "__version__",
     "escape",
     "escape_slot",
+    "evaluate",
     "finetune",
+    "generate",
     "load",
     "prepare",
     "train",

@@ -23,8 +23,9 @@ from safetensors.torch import save_file as save_torch_file
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt.cli.evaluate import bar, print_perplexities
+from acgpt.cli.evaluate import print_perplexities
 from acgpt.cli.main import app
+from acgpt.cli.ui import bar
 from acgpt.data.corpus import Corpus
 from acgpt.display.show import Page
 from acgpt.engine.layout import batches
@@ -307,7 +308,7 @@ def test_a_result_that_cannot_be_written_ends_with_code_1(cli, corpus, tmp_path,
     def full(path, content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("acgpt.common.files.write_whole", full)
+    monkeypatch.setattr("acgpt.evaluation.evaluate.write_whole", full)
     said = cli(corpus, "-o", tmp_path / "results.json", code=1).stderr
     assert f"error: cannot write {tmp_path}/results.json: No space left on device. Make the folder, make room" in said
 
@@ -323,7 +324,7 @@ def test_a_terminal_without_the_characters_still_gets_the_table(models, corpus):
     env = os.environ | {"PYTHONPATH": str(Path(acgpt.__file__).parents[1]), "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "acgpt", "evaluate", models["reads"], str(corpus), "--device", "cpu"]
     done = subprocess.run(command, env=env, capture_output=True, encoding="ascii")
-    assert done.returncode == 0 and done.stderr == ""
+    assert done.returncode == 0 and all(line.startswith("questions: ") for line in done.stderr.splitlines())
     assert re.search(r"training +[\d.,]+ +[\d.,]+-[\d.,]+ ", done.stdout)  # a hyphen for the dash
 
 
@@ -392,7 +393,7 @@ def test_batch_tokens_change_no_result(cli, corpus):
     ("pause", "said"), [(0.0, ["infilling: 1,000 of 2,000", "infilling: 2,000 of 2,000"]), (9e9, [])]
 )
 def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch, capsys, pause, said):
-    monkeypatch.setattr("acgpt.cli.evaluate.PAUSE", pause)
+    monkeypatch.setattr("acgpt.cli.ui.PAUSE", pause)
     with bar("infilling") as update:
         update(1000, 2000, 3)
         update(2000, 2000)

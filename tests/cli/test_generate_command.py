@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import typer
+from generators import LENGTH, model_of
 from runs import write_corpus
-from test_generate import LENGTH, model_of
 from typer.testing import CliRunner
 
 from acgpt.cli.generate import going_on, way_on
 from acgpt.cli.main import app
-from acgpt.evaluation import generate as module
+from acgpt.evaluation import generator as module
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("flag", [[], ["--quiet"], ["-q"]])
 def test_quiet_shows_no_progress_and_the_same_result(corpus, model, tmp_path, monkeypatch, flag):
-    monkeypatch.setattr("acgpt.cli.evaluate.PAUSE", 0.0)
+    monkeypatch.setattr("acgpt.cli.ui.PAUSE", 0.0)
     words = ["generate", model, corpus, "--length", LENGTH, "--limit", 2, "--modes", "infilling", "-o", tmp_path / "o"]
     result = CliRunner().invoke(app, [*map(str, words), "--device", "cpu", *flag], env={"NO_COLOR": "1"})
     assert result.exit_code == 0, result.output

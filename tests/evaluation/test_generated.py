@@ -16,8 +16,8 @@ from test_mauve import acgpt
 
 from acgpt.errors import InputError
 from acgpt.evaluation import text_metrics as companions
-from acgpt.evaluation.generate import Generator
 from acgpt.evaluation.generations import Generations, find_generations
+from acgpt.evaluation.generator import Generator
 from acgpt.methods import METHODS
 from acgpt.query.modes import MODES
 

@@ -104,7 +104,7 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
 def test_the_log_says_which_texts_are_read_and_each_side_ends_once(
     corpus: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("acgpt.cli.evaluate.PAUSE", 0.0)
+    monkeypatch.setattr("acgpt.cli.ui.PAUSE", 0.0)
     path = write_generations(tmp_path, corpus, "training")
     said = acgpt(path, corpus, "--split", "validation", "--features", model, "--features-only").stderr
     ends = [line for line in said.splitlines() if re.search(r": (\d+) of \1$", line)]

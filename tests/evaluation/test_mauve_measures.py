@@ -327,4 +327,4 @@ def test_nothing_imports_the_package_but_scoring():
         path.name for path in source.rglob("*.py")
         if re.search(r'^\s*(import mauve|from mauve\b)|import_module\("mauve', path.read_text("utf-8"), re.MULTILINE)
     ]  # fmt: skip
-    assert found == ["mauve_score.py"]
+    assert found == ["mauve.py"]

@@ -22,7 +22,7 @@ from acgpt.engine.attention import compile_blocks, is_compiled
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.dataset import EvaluationSet
-from acgpt.evaluation.generate import Generator
+from acgpt.evaluation.generator import Generator
 from acgpt.methods import METHODS, method_of
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata, tokenizer_hash

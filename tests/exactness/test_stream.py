@@ -14,8 +14,8 @@ from toys import query, sampler_of, toy
 from acgpt.engine.decode import Rows, Sampling
 from acgpt.engine.layout import download
 from acgpt.errors import ModelError
-from acgpt.evaluation import generate
-from acgpt.evaluation.generate import Generator
+from acgpt.evaluation import generator as module
+from acgpt.evaluation.generator import Generator
 from acgpt.methods import METHODS, method_of
 
 RAGGED = [query(roles) for roles in ("gag", "aaaa", "ga", "aaaag", "gaaaa", "aaag")]
@@ -69,13 +69,13 @@ def test_what_is_downloaded_is_what_was_there():
 
 
 def test_lines_are_made_of_what_is_ready_and_written_in_their_order(tmp_path, monkeypatch):
-    made, drawn, make = [], [], generate.lines_of
+    made, drawn, make = [], [], module.lines_of
 
     def noted(numbers, *rest):
         made.append((drawn[-1], [number[:2] for number in numbers]))
         return make(numbers, *rest)
 
-    monkeypatch.setattr(generate, "lines_of", noted)
+    monkeypatch.setattr(module, "lines_of", noted)
     generator = Generator(model_of("ac-gpt"), set_of(), samples=2)
     record = generator.write("infilling", tmp_path, progress=lambda done, total, tokens: drawn.append(done))
     assert record is not None and drawn[-1] == record["tokens"]

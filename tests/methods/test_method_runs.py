@@ -13,10 +13,10 @@ from runs import SMALL, loss_of, read_rows, write_corpus
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt.cli.evaluate import choose_method
 from acgpt.cli.main import app
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, QueryError
+from acgpt.evaluation.setup import choose_method
 from acgpt.methods import METHODS, method_of
 from acgpt.query.conditioning import Conditioning
 from acgpt.query.modes import MODES

@@ -11,8 +11,8 @@ from generators import model_of, set_of, stop
 from acgpt.common.files import write_whole
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
-from acgpt.evaluation import generate as module
-from acgpt.evaluation.generate import Generator
+from acgpt.evaluation import generator as module
+from acgpt.evaluation.generator import Generator
 from acgpt.evaluation.partial import opened
 
 

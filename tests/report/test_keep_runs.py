@@ -15,8 +15,8 @@ from runs import write_corpus
 from test_report import write_run
 from test_report_generation import drawn
 
-from acgpt.evaluation.generate import Generator
 from acgpt.evaluation.generations import Generations, as_line
+from acgpt.evaluation.generator import Generator
 from acgpt.report import write
 from acgpt.report.generation import NO_SAMPLES
 from acgpt.report.runs import read_runs

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acgpt.cli.evaluate import PAUSE
 from acgpt.cli.train import ChangesArgument, QuietOption, print_recipes
-from acgpt.cli.ui import emit, option
+from acgpt.cli.ui import PAUSE, emit, option
 from acgpt.errors import InputError
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import threading
@@ -14,31 +13,23 @@ from typing import Annotated, Any
 import typer
 
 from acgpt.cli import evaluate
-from acgpt.cli.evaluate import (
-    NO_ANSWER,
-    bar,
-    check_writable,
-    choose_method,
-    compiling,
-    find_set,
-    names_in,
-    note_r_max,
-    r_max_in_words,
-    training_distribution,
-)
+from acgpt.cli.evaluate import r_max_in_words
 from acgpt.cli.train import QuietOption
 from acgpt.cli.ui import (
+    NO_ANSWER,
     AdapterOption,
     DeviceOption,
     Dtype,
     DtypeOption,
+    bar,
     called,
+    chosen_adapter,
     emit,
     hush,
-    load_model,
+    names_in,
+    note,
     option,
 )
-from acgpt.errors import InputError
 
 HELP = {
     "if_possible": "Not an error if the method can answer none of the modes that were named.",
@@ -114,75 +105,24 @@ def generate(
         raise typer.BadParameter("name a CORPUS (see acgpt prepare), or an evaluation set with --sets PATH.")
     if output is None:
         raise typer.BadParameter("name a folder for the files: --output FOLDER.")
-    if output.exists() and not output.is_dir():
-        raise InputError(f"{output} is a file: name a folder with -o.")
-    check_writable(output / "index.json")
     with going_on(output):
         hush(quiet)
-        from acgpt.common.files import disk_errors, write_whole
-        from acgpt.data.corpus import Corpus
-        from acgpt.engine.decode import Sampling
-        from acgpt.evaluation.dataset import keep, own_r_max
-        from acgpt.evaluation.generate import INDEX, PROMPT, STAYS, TEMPERATURE, TOP_P, Generator
-        from acgpt.evaluation.partial import record_in
-        from acgpt.methods import method_of, parted
-        from acgpt.query.modes import MODES
+        from acgpt.evaluation.generate import complete_modes, generate
+        from acgpt.methods import parted
 
-        wanted = names_in(modes)
-        forced = None if method is None else method_of(method)
-        options = dict(parted(text) for text in how or ())
-        prompt = PROMPT if prompt is None else prompt
-        top_p = TOP_P if top_p is None else top_p
-        temperature = TEMPERATURE if temperature is None else temperature
-        sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
-        chosen = {"split": split, "r_max": r_max, "length": length, "seed": set_seed}
-        training = training_distribution(conditioning, r_max)
-        opened = None if corpus is None else Corpus.open(corpus)
-        lm, in_use = load_model(model, adapter, device, dtype)
-        evaluation_set, path, new = find_set(opened, sets, chosen, limit, training, lm)
-        generator = Generator(
-            lm, evaluation_set, method=choose_method(forced, lm), options=options, samples=samples, prompt=prompt,
-            sampling=sampling, budget=batch_tokens, compiled=compiled,
+        there = complete_modes(output)
+        result = generate(
+            model, corpus, output, modes=names_in(modes), if_possible=if_possible, split=split, r_max=r_max,
+            length=length, limit=limit, samples=samples, prompt=prompt, top_p=top_p, temperature=temperature, seed=seed,
+            set_seed=set_seed, conditioning=conditioning, sets=sets, method=method,
+            options=dict(parted(text) for text in how or ()), adapter=chosen_adapter(adapter), device=device,
+            dtype=dtype.value, batch_tokens=batch_tokens, compiled=compiled, note=note,
+            progress=lambda mode: bar(mode, quiet),
         )  # fmt: skip
-        evaluation_set.require_tokenizer(generator.tokenizer_hash)
-        note_r_max(evaluation_set, lm)
-        check_index(output / INDEX)
-        if modes and not if_possible and not any(generator.answers(each) for each in wanted):
-            raise InputError(
-                f"a model of method {generator.method.name} cannot answer in the mode {' or '.join(wanted)}: name "
-                "others with --modes, or add --if-possible."
-            )
-        generator.check(output)
-        if new:
-            keep(evaluation_set, path)
-        about: dict[str, Any] = {"model": model, "adapter": in_use, "corpus": None if corpus is None else str(corpus)}
-        records: dict[str, dict[str, Any] | None] = {}
-        there = {each: record_in(output / f"{each}.json") for each in wanted if (output / f"{each}.jsonl").exists()}
-        for each in wanted:
-            with bar(each, quiet) as progress, compiling(compiled):
-                records[each] = generator.write(each, output, about=about, progress=progress)
-    result = {
-        "kind": "index",
-        **about,
-        "method": generator.method.name,
-        "options": options,
-        "set": evaluation_set.as_dict() | {"path": str(path)},
-        "trained_r_max": own_r_max(lm.metadata),
-        "sampling": {"temperature": temperature, "top_p": top_p, "seed": seed, "prompt": prompt},
-        "samples": samples,
-        "folder": str(output),
-        "modes": {name: summary(name, record) for name, record in records.items()},
-    }
-    for each in MODES:  # of earlier commands
-        if each not in records and ((earlier := record_in(output / f"{each}.json")) or not generator.answers(each)):
-            records[each] = earlier
-    index = {**result, "modes": {each: summary(each, records[each]) for each in MODES if each in records}}
-    with disk_errors(output, STAYS):
-        write_whole(output / INDEX, json.dumps(index, indent=2) + "\n")
     if as_json:
         emit(result)
     else:
-        print_generations(result, [each for each in wanted if there.get(each) is not None])
+        print_generations(result, [mode for mode in result["modes"] if mode in there])
 
 
 class Stopped(BaseException):
@@ -217,22 +157,6 @@ def way_on(folder: Path) -> str:
     if any(folder.glob("*.jsonl*")):
         return f"The same command goes on with what is in {folder}."
     return "Nothing had been drawn yet: the same command begins anew."
-
-
-def summary(mode: str, record: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Of a mode's record, what its folder's index says."""
-    keys = ("texts", "tokens", "calls", "seconds", "tokens_per_second", "outside")
-    return None if record is None else {"file": f"{mode}.jsonl", **{key: record[key] for key in keys}}
-
-
-def check_index(path: Path) -> None:
-    """Refuse to write over another's file."""
-    try:
-        if not path.exists() or json.loads(path.read_text(encoding="utf-8"))["kind"] == "index":
-            return
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise InputError(f"{path} is no index of generations: move it elsewhere, or name another folder.")
 
 
 def print_generations(result: Mapping[str, Any], there: Sequence[str]) -> None:

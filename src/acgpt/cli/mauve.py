@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acgpt.cli.evaluate import NO_ANSWER, bar, check_writable
-from acgpt.cli.ui import DeviceOption, emit, finite, hush, option
+from acgpt.cli.ui import NO_ANSWER, DeviceOption, bar, emit, finite, hush, option
+from acgpt.common.files import check_writable
 from acgpt.common.provenance import versions, when
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.mauve import PAPER

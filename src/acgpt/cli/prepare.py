@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acgpt.cli.evaluate import PAUSE
-from acgpt.cli.ui import emit, hush, option
+from acgpt.cli.ui import PAUSE, emit, hush, option
 
 if TYPE_CHECKING:
     from acgpt.data.corpus import Corpus

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acgpt.cli.evaluate import check_writable
 from acgpt.cli.ui import emit, option
+from acgpt.common.files import check_writable
 
 if TYPE_CHECKING:
     from acgpt.report.write import Report

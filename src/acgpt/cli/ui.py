@@ -8,15 +8,14 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
-
-if TYPE_CHECKING:
-    from acgpt.models.language_model import LanguageModel
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
 
@@ -37,6 +36,9 @@ HELP = {
     "future": "Use what stands after a slot? Default: if the model says that it can (score shows both).",
     "json": "For programs: one JSON object a template, in a line of its own, with the keys named above.",
 }
+NO_ANSWER = "--"  # of a mode that a method cannot answer
+PAUSE = 30.0  # seconds between two lines on what is done, where nobody is watching
+said = time.monotonic()  # when the last of them was printed, or the program began
 NO_ADAPTER = "none"  # what --adapter says for it
 TemplateArgument = Annotated[str | None, typer.Argument(metavar="TEMPLATE", show_default=False, help=HELP["template"])]
 FileOption = Annotated[Path | None, option("--file", "-f", metavar="PATH", help=HELP["file"])]
@@ -62,17 +64,23 @@ def emit(answer: Mapping[str, Any]) -> None:
     print(json.dumps(finite(answer), allow_nan=False), flush=True)
 
 
-def load_model(model: str, adapter: str | None, device: str, dtype: Dtype) -> tuple[LanguageModel, str | None]:
-    """The model that a command names; and its adapter, for the record."""
-    from acgpt.models.loading import is_default, load
-    from acgpt.models.metadata import DEFAULT
+def names_in(text: str | None) -> list[str]:
+    """What an option that takes several values, with commas, names."""
+    return [] if text is None else [name.strip() for name in text.split(",")]
 
-    lm = load(model, False if adapter == NO_ADAPTER else adapter, device, dtype.value)
-    return lm, None if not lm.adapters else adapter or (DEFAULT if is_default(model) else None)
+
+def chosen_adapter(adapter: str | None) -> str | Literal[False] | None:
+    """What --adapter says, as `acgpt.load` takes it."""
+    return False if adapter == NO_ADAPTER else adapter
+
+
+def note(text: str) -> None:
+    """Tell the user something on standard error."""
+    print(f"note: {text}", file=sys.stderr)
 
 
 def called(model: str, adapter: str | None) -> str:
-    """The model and the adapter of `load_model`, for people."""
+    """A model and its adapter, as a result names them, for people."""
     from acgpt.models.loading import is_default
     from acgpt.models.metadata import DEFAULT
 
@@ -117,3 +125,43 @@ def hush(quiet: bool = False) -> None:
     logging.set_verbosity_error()
     if silent:
         logging.disable_progress_bar()
+
+
+@contextmanager
+def bar(what: str, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """A progress bar on standard error, or a line there now and then if that is no terminal; nothing if `quiet`.
+
+    What it yields is called with how many are done, of how many, and, if a rate is to be shown, the tokens so far.
+    """
+    if quiet:
+        yield lambda *_: None
+        return
+    if not sys.stderr.isatty():
+        yield now_and_then(what)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    rate = TextColumn("{task.fields[rate]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(what, total=None, rate="")
+
+        def update(done: int, total: int, tokens: int = 0) -> None:
+            elapsed = shown.tasks[0].elapsed
+            rate = f"{tokens / elapsed:,.0f} tokens/s" if tokens and elapsed else ""
+            shown.update(task, completed=done, total=total, rate=rate)
+
+        yield update
+
+
+def now_and_then(what: str) -> Callable[..., None]:
+    """Say how many are done, of how many, but no more often than every `PAUSE` seconds, whatever else was said."""
+
+    def update(done: int, total: int, tokens: int = 0) -> None:
+        global said
+        if time.monotonic() - said >= PAUSE:
+            said = time.monotonic()
+            print(f"{what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+
+    return update

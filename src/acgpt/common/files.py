@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from acgpt.errors import OutputError
+from acgpt.errors import InputError, OutputError
 
 REMEDY = "Make the folder, make room there, or name another."
 
@@ -42,6 +42,18 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes | Iterable[by
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path | None) -> None:
+    """Find out before an evaluation, not after it, that its result cannot be written."""
+    if path is None:
+        return
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder. Name a file.")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        why = "cannot be written into" if folder.is_dir() else "is a file"
+        raise InputError(f"cannot write {path}: {folder} {why}. Name another place.")
 
 
 def try_lock(file: int | IO[Any]) -> bool:

@@ -35,7 +35,7 @@ import yaml
 
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
-from acgpt.evaluation.generate import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
+from acgpt.evaluation.generator import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
 from acgpt.evaluation.mauve import FEWEST
 from acgpt.evaluation.reference import RULES
 from acgpt.methods import method_of, parted

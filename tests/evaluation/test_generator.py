@@ -24,9 +24,9 @@ from acgpt.common.files import write_whole
 from acgpt.data.corpus import Corpus
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, QueryError
-from acgpt.evaluation import generate as module
-from acgpt.evaluation.generate import Generator, groups_of, line_of
+from acgpt.evaluation import generator as module
 from acgpt.evaluation.generations import as_line
+from acgpt.evaluation.generator import Generator, groups_of, line_of
 from acgpt.evaluation.partial import TOOK, Group, opened
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.sigma_gpt import SigmaGptRandom
@@ -310,7 +310,7 @@ def die_at(number):
         count = iter(range(number))
         return lambda *arguments: line_of(*arguments) if next(count, None) is not None else kill_self()
 
-    replace("acgpt.evaluation.generate:line_of", make)
+    replace("acgpt.evaluation.generator:line_of", make)
 
 
 def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, corpus, tmp_path, monkeypatch):
