@@ -74,7 +74,7 @@ def modes(
     r"""Draw the five evaluation modes on a sentence: what each asks, and what it is predicted from.
 
     acgpt draw modes -o modes.png
-    acgpt draw modes -o modes.svg --text 'Ask for anything, given anything.' --seed 3
+    acgpt draw modes -o modes.svg --text 'Ask for anything, given all.' --seed 3
     """
     from acgpt.display.modes import TEXT, draw_modes
 

@@ -418,7 +418,7 @@ def infill(
     around it.
 
     Keys of --json:
-      template, seed, future (was it used?), adapter (that drew, if there are any),
+      template, seed, future (was it used?), adapter (that drew, if there is any),
       samples: text, fills (one a slot), log_prob (in nats, at temperature 1),
                perplexity, tokens: text, id, position (from 1), log_prob
     """

@@ -103,21 +103,21 @@ def mauve(
       out),
       mauve: null or mean, std, scores, smoothed, seeds, clusters, settings,
              mauve_text (its version)
-      original: null or likewise, of the original texts, where the corpus is that of
-                the prompts: what could be reached
-      features: null or model, hash, dimensions, length, products (fp32 or tf32: the
-                precision of those that were used, of a CPU or a GPU)
-      reference: hash, texts (with --no-mauve 0, where the corpus leaves none), and
-                 corpus, corpus_hash, split, rule, length, skip, overlaps_prompts,
-                 or file
+      original: null or likewise, of the original texts, where the corpus is that
+                of the prompts: what could be reached
+      features: null or model, hash, dimensions, length, products (fp32 or tf32:
+                the precision of those that were used, of a CPU or a GPU)
+      reference: hash, texts (with --no-mauve 0, where the corpus leaves none),
+                 and corpus, corpus_hash, split, rule, length, skip,
+                 overlaps_prompts, or file
       companions: generated and, where the corpus is that of the prompts,
                   original: distinct_1, distinct_2, distinct_3, repetition, loops
       perplexity (of what was drawn, under the model itself; null if that says
                   only a bound),
-      judge: null or model, hash (of its weights, its tokenizer and how it is asked),
-             measures, bound, perplexity, log_prob, tokens, cut (tokens that it had
-             no positions for), and of the original text, where it is known:
-             original
+      judge: null or model, hash (of its weights, its tokenizer and how it is
+             asked), measures, bound, perplexity, log_prob, tokens, cut (tokens
+             that it had no positions for), and of the original text, where it is
+             known: original
       notes, versions, hardware, seconds, date, command
     """
     reference_options = {"split": split, "rule": rule, "length": length, "skip": skip}

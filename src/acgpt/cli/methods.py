@@ -27,8 +27,8 @@ def methods(
 
     Below the table: what its columns mean, and what acgpt evaluate --how takes.
 
-    acgpt train tiny-cpu corpus=data/mine output=runs/sigma method=sigma-gpt-random
-    acgpt evaluate runs/sigma/model data/mine --how order=random
+    acgpt train tiny-cpu corpus=data/mine output=runs/s method=sigma-gpt-random
+    acgpt evaluate runs/s/model data/mine --how order=random
 
     Keys of --json: methods: for each, by name: title, evaluates_any, samples_any,
     left_to_right, single_pass, fine_tunes (null: it is one), note, bound,

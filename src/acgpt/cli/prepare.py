@@ -77,7 +77,8 @@ def prepare(
 
     A command that was interrupted goes on where it stopped when it is repeated,
     and the result is the same; one that has ended checks what is there. Another
-    command replaces what one has left that failed before its first shard was full.
+    command replaces what one has left that failed before its first shard was
+    full.
 
     Keys of --json:
       folder, hash (of tokenizer and shards), reused (was it there?), seconds,

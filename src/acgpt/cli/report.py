@@ -34,12 +34,13 @@ def report(
 
     For each split that the runs were evaluated on. From scratch: the methods in
     the five modes by size and r_max, mean and deviation over seeds. Fine-tuned:
-    perplexities, the advantage over the causal twin (method=gpt on the same base,
-    corpus and number of texts, asked the same evaluation set), and the sweep over
-    r_max. Generations, anywhere in these folders: MAUVE by method and mode, what
-    else acgpt mauve has measured, and a page of samples. FOLDER gets them as one
-    HTML page, as Markdown, CSV and LaTeX with the paper's own rows, and as figures
-    where matplotlib is installed. docs/report.md explains all of it.
+    perplexities, the advantage over the causal twin (method=gpt on the same
+    base, corpus and number of texts, asked the same evaluation set), and the
+    sweep over r_max. Generations, anywhere in these folders: MAUVE by method
+    and mode, what else acgpt mauve has measured, and a page of samples. FOLDER
+    gets them as one HTML page, as Markdown, CSV and LaTeX with the paper's own
+    rows, and as figures where matplotlib is installed. docs/report.md explains
+    all of it.
 
     Keys of --json:
       folder, acgpt (version),
