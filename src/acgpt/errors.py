@@ -10,6 +10,11 @@ from operator import index
 CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"} | dict.fromkeys(range(128, 160), "\ufffd")
 
 
+NO_CODE = "acgpt runs no code from a checkpoint"  # for errors
+LONGEST = 400  # characters of another program's error
+UNSPOKEN = (ArithmeticError, AttributeError, LookupError, TypeError)  # errors that need their names to be understood
+
+
 class InputError(ValueError):
     """The input cannot be answered as it stands; the message says what to change."""
 
@@ -48,6 +53,24 @@ def whole_number(name: str, value: object, least: int | None = None) -> int:
         bound = "" if least is None else f", at least {least}"
         raise InputError(f"{name} must be a whole number{bound}, not {value!r}.")
     return number
+
+
+def reason(error: object) -> str:
+    """The error of another program, or any value, in one line of moderate length, with no full stop.
+
+    >>> reason(KeyError("peft_type"))
+    "KeyError 'peft_type'"
+    """
+    if isinstance(error, ValueError) and "trust_remote_code" in str(error):  # transformers' advice is to allow it
+        return f"it needs code of its own, and {NO_CODE}"
+    words = " ".join(str(error).translate(CONTROLS | {9: " ", 10: " ", 13: " "}).split())
+    words = words.partition(" Exception raised from ")[0]  # torch goes on with places in its own code
+    if isinstance(error, BaseException) and (not words or isinstance(error, UNSPOKEN)):
+        words = f"{type(error).__name__} {words}".rstrip()
+    if len(words) > LONGEST:
+        sentences = words[:LONGEST].rpartition(". ")[0]
+        words = sentences or words[: LONGEST - 1] + "…"
+    return words.rstrip(".")
 
 
 def point_at(text: str, at: int, width: int = 72) -> str:

@@ -78,6 +78,7 @@ def write_merged(base: str | None, adapter: str, folder: Path, dtype: str) -> di
 
     from acgpt.models.adapters import DEFAULT
     from acgpt.models.card import write_card
+    from acgpt.models.checkpoint import check_finite
     from acgpt.models.language_model import LanguageModel
     from acgpt.models.loading import (
         add_adapters,
@@ -99,6 +100,7 @@ def write_merged(base: str | None, adapter: str, folder: Path, dtype: str) -> di
     network = network.to(torch.promote_types(wanted, torch.float32))
     metadata = metadata_of(source, found, network.config)
     adapted = add_adapters(network, {DEFAULT: found}, {DEFAULT: read_metadata(found)})
+    check_finite(f"{source} + {found}", adapted)
     expected = probe(adapted.get_base_model())
     try:
         network = adapted.merge_and_unload(safe_merge=True)

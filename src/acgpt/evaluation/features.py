@@ -25,6 +25,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from acgpt.common.files import write_whole
 from acgpt.engine.attention import matrix_products
 from acgpt.errors import ModelError
+from acgpt.models.checkpoint import check_finite
 from acgpt.models.language_model import positions_of
 from acgpt.models.loading import cache_folder, choose_device, from_pretrained, is_default, load_base, resolve
 from acgpt.models.metadata import tokenizer_hash, weights_hash
@@ -70,7 +71,9 @@ class Featurizer:
     def load(cls, name: str, device: str = "auto") -> Featurizer:
         """By name: a folder, a hub id, a .gguf file, or "default", the embedded model."""
         network, tokenizer = load_base(cls.find(name), torch.float32)
-        return cls(name, network.to(choose_device(device)).eval(), tokenizer)
+        network = network.to(choose_device(device)).eval()
+        check_finite(name, network)
+        return cls(name, network, tokenizer)
 
     @cached_property
     def hash(self) -> str:

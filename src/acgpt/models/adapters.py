@@ -103,11 +103,7 @@ def without_peft(model: Any) -> tuple[PreTrainedModel, tuple[str, ...]]:
     if PeftModel is None or not isinstance(model, PeftModel):
         raise ModelError(f"expected a causal language model of transformers or peft, not {type(model).__name__}.")
     for config in model.peft_config.values():
-        if config.is_prompt_learning:
-            raise ModelError(
-                f"the adapter is of type {config.peft_type}, which adds virtual tokens to the text; only adapters "
-                "inside the layers (LoRA and the like) leave positions as they are."
-            )
+        check_kind(config)
     if len(model.peft_config) > 1 and trains_biases(model):
         raise ModelError(
             "one of several adapters has trained the backbone's own biases, which cannot be switched with it: use it "
@@ -117,6 +113,15 @@ def without_peft(model: Any) -> tuple[PreTrainedModel, tuple[str, ...]]:
         if name == BARE or "+" in name:
             raise InputError(f"an adapter called {name!r} could not be told from {BARE!r} or from two: rename it.")
     return model.get_base_model(), tuple(model.peft_config)
+
+
+def check_kind(config: Any) -> None:
+    """Refuse a PEFT config of a kind that does not leave positions as they are."""
+    if config.is_prompt_learning:
+        raise ModelError(
+            f"the adapter is of type {config.peft_type}, which adds virtual tokens to the text; only adapters "
+            "inside the layers (LoRA and the like) leave positions as they are."
+        )
 
 
 def trains_biases(model: Any) -> bool:

@@ -63,7 +63,7 @@ def adapter_base(folder: str | Path) -> str | None:
         return None
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"] or "")
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return ""
 
 

@@ -18,8 +18,9 @@ import torch
 import transformers
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
@@ -27,8 +28,19 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from acgpt.errors import InputError, ModelError
+from acgpt.errors import NO_CODE, InputError, ModelError, reason
 from acgpt.models.adapters import BARE, DEFAULT, check_name, without_peft
+from acgpt.models.checkpoint import (
+    check_adapter,
+    check_adapter_config,
+    check_config,
+    check_finite,
+    check_objects,
+    check_size,
+    finite_answers,
+    json_object,
+    weight_files,
+)
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import ADAPTER_CONFIG, DEFAULT_HUB_ID, FILE, Metadata, weights_hash
 from acgpt.models.metadata import DEFAULT as EMBEDDED
@@ -55,7 +67,7 @@ def load(
     attention: str = "auto",
     router: bool | None = None,
 ) -> LanguageModel:
-    """Load a causal language model to ask questions of.
+    """Load a causal language model to ask questions of. No code from a checkpoint is run.
 
     Args:
         model: A folder, a hub id, or a `.gguf` file; a folder that holds only an adapter brings its own base. By
@@ -90,15 +102,18 @@ def load(
         network = add_adapters(network, adapters, metadata)
     if bos is None and not any(said and said.bos_token_id is not None for said in metadata.values()):
         bos = default_bos(model, None)
-    lm = LanguageModel(
-        network.to(place).eval(),
-        tokenizer,
-        metadata=metadata,
-        bos=bos,
-        mask=mask,
-        attention=attention,
-        router=True if router is None and routed(adapters) else router,
-    )
+    network = network.to(place).eval()
+    check_finite(" + ".join([source, *adapters.values()]), network)
+    with finite_answers(network):
+        lm = LanguageModel(
+            network,
+            tokenizer,
+            metadata=metadata,
+            bos=bos,
+            mask=mask,
+            attention=attention,
+            router=True if router is None and routed(adapters) else router,
+        )
     lm.left_out = model is None and adapter is False
     return lm
 
@@ -128,11 +143,7 @@ def resolve(model: Source | None, adapter: Source | Literal[False] | None) -> tu
 
     By default they are the embedded ones; an adapter alone brings its own base; `False` is no adapter.
     """
-    if not (model is None or isinstance(model, str | os.PathLike)):
-        raise InputError(f"a model is named by a folder, a hub id or a .gguf file, not by {model!r}.")
-    source = os.fspath(embedded_default() if is_default(model) else model or "")
-    if not source:
-        raise InputError("the name of the model is empty: name a folder, a hub id or a .gguf file, or leave it out.")
+    source = path_of("model", embedded_default() if is_default(model) else model)
     if adapter is None and (Path(source) / ADAPTER_CONFIG).is_file():
         return base_of_adapter(Path(source)), source
     if adapter is None and is_default(model):
@@ -144,11 +155,10 @@ def adapter_source(adapter: Source) -> str:
     """The folder of an adapter, or what may be its hub id; "default" is the embedded model's."""
     if is_default(adapter):
         return str(DEFAULT_ADAPTER)
-    try:
-        folder = existing(os.fspath(adapter))
-    except TypeError as error:
-        raise InputError(f"an adapter is named by its folder or hub id, not by {adapter!r}.") from error
+    folder = existing(path_of("adapter", adapter))
     refuse_run(Path(folder))
+    if Path(folder).is_file():
+        raise ModelError(f"{folder} is a file: name the folder of a PEFT adapter, or a hub id.")
     if Path(folder).is_dir() and not (Path(folder) / ADAPTER_CONFIG).is_file():
         raise ModelError(f"{folder} has no adapter_config.json: it is not the folder of a PEFT adapter.")
     try:
@@ -156,6 +166,21 @@ def adapter_source(adapter: Source) -> str:
     except ConnectionError as error:
         raise ModelError(f"cannot load the adapter {folder}: there is no such folder here, and {error}") from error
     return folder
+
+
+def path_of(what: str, source: object) -> str:
+    """The name of a model or an adapter, as text; `what` it is, for errors."""
+    if not isinstance(source, str | os.PathLike) or not isinstance(path := os.fspath(source), str):
+        raise ModelError(f"the {what} is named by its folder or hub id, not by {reason(repr(source))}.")
+    if not path:
+        raise InputError(f"the name of the {what} is empty: name a folder, a hub id or a .gguf file, or leave it out.")
+    try:
+        if "\0" in path:
+            raise OSError("it has a null character")
+        Path(path).exists()
+    except OSError as error:
+        raise ModelError(f"{reason(path)} is not the name of a folder: {error.strerror or error}.") from error
+    return path
 
 
 def default_bos(model: object, metadata: Metadata | None) -> str | None:
@@ -210,10 +235,32 @@ def load_base(
     # Recent versions would leave a GGUF's weights packed, which can be neither saved nor trained; older always unpack.
     if str(source).endswith(".gguf") and (gguf_config := getattr(transformers, "GgufConfig", None)) is not None:
         extra["quantization_config"] = gguf_config(dequantize=True)
-    tokenizer = from_pretrained(AutoTokenizer, source)
-    network, info = from_pretrained(AutoModelForCausalLM, source, dtype=dtype, output_loading_info=True, **extra)
+    config = from_pretrained(AutoConfig, source)
+    check_config(str(source), config)
+    tokenizer = from_pretrained(AutoTokenizer, source, config=config)
+    packed = Path(source).suffix == ".gguf"
+    if files := [Path(source)] if packed else weight_files(str(source), config):
+        check_size(str(source), config, files)
+    if not packed:
+        check_adapter_config(str(source))  # transformers would load it, too
+    network, info = from_pretrained(
+        AutoModelForCausalLM,
+        source,
+        config=config,
+        dtype=dtype,
+        weights_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused below, in fewer words
+        **extra,
+    )
     if info["missing_keys"]:  # transformers would make them up
-        raise ModelError(f"cannot load {source}: it lacks the weights {', '.join(sorted(info['missing_keys']))}.")
+        missing = reason(", ".join(sorted(info["missing_keys"])))
+        raise ModelError(f"cannot load {source}: it lacks the weights {missing}.")
+    if info["mismatched_keys"]:
+        name, held, wanted = min(info["mismatched_keys"])
+        raise ModelError(
+            f"cannot load {source}: {name} has shape {tuple(held)} in its file, and {tuple(wanted)} by its config."
+        )
     return network, tokenizer
 
 
@@ -233,30 +280,20 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
             raise ModelError(f"{path} is a file: name the folder of a model, a hub id or a .gguf file.")
         if path.is_dir() and not (path / "config.json").is_file():
             raise ModelError(f"{path} has no config.json: it is not the folder of a Hugging Face model.")
+        if path.is_dir():
+            check_objects(path)
     try:
         check_hub(os.fspath(name), *CONFIGS)
-        return kind.from_pretrained(os.fspath(name), **options)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        return kind.from_pretrained(os.fspath(name), trust_remote_code=False, **options)
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # the latter is tokenizers'
+            raise
         missing = "" if path.exists() else "there is no such folder or file here, and from the hub: "
-        damaged = damaged_weights(path) if isinstance(error, SafetensorError) else None
-        if damaged is not None:
-            raise ModelError(
-                f"cannot load {source}: {damaged.name} is damaged or cut off ({error}): copy it there again."
-            ) from error
-        why = f"{type(error).__name__} {error}" if isinstance(error, KeyError) else str(error)
         remedy = " If a file is missing or damaged there, copy the folder again." if path.is_dir() else ""
-        raise ModelError(f"cannot load {source}: {missing}{' '.join(why.split()).rstrip('.')}.{remedy}") from error
-
-
-def damaged_weights(folder: Path) -> Path | None:
-    """The first safetensors file in a folder that is not whole; `None` if there is no such file."""
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, "numpy"):
-                pass
-        except SafetensorError:
-            return path
-    return None
+        remedy = " If it is damaged or cut off, copy it there again." if path.is_file() else remedy
+        remedy = " Use one whose classes transformers has." if NO_CODE in reason(error) else remedy
+        part = {AutoConfig: "config.json: ", AutoTokenizer: "its tokenizer: "}.get(kind, "") if path.is_dir() else ""
+        raise ModelError(f"cannot load {source}: {missing}{part}{reason(error)}.{remedy}") from error
 
 
 def check_hub(name: str, *files: str) -> None:
@@ -287,7 +324,7 @@ def refuse_run(folder: Path) -> None:
         raise ModelError(f"{folder} is the folder of a training run, not of a model; its model is {inside[-1]}.")
     try:
         begun = "recipe" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return
     if begun:
         raise ModelError(f"{folder} is the folder of a training run that has no checkpoint yet: wait for one.")
@@ -319,11 +356,8 @@ def metadata_of(source: str, adapter: str | None, config: PreTrainedConfig | Non
 
 def base_of_adapter(adapter: Path) -> str:
     """The base model that an adapter folder names."""
-    try:
-        base = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-        base = None
-    if not base:
+    base = json_object(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not base or not isinstance(base, str):
         raise ModelError(f"{adapter} is an adapter that names no base model: load(BASE, adapter={str(adapter)!r}).")
     embedded = base == DEFAULT_HUB_ID and importlib.util.find_spec(DEFAULT_PACKAGE) is not None
     return str(embedded_default() if embedded else base)
@@ -356,6 +390,8 @@ def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata
     adapted = None
     for name, source in adapters.items():
         where = f"the adapter {source} on {type(network).__name__}"
+        if source != str(DEFAULT_ADAPTER):
+            check_adapter(source, network)
         try:
             if adapted is None:
                 adapted = PeftModel.from_pretrained(network, source, adapter_name=name)
@@ -363,9 +399,9 @@ def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata
             found = adapted.load_adapter(source, name)  # a second time for the first: only this says what was left out
         except ModelError:
             raise
-        except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
+        except Exception as error:  # PEFT, safetensors, torch and the hub: each has its own
             here = "" if Path(source).is_dir() else f"there is no folder {source} here, and from the hub: "
-            raise ModelError(f"cannot put {where}: {here}{error}") from error
+            raise ModelError(f"cannot put {where}: {here}{reason(error)}.") from error
         missing = [key for key in found.missing_keys if name in key.split(".")]
         if strays := missing or found.unexpected_keys:
             what = "lacks weights for" if missing else "has weights for what is not there:"

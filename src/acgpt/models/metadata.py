@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import write_whole
-from acgpt.errors import InputError, ModelError
+from acgpt.errors import InputError, ModelError, reason
 from acgpt.methods import Method, method_of
 
 FILE = "acgpt.json"
@@ -81,7 +81,7 @@ class Metadata:
         known: dict[str, Any] = {name: content[name] for name in fields if name in content}
         for name, value in known.items():
             if not isinstance(value, fields[name]):
-                raise ModelError(f"{source}: {name} is {value!r}, which is not of the right type.")
+                raise ModelError(f"{source}: {name} is {reason(repr(value))}, which is not of the right type.")
         if "method" not in known:
             raise ModelError(f"{source}: no method is named.")
         return cls(**known, format_version=version)
@@ -94,9 +94,9 @@ class Metadata:
             return None
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelError(
-                f"{path} is not valid JSON ({error}): copy it there again, or move it elsewhere."
+                f"{path} is not valid JSON ({reason(error)}): copy it there again, or move it elsewhere."
             ) from error
         return cls.from_dict(content, str(path))
 

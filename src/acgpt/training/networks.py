@@ -27,6 +27,7 @@ from acgpt.engine.attention import check_model, head_width
 from acgpt.errors import InputError, ModelError
 from acgpt.methods import METHODS, method_of
 from acgpt.models.adapters import without_peft
+from acgpt.models.checkpoint import check_finite, finite_answers
 from acgpt.models.language_model import LanguageModel, positions_of
 from acgpt.models.loading import default_bos, from_pretrained, is_default, load_base, metadata_of, resolve
 from acgpt.models.metadata import DEFAULT, DEFAULT_HUB_ID, Metadata, choose_bos, token_id, tokenizer_hash, weights_hash
@@ -244,7 +245,9 @@ def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metada
         )
     if not plan.fsdp and recipe.quantize is None:
         model.to(plan.place)  # before it is tried out: many CPUs are very slow in bf16
-    check_model(model)
+    check_finite(source, model)
+    with finite_answers(model):
+        check_model(model)
     said = metadata_of(source, None, model.config)
     bos = choose_bos(default_bos(recipe.base, said), said, tokenizer)
     mask = choose_mask(recipe, said, tokenizer)

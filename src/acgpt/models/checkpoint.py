@@ -1,0 +1,363 @@
+"""Checks of a checkpoint before anything is built of it. No code from it is run, and no memory is taken for it.
+
+    config.json            a JSON object; a model that can be built, from modules that transformers has
+    model.safetensors      at least as many numbers as that model has parameters (also *.bin, shards, GGUF)
+    adapter_config.json    a PEFT adapter that loads nothing else; the shapes of its weights are those in its file
+
+Models and adapters are built on torch's meta device first, where tensors have shapes but no storage. What remains open
+is left to transformers and PEFT, whose errors `loading` turns into one line.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils.hub import cached_file, cached_files
+
+from acgpt.common.files import read_object
+from acgpt.errors import NO_CODE, ModelError, reason
+from acgpt.models.adapters import check_kind
+from acgpt.models.metadata import ADAPTER_CONFIG
+
+Shapes = dict[str, tuple[int, ...]]
+
+OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+WEIGHTS = (  # in the order in which transformers looks for them
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # likewise for PEFT
+AGAIN = "Copy it there again."
+LARGEST_JSON = 2**26  # bytes
+MOST_LAYERS = 1000  # of a model in a file that does not say how many tensors it has
+MOST_EXPERTS = 10_000
+BUFFERS = 2**28  # numbers that a model may compute for itself (tables of positions, say), whatever its size
+SLACK = 2**20  # parameters that may not be in the files, besides as many again as are: transformers says which
+COUNTS = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
+    *("n_embd", "n_layer", "n_head", "n_positions"),
+)
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Read the object in a JSON file of a checkpoint."""
+    try:
+        if path.stat().st_size > LARGEST_JSON:
+            raise ValueError(f"it is larger than {LARGEST_JSON:,} bytes")
+        return read_object(path)
+    except OSError as error:
+        raise ModelError(f"cannot load {path.parent}: cannot read {path.name} ({error.strerror or error}).") from error
+    except ValueError as error:
+        why = reason(error)
+        raise ModelError(f"cannot load {path.parent}: {path.name} is not a JSON object ({why}). {AGAIN}") from error
+
+
+def check_objects(folder: Path) -> None:
+    """Refuse a folder in which a file that should hold a JSON object does not."""
+    for name in OBJECTS:
+        if (folder / name).is_file():
+            content = json_object(folder / name)
+            if name == "config.json":
+                check_counts(str(folder), content)
+
+
+def fetch(source: str, name: str) -> Path | None:
+    """Find a file of a folder, or fetch it from the hub; `None` if there is no such file."""
+    if Path(source).is_dir():
+        path = Path(source) / name
+        return path if path.is_file() else None
+    options = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_gated_repo": False}
+    try:
+        found = cached_file(source, name, **options)
+    except Exception:  # no connection, no such repository: whoever needs the file says so
+        return None
+    return None if found is None else Path(found)
+
+
+def weight_files(source: str, config: PreTrainedConfig) -> list[Path]:
+    """List the files that transformers would read the weights of a folder or hub id from; empty if it finds none."""
+    explicit = getattr(config, "transformers_weights", None)
+    for name in WEIGHTS if explicit is None else (inside(source, "config.json", explicit),):
+        path = fetch(source, name)
+        if path is not None:
+            return shards(source, path) if name.endswith(".index.json") else [path]
+    return []
+
+
+def shards(source: str, index: Path) -> list[Path]:
+    """List the files that an index names."""
+    table = json_object(index).get("weight_map")
+    if not isinstance(table, dict) or not table:
+        raise ModelError(f"cannot load {source}: {index.name} has no weight_map, which names the files. {AGAIN}")
+    names = list(dict.fromkeys(inside(source, index.name, name) for name in table.values()))
+    if not Path(source).is_dir():
+        try:
+            return [Path(found) for found in cached_files(source, names) or []]
+        except Exception:  # as in `fetch`
+            return []
+    for name in names:
+        if not (Path(source) / name).is_file():
+            raise ModelError(f"cannot load {source}: {index.name} names {name}, which is not there. Copy it there too.")
+    return [Path(source) / name for name in names]
+
+
+def inside(source: str, file: str, name: object) -> str:
+    """Refuse the name of a file, as `file` has it, that leads out of the checkpoint."""
+    parts = PurePosixPath(str(name).replace("\\", "/"))
+    if not isinstance(name, str) or parts.is_absolute() or ".." in parts.parts or ":" in name:
+        raise ModelError(f"cannot load {source}: {file} names {reason(name)}, which is not a file of the checkpoint.")
+    return name
+
+
+def shapes(path: Path) -> Shapes:
+    """Read names and shapes of the tensors in a file, not the tensors. A pickle may hold nothing but tensors.
+
+    Raises:
+        ModelError: The file is damaged, cannot be read, or would run code.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "numpy") as file:
+                return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        content = pickled(path)
+        return {name: tuple(tensor.shape) for name, tensor in content.items()}
+    except UnpicklingError as error:
+        raise ModelError(
+            f"cannot load {path.parent}: {path.name} is a pickle of something else than tensors, and {NO_CODE}. "
+            "Save the weights as safetensors."
+        ) from error
+    except OSError as error:
+        raise ModelError(f"cannot load {path.parent}: cannot read {path.name} ({error.strerror or error}).") from error
+    except Exception as error:  # each format's library has its own
+        why = reason(error)
+        raise ModelError(f"cannot load {path.parent}: {path.name} is damaged or cut off ({why}). {AGAIN}") from error
+
+
+def pickled(path: Path) -> Mapping[str, Any]:
+    """Read a pickle of tensors without their contents."""
+    options: dict[str, Any] = {"map_location": "meta", "weights_only": True}
+    try:
+        content = torch.load(path, mmap=True, **options)
+    except RuntimeError:  # the format of torch before 1.6, or a file that is cut off
+        content = torch.load(path, **options)
+    if not isinstance(content, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in content.values()):
+        raise UnpicklingError("it is not a mapping of tensors")
+    return content
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+def check_config(source: str, config: PreTrainedConfig) -> None:
+    """Refuse a config that asks for code from the hub or for a model of no size; other attentions are set aside.
+
+    Args:
+        source: Names the checkpoint in errors.
+        config: Any of transformers'. If it names an attention that needs further packages or kernels, it is changed to
+            name none: acgpt brings its own.
+    """
+    for part in parts_of(config):
+        if isinstance(attention := part._attn_implementation, str) and "/" in attention:
+            kernel = reason(attention)
+            raise ModelError(f"cannot load {source}: it asks for the attention kernel {kernel}, and {NO_CODE}.")
+    if config._attn_implementation not in ("eager", "sdpa"):
+        config._attn_implementation = None
+    text = config.get_text_config()
+    check_counts(source, {name: getattr(text, name, None) for name in COUNTS + EXPERTS})
+
+
+def check_counts(source: str, config: Mapping[str, object]) -> None:
+    """Refuse a config with no layers, heads or tokens, or with very many experts."""
+    for name, value in config.items():
+        if name in COUNTS and isinstance(value, int) and value < 1:
+            raise ModelError(f"cannot load {source}: its config has {name}={reason(value)}, which must be 1 or more.")
+        if name in EXPERTS and isinstance(value, int) and value > MOST_EXPERTS:
+            raise ModelError(f"cannot load {source}: its config has {name}={reason(value)}; at most {MOST_EXPERTS:,}.")
+
+
+def parts_of(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    """A config and the configs in it, whatever it says of them itself."""
+    yield config
+    for value in vars(config).values():
+        if isinstance(value, PreTrainedConfig):
+            yield from parts_of(value)
+
+
+def check_size(source: str, config: PreTrainedConfig, files: list[Path]) -> None:
+    """Refuse a config that describes a larger model than the files have weights for.
+
+    Args:
+        source: Names the checkpoint in errors.
+        config: Of the model.
+        files: That hold its weights: safetensors, pickles of tensors, or one GGUF file.
+    """
+    packed = [path for path in files if path.suffix == ".gguf"]
+    tensors = {name: shape for path in files if path not in packed for name, shape in shapes(path).items()}
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    most = MOST_LAYERS if packed else len(tensors)
+    if isinstance(layers, int) and layers > most:
+        holds = "" if packed else f", and its files hold {most:,} tensors"
+        raise ModelError(f"cannot load {source}: its config has num_hidden_layers={reason(layers)}{holds}. {AGAIN}")
+    network = on_meta(source, config)
+    wanted = {name: tuple(weight.shape) for name, weight in network.named_parameters()}
+    parameters, held = numbers(wanted), numbers(tensors)
+    most = 2 * held + SLACK
+    if packed or getattr(config, "quantization_config", None) is not None:  # less than a byte for a parameter
+        most = held = 8 * sum(path.stat().st_size for path in files)
+    if parameters > most:
+        difference = first_difference(wanted, tensors)
+        raise ModelError(
+            f"cannot load {source}: its config describes {parameters:,} parameters, and its files hold at most "
+            f"{held:,}{difference and f'; {difference}'}. {AGAIN}"
+        )
+    if (buffers := sum(buffer.numel() for buffer in network.buffers())) > BUFFERS + parameters:
+        raise ModelError(f"cannot load {source}: its config describes tables of {buffers:,} numbers.")
+
+
+def numbers(tensors: Shapes) -> int:
+    """How many numbers are in some tensors."""
+    return sum(map(math.prod, tensors.values()))
+
+
+def first_difference(wanted: Shapes, held: Shapes) -> str:
+    """The first weight that has another shape in the files, else the first that is not in them, in words."""
+    for name in [name for name in wanted if held.get(name, wanted[name]) != wanted[name]]:
+        return f"{name} should have shape {wanted[name]}, and has {held[name]}"
+    return next((f"{name} is missing" for name in wanted if held and name not in held), "")
+
+
+def on_meta(source: str, config: PreTrainedConfig) -> PreTrainedModel:
+    """Build a model that has shapes and no weights."""
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            network: PreTrainedModel = AutoModelForCausalLM.from_config(
+                copy.deepcopy(config), dtype=torch.float32, trust_remote_code=False
+            )
+    except Exception as error:  # whatever an architecture makes of such numbers
+        raise ModelError(f"cannot load {source}: no model can be built from its config ({reason(error)}).") from error
+    return network
+
+
+def check_finite(source: str, network: PreTrainedModel) -> None:
+    """Refuse a model with weights that are not numbers, and tables of its own that are not."""
+    for name, weight in network.named_parameters():
+        if not all_finite(weight.detach()):
+            raise ModelError(f"cannot use {source}: the weights {name} are not all finite numbers. {AGAIN}")
+    for name, buffer in network.named_buffers():
+        if buffer.is_floating_point() and (buffer.isnan() | (buffer == math.inf)).any():
+            raise ModelError(f"cannot use {source}: by its config, {name} are not all finite numbers. {AGAIN}")
+
+
+def all_finite(weight: torch.Tensor) -> bool:
+    """Has a tensor neither NaN nor infinities? Their sum tells in a tenth of the time, unless it overflows."""
+    if not weight.is_floating_point() or weight.dtype.itemsize == 1 or weight.is_meta:  # packed, or elsewhere
+        return True
+    total = weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32))
+    return bool(total.isfinite()) or bool(weight.isfinite().all())
+
+
+@contextmanager
+def finite_answers(network: PreTrainedModel) -> Iterator[None]:
+    """Say of a model that is refused within that its predictions are not numbers, if they are not."""
+    try:
+        yield
+    except ModelError as error:
+        if predicts_numbers(network):
+            raise
+        raise ModelError(
+            "the model's predictions are not finite numbers: its weights or its config are damaged, or the weights are "
+            f"too large for {network.dtype}."
+        ) from error
+
+
+@torch.no_grad()
+def predicts_numbers(network: PreTrainedModel) -> bool:
+    """Are the logits of a model finite, as far as it can be run at all?"""
+    try:
+        ids = torch.zeros((1, 1), dtype=torch.long, device=network.device)
+        return bool(network(input_ids=ids, use_cache=False).logits.isfinite().all())
+    except Exception:  # what is wrong then has been said
+        return True
+
+
+# ---- adapters --------------------------------------------------------------------------------------------------------
+
+
+def check_adapter_config(source: str) -> Path | None:
+    """Refuse an adapter that loads code or other adapters, if a folder or hub id has one at all.
+
+    Returns:
+        Its config; `None` if there is none.
+    """
+    path = fetch(source, ADAPTER_CONFIG)
+    if path is None:
+        return None
+    content = json_object(path)
+    if content.get("megatron_config") is not None:
+        raise ModelError(f"the adapter {source} names a module to import (megatron_core), and {NO_CODE}.")
+    if content.get("peft_type") == "XLORA":
+        raise ModelError(f"the adapter {source} is of type XLORA, which loads other adapters: load these by name.")
+    return path
+
+
+def check_adapter(source: str, network: PreTrainedModel) -> None:
+    """Refuse an adapter that loads code or other adapters, or whose weights are not as its config says.
+
+    Args:
+        source: Its folder or hub id.
+        network: The model that it is to be put on.
+    """
+    path = check_adapter_config(source)
+    if path is None:
+        return  # PEFT says why
+    weights = next(filter(None, (fetch(source, name) for name in ADAPTER_WEIGHTS)), None)
+    if weights is None:
+        if Path(source).is_dir():
+            raise ModelError(f"the adapter {source} has no {ADAPTER_WEIGHTS[0]}. {AGAIN}")
+        return
+    wanted, held = adapter_shapes(path.parent, network), shapes(weights)
+    differ = any(held.get(name, shape) != shape for name, shape in wanted.items())
+    if differ or numbers(wanted) > 2 * numbers(held) + SLACK:
+        raise ModelError(
+            f"cannot put the adapter {source} on {type(network).__name__}: by its config it has {numbers(wanted):,} "
+            f"parameters, and {weights.name} holds {numbers(held):,}; {first_difference(wanted, held)}."
+        )
+
+
+def adapter_shapes(folder: Path, network: PreTrainedModel) -> Shapes:
+    """The shapes of the weights that an adapter has on this model; empty if PEFT cannot tell on the meta device."""
+    from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
+
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = PeftConfig.from_pretrained(str(folder))
+            check_kind(config)
+            config.inference_mode = True
+            for name in ("init_lora_weights", "init_weights"):
+                if hasattr(config, name):
+                    setattr(config, name, False)  # some take the weights of the model
+            adapted = get_peft_model(type(network)(copy.deepcopy(network.config)), config)
+            weights = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    except ModelError:
+        raise
+    except Exception:
+        return {}
+    return {name: tuple(weight.shape) for name, weight in weights.items()}
