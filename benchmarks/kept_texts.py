@@ -101,7 +101,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.output.exists():
         raise SystemExit(f"{args.output} is there already: name another folder.")
-    files = restore(args.kept, AutoTokenizer.from_pretrained(args.tokenizer))
+    files = restore(args.kept, AutoTokenizer.from_pretrained(args.tokenizer, trust_remote_code=False))
     args.output.mkdir(parents=True)
     for name, content in files.items():
         (args.output / name).write_bytes(content)

@@ -239,7 +239,8 @@ def hub(monkeypatch, tmp_path):
         "test": [" = Three = \n", ""],
     }
 
-    def stand_in(path, config, *, split, streaming, revision):
+    def stand_in(path, config, *, split, streaming, revision, trust_remote_code):
+        assert trust_remote_code is False
         calls.append((path, config, split, streaming, revision))
         texts = rows[split] if path == "Salesforce/wikitext" else [f"page {number}" for number in range(40)]
         file = parquet(tmp_path / f"{split}.parquet", texts)

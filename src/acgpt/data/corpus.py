@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from acgpt.errors import InputError
+from acgpt.errors import InputError, reason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,9 +88,9 @@ def tokenizer_in(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder / TOKENIZER)
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot load the tokenizer in {folder / TOKENIZER}: {error}. {AGAIN}") from error
+        return AutoTokenizer.from_pretrained(folder / TOKENIZER, trust_remote_code=False)
+    except Exception as error:  # whatever transformers and tokenizers make of such a folder
+        raise InputError(f"cannot load the tokenizer in {folder / TOKENIZER}: {reason(error)}. {AGAIN}") from error
 
 
 class Corpus:

@@ -122,7 +122,7 @@ def load_once(vocabulary: Vocabulary) -> PreTrainedTokenizerBase:
     """The tokenizer, once a process."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(vocabulary.folder)
+    return AutoTokenizer.from_pretrained(vocabulary.folder, trust_remote_code=False)
 
 
 def encode(recipe: Recipe, vocabulary: Vocabulary, item: tuple[int, str, Batch]) -> Encoded:

@@ -266,7 +266,7 @@ class HubSplit:
         hub, number = self.hub, start
         try:
             options = {"split": self.split, "streaming": hub.streaming, "revision": self.revision}
-            rows = datasets.load_dataset(hub.path, hub.config, **options)
+            rows = datasets.load_dataset(hub.path, hub.config, trust_remote_code=False, **options)
             rows = rows.skip(start)
             if self.rows is not None and hub.streaming:
                 rows = rows.take(self.rows - start)

