@@ -19,7 +19,9 @@ from models import tiny_model
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt.cli.main import BATCH, app, emit, questions, score_fields, tidy
+from acgpt.cli.main import app, tidy
+from acgpt.cli.templates import BATCH, questions, score_fields
+from acgpt.cli.ui import emit
 from acgpt.display.show import Page, print_score
 from acgpt.models.language_model import LanguageModel, Score, TokenScore
 from acgpt.models.metadata import Metadata

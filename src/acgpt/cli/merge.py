@@ -76,13 +76,13 @@ def write_merged(base: str | None, adapter: str, folder: Path, dtype: str) -> di
     import torch
     from safetensors import SafetensorError
 
+    from acgpt.engine.device import choose_dtype
     from acgpt.models.adapters import DEFAULT
     from acgpt.models.card import write_card
     from acgpt.models.checkpoint import check_finite
     from acgpt.models.language_model import LanguageModel
     from acgpt.models.loading import (
         add_adapters,
-        choose_dtype,
         default_bos,
         load_base,
         metadata_of,

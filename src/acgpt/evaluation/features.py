@@ -24,10 +24,11 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import write_whole
 from acgpt.engine.attention import matrix_products
+from acgpt.engine.device import choose_device
 from acgpt.errors import ModelError
 from acgpt.models.checkpoint import check_finite
 from acgpt.models.language_model import positions_of
-from acgpt.models.loading import cache_folder, choose_device, from_pretrained, is_default, load_base, resolve
+from acgpt.models.loading import cache_folder, from_pretrained, is_default, load_base, resolve
 from acgpt.models.metadata import tokenizer_hash, weights_hash
 
 VERSION = 2  # of what is computed: another one, other features

@@ -1,0 +1,161 @@
+"""What the commands that answer templates share: templates in, one a line, and the fields of answers out."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeVar
+
+import typer
+
+from acgpt.cli.ui import NO_ADAPTER, Dtype, hush, option
+from acgpt.errors import InputError
+
+if TYPE_CHECKING:
+    from acgpt.display.show import Page
+    from acgpt.models.language_model import LanguageModel, Ranking, Score
+
+Answer = TypeVar("Answer")
+
+AdapterOption = Annotated[
+    list[str] | None,
+    option(
+        "--adapter",
+        "-a",
+        metavar="[NAME=]PATH",
+        help="A PEFT adapter for the model: a folder or a hub id. May be repeated, with names: infill=…, scattered=…; "
+        "each template is then answered by the one that is for such templates (docs/adapters.md). none: no adapter, "
+        "for the embedded model too.",
+    ),
+]
+
+BATCH = 16  # lines of a file that are answered together
+
+
+@dataclass(frozen=True)
+class Line:
+    """A template and where it stands: "FILE, line 3: ", or nothing for the argument."""
+
+    template: str
+    where: str = ""
+
+
+def questions(template: str | None, file: Path | None, check: Callable[[str], object]) -> Iterator[list[Line]]:
+    """The templates to answer, in the groups to answer them in. What can be checked without a model is checked here."""
+    if (template is None) == (file is None):
+        raise typer.BadParameter("give one TEMPLATE, or - to read them from standard input, or --file PATH.")
+    if template not in (None, "-"):
+        assert template is not None
+        check(template)
+        return iter([[Line(template)]])
+    if file in (None, Path("-")):
+        if sys.stdin is None:
+            raise InputError("standard input is closed: give a TEMPLATE, or --file PATH.")
+        if sys.stdin.isatty():
+            print("Templates, one a line; Ctrl-D ends.", file=sys.stderr)
+        return read_lines(sys.stdin.buffer, "standard input", 1)
+    assert file is not None
+    try:
+        stream = file.open("rb")
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}. Name a text file, one template a line.") from error
+    if not file.is_file():  # a pipe by name: its first line may be long in coming
+        return read_lines(stream, str(file), 1)
+    groups = read_lines(stream, str(file), BATCH)
+    return chain([next(groups)], groups)  # what is wrong with it from the start is said before a model is loaded
+
+
+def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[Line]]:
+    """Groups of `size` lines that are not blank, as they arrive.
+
+    Raises:
+        InputError: A line is not UTF-8, or there is no template at all.
+    """
+    group: list[Line] = []
+    number, found = 0, False
+    for number, raw in enumerate(stream, start=1):
+        try:
+            text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            if group:
+                yield group
+            raise InputError(
+                f"{name}, line {number}: byte {error.start + 1} is not UTF-8. Save the text as UTF-8, for example with "
+                "iconv -f latin1 -t utf-8."
+            ) from error
+        if text.strip():
+            found = True
+            group.append(Line(text.rstrip("\r\n"), f"{name}, line {number}: "))
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
+    if not found:
+        what = "has blank lines only" if number else "is empty"
+        raise InputError(f"{name} {what}: write a template in each line, such as The {{{{cat}}}} sat on the mat.")
+
+
+def answers(groups: Iterable[list[Line]], ask: Callable[[list[str]], Sequence[Answer]]) -> Iterator[tuple[str, Answer]]:
+    """Every template with its answer, in order. A template that has none ends this, after those before it."""
+    for group in groups:
+        try:
+            results = list(ask([line.template for line in group]))
+        except InputError:  # one of them; answer those before it, and say which
+            for line in group:
+                try:
+                    (result,) = ask([line.template])
+                except InputError as error:
+                    raise InputError(f"{line.where}{error}") from error
+                yield line.template, result
+        else:
+            yield from zip([line.template for line in group], results, strict=True)
+
+
+def score_fields(score: Score) -> dict[str, Any]:
+    """What was asked, for programs: together and token by token; and whether it is a bound, if it is."""
+    tokens = [asdict(token) for token in score.tokens]
+    bound = {"bound": True} if score.bound else {}
+    return {"log_prob": score.log_prob, "perplexity": score.perplexity, **bound, "tokens": tokens}
+
+
+def named_adapters(options: Sequence[str]) -> dict[str, str] | str | Literal[False] | None:
+    """What --adapter says: nothing, one adapter, some by name, or that there is to be none."""
+    if list(options) == [NO_ADAPTER]:
+        return False
+    named: dict[str, str] = {}
+    for each in options:
+        name, equals, path = each.partition("=")
+        if not (equals and re.fullmatch(r"[\w-]+", name)) or Path(each).exists():
+            if len(options) > 1:
+                raise InputError(f"of several adapters each needs a name: --adapter NAME={each}")
+            return each
+        if name in named:
+            raise InputError(f"two adapters are called {name}: --adapter {each}")
+        named[name] = path
+    return named or None
+
+
+def load(model: str | None, adapter: list[str] | None, device: str, dtype: Dtype) -> LanguageModel:
+    """Load the model, with no more noise than a progress bar on a terminal."""
+    adapters = named_adapters(adapter or ())
+    hush()
+    from acgpt.models.loading import load
+
+    return load(model, adapters, device, dtype.value)
+
+
+def answered_by(lm: LanguageModel, answer: Score | Ranking) -> dict[str, str | None]:
+    """Which adapter answered, for programs, if the model has any."""
+    return {"adapter": answer.adapter} if lm.adapters else {}
+
+
+def note_adapters(page: Page, lm: LanguageModel, ways: Mapping[str, Score | Ranking]) -> None:
+    """Which adapter answered, for people, if there was a choice."""
+    if lm.router:
+        words = [f"{way + ': ' if way else ''}{answer.adapter or 'no adapter'}" for way, answer in ways.items()]
+        page.note(f"answered by {'; '.join(words)}\n")
