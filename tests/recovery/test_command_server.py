@@ -13,7 +13,7 @@ import pytest
 from runs import until
 
 import acgpt
-from acgpt.cli import preloaded
+from acgpt.cli.main import preloaded
 from acgpt.experiments.command_server import SUPPORTED, CommandServer
 from acgpt.experiments.runner import PROGRAM
 

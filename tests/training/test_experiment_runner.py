@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,11 +15,13 @@ from typing import Any
 
 import pytest
 import yaml
-from runs import SMALL, Command, until, write_corpus
+from runs import SERVER, SMALL, Command, read_rows, until, write_corpus
 from test_experiment import ROOT, made, run_cli
 
+from acgpt.cli import preloaded
 from acgpt.experiments import experiment
 from acgpt.experiments import runner as experiment_runner
+from acgpt.experiments.command_server import SUPPORTED, CommandServer
 from acgpt.experiments.experiment import BUILT_IN, Experiment
 from acgpt.experiments.runner import Runner, held, state_of
 from acgpt.report import write
@@ -26,12 +29,27 @@ from acgpt.report import write
 # ---- running, with a stand-in for acgpt -----------------------------------------------------------------------------
 
 # It trains nothing, but reads the same words and leaves the same files; what it is to do otherwise, a file tells it.
+# With --serve it is the process that such commands are forked from.
 STAND_IN = """
-import json, os, signal, sys, time
+import json, os, signal, socket, sys, time
 from pathlib import Path
 
-kind, *words = sys.argv[1:]
 told = Path(os.environ["TOLD"])
+if sys.argv[1] == "--serve":
+    from acgpt.experiments.command_server import serve
+    from acgpt.training.recipe import load_recipe  # takes a moment
+
+    (told / "server.began").touch()
+    while (told / "server.waits").exists():
+        time.sleep(0.01)
+    words = serve(socket.socket(fileno=int(sys.argv[2])))
+    if words is None:
+        os._exit(0)
+    sys.argv[1:] = words
+kind, *words = sys.argv[1:]
+if (told / f"{kind}-killed").exists():
+    (told / f"{kind}-killed").unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
 if kind in ("evaluate", "generate", "mauve"):
     path = Path(words[words.index("--index" if kind == "mauve" else "-o") + 1])
     if kind == "generate":
@@ -47,6 +65,7 @@ if kind in ("evaluate", "generate", "mauve"):
     path.write_text("{}")
     sys.exit()
 from acgpt.training.recipe import load_recipe  # takes a moment
+from acgpt.training.recipe import load_recipe
 
 words = words[: words.index("--minutes")] if "--minutes" in words else words
 recipe = load_recipe(words[0], [word for word in words[1:] if word != "--resume"])
@@ -56,7 +75,10 @@ folder.mkdir(exist_ok=True)
 def log(step):
     (folder / "log.csv").write_text(f"step,loss,seconds\\n{step},{5 - step / 10},{2 * step}\\n")
 log(4)
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+if not (told / f"{folder.name}.stays").exists():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+else:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 (told / f"{folder.name}.began").touch()
 for _ in range(12_000):  # not for ever, lest a mistake hang the tests
     if not (told / f"{folder.name}.waits").exists():
@@ -77,6 +99,7 @@ def told(tmp_path, monkeypatch):
     script.write_text(STAND_IN)
     folder.mkdir()
     monkeypatch.setattr(experiment_runner, "PROGRAM", (sys.executable, str(script)))
+    monkeypatch.setattr(experiment_runner, "PRELOADED", (sys.executable, str(script), "--serve"))
     monkeypatch.setenv("TOLD", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     return folder
@@ -216,7 +239,8 @@ def test_when_time_is_up_nothing_more_is_begun(tmp_path, told):
     states = runner.run()
     asking.join()
     assert [state.state for state in states.values()] == ["done", "stopped", "waiting"]
-    assert "--minutes 1.00" in three(tmp_path).cells[0].log.read_text()
+    said = three(tmp_path).cells[0].log.read_text()
+    assert 0 < float(said.partition(" --minutes ")[2].partition("\n")[0]) <= 1
 
 
 def test_when_time_is_up_an_evaluation_is_broken_off_and_can_be_had_later(tmp_path, told):
@@ -287,6 +311,116 @@ def test_torchrun_trains_a_cell_and_does_not_evaluate_it(tmp_path, told, monkeyp
     assert Runner(three(tmp_path).cells[:1], processes=2).run()["seed0"].state == "done"
 
 
+# ---- commands that die, and the process that they are forked from ---------------------------------------------------
+
+
+def test_a_command_that_is_killed_fails_its_cell_alone_and_is_made_up_later(tmp_path, told):
+    keys = {"set": {"corpus": "c"}, "evaluate": {"splits": ["a"]}, "generate": {"splits": ["a"]}, "mauve": {}}
+    cells = made(tmp_path / "out", grid={"seed": list(range(5))}, **keys).cells
+    kinds = list(experiment_runner.WORK)
+    for kind in kinds:
+        (told / f"{kind}-killed").touch()  # once: in a cell each
+    states = Runner(cells).run()
+    assert [state.state for state in states.values()] == ["failed"] * 4 + ["done"]
+    for kind, cell in zip(kinds, cells, strict=False):
+        assert states[cell.name].error.startswith(f"acgpt {kind} ended with code -9: ")
+    assert {state.state for state in Runner(cells).run().values()} == {"done"}
+    for kind, cell in zip(kinds, cells, strict=False):
+        said = [line.split()[2] for line in cell.log.read_text().splitlines()]
+        assert said == [each for each in kinds for _ in range(1 + (each == kind))]
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(tmp_path, told):
+    found = three(tmp_path)
+    for flag in ("waits", "stays"):
+        (told / f"seed0.{flag}").touch()
+    runner = Runner(found.cells)
+
+    def ask() -> None:
+        until(lambda: (told / "seed0.began").exists())
+        for times in (1, 2):
+            os.kill(os.getpid(), signal.SIGINT)
+            until(lambda times=times: runner.asked == times)
+
+    asking = threading.Thread(target=ask)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        asking.start()
+        states = runner.run()
+        asking.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [state.state for state in states.values()] == ["stopped", "waiting", "waiting"]
+
+
+def test_without_a_process_to_fork_from_commands_are_started_anew(tmp_path, told, monkeypatch):
+    monkeypatch.setattr(experiment_runner, "PRELOADED", (sys.executable, "-c", "raise SystemExit(1)"))
+    found = three(tmp_path)
+    assert {state.state for state in Runner(found.cells[:2]).run().values()} == {"done"}
+    assert not (told / "server.began").exists()
+    said = [line.split()[2] for line in found.cells[0].log.read_text().splitlines()]
+    assert said == ["train", "evaluate", "evaluate"]
+
+
+@pytest.mark.skipif(not SUPPORTED, reason="commands are forked on Linux only")
+def test_the_process_to_fork_from_takes_its_command_along_and_the_next_cell_has_another(tmp_path, told):
+    found = three(tmp_path)
+    (told / "seed0.waits").touch()
+    runner, ended = Runner(found.cells[:2]), []
+
+    def kill() -> None:
+        until(lambda: (told / "seed0.began").exists())
+        ended.append(runner.child.pid)
+        runner.server.process.kill()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    states = runner.run()
+    killing.join()
+    assert [state.state for state in states.values()] == ["failed", "done"]
+    assert states["seed0"].error.startswith("acgpt train ended with code -9")
+    until(lambda: not alive(ended[0]))
+    (told / "seed0.waits").unlink()
+    assert Runner(found.cells[:1]).run()["seed0"].state == "done"
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not SUPPORTED, reason="commands are forked on Linux only")
+def test_who_stops_during_the_imports_has_begun_nothing(tmp_path, told):
+    found = three(tmp_path)
+    (told / "server.waits").touch()
+
+    def ask() -> None:
+        until(lambda: (told / "server.began").exists())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asking = threading.Thread(target=ask)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    shown = []
+    try:
+        asking.start()
+        states = Runner(found.cells, show=lambda cell, state: shown.append(state.state)).run()
+        asking.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [state.state for state in states.values()] == ["stopped", "waiting", "waiting"]
+    assert shown[0] == "training" and not any(cell.log.exists() for cell in found.cells)
+
+
+def test_what_is_done_needs_no_process(tmp_path, told, monkeypatch):
+    cells = three(tmp_path).cells[:1]
+    assert Runner(cells).run()["seed0"].state == "done"
+    for name in ("CommandServer", "subprocess"):
+        monkeypatch.setattr(experiment_runner, name, None)
+    assert Runner(cells).run()["seed0"].state == "done"
+
+
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -326,40 +460,49 @@ def test_on_a_terminal_there_is_a_table_of_cells_around_the_one_that_runs(tmp_pa
 # ---- as it is -------------------------------------------------------------------------------------------------------
 
 
-class Forked:
-    """A command of acgpt as the runner starts it, but forked from a process that has imported everything already."""
+class ForkedServer(CommandServer):
+    """The process that commands are forked from, itself forked from one that has imported everything already."""
 
-    count = 0
-
-    def __init__(self, words: list[str], **how: Any) -> None:
-        Forked.count += 1
-        output = Path(how["stdout"].name).with_suffix(f".{Forked.count}")
-        self.command, self.pid = Command(*words[len(experiment_runner.PROGRAM) :], output=output), 0
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def wait(self, timeout: float) -> None:
-        self.command.process.join(timeout)
-
-    def terminate(self) -> None:
-        self.command.process.terminate()
-
-    @property
-    def returncode(self) -> int | None:
-        return self.command.process.exitcode
+    def __init__(self, program: Any, env: Any) -> None:
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.is_ready = False
+        with theirs:
+            self.process = SERVER.Process(target=serve_commands, args=(theirs,))
+            self.process.start()
+        self.process.wait = self.process.join
 
 
-def test_the_tiny_experiment_is_trained_evaluated_and_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment_runner.subprocess, "Popen", Forked)
+def serve_commands(connection: socket.socket) -> None:
+    """What runs in a `ForkedServer`."""
+    import torch
+
+    torch.set_num_threads(1)
+    sys.argv = ["preloaded", str(connection.detach())]
+    preloaded.main()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The folder of the tiny experiment, some cells of which have been run, and the words that ran them."""
+    tmp_path = tmp_path_factory.mktemp("tiny")
     corpus, out = write_corpus(tmp_path / "corpus"), tmp_path / "results"
     small = {**SMALL, "steps": 4, "eval_every": 0, "corpus": str(corpus), "workers": 0}
     file = tmp_path / "tiny.yaml"
     content = yaml.safe_load((BUILT_IN / "tiny-cpu.yaml").read_text())
     drawn = {"splits": ["validation"], "limit": 3, "modes": ["unconditional", "training"], "r_max": [0.4]}
+    content["evaluate"]["limit"] = 5
     file.write_text(yaml.safe_dump(content | {"generate": drawn}, sort_keys=False))
-    words = [file, *(experiment.written(key, value) for key, value in small.items()), "-o", out]
-    answer = json.loads(run_cli(*words, "--only", "*-seed0", "--json", "--quiet").stdout)
+    words = [file, *(experiment.written(key, value) for key, value in small.items()), "-o", out, "--only", "*-seed0"]
+    with pytest.MonkeyPatch.context() as patch:
+        if SUPPORTED:
+            patch.setattr(experiment_runner, "CommandServer", ForkedServer)
+        run_cli(*words, "--quiet")
+    return out, words
+
+
+def test_the_tiny_experiment_is_trained_evaluated_and_reported(tiny, tmp_path, monkeypatch):
+    out, words = tiny
+    answer = json.loads(run_cli(*words, "--json", "--quiet").stdout)
     assert [cell["cell"] for cell in answer["cells"]] == ["ac-gpt-r_max0.4-seed0", "ac-gpt-r_max0.8-seed0", "gpt-seed0"]
     assert all((cell["state"], cell["step"], cell["scored"]) == ("done", 4, 1) for cell in answer["cells"])
     for cell in answer["cells"]:
@@ -380,9 +523,6 @@ def test_the_tiny_experiment_is_trained_evaluated_and_reported(tmp_path, monkeyp
     }  # fmt: skip
     hashes = [set(each.values()) for each in asked.values()]
     assert all(len(each) == 1 for each in hashes) and len(set.union(*hashes)) == 2
-    before = Forked.count
-    run_cli(*words, "--only", "*-seed0")
-    assert Forked.count == before  # all of it was done
     monkeypatch.setattr(write, "find_spec", lambda name: None)  # figures take seconds, and have tests of their own
     report = write.make_report([out], tmp_path / "report")
     (table,) = report.content["from-scratch"]["splits"]["validation"].values()
@@ -392,6 +532,39 @@ def test_the_tiny_experiment_is_trained_evaluated_and_reported(tmp_path, monkeyp
     ]  # fmt: skip
     (measured,) = report.content["generation"]["sizes"].values()
     assert {row["method"].split(",")[0] for row in measured["companions"]} == {"AC-GPT", "GPT", "original"}
-    path = out / "gpt-seed0" / f"validation-r_max0.8-first{content['evaluate']['limit']}.json"
+    path = out / "gpt-seed0" / "validation-r_max0.8-first5.json"
     perplexity = json.loads(path.read_text())["modes"]["training-no-future"]["perplexity"]
     assert compared[3]["training-no-future"]["mean"] == perplexity and compared[3]["training"] is None
+
+
+def test_a_cell_has_the_results_of_commands_that_are_run_one_by_one(tiny, tmp_path):
+    out, words = tiny
+    answer = json.loads(run_cli(*words, "--list", "--json").stdout)
+    (commands,) = (cell["commands"] for cell in answer["cells"] if cell["cell"] == "ac-gpt-r_max0.4-seed0")
+    alone = tmp_path / out.name
+    for number, command in enumerate(commands):
+        again = shlex.split(command.replace(str(out), str(alone)))[1:]
+        done = Command(*again, output=tmp_path / f"{number}.txt")
+        assert done.wait() == 0, done.said()
+    cell = out / "ac-gpt-r_max0.4-seed0"
+    files = sorted(path.relative_to(out) for path in cell.rglob("*") if path.is_file())
+    assert files == sorted(path.relative_to(alone) for path in alone.rglob("*") if path.is_file())
+    kinds = {path.name for path in files}
+    assert {"model.safetensors", "training.jsonl", "validation-r_max0.4-first5.json", "results.json"} <= kinds
+    for path in files:
+        assert timeless(out / path) == timeless(alone / path, str(alone), str(out)), path
+
+
+def timeless(path: Path, *moved: str) -> Any:
+    """The content of a file without times and dates, and with the folder replaced as if it lay elsewhere."""
+    raw = path.read_bytes().replace(*(name.encode() for name in moved)) if moved else path.read_bytes()
+    if path.name == "log.csv":
+        return read_rows(path.parent)
+    return without_times(json.loads(raw)) if path.suffix == ".json" else raw
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        times = ("seconds", "model_seconds", "tokens_per_second", "wait", "outside", "date", "command")
+        return {key: without_times(each) for key, each in value.items() if key not in times}
+    return [without_times(each) for each in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""`python -m acgpt.cli.preloaded DESCRIPTOR`: run commands of `acgpt`, each in a fork of this process, after its imports.
+"""`python -m acgpt.cli.preloaded DESCRIPTOR`: run commands of `acgpt`, each in a fork made after the imports.
 
 `acgpt.experiments.command_server` describes the server and its client.
 """

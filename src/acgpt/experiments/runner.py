@@ -1,7 +1,9 @@
 """Running the cells of an experiment, one after the other, each by the commands that it consists of.
 
-A cell's commands are processes of their own: what one of them does wrong, or to the memory, concerns no other cell. The
-runner holds the cell's lock, passes signals on, and reads from the run's folder how far it has come.
+A cell's commands are processes of their own: what one of them does wrong, or to the memory, concerns no other cell. On
+Linux they are forked from one process that has imported torch and transformers (`command_server`), which is started for
+the first of them; elsewhere, and where that process fails, each is started anew. The runner holds the cell's lock,
+passes signals on, and reads from the run's folder how far it has come.
 
     waiting ──► training ──► evaluating ──► generating ──► scoring ──► done
                    │              │              │            │
@@ -33,11 +35,13 @@ from acgpt.evaluation.features import LENGTH, Featurizer
 from acgpt.evaluation.generations import Generations
 from acgpt.evaluation.mauve import FEWEST, PAPER, check_counts, package
 from acgpt.evaluation.reference import lack, of_corpus
+from acgpt.experiments.command_server import SUPPORTED, CommandServer, ServedCommand
 from acgpt.experiments.experiment import Cell, Experiment
 from acgpt.training.log import read_log
 from acgpt.training.run_folder import CONFIG, LOG, RESULTS, check_same
 
 PROGRAM = (sys.executable, "-m", "acgpt")
+PRELOADED = (sys.executable, "-m", "acgpt.cli.preloaded")  # forks into PROGRAM
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 # Seconds that torchrun (from torch 2.12 on) leaves its processes to save a checkpoint after a signal: else 30.
 PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
@@ -234,7 +238,9 @@ class Runner:
         self.cells, self.processes, self.show = cells, processes, show
         self.end = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self.asked = 0  # how often somebody has asked to stop
-        self.child: subprocess.Popen[bytes] | None = None
+        self.child: subprocess.Popen[bytes] | ServedCommand | None = None
+        self.server: CommandServer | None = None
+        self.serves = SUPPORTED
 
     def stops(self) -> bool:
         """Is it time to stop?"""
@@ -248,9 +254,12 @@ class Runner:
         """
         states = {}
         with self.listening():
-            for cell in self.cells:
-                states[cell.name] = state = self.take(cell)
-                self.show(cell, state)
+            try:
+                for cell in self.cells:
+                    states[cell.name] = state = self.take(cell)
+                    self.show(cell, state)
+            finally:
+                self.close_server()
         return states
 
     def take(self, cell: Cell) -> State:
@@ -274,22 +283,27 @@ class Runner:
     def execute(self, cell: Cell, words: Sequence[str], lock: int) -> str | None:
         """One command of a cell; why it failed, if it did."""
         trains = words[0] == "train"
-        program = (*TORCHRUN, str(self.processes), "-m", "acgpt") if trains and self.processes > 1 else PROGRAM
+        together = trains and self.processes > 1
+        program = (*TORCHRUN, str(self.processes), "-m", "acgpt") if together else PROGRAM
+        server = None if together else self.warm(cell, words[0])
+        if self.stops():  # while the server started
+            return "stopped"
         if trains and self.end < math.inf:
             words = (*words, "--minutes", f"{max(0.01, (self.end - time.monotonic()) / 60):.2f}")
         cell.log.parent.mkdir(parents=True, exist_ok=True)
         with cell.log.open("ab") as log:
-            log.write(f"$ {shlex.join([*(('acgpt',) if program is PROGRAM else program), *words])}\n".encode())
+            log.write(f"$ {shlex.join([*(program if together else ('acgpt',)), *words])}\n".encode())
             log.flush()
+            self.child = None if server is None else self.fork(server, words, log.fileno(), lock)
             # A session of its own: Ctrl-C comes to the runner, which passes it on.
-            self.child = subprocess.Popen(
+            self.child = self.child or subprocess.Popen(
                 [*program, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 env=PATIENCE | os.environ, start_new_session=True, pass_fds=(lock,) if os.name == "posix" else (),
             )  # fmt: skip
             if self.asked:  # while it was started
                 self.child.terminate()
             while self.child.poll() is None:
-                self.show(cell, replace(state_of(cell), state=WORK[words[0]], error=None))
+                self.show_work(cell, words[0])
                 if not trains and self.stops():  # training stops by itself, with a checkpoint
                     self.child.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -300,6 +314,38 @@ class Runner:
         if code == STOPPED and trains:
             self.end = min(self.end, time.monotonic())  # somebody else has asked it to stop: so do we
         return f"acgpt {words[0]} ended with code {code}: {last_line(cell.log)}"
+
+    def show_work(self, cell: Cell, command: str) -> None:
+        """Show a cell whose command runs, or is about to."""
+        self.show(cell, replace(state_of(cell), state=WORK[command], error=None))
+
+    def warm(self, cell: Cell, command: str) -> CommandServer | None:
+        """Return the server once its imports are done; `None` if there is none, or it is time to stop."""
+        while self.serves and not self.stops():
+            self.show_work(cell, command)
+            try:
+                if self.server is None:
+                    self.server = CommandServer(PRELOADED, PATIENCE | os.environ)
+                if self.server.ready(1):
+                    return self.server
+            except OSError:
+                self.serves = False  # the command, started anew, says in the log what is wrong
+                self.close_server()
+        return None
+
+    def fork(self, server: CommandServer, words: Sequence[str], *descriptors: int) -> ServedCommand | None:
+        """Start a command from the server; `None` if that has ended meanwhile."""
+        try:
+            return server.start(words, *descriptors)
+        except OSError:
+            self.close_server()
+            return None
+
+    def close_server(self) -> None:
+        """End the server, if there is one; the next command starts another."""
+        if self.server is not None:
+            self.server.close()
+            self.server = None
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
