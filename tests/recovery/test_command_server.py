@@ -13,7 +13,7 @@ import pytest
 from runs import until
 
 import acgpt
-from acgpt.cli.main import preloaded
+from acgpt.cli import preloaded
 from acgpt.experiments.command_server import SUPPORTED, CommandServer
 from acgpt.experiments.runner import PROGRAM
 
@@ -178,7 +178,7 @@ def cmdline(pid: int) -> bytes:
 def light(tmp_path: Path, *lines: str) -> tuple[str, ...]:
     """The server of acgpt, but for its imports, which are left to the commands."""
     script = tmp_path / "light.py"
-    before = ("from acgpt import preloaded", "preloaded.import_commands = lambda: None")
+    before = ("from acgpt.cli import preloaded", "preloaded.import_commands = lambda: None")
     script.write_text("\n".join([*before, *lines, "preloaded.main()"]))
     return sys.executable, str(script)
 
@@ -212,7 +212,7 @@ def test_a_forked_command_is_the_command_acgpt(tmp_path):
 def test_a_command_that_a_fork_would_cut_off_from_the_gpu_is_started_anew(tmp_path):
     cuda = "SimpleNamespace(_is_in_bad_fork=lambda: True)"
     lines = ("import sys", "from types import SimpleNamespace", f"sys.modules['torch'] = SimpleNamespace(cuda={cuda})")
-    lines += ("import acgpt.cli", "acgpt.cli.main = lambda: sys.exit('not started anew')")
+    lines += ("import acgpt.cli.main", "acgpt.cli.main.main = lambda: sys.exit('not started anew')")
     (ended,) = run_all(light(tmp_path, *lines), [["--version"]], tmp_path / "said.txt")
     assert ended == (0, f"acgpt {acgpt.__version__}\n")
 
@@ -223,8 +223,8 @@ def test_the_imports_are_there_before_the_first_command(monkeypatch):
     preloaded.import_commands()
     assert {
         "torch",
-        "acgpt.train",
-        "acgpt.generate",
+        "acgpt.training.train",
+        "acgpt.evaluation.generate",
         "acgpt.evaluation.features",
         "acgpt.evaluation.text_metrics",
     } <= set(sys.modules)

@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from acgpt.common.files import try_lock
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError, OutputError
 from acgpt.evaluation.dataset import chunks
@@ -192,15 +193,7 @@ def held(cell: Cell) -> Iterator[int | None]:
             f"cannot write {cell.lock}: {error.strerror}. Make room there, or name another -o."
         ) from error
     try:
-        if os.name == "posix":
-            import fcntl
-
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield None
-                return
-        yield descriptor
+        yield descriptor if try_lock(descriptor) else None
     finally:
         os.close(descriptor)
 
