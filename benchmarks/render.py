@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SHOWS = "Shows"  # the keyword under which a figure has the fingerprint of what it shows
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "docs" / name for name in ("benchmarks.md", "finetuning.md", "methods.md", "results.md")]
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("architectures", "benchmarks", "finetuning", "methods", "results")]
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
@@ -402,7 +402,32 @@ def where(record: dict[str, Any]) -> str:
     return "\n\n".join([markdown(*where_rows(record)), about, *filter(None, [record.get("note")])])
 
 
+def architecture_rows(record: dict[str, Any]) -> Rows:
+    """What became of each model type, and by how many nats it differs at most from the oracle, in any way of asking."""
+    rows = []
+    for r in record["rows"]:
+        measured = [f"{max(r['differences'].values()):.0e}", f"{r['effect']:.2f}"] if r["differences"] else ["–", "–"]
+        reason = r["reason"].removeprefix(f"{r['class']} ").removeprefix("cannot be put through acgpt's attention: ")
+        rows.append([r["type"], r["class"], r["setting"], r["verdict"], *measured, reason])
+    return ["model type", "class", "setting", "verdict", "difference", "copies matter by", "reason"], rows
+
+
+def architectures(record: dict[str, Any]) -> str:
+    """Causal models of transformers under acgpt: a table for each verdict, with the columns that it fills."""
+    columns, rows = architecture_rows(record)
+    parts = []
+    for verdict in sorted({row[3] for row in rows}, key=lambda verdict: (verdict == "not built", verdict)):
+        chosen = [row for row in rows if row[3] == verdict]
+        shown = [i for i in range(len(columns)) if i != 3 and any(row[i] not in ("", "–") for row in chosen)]
+        cells = [[row[i].replace("|", "\\|").replace("<", "&lt;") for i in shown] for row in chosen]
+        kinds = len({row[0] for row in chosen})
+        table = markdown([columns[i] for i in shown], cells).replace("---:", "---")  # mostly words
+        parts += [f"**{verdict.capitalize()}**: {kinds} model types", table]
+    return "\n\n".join(parts)
+
+
 TABLES = {
+    "architectures": architectures,
     "attention": attention,
     "attention_kernel": attention_kernel,
     "bos": bos,

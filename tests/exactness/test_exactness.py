@@ -414,7 +414,7 @@ def test_attention_changed_behind_our_back_is_noticed(architecture, implementati
         ),
         (BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4), "does not take position_ids"),
         (MambaConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, state_size=4), "linear_attention"),
-        (DiffLlamaConfig(**GROUPED), "4 of its 2 layers"),
+        (DiffLlamaConfig(**GROUPED), "4 times for its 2 layers"),
         (FalconConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True), "Falcon"),
     ],
     ids=["mistral", "qwen2", "qwen3", "gemma2", "gemma2-softcap", "bloom", "mamba", "diffllama", "falcon-alibi"],

@@ -33,9 +33,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from acgpt.engine.architecture import apart, objection, plain_logits, tolerance_of
 from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels import decode as decode_kernel
 from acgpt.engine.layout import Layout, upload, visible
@@ -45,7 +47,17 @@ from acgpt.errors import ModelError
 NAME = "acgpt"  # the attention implementation's name in transformers, and the keyword that carries the backend
 # Newer versions of torch want to be told of grouped-query attention.
 SHARED_HEADS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-OWN_MASKS = ("sliding_window", "softcap", "s_aux")  # what an architecture may add to attention and we would leave out
+# What an architecture may add to attention and we would leave out.
+OWN_ADDITIONS = ("sliding_window", "softcap", "s_aux", "position_bias", "indices", "block_indices")
+OWN_ATTENTION = (
+    "its code computes attention itself, not through transformers' attention interface. Use a model that does, such as "
+    "Llama, Qwen3 or GPT-NeoX."
+)
+BOTH_WAYS = (
+    "it reads a text both ways, so it is no causal model. If it was trained as one, set is_decoder to true in "
+    "config.json."
+)
+FAR = 2**20  # slots: more than any temperature or window waits for
 
 
 class Backend(Protocol):
@@ -219,7 +231,7 @@ class Cached:
         q = q.to(v.dtype).reshape(rows, k.shape[1], groups * width, dim)
         mask = self.mask.repeat(1, 1, groups, 1) if groups > 1 else self.mask
         out = F.scaled_dot_product_attention(q, k.to(v.dtype), v, attn_mask=mask, scale=scale)
-        return out.reshape(rows, heads, width, -1).transpose(1, 2)
+        return out.reshape(rows, heads, width, -1).transpose(1, 2).contiguous()  # some networks view it
 
 
 class Ragged:
@@ -292,12 +304,16 @@ def attend(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return out, None
-    added = [name for name in OWN_MASKS if kwargs.get(name) is not None]
+    if not kwargs.get("is_causal", getattr(module, "is_causal", True)):
+        raise ModelError(BOTH_WAYS)
+    added = [name for name in OWN_ADDITIONS if kwargs.get(name) is not None]
     if attention_mask is not None and attention_mask.shape != (1, 1, 1, 1):  # not the one that `run` passed
         added.append("a mask of its own")
     if added:
-        what = ", ".join(added)
-        raise ModelError(f"this model's attention uses {what}, which acgpt's layout does not: it is not supported.")
+        raise ModelError(
+            f"its attention uses {', '.join(added)}, which acgpt's would leave out. Use a model with plain softmax "
+            "attention in every layer."
+        )
     if not torch.compiler.is_compiling():  # `run` is not compiled; a number that changes would compile each layer anew
         backend.calls += 1
     return backend(query, key, value, scaling, dropout), None
@@ -347,15 +363,26 @@ def run(
         ).logits
     layers = model.config.get_text_config().num_hidden_layers
     if backend.calls != layers and not (model.config._attn_implementation == NAME and is_compiled(model)):
-        raise ModelError(
-            f"{type(model).__name__} put {backend.calls} of its {layers} layers through acgpt's attention, so its "
-            f"answers would not be those of the query. Is its attention implementation still {NAME!r} "
-            f"(now {model.config._attn_implementation!r}), and are all its layers softmax attention?"
-        )
+        raise ModelError(miscount(model, backend.calls, layers))
     kept = keep if isinstance(keep, int) else len(keep)
     if logits.shape[1] != kept:  # an architecture that ignores `logits_to_keep`
         logits = logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
     return logits
+
+
+def miscount(model: PreTrainedModel, calls: int, layers: int) -> str:
+    """Why a model called attention another number of times than it has layers, and what to do."""
+    if (now := model.config.get_text_config()._attn_implementation) != NAME:
+        return (
+            f"{type(model).__name__} put {calls} of its {layers} layers through acgpt's attention: its attention "
+            f"implementation is now {now!r}. Set it to {NAME!r} again."
+        )
+    if not calls:
+        return OWN_ATTENTION
+    return (
+        f"it calls attention {calls} times for its {layers} layers, which is not one softmax attention a layer. Use a "
+        "model in which every layer has full attention."
+    )
 
 
 def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
@@ -382,32 +409,26 @@ def is_compiled(model: PreTrainedModel) -> bool:
 def check_model(model: PreTrainedModel) -> None:
     """Refuse, with the reason, a model whose answers would not be exact; then make `acgpt` its attention.
 
-    Looks at the configuration first, then tries it on a few tokens.
+    Looks at the configuration first, then tries the model on a few tokens: six passes of at most two dozen. Neither
+    depends on how large its weights are.
     """
-    config, name = model.config.get_text_config(), type(model).__name__
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    windowed = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if kinds != {"full_attention"} or windowed is not None:
-        layers = f"layers of type {', '.join(sorted(kinds))}"
-        found = layers if windowed is None else f"a sliding window of {windowed}"
-        raise ModelError(
-            f"{name} has {found}: a copy must be visible from every position, which such layers do not allow. "
-            "Use a model in which every layer has full attention."
-        )
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise ModelError(f"{name} does not take position_ids, so copies cannot carry the positions of their originals.")
-    if len({parameter.device for parameter in model.parameters()}) > 1:
-        raise ModelError(f"{name} is spread over several devices; load it onto one.")
-    if model.get_output_embeddings() is None:
-        raise ModelError(f"{name} predicts no tokens; load it as a causal language model (AutoModelForCausalLM).")
+    name = type(model).__name__
+    if reason := objection(model):
+        raise ModelError(f"{name} {reason}")
     with turn(model):
         own_attention = model.config._attn_implementation
         try:
-            with torch.no_grad(), evaluating(model):
-                probe(model)
+            with torch.no_grad(), evaluating(model), matrix_products("highest"):
+                try_out(model)
         except Exception as error:  # whatever a network of another kind makes of such a call
             model.set_attn_implementation(own_attention)
-            raise ModelError(f"{name} cannot be put through acgpt's attention: {error}") from error
+            if isinstance(error, ModelError):
+                reason = str(error)
+            elif not model._supports_attention_backend:
+                reason = OWN_ATTENTION
+            else:
+                reason = f"its code fails there ({type(error).__name__}: {error})."
+            raise ModelError(f"{name} cannot be put through acgpt's attention: {reason}") from error
 
 
 @contextmanager
@@ -442,32 +463,136 @@ def matrix_products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def probe(model: PreTrainedModel) -> None:
+class Trace:
+    """A backend that notes what each layer hands over to another one."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.calls = 0
+        self.backend = backend
+        self.states: list[Tensor] = []  # queries, keys and values of each layer: (slots, numbers)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
+        # A step of decoding is handed the keys of all slots up to now: its own is the last.
+        self.states += [x[0, :, -q.shape[2] :].transpose(0, 1).flatten(1) for x in (q, k, v)]
+        return self.backend(q, k, v, scale, dropout)
+
+
+class Claim(Cache):
+    """The key-value cache of one row, which claims to have any length."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(layers=[])
+        self.length = length
+        self.states: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Called by each layer: append, and hand back all there is."""
+        if layer_idx in self.states:
+            keys, values = self.states[layer_idx]
+            key_states, value_states = torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
+        self.states[layer_idx] = key_states, value_states
+        return key_states, value_states
+
+    def get_seq_length(self, *_: Any) -> int:
+        """As claimed."""
+        return self.length
+
+
+def try_out(model: PreTrainedModel) -> None:
     """Show by trial that the model does what the layout takes for granted; sets its attention to `acgpt`.
 
-    With nothing given it must agree with itself as it came. And copies are a set: given in another order, with the
-    same positions, they must change nothing.
+    With nothing given it must agree with itself as it came. Copies are a set: given in another order, with the same
+    positions, they must change nothing. A step of decoding must continue a pass. And the number of a slot, which grows
+    with the batch and not with the text, must not matter.
+
+    Differences are relative, and besides the logits everything that the layers hand to attention is compared: no
+    weights are so small that they would hide one.
     """
     config = model.config.get_text_config()
-    text = torch.arange(min(8, config.max_position_embeddings), device=model.device)
-    ids = text * 7919 % config.vocab_size  # by position
-    plain = model(input_ids=ids[None], use_cache=False).logits.float()
-    model.set_attn_implementation(NAME)
-
-    def ask(copies: Tensor) -> Tensor:
-        positions = torch.cat([copies, text])
-        rows = text + len(copies)
-        layout = Layout(ids[positions], positions, (len(copies),), (len(text),), rows, ids, (len(text),))
-        return run(model, layout.ids[None], positions[None], Dense(layout), rows).float()
-
-    def difference(one: Tensor, other: Tensor) -> float:
-        return (one.log_softmax(-1) - other.log_softmax(-1)).abs().max().item()
-
-    tolerance = 1e-2 if model.dtype in (torch.float32, torch.float64) else 0.5  # nats
-    if not (error := difference(plain, ask(text[:0]))) <= tolerance:
+    try:
+        head_width(config)
+    except Exception as unknown:
         raise ModelError(
-            f"with nothing given it answers otherwise than as it came, by up to {error:.3g} nats; its own attention "
-            "does something that would be left out."
+            "its configuration names no width that all attention heads have. Use a model that has one, such as Llama, "
+            "Qwen3 or GPT-NeoX."
+        ) from unknown
+    text = torch.arange(min(8, getattr(config, "max_position_embeddings", None) or 8), device=model.device)
+    ids = text * 7919 % config.vocab_size  # by position
+    plain = plain_logits(model, ids)
+    own_attention = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    if config._attn_implementation != NAME:
+        raise ModelError(OWN_ATTENTION)
+    tolerance = tolerance_of(model)
+
+    def states(positions: Tensor, backend: Backend, cache: Cache | None = None) -> list[Tensor]:
+        """(slots, numbers) logits, and what each layer hands over."""
+        trace = Trace(backend)
+        logits = run(model, ids[positions][None], positions[None], trace, len(positions), cache)[0]
+        return [logits, *trace.states]
+
+    alone = states(text, Dense(laid_out([text[:0]], text)))
+    if not (error := apart(alone[:1], [plain])) <= tolerance:
+        raise ModelError(disagreement(model, ids, plain, own_attention, error))
+
+    copies = text[1::2]
+    orders = laid_out([copies, copies.flip(0)], text)
+    both = states(orders.positions, Dense(orders))
+    packed, _ = orders.rectangle()
+    first, second = (upload(slots, model.device) for slots in packed)
+    second = torch.cat([second[: len(copies)].flip(0), second[len(copies) :]])
+    given = [x[first] for x in both]
+    if not (error := apart([x[second] for x in both], given)) <= tolerance:
+        raise ModelError(
+            f"it heeds the order of copies, not their positions alone (relative difference {error:.2g}). Use a model "
+            "that takes every position from position_ids."
         )
-    if not (error := difference(ask(text[1::2]), ask(text[1::2].flip(0)))) <= tolerance:
-        raise ModelError(f"it heeds the order of copies, by up to {error:.3g} nats, and not their positions alone.")
+
+    positions, slots = orders.positions[first], torch.arange(len(first), device=model.device)
+    near, far, known = Claim(0), Claim(FAR), laid_out([copies], text[:-2])
+    try:
+        prefill = states(positions[:-2], Dense(known), near)
+        step = states(positions[-2:], Cached(slots[None, -2:], len(slots), alone[-1].dtype), near)
+    except Exception as own_cache:
+        raise ModelError(
+            "it takes no key-value cache but its own, so nothing could be sampled from it. Use a model that takes "
+            "one, such as Llama, Qwen3 or GPT-NeoX."
+        ) from own_cache
+    if not (error := apart([torch.cat(pair) for pair in zip(prefill, step, strict=True)], given)) <= tolerance:
+        raise ModelError(
+            f"a step of decoding does not continue its passes (relative difference {error:.2g}): its layers keep more "
+            "than keys and values. Use a model in which every layer has full attention."
+        )
+    if not (error := apart(states(positions[:-2], Dense(known), far), prefill)) <= tolerance:
+        raise ModelError(
+            f"it heeds the number of a slot, not its position alone (relative difference {error:.2g} after {FAR:,} "
+            "slots). Use a model that takes every position from position_ids."
+        )
+
+
+def laid_out(copies: Sequence[Tensor], text: Tensor) -> Layout:
+    """A layout of one text, once with each of several sequences of copies; its ids are positions."""
+    positions = torch.cat([*copies, *[text] * len(copies)])
+    counts, texts = tuple(map(len, copies)), (len(text),) * len(copies)
+    rows = torch.arange(sum(counts), len(positions), device=text.device)
+    return Layout(positions, positions, counts, texts, rows, positions[rows], texts)
+
+
+def disagreement(model: PreTrainedModel, ids: Tensor, plain: Tensor, own_attention: str, error: float) -> str:
+    """Why a model to which nothing is given may answer otherwise than by itself, and what to do."""
+    model.set_attn_implementation(own_attention)
+    tolerance, positions = tolerance_of(model), torch.arange(len(ids), device=ids.device)
+    if not apart([plain_logits(model, ids, position_ids=positions[None])], [plain]) <= tolerance:
+        return (
+            "it does not number positions 0, 1, 2, … (RoBERTa begins after its padding token). Use a model that does, "
+            "such as Llama, Qwen3 or GPT-NeoX."
+        )
+    changed = plain_logits(model, torch.cat([ids[:-1], ids[:1]]))
+    if not apart([changed[:-1]], [plain[:-1]]) <= tolerance:
+        return BOTH_WAYS
+    return (
+        f"with nothing given it answers otherwise than by itself (relative difference {error:.2g}): its own attention "
+        "does something that would be left out. Use another model."
+    )

@@ -592,7 +592,8 @@ def together(routes: Sequence[Route]) -> list[tuple[Route, list[int]]]:
 
 def positions_of(config: Any) -> int:
     """How many positions the model has, BOS included, within which its position encoding does not change."""
-    scaling = getattr(config, "rope_parameters", None) or {}
-    if scaling.get("rope_type") in ("dynamic", "longrope") and "original_max_position_embeddings" in scaling:
-        return int(scaling["original_max_position_embeddings"])  # beyond, it depends on the batch's longest text
+    scaling, limit = getattr(config, "rope_parameters", None) or {}, "original_max_position_embeddings"
+    for rope in (scaling, *(part for part in scaling.values() if isinstance(part, dict))):  # also by layer type
+        if rope.get("rope_type") in ("dynamic", "longrope") and limit in rope:
+            return int(rope[limit])  # beyond, it depends on the batch's longest text
     return int(config.max_position_embeddings)

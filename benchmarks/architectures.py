@@ -1,0 +1,399 @@
+"""Is every causal model of transformers exact under acgpt, or refused? Each class, tiny, against an independent oracle.
+
+    python benchmarks/architectures.py | tail -n 1 > benchmarks/results/architectures.json     (a few minutes)
+    python benchmarks/architectures.py llama llama4_text                                       these model types alone
+
+Every class of MODEL_FOR_CAUSAL_LM_MAPPING is built with the default configuration of its model type, shrunk: four
+layers, a width of 32, 64 positions, and every other size that the configuration names. Weights are random and large, so
+that every token matters. Sizes after which a branch is taken (a window, a temperature) are shrunk likewise.
+
+A class that is refused is tried again with such settings changed as its configuration has: full attention in every
+layer, a causal mask, a fixed temperature. The verdict must not depend on the weights: `check_model` is asked again with
+weights that are a hundred times smaller, in bfloat16.
+
+A model that is accepted answers queries of several lengths in one batch: with copies, left to right, and by sampling
+with a cache. Each log-probability is compared with that of the same network as transformers made it, with eager
+attention, one query at a time:
+
+    left to right   a plain pass for each prefix of the text, without mask or positions
+    with copies     one pass with a mask and positions written out by hand, and the copies *after* the text, so that
+                    nothing that counts slots can agree by accident
+    sampling        as with copies, for the text that was drawn
+
+Exact is what differs by less than a thousandth of the mean difference that the copies make.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from common import machine, report
+from render import architecture_rows
+from torch import Tensor
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from acgpt.engine.attention import check_model
+from acgpt.engine.decode import Sampler, Sampling
+from acgpt.engine.score import log_probs
+from acgpt.errors import ModelError
+from acgpt.models.language_model import positions_of
+from acgpt.query.query import Query
+
+MOST_PARAMETERS = 8_000_000  # of a network that counts as tiny
+LONGEST = 40  # tokens of a text: more than any branch of a shrunk network waits for
+EXACT = 1e-3  # the largest difference, over the mean difference that the copies make
+AS_IT_COMES = "as it comes"
+SIZES = {
+    name: size
+    for size, names in {
+        64: "vocab_size vocab_size_per_layer_input decoder_vocab_size n_positions max_position_embeddings max_seq_len "
+        "n_ctx max_target_positions model_max_length context_length pronunciation_vocab_size shape_vocab_size "
+        "encoder_hash_byte_group_vocab ngram_vocab_size_base intermediate_size ffn_dim decoder_ffn_dim encoder_ffn_dim "
+        "ffn_hidden_size dim_ff dff d_inner feed_forward_size intermediate_size_mlp moe_intermediate_size "
+        "shared_expert_intermediate_size dense_intermediate_size moe_shared_expert_intermediate_size mamba_d_ssm",
+        32: "hidden_size d_model n_embd emb_dim embedding_size word_embed_proj_dim input_embedding_size "
+        "output_embedding_size embedding_dim lru_width attention_hidden_size hidden_size_per_layer_input "
+        "pronunciation_embed_dim shape_embed_dim dim_model_base expert_ffn_hidden_size ple_embed_dim "
+        "router_hidden_size cross_attention_hidden_size",
+        16: "q_lora_rank kv_lora_rank o_lora_rank qk_head_dim hc_lowrank laurel_rank adapter_rank gated_norm_rank "
+        "prompt_mid_dim mamba_d_state state_size ssm_state_size time_step_rank mamba_dt_rank",
+        8: "head_dim dim_head kv_channels d_head attention_head_dim attention_head_size qk_rope_head_dim "
+        "qk_nope_head_dim v_head_dim swa_head_dim index_head_dim linear_head_dim linear_key_head_dim "
+        "linear_value_head_dim mamba_d_head mamba_head_dim mamba_headdim mamba_n_heads mamba_num_heads rotary_dim "
+        "index_block_size num_mel_bins zero_expert_num",
+        4: "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_decoder_layers "
+        "num_encoder_layers num_layers_per_stack num_blocks num_attention_heads n_head n_heads num_heads "
+        "decoder_attention_heads encoder_attention_heads num_decoder_attention_heads num_encoder_attention_heads "
+        "attention_heads swa_num_attention_heads index_n_heads linear_num_value_heads linear_num_heads num_experts "
+        "num_local_experts n_routed_experts moe_num_experts floor_scale log_scaling_n_floor index_topk "
+        "sliding_window attention_chunk_size local_attention window_size",
+        2: "num_key_value_heads num_kv_heads swa_num_key_value_heads linear_num_key_heads num_query_groups "
+        "num_experts_per_tok num_experts_per_token moe_topk moe_k index_topk_blocks",
+        1: "n_group topk_group num_expert_group first_k_dense_replace num_dense_layers mamba_n_groups n_groups",
+        0: "num_kv_shared_layers",
+    }.items()
+    for name in names.split()
+}
+# Also set where there is no default.
+ALWAYS = {"head_dim", "num_key_value_heads", "num_experts_per_tok", "n_routed_experts", "moe_intermediate_size"}
+# What a shrunk configuration needs besides.
+OWN: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {
+        "rope_parameters": {
+            name: {"rope_type": "default", "rope_theta": 1e4} for name in ("full_attention", "sliding_attention")
+        }
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
+        "ffn_config": {"moe_num_experts": 4, "moe_top_k": 2, "ffn_hidden_size": 64},
+    },
+    "dots1": {"n_shared_experts": 1},
+    "gemma3n_text": {
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "activation_sparsity_pattern": None,
+    },
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "lfm2_moe": {"layer_types": ["conv"] * 3 + ["full_attention"]},
+    "mamba2": {"num_heads": 8},
+    "qwen4_exp": (indexer := {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8,
+                              "indexer_budget": 4, "indexer_compress_ratio": 2}),
+    "qwen4_exp_text": indexer,
+    "reformer": {"is_decoder": True, "axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 8)},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "zaya": {"num_experts_per_tok": 1},
+}  # fmt: skip
+# Settings that are tried besides: by model type, a name and what it changes.
+ROPE = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+MORE: dict[str, dict[str, dict[str, Any]]] = {
+    "llama": {
+        "rope_type: dynamic": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+        "rope_type: linear": {"rope_parameters": {**ROPE, "rope_type": "linear"}},
+        "rope_type: yarn": {"rope_parameters": {**ROPE, "rope_type": "yarn"}},
+        "rope_type: llama3": {
+            "rope_parameters": {**ROPE, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        },
+    },
+    "phi3": {
+        "rope_type: longrope": {
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32,
+                "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
+            },
+        }
+    },
+    "minimax_m3_vl_text": {"sparse layers": {"layer_types": ["full_attention"] * 3 + ["minimax_m3_sparse"]}},
+    "ministral3": {
+        "llama_4_scaling_beta: 0.5": {
+            "rope_parameters": {**ROPE, "rope_type": "yarn", "llama_4_scaling_beta": 0.5}
+        }
+    },
+    "llama4_text": {
+        "full attention, attn_temperature_tuning: false": {
+            "layer_types": ["full_attention"] * 4,
+            "attn_temperature_tuning": False,
+        }
+    },
+}  # fmt: skip
+
+
+# ---- networks -----------------------------------------------------------------------------------------------------
+
+
+def tiny_config(kind: type[PreTrainedConfig], **own: Any) -> PreTrainedConfig:
+    """The default configuration of a kind, with every size in it shrunk, also in its parts."""
+    default = kind()
+    values = default.to_dict()
+    sizes = {
+        name: size
+        for name, size in SIZES.items()
+        if name in values and (name in ALWAYS or values[name] is not None) and not isinstance(values[name], list)
+    }
+    for name, token in values.items():  # BOS is 0
+        if name.endswith("_token_id") and isinstance(token, int) and not 0 <= token < SIZES["vocab_size"]:
+            sizes[name] = 1
+    if "kv_lora_rank" in values:  # keys and values come from one latent vector: no head is shared
+        sizes["num_key_value_heads"] = SIZES["num_attention_heads"]
+    parts = {name: part for name, part in vars(default).items() if isinstance(part, PreTrainedConfig)}
+    for name, part in parts.items():
+        sizes[name] = tiny_config(type(part), **own.get(name, {})).to_dict()
+    return kind(**{**sizes, **{name: value for name, value in own.items() if name not in parts}})
+
+
+def class_of(model_type: str) -> type[PreTrainedModel]:
+    """The class that AutoModelForCausalLM would take."""
+    found = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
+    return found[0] if isinstance(found, list | tuple) else found
+
+
+def config_of(model_type: str, **own: Any) -> PreTrainedConfig:
+    """The shrunk configuration of a model type, as its class takes it."""
+    kind = class_of(model_type).config_class or CONFIG_MAPPING[model_type]
+    return tiny_config(kind, **{**OWN.get(model_type, {}), **own})
+
+
+def tiny_model(
+    model_type: str, config: PreTrainedConfig, *, scale: float = 0.3, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> PreTrainedModel:
+    """A network with random weights; at the default scale every token matters."""
+    kind = class_of(model_type)
+    with torch.device("meta"):
+        size = sum(weight.numel() for weight in kind(copy.deepcopy(config)).parameters())
+    if size > MOST_PARAMETERS:
+        raise MemoryError(f"{size:,} parameters, in spite of its shrunk configuration")
+    model = kind(copy.deepcopy(config)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            weight.data.normal_(0, scale, generator=generator)
+    return model.to(dtype)
+
+
+def remedies(config: PreTrainedConfig, reason: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Changes to the configuration of a refused model, by name, which could make it one that is accepted."""
+    values = config.get_text_config().to_dict()
+    if "both ways" in reason:
+        yield "is_decoder: true", {"is_decoder": True}
+    elif "every layer has full attention" in reason:
+        windows = {"use_sliding_window": False, "sliding_window": None}
+        full = {name: value for name, value in windows.items() if values.get(name)}
+        if values.get("layer_types"):
+            full = {"layer_types": ["full_attention"] * len(values["layer_types"])}
+        for name in config.sub_configs:  # the setting belongs to a part
+            if getattr(config, name, None) is config.get_text_config():
+                full = {name: full} if full else {}
+        if full:
+            yield "full attention", full
+
+
+# ---- the oracle: shares no code with acgpt ------------------------------------------------------------------------
+
+
+def with_copies(model: PreTrainedModel, query: Query, bos: int = 0) -> Tensor:
+    """log p of each asked token with copies of what is given, by a mask and positions that are written out."""
+    text, given = [bos, *query.tokens], [p for p in range(1, len(query) + 1) if query.given[p - 1]]
+    positions = [*range(len(text)), *given]
+    sees = torch.zeros(len(positions), len(positions), dtype=torch.bool)
+    for slot in range(len(positions)):
+        for other in range(len(positions)):
+            is_copy = other >= len(text)
+            sees[slot, other] = is_copy or (slot < len(text) and other <= slot)
+    mask = torch.zeros(sees.shape, dtype=model.dtype).masked_fill(~sees, torch.finfo(model.dtype).min)
+    with torch.no_grad():
+        logits = model(
+            input_ids=torch.tensor([[*text, *(text[p] for p in given)]]),
+            position_ids=torch.tensor([positions]),
+            attention_mask=mask[None, None],
+            use_cache=False,
+        ).logits[0]
+    return chosen(logits, query)
+
+
+def left_to_right(model: PreTrainedModel, query: Query, bos: int = 0) -> Tensor:
+    """log p of each asked token from what stands before it: a plain pass a prefix, of which nothing is said."""
+    text = [bos, *query.tokens]
+    with torch.no_grad():
+        rows = [
+            model(input_ids=torch.tensor([text[:length]]), use_cache=False).logits[0, -1]
+            for length in range(1, len(text))
+        ]
+    return chosen(torch.stack(rows), query)
+
+
+def chosen(logits: Tensor, query: Query) -> Tensor:
+    """The log-probabilities of the asked tokens, of which each is predicted one slot before it."""
+    scores = logits.double().log_softmax(-1)
+    return torch.stack([scores[p - 1, query.tokens[p - 1]] for p in range(1, len(query) + 1) if query.asked[p - 1]])
+
+
+def expected(model: PreTrainedModel, query: Query, future: bool) -> Tensor:
+    """The oracle's answer."""
+    return with_copies(model, query) if future else left_to_right(model, query)
+
+
+# ---- acgpt against it ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How far acgpt is from the oracle, in nats, and how much there was to see."""
+
+    differences: Mapping[str, float]  # the largest, by way of asking
+    effect: float  # the mean difference that the copies make
+
+    @property
+    def exact(self) -> bool:
+        """Is all of it rounding?"""
+        return max(self.differences.values()) <= EXACT * self.effect
+
+
+def queries_for(config: PreTrainedConfig, longest: int, seed: int = 0) -> list[Query]:
+    """Queries of several lengths, 40 % of their tokens given, within the positions that the model has."""
+    rng = random.Random(seed)
+    longest, vocabulary = min(longest, positions_of(config) - 1), config.vocab_size
+    made = []
+    for length in (longest, longest // 2, longest // 4):
+        given = [rng.random() < 0.4 for _ in range(length)]
+        given[0], given[-1] = False, False
+        made.append(Query([rng.randrange(1, vocabulary) for _ in range(length)], given))
+    return made
+
+
+def measure(ours: PreTrainedModel, reference: PreTrainedModel, longest: int) -> Measured:
+    """Ask a model that `check_model` has accepted, and its twin as transformers made it."""
+    config = ours.config.get_text_config()
+    queries = queries_for(config, longest)
+    reference.set_attn_implementation("eager")
+    sampler = Sampler(ours, bos=0, mask=None, backend="dense", budget=10**6)
+    differences, oracle = {}, {}
+    for future, name in ((True, "with copies"), (False, "left to right")):
+        with torch.inference_mode():
+            scores = log_probs(ours, queries, bos=0, mask=None, future=future, backend="dense", budget=10**6)
+            drawn = sampler.sample(queries, 1, Sampling(seed=1), future)
+        oracle[future] = [expected(reference, query, future) for query in queries]
+        differences[name] = largest([torch.tensor(score) for score in scores], oracle[future])
+        filled = [with_tokens(query, tokens) for query, ((tokens, _),) in zip(queries, drawn, strict=True)]
+        differences[f"sampling {name}"] = largest(
+            [torch.from_numpy(found) for ((_, found),) in drawn],
+            [expected(reference, query, future) for query in filled],
+        )
+    effect = torch.cat(oracle[True]) - torch.cat(oracle[False])
+    return Measured(differences, effect.abs().mean().item())
+
+
+def largest(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """The largest absolute difference."""
+    return (torch.cat(list(found)).double() - torch.cat(list(wanted)).double()).abs().max().item()
+
+
+def with_tokens(query: Query, tokens: Sequence[int]) -> Query:
+    """The query with these tokens in the places of the asked ones."""
+    remaining = iter(tokens)
+    filled = [int(next(remaining)) if asked else token for token, asked in zip(query.tokens, query.asked, strict=True)]
+    return Query(filled, query.given, query.asked)
+
+
+def refusal(model: PreTrainedModel) -> str | None:
+    """The reason why acgpt refuses a model, which it then leaves as it was; None if it takes it."""
+    try:
+        check_model(model)
+    except ModelError as error:
+        return str(error)
+    return None
+
+
+def examine(model_type: str, setting: str = AS_IT_COMES, **own: Any) -> dict[str, Any]:
+    """The verdict on one model type under one setting, and what it rests on."""
+    row: dict[str, Any] = {"type": model_type, "class": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]}
+    row |= {"setting": setting, "reason": "", "differences": {}, "effect": None}
+    try:
+        config = config_of(model_type, **own)
+        ours, reference = (tiny_model(model_type, config) for _ in range(2))
+        small = tiny_model(model_type, config, scale=0.003, dtype=torch.bfloat16)
+    except Exception as error:
+        return row | {"verdict": "not built", "reason": f"{type(error).__name__}: {first_line(error)}"}
+    reason, of_small = refusal(ours), refusal(small)
+    if (reason is None) != (of_small is None):
+        return row | {"verdict": "DEPENDS ON WEIGHTS", "reason": f"large: {reason}; small: {of_small}"}
+    if reason is not None:
+        return row | {"verdict": "refused", "reason": reason}
+    try:
+        measured = measure(ours, reference, LONGEST)
+    except Exception as error:
+        return row | {"verdict": "FAILED", "reason": f"{type(error).__name__}: {first_line(error)}"}
+    row |= {"differences": measured.differences, "effect": measured.effect}
+    return row | {"verdict": "exact" if measured.exact else "NOT EXACT"}
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in a line."""
+    return " ".join(str(error).split())[:160]
+
+
+def sweep(model_types: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A row a model type as it comes, and one for every setting that is worth a try."""
+    for model_type in model_types:
+        row = examine(model_type)
+        yield row
+        more = dict(MORE.get(model_type, {}))
+        if row["verdict"] == "refused":
+            more = {**dict(remedies(config_of(model_type), row["reason"])), **more}
+        for name, own in more.items():
+            changed = examine(model_type, name, **own)
+            if changed["verdict"] != "not built":  # a class that does not know the setting
+                yield changed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", help="model types, such as llama; by default all")
+    args = parser.parse_args()
+    if unknown := set(args.types) - set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        parser.error(f"no causal model types of transformers {transformers.__version__}: {', '.join(sorted(unknown))}")
+    torch.set_num_threads(1)  # networks this small only wait for a second thread
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    rows = []
+    for row in sweep(args.types or list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)):
+        print(f"{row['type']}, {row['setting']}: {row['verdict']}", file=sys.stderr)
+        rows.append(row)
+    record = {"benchmark": "architectures", **machine("cpu"), "rows": rows}
+    report("Causal models of transformers under acgpt", *architecture_rows(record), record)
+    if wrong := [row for row in rows if row["verdict"].isupper()]:
+        sys.exit(f"neither exact nor refused: {', '.join(row['type'] for row in wrong)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What a network says of itself, before it is put through our attention (see `attention.check_model`).
+
+A trial is short, so it does not reach a window of 4,096 tokens or a temperature that sets in at token 8,192. Whatever
+sets in with length is therefore read from the configuration.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from acgpt.errors import ModelError
+
+FULL = "full_attention"
+# Layer types without softmax attention, or with more than that: their states follow the order of the slots.
+RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "moe", "mlp", "hybrid", "hybrid_sliding"}
+WINDOWED = {"sliding_attention", "chunked_attention", "window_attention", "reference_sliding_attention"}
+
+
+def objection(model: PreTrainedModel) -> str | None:
+    """The reason why this model's answers would not be exact, as far as its configuration tells, and what to do."""
+    try:
+        config = model.config.get_text_config()
+    except ValueError as error:  # several texts, or none
+        return f"has no single text network ({error}). Load its decoder alone."
+    layers = getattr(config, "layer_types", None)
+    kinds = set(layers or ()) - {FULL}
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if layers and not kinds:  # no layer uses it
+        window = None
+    if kinds & RECURRENT:
+        return (
+            f"has recurrent layers ({', '.join(sorted(kinds))}), which follow the order of the slots and not positions "
+            "and a mask. Use a model in which every layer has full attention."
+        )
+    if window is not None or (kinds and kinds <= WINDOWED):
+        found = f"layers of type {', '.join(sorted(kinds))}" if window is None else f"a sliding window of {window}"
+        return (
+            f"has {found}, but a copy must be visible from every position. Use a model in which every layer has full "
+            "attention, or, for texts shorter than the window, switch it off in config.json (layer_types, "
+            "sliding_window)."
+        )
+    if kinds:
+        return (
+            f"has layers of type {', '.join(sorted(kinds))}, which leave keys out, but a copy must be visible from "
+            "every position. Use a model in which every layer has full attention."
+        )
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return (
+            "does not take position_ids: it counts tokens itself (as ALiBi does), so copies cannot carry the positions "
+            "of their originals. Use a model that takes them, such as Llama, Qwen3 or GPT-NeoX."
+        )
+    tuned = [module for module in model.modules() if getattr(module, "attn_temperature_tuning", False)]
+    if tuned and not all(getattr(module, "use_rope", False) for module in tuned):
+        return (
+            "tunes the temperature of attention by the number of the slot (attn_temperature_tuning), not by the "
+            f"position. For texts shorter than {getattr(config, 'floor_scale', 'floor_scale')} tokens, which it does "
+            "not change, set attn_temperature_tuning to false in config.json."
+        )
+    if len({parameter.device for parameter in model.parameters()}) > 1:
+        return "is spread over several devices; load it onto one."
+    if model.get_output_embeddings() is None:
+        return "predicts no tokens; load it as a causal language model (AutoModelForCausalLM)."
+    return None
+
+
+def tolerance_of(model: PreTrainedModel) -> float:
+    """The largest relative difference between two passes that is put down to rounding: ten times what was seen."""
+    if getattr(model, "is_quantized", False):  # its activations are in half precision, whatever its parameters are
+        return 0.2
+    return {torch.bfloat16: 0.2, torch.float16: 0.05}.get(model.dtype, 1e-3)
+
+
+def plain_logits(model: PreTrainedModel, ids: Tensor, **inputs: Tensor) -> Tensor:
+    """(slots, V) the logits of a model by itself."""
+    try:
+        logits: Tensor = model(input_ids=ids[None], use_cache=False, **inputs).logits[0]
+    except Exception as error:
+        if model.dtype == torch.float64 and getattr(model.config, "_experts_implementation", None) == "grouped_mm":
+            raise ModelError(
+                "transformers has no product of experts in float64. Load it in float32, or call its "
+                'set_experts_implementation("eager") first.'
+            ) from error
+        raise ModelError(f"by itself it fails on a short text ({type(error).__name__}: {error}).") from error
+    if logits.isnan().any():
+        raise ModelError("its logits are not numbers (NaN): its weights are broken, or its dtype overflows.")
+    return logits
+
+
+def apart(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """The largest relative difference between two passes: logits first, then the inputs of attention."""
+    differences = []
+    for which, pair in enumerate(zip(some, others, strict=True)):
+        one, other = (x if x.dtype == torch.float64 else x.float() for x in pair)
+        if which == 0:  # what all slots have in common, such as the frequencies of words, says nothing of them
+            one, other = (x.log_softmax(-1).clamp(min=-100) for x in (one, other))
+            size = (other - other.mean(0)).norm()
+        else:
+            size = other.norm()
+        difference = (one - other).norm()
+        differences.append(torch.where(difference == 0, difference, difference / size))
+    return torch.stack(differences).max().item()
