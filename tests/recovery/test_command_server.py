@@ -13,7 +13,7 @@ import pytest
 from runs import until
 
 import acgpt
-from acgpt.cli.main import preloaded
+from acgpt.cli import preloaded
 from acgpt.experiments.command_server import SUPPORTED, CommandServer
 from acgpt.experiments.runner import PROGRAM
 
@@ -178,7 +178,7 @@ def cmdline(pid: int) -> bytes:
 def light(tmp_path: Path, *lines: str) -> tuple[str, ...]:
     """The server of acgpt, but for its imports, which are left to the commands."""
     script = tmp_path / "light.py"
-    before = ("from acgpt.cli.main import preloaded", "preloaded.import_commands = lambda: None")
+    before = ("from acgpt.cli import preloaded", "preloaded.import_commands = lambda: None")
     script.write_text("\n".join([*before, *lines, "preloaded.main()"]))
     return sys.executable, str(script)
 

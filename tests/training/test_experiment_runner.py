@@ -18,7 +18,7 @@ import yaml
 from runs import SERVER, SMALL, Command, read_rows, until, write_corpus
 from test_experiment import ROOT, made, run_cli
 
-from acgpt.cli.main import preloaded
+from acgpt.cli import preloaded
 from acgpt.experiments import experiment
 from acgpt.experiments import runner as experiment_runner
 from acgpt.experiments.command_server import SUPPORTED, CommandServer
