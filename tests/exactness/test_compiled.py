@@ -79,7 +79,7 @@ def test_a_compiled_network_whose_attention_was_changed_is_refused(graphs):
     assert is_compiled(model)
     answer("mlm", model, QUESTIONS[:1])
     model.set_attn_implementation("eager")
-    with pytest.raises(ModelError, match="attention implementation still 'acgpt'"):
+    with pytest.raises(ModelError, match="implementation is now 'eager'"):
         answer("mlm", model, QUESTIONS[:1])
 
 

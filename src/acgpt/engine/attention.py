@@ -418,7 +418,8 @@ def check_model(model: PreTrainedModel) -> None:
     with turn(model):
         own_attention = model.config._attn_implementation
         try:
-            with torch.no_grad(), evaluating(model), matrix_products("highest"):
+            eager = torch.compiler.set_stance("force_eager")  # a compiled network would be compiled anew for each pass
+            with torch.no_grad(), evaluating(model), matrix_products("highest"), eager:
                 try_out(model)
         except Exception as error:  # whatever a network of another kind makes of such a call
             model.set_attn_implementation(own_attention)
