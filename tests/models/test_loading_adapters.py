@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 
 import acgpt
 from acgpt import FutureIgnored, LanguageModel, Metadata, ModelError
-from acgpt.cli.ui import Dtype, called, load_model
+from acgpt.cli.ui import called, chosen_adapter
+from acgpt.evaluation.setup import opened_model
 from acgpt.models import loading
 from acgpt.models.loading import adapter_source, resolve
 from acgpt.models.metadata import tokenizer_hash, weights_hash
@@ -285,7 +286,7 @@ def test_the_default_and_its_adapter_are_named_once(embedded, adapted, monkeypat
         ("none", "default, without its adapter"),
         (str(mine), f"default + {mine}"),
     ):
-        assert called("default", load_model("default", adapter, "cpu", Dtype.auto)[1]) == want
+        assert called("default", opened_model("default", chosen_adapter(adapter), "cpu", "auto")[2]) == want
     assert [called("gpt2", adapter) for adapter in (None, "mine")] == ["gpt2", "gpt2 + mine"]
 
 

@@ -73,7 +73,7 @@ def test_an_adapter_of_before_has_the_perplexities_that_were_measured_then(folde
 
 def test_a_run_stopped_before_ends_as_the_one_that_was_not(folders):
     recipe = make(read("stopped/config.json")["recipe"], "stopped")
-    results = acgpt.training.train(recipe, resume=True, quiet=True)
+    results = acgpt.train(recipe, resume=True, quiet=True)
     assert results["steps"] == 6
     assert results["loss"] == pytest.approx(read("run/results.json")["loss"], rel=CLOSE)
     assert perplexities(results["evaluation"]) == pytest.approx(

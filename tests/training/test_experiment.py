@@ -391,7 +391,7 @@ def test_an_experiment_says_how_its_corpus_is_made_and_its_cells_can_be_trained(
 
 
 def test_the_ablation_is_the_papers():
-    paper = json.loads((ROOT / "src" / "acgpt" / "paper" / "from_scratch.json").read_text())
+    paper = json.loads((ROOT / "src" / "acgpt" / "report" / "paper" / "from_scratch.json").read_text())
     rows = [row for row in paper["perplexities"] if row["corpus"] == "WikiText-103"]
     grid = yaml.safe_load((BUILT_IN / "wikitext103-ablation.yaml").read_text())["grid"]
     for key, name in (("model", "model"), ("conditioning.r_max", "r_max"), ("method", "method")):
