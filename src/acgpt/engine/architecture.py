@@ -69,7 +69,7 @@ def objection(model: PreTrainedModel) -> str | None:
 
 
 def tolerance_of(model: PreTrainedModel) -> float:
-    """The largest relative difference between two passes that is put down to rounding: ten times what was seen."""
+    """The largest relative difference between two passes that counts as rounding: at least four times what was seen."""
     if getattr(model, "is_quantized", False):  # its activations are in half precision, whatever its parameters are
         return 0.2
     return {torch.bfloat16: 0.2, torch.float16: 0.05}.get(model.dtype, 1e-3)
