@@ -9,11 +9,14 @@ JOBS ?= 2  # processes that share the tests
 # Tests that must pass however a CPU rounds; `test` runs them a second time, with rounding that depends on the batch, two
 # threads and no vector instructions (tests/support/rounding.py).
 NUMERIC := $(addprefix tests/,exactness/test_stream.py exactness/test_one_draw.py exactness/test_language_model.py methods/test_mlm.py)
+# The folders of the tests, those with the longest files first: with these last, one process would wait for the other.
+LONG := $(addprefix tests/,training recovery cli evaluation)
+TIERS := $(LONG) $(filter-out $(LONG) tests/support %__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test rounding-test check lint format types imports gpu-test bench-help clean
+.PHONY: help install demo test quick soak rounding-test check lint format types imports gpu-test bench-help clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -25,12 +28,19 @@ demo: $(STAMP) ## a tour with a real model, on this machine: scoring, ranking, i
 	@$(BIN)/python -m acgpt.cli.demo
 
 test: check ## lint, types and every test that needs no GPU
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TIERS)
 	@$(MAKE) --no-print-directory rounding-test
+
+quick: lint ## between edits: lint, and the tests of the mathematics and of queries (under 2 minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m 'not gpu and not soak and not slow' \
+		$(addprefix tests/,exactness methods query)
+
+soak: $(STAMP) ## long variants of the tests: several processes with shares of an adapter
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
 
 rounding-test: $(STAMP) ## numeric tests again, rounded as on another CPU
 	@ACGPT_TEST_ROUNDING=1 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n $(JOBS) \
-		--dist loadfile -m 'not gpu and not slow' $(NUMERIC)
+		--dist loadfile -m 'not gpu and not soak and not slow' $(NUMERIC)
 
 check: lint types imports ## lint, types and the order of imports
 

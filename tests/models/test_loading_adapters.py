@@ -310,8 +310,7 @@ def test_what_an_adapter_says_of_bos_holds_for_the_default_model_too(embedded, a
 
 
 @pytest.mark.slow
-def test_the_real_default_model_knows_the_capital_of_france(tmp_path, monkeypatch):
-    monkeypatch.setenv("ACGPT_CACHE", str(tmp_path))
+def test_the_real_default_model_knows_the_capital_of_france():
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # an adapter that was made for other weights would warn
         lm = acgpt.load()

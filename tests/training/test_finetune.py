@@ -289,7 +289,12 @@ def test_a_run_that_is_killed_and_resumed_ends_as_one_that_never_stopped(lora, c
 
 @pytest.mark.parametrize(
     ("parallel", "lora", "precision"),
-    [("ddp", LORA, "fp32"), ("fsdp", LORA, "fp32"), ("fsdp", None, "fp32"), ("fsdp", LORA, "bf16")],
+    [
+        ("ddp", LORA, "fp32"),
+        pytest.param("fsdp", LORA, "fp32", marks=pytest.mark.soak),
+        ("fsdp", None, "fp32"),
+        pytest.param("fsdp", LORA, "bf16", marks=pytest.mark.soak),  # slow on a CPU without bf16
+    ],
 )
 def test_two_processes_learn_what_one_does(parallel, lora, precision, corpus, base, tmp_path):
     keys = {"lora": lora, "eval_every": 0, "precision": precision}  # with bf16, frozen weights of it beside fp32 ones

@@ -1,0 +1,110 @@
+"""The public functions: imported when they are used, and the same as the commands of their names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from models import tiny_model, tiny_tokenizer
+from runs import SMALL, SPECIAL, write_corpus
+from typer.testing import CliRunner
+
+import acgpt
+from acgpt.cli.main import app
+
+OF_A_RUN = ("seconds", "date", "command")  # what differs from run to run
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    acgpt.LanguageModel(
+        tiny_model("gpt_neox", vocabulary=340, positions=32), tiny_tokenizer(**SPECIAL), metadata=acgpt.Metadata()
+    ).save_pretrained(folder)
+    return folder
+
+
+def run(*words: object) -> dict:
+    done = CliRunner().invoke(app, [*map(str, words), "--device", "cpu", "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def lasting(result: dict) -> dict:
+    kept = {key: value for key, value in result.items() if key not in OF_A_RUN}
+    return json.loads(json.dumps(kept))
+
+
+def test_importing_acgpt_imports_neither_torch_nor_transformers():
+    code = "import sys, acgpt; dir(acgpt); print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    source = str(Path(acgpt.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": source}, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("name", acgpt.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(acgpt, name) is not None and name in dir(acgpt)
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'evaluates'"):
+        _ = acgpt.evaluates
+
+
+def test_evaluate_returns_what_the_command_prints(model, corpus):
+    printed = run("evaluate", model, corpus, "--limit", 3)
+    assert lasting(acgpt.evaluate(model, corpus, limit=3, device="cpu")) == lasting(printed)
+
+
+def test_a_model_that_is_loaded_is_evaluated_as_its_folder_is(model, corpus):
+    named, loaded = (acgpt.evaluate(each, corpus, limit=3, device="cpu") for each in (model, acgpt.load(model)))
+    assert loaded["modes"] == named["modes"] and loaded["model"] == str(model)
+
+
+def test_evaluate_notes_an_r_max_that_is_not_the_models(model, corpus, tmp_path):
+    network, tokenizer = tiny_model("gpt_neox", vocabulary=340, positions=32), tiny_tokenizer(**SPECIAL)
+    trained = acgpt.Metadata(conditioning={"r_max": 0.4})
+    said: list[str] = []
+    lm = acgpt.LanguageModel(network, tokenizer, metadata=trained)
+    assert acgpt.evaluate(lm, corpus, limit=2, note=said.append)["trained_r_max"] == 0.4
+    assert len(said) == 1 and "asked at r_max 0.6" in said[0] and "r_max 0.4" in said[0]
+
+
+def test_generate_writes_what_the_command_writes(model, corpus, tmp_path):
+    words = ("--limit", 2, "--prompt", 4, "--modes", "infilling", "-o", tmp_path / "command")
+    printed = run("generate", model, corpus, *words)
+    given = {"limit": 2, "prompt": 4, "modes": ["infilling"], "device": "cpu"}
+    returned = acgpt.generate(model, corpus, tmp_path / "function", **given)
+    samples = [(tmp_path / each / "infilling.jsonl").read_bytes() for each in ("command", "function")]
+    assert samples[0] == samples[1] and list(printed["modes"]) == list(returned["modes"]) == ["infilling"]
+
+
+def test_train_takes_a_recipe_by_name_and_its_keys_by_name(corpus, tmp_path):
+    small = {**SMALL, "steps": 2, "warmup": 1, "muon_lr": None, "optimizer": "adamw"}
+    results = acgpt.train("tiny-cpu", corpus=corpus, output=tmp_path / "run", quiet=True, **small)
+    assert results["steps"] == 2 and (tmp_path / "run" / "model" / "acgpt.json").is_file()
+
+
+def test_finetune_teaches_a_model_through_an_adapter(corpus, tmp_path):
+    tokenizer = acgpt.data.corpus.Corpus.open(corpus).tokenizer()
+    base = tmp_path / "base"
+    tiny_model("llama", vocabulary=len(tokenizer), positions=64).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    keys = {"length": 31, "steps": 2, "warmup": 1, "batch": 4, "workers": 0, "device": "cpu", "final_texts": 2}
+    results = acgpt.finetune(base, corpus, tmp_path / "run", rank=2, r_max=0.4, quiet=True, **keys)
+    assert results["recipe"]["lora"]["rank"] == 2 and results["recipe"]["conditioning"]["r_max"] == 0.4
+    assert acgpt.load(base, adapter=tmp_path / "run" / "adapter").reads_future
+
+
+def test_finetune_refuses_a_recipe_that_begins_from_nothing(corpus, tmp_path):
+    with pytest.raises(acgpt.InputError, match="begins from nothing"):
+        acgpt.finetune(None, corpus, tmp_path / "run", recipe="tiny-cpu")
