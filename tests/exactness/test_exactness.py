@@ -190,7 +190,13 @@ def test_float32_and_bfloat16_agree_with_float64_as_far_as_they_can():
     want = torch.cat([expected_log_probs(reference, query) for query in queries])
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.05)):
         _, ours = twins(dtype=dtype, scale=0.1)
-        torch.testing.assert_close(torch.cat(answers(ours, queries)), want, rtol=0, atol=tolerance)
+        try:
+            found = torch.cat(answers(ours, queries))
+        except RuntimeError as error:
+            if "pack_vnni2" not in str(error):
+                raise
+            pytest.skip("ATEN_CPU_CAPABILITY hides AVX-512 from torch, but not AMX from its attention in bf16")
+        torch.testing.assert_close(found, want, rtol=0, atol=tolerance)
 
 
 def test_token_log_probs_are_taken_in_chunks_without_a_seam():
