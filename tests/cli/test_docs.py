@@ -43,3 +43,11 @@ def test_the_tables_of_the_benchmarks_page_come_from_the_result_files():
     program = [sys.executable, str(ROOT / "benchmarks" / "render.py"), "--check"]
     check = subprocess.run(program, capture_output=True, text=True)
     assert check.returncode == 0, check.stderr
+
+
+def test_every_relative_link_of_the_documents_leads_somewhere():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8"))]
+    local = [(page, link) for page, link in links if "://" not in link and not link.startswith("mailto:")]
+    assert len(local) > 50
+    assert [(page.name, link) for page, link in local if not (page.parent / link).exists()] == []

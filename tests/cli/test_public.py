@@ -66,8 +66,23 @@ def test_evaluate_returns_what_the_command_prints(model, corpus):
 
 
 def test_a_model_that_is_loaded_is_evaluated_as_its_folder_is(model, corpus):
-    named, loaded = (acgpt.evaluate(each, corpus, limit=3, device="cpu") for each in (model, acgpt.load(model)))
+    named, loaded = (acgpt.evaluate(each, corpus, limit=3) for each in (model, acgpt.load(model)))
     assert loaded["modes"] == named["modes"] and loaded["model"] == str(model)
+
+
+def test_a_model_that_is_loaded_takes_no_other_adapter_device_or_dtype(model, corpus):
+    lm = acgpt.load(model)
+    for how in ({"adapter": False}, {"device": "cpu"}, {"dtype": "float64"}):
+        with pytest.raises(acgpt.InputError, match="this one is loaded already"):
+            acgpt.evaluate(lm, corpus, **how)
+
+
+@pytest.mark.parametrize("name", ["limit", "length", "batch_tokens"])
+@pytest.mark.parametrize("function", ["evaluate", "generate"])
+def test_numbers_below_one_are_refused_by_name(function, name, model, corpus, tmp_path):
+    where = {"output": tmp_path / "samples"} if function == "generate" else {}
+    with pytest.raises(acgpt.InputError, match=f"{name} must be a whole number, at least 1, not 0"):
+        getattr(acgpt, function)(model, corpus, **where, **{name: 0})
 
 
 def test_evaluate_notes_an_r_max_that_is_not_the_models(model, corpus, tmp_path):
@@ -92,6 +107,15 @@ def test_train_takes_a_recipe_by_name_and_its_keys_by_name(corpus, tmp_path):
     small = {**SMALL, "steps": 2, "warmup": 1, "muon_lr": None, "optimizer": "adamw"}
     results = acgpt.train("tiny-cpu", corpus=corpus, output=tmp_path / "run", quiet=True, **small)
     assert results["steps"] == 2 and (tmp_path / "run" / "model" / "acgpt.json").is_file()
+
+
+def test_a_recipe_that_is_loaded_is_changed_as_a_named_one_is(corpus, tmp_path):
+    from acgpt.training.recipe import load_recipe
+    from acgpt.training.train import loaded
+
+    changes = {"output": tmp_path, "epochs": 1.0, "conditioning.r_max": 0.3}
+    assert loaded(load_recipe("tiny-cpu"), changes) == load_recipe("tiny-cpu", changes)
+    assert loaded(load_recipe("tiny-cpu"), {"steps": 5}) == load_recipe("tiny-cpu", {"steps": 5})
 
 
 def test_finetune_teaches_a_model_through_an_adapter(corpus, tmp_path):

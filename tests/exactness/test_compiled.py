@@ -1,6 +1,6 @@
 """Compiled networks: MLM and diffusion say through torch.compile what they say without, to rounding.
 
-The graphs that it traces are run as they are here, which needs no compiler; tests/test_gpu.py compiles them.
+The graphs that it traces are run as they are here, which needs no compiler; tests/exactness/test_gpu.py compiles them.
 """
 
 from __future__ import annotations

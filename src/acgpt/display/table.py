@@ -100,7 +100,7 @@ def fitted(table: Table, left_out: set[str], narrow: bool = False) -> Table:
     for column in kept:
         header, room = plain(column.header), least(column)
         result.add_column(
-            "\n".join(wrap(header, room, break_long_words=False)) if narrow and not folds(column) else header,
+            "\n".join(wrap(header, max(1, room), break_long_words=False)) if narrow and not folds(column) else header,
             justify=column.justify,
             no_wrap=not folds(column),
             overflow="fold",

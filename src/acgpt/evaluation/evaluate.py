@@ -23,6 +23,7 @@ from acgpt.evaluation.perplexity import Evaluation, Unfinished
 from acgpt.evaluation.setup import (
     Distribution,
     Source,
+    check_counts,
     choose_method,
     compiling,
     find_set,
@@ -103,6 +104,7 @@ def evaluate(
         raise InputError(f"{records}: records are written as safetensors; end the name in .safetensors.")
     for path in (output, records):
         check_writable(path)
+    check_counts(length=length, limit=limit, batch_tokens=batch_tokens)
     names = [mode.name for mode in modes_named(list(modes))]
     forced, options = None if method is None else method_of(method), dict(options or {})
     chosen = {"split": split, "r_max": r_max, "length": length, "seed": seed}

@@ -19,6 +19,7 @@ from acgpt.evaluation.partial import record_in
 from acgpt.evaluation.setup import (
     Distribution,
     Source,
+    check_counts,
     choose_method,
     compiling,
     find_set,
@@ -109,6 +110,7 @@ def generate(
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file: name a folder with -o.")
     check_writable(output / INDEX)
+    check_counts(length=length, limit=limit, batch_tokens=batch_tokens, samples=samples)
     wanted = [mode.name for mode in modes_named(list(modes))]
     forced, options = None if method is None else method_of(method), dict(options or {})
     prompt = drawing.PROMPT if prompt is None else prompt

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from acgpt.data.corpus import Corpus
-from acgpt.errors import InputError, ModelError
+from acgpt.errors import InputError, ModelError, whole_number
 from acgpt.evaluation.dataset import LENGTH, EvaluationSet, find_or_build, own_conditioning, own_r_max
 from acgpt.methods import Method, method_of
 from acgpt.models.language_model import LanguageModel
@@ -29,10 +29,19 @@ def opened_model(
 ) -> tuple[LanguageModel, str, str | None]:
     """The model, loaded if it is named; its name and its adapter's, for the record."""
     if isinstance(model, LanguageModel):
+        if adapter is not None or (device, dtype) != ("auto", "auto"):
+            raise InputError("adapter, device and dtype are for a model that is named: this one is loaded already.")
         return model, model.model.name_or_path or type(model.model).__name__, "+".join(model.adapters) or None
     lm = load(model, adapter, device, dtype)
     in_use = str(adapter) if adapter else DEFAULT if is_default(model) else None
     return lm, str(model), in_use if lm.adapters else None
+
+
+def check_counts(**counts: int | None) -> None:
+    """Refuse numbers below 1, each by its name; `None` is one that was left open."""
+    for name, count in counts.items():
+        if count is not None:
+            whole_number(name, count, least=1)
 
 
 def opened_corpus(corpus: Corpus | str | Path | None) -> Corpus | None:

@@ -74,7 +74,10 @@ class CommandServer:
         Raises:
             OSError: The command was not started.
         """
-        socket.send_fds(self.connection, [json.dumps(words).encode()], descriptors)
+        request = json.dumps(words).encode()
+        if len(request) > LARGEST:
+            raise OSError(f"a command of {len(request):,} bytes is too long for the server.")
+        socket.send_fds(self.connection, [request], descriptors)
         message = self.connection.recv(LARGEST)
         if not message:
             raise ConnectionError("the server has ended.")
@@ -128,8 +131,9 @@ class ServedCommand:
 
 def arrived(connection: socket.socket, timeout: float) -> bool:
     """Wait for a message, or the end of the connection."""
-    readable, _, _ = select.select([connection], [], [], timeout)
-    return bool(readable)
+    waiting = select.poll()  # select() takes no descriptor above 1,023
+    waiting.register(connection, select.POLLIN)
+    return bool(waiting.poll(1000 * timeout))
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
@@ -152,8 +156,8 @@ def serve(connection: socket.socket) -> list[str] | None:
                 return None
             if not (pid := os.fork()):
                 connection.close()
-                words: list[str] = json.loads(request)
                 settle(descriptors[0])
+                words: list[str] = json.loads(request)
                 return words
             with contextlib.suppress(OSError):  # the child does the same: whoever is first
                 os.setpgid(pid, pid)

@@ -46,6 +46,7 @@ PRELOADED = (sys.executable, "-m", "acgpt.cli.preloaded")  # forks into PROGRAM
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 # Seconds that torchrun (from torch 2.12 on) leaves its processes to save a checkpoint after a signal: else 30.
 PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
+LONGEST_START = 300.0  # seconds that the imports of the server may take
 STOPPED = 3  # the exit code of a training run that was asked to stop
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # all mean: stop, so that it can go on later
 # What a cell is at, by its command.
@@ -314,9 +315,12 @@ class Runner:
 
     def warm(self, cell: Cell, command: str) -> CommandServer | None:
         """Return the server once its imports are done; `None` if there is none, or it is time to stop."""
+        end = time.monotonic() + LONGEST_START
         while self.serves and not self.stops():
             self.show_work(cell, command)
             try:
+                if time.monotonic() > end:
+                    raise TimeoutError("the imports have not ended.")
                 if self.server is None:
                     self.server = CommandServer(PRELOADED, PATIENCE | os.environ)
                 if self.server.ready(1):

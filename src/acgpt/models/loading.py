@@ -215,8 +215,10 @@ def load_base(
     packed = Path(source).suffix == ".gguf"
     if files := [Path(source)] if packed else weight_files(str(source), config):
         check_size(str(source), config, files)
-    if not packed:
-        check_adapter_config(str(source))  # transformers would load it, too
+    if not packed and check_adapter_config(str(source)):  # transformers would load it, whatever was asked for
+        raise ModelError(
+            f"{source} holds an adapter beside its model. Move {ADAPTER_CONFIG} and its weights elsewhere."
+        )
     network, info = from_pretrained(
         AutoModelForCausalLM,
         source,

@@ -381,10 +381,15 @@ def load_recipe(name: str | Path, changes: Sequence[str] | Mapping[str, Any] = (
     """
     hint = "name the recipe first, then what is to be otherwise. " if "=" in str(name) else ""
     content, _ = read_yaml(name, BUILT_IN, "recipe", hint)
-    changes = dict(changes) if isinstance(changes, Mapping) else dict(map(read_change, changes))
-    for key, value in changes.items():
+    return with_changes(content, changes, str(name))
+
+
+def with_changes(content: dict[str, Any], changes: Sequence[str] | Mapping[str, Any], source: str) -> Recipe:
+    """A recipe from its keys and values, changed as in `load_recipe`; `source` names it in errors."""
+    pairs = list(changes.items()) if isinstance(changes, Mapping) else list(map(read_change, changes))
+    for key, value in pairs:
         change(content, key, str(value) if isinstance(value, Path) else value)
-    changed = list(changes)
+    changed = [key for key, _ in pairs]
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in changed and other not in changed:
             content.pop(other, None)
@@ -396,7 +401,7 @@ def load_recipe(name: str | Path, changes: Sequence[str] | Mapping[str, Any] = (
     for key, (owner, values, _) in BELONGS.items():
         if owner in changed and key not in changed and content[owner] not in values:
             content.pop(key, None)
-    return make(content, str(name))
+    return make(content, source)
 
 
 class Loader(yaml.SafeLoader):

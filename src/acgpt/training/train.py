@@ -42,7 +42,7 @@ from acgpt.training.learner import Learner, matmul_rate
 from acgpt.training.log import DURING, Log, ProgressLine, Row, board, draw_curve
 from acgpt.training.networks import base_name, check_method, head_dim, make_network
 from acgpt.training.plan import Plan, arguments, settle
-from acgpt.training.recipe import Recipe, load_recipe, make
+from acgpt.training.recipe import Recipe, load_recipe, with_changes
 from acgpt.training.run_folder import (
     BOARD,
     CURVE,
@@ -81,7 +81,8 @@ def train(
         minutes: Stop with a checkpoint when training has taken so long, to be resumed later. So do SIGTERM, which
             schedulers send before they end a job, and Ctrl-C; a second Ctrl-C does not wait for the checkpoint. Before
             the first step has ended there is nothing to save, and both stop at once.
-        **changes: Keys of the recipe and their values: steps=100, conditioning={"r_max": 0.4}.
+        **changes: Keys of the recipe and their values, as in `load_recipe`: steps=100. A mapping replaces the recipe's;
+            **{"conditioning.r_max": 0.4} changes one key in it.
 
     Returns:
         The contents of the run's `results.json`; `None` if the run was stopped before its end.
@@ -175,7 +176,7 @@ def loaded(recipe: Recipe | str | Path, changes: Mapping[str, Any]) -> Recipe:
     """The recipe with changes, from its file if it is named."""
     if not isinstance(recipe, Recipe):
         return load_recipe(recipe, changes)
-    return make({**recipe.as_dict(), **changes}, "the recipe") if changes else recipe
+    return with_changes(recipe.as_dict(), changes, "the recipe") if changes else recipe
 
 
 class NothingToSave(KeyboardInterrupt):
