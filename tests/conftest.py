@@ -5,6 +5,7 @@ And what the tests of several files are given: no network, a base model with ada
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,12 @@ ONEDNN = torch.backends.mkldnn.enabled
 def pytest_make_parametrize_id(val: object) -> str | None:
     """A method is called by its name and options: processes that share the tests must call them alike."""
     return " ".join([val.name, *map(str, vars(val).values())]) if isinstance(val, Method) else None
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported out of garbage collections, of which every training run asks for one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

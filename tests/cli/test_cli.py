@@ -16,6 +16,7 @@ from threading import Timer
 
 import pytest
 from models import tiny_model
+from runs import Piped
 from typer.testing import CliRunner
 
 import acgpt
@@ -65,14 +66,6 @@ def cli(models):
         return result
 
     return run
-
-
-def start(*arguments, **more):
-    """A command in a process of its own, with pipes."""
-    env = os.environ | {"PYTHONPATH": SOURCE, "PYTHONUTF8": "1", "PYTHONUNBUFFERED": ""}  # we must flush, not Python
-    how = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | more
-    how["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests in the background may ignore it
-    return subprocess.Popen([sys.executable, "-m", "acgpt", *arguments], env=env, encoding="utf-8", **how)
 
 
 def objects(result):
@@ -327,40 +320,29 @@ print("imported", [name for name in ("torch", "transformers", "numpy") if name i
 # ---- processes ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_pipe_is_answered_before_it_ends_and_ctrl_c_ends_cleanly(models):
-    process = start("score", "-", "--json", "--model", models["reads"])
-    watchdog = Timer(300, process.kill)  # an answer that never comes is a failure, not a wait
-    watchdog.start()
-    try:
+    with Piped("score", "-", "--json", "--model", models["reads"]) as command:
+        watchdog = Timer(300, command.process.kill)  # an answer that never comes is a failure, not a wait
+        watchdog.start()
         for template in ("The {{cat}} sat.", "The {{dog}} sat."):
-            process.stdin.write(template + "\n")
-            process.stdin.flush()
-            assert json.loads(process.stdout.readline())["template"] == template
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=120) == 130
-        assert process.stderr.read().split() == ["interrupted"]
-    finally:
+            command.stdin.write(template + "\n")
+            command.stdin.flush()
+            assert json.loads(command.stdout.readline())["template"] == template
+        command.interrupt(signal.SIGINT)
+        assert command.wait() == 130
         watchdog.cancel()
-        process.kill()
-        process.communicate()
+        assert command.stderr.read().split() == ["interrupted"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [["--json"], []])
 def test_a_closed_pipe_ends_the_run_without_a_word(models, tmp_path, options):
     file = tmp_path / "templates.txt"
     file.write_text("The {{cat}} sat.\n" * 20_000, encoding="utf-8")
-    process = start("score", "--file", str(file), "--model", models["reads"], *options)
-    try:
-        assert process.stdout.readline()
-        process.stdout.close()
-        assert process.wait(timeout=60) == 141
-        assert process.stderr.read() == ""
-    finally:
-        process.kill()
-        process.stdin.close()
-        process.stderr.close()
+    with Piped("score", "--file", file, "--model", models["reads"], *options) as command:
+        assert command.stdout.readline()
+        command.stdout.close()
+        assert command.wait() == 141
+        assert command.stderr.read() == ""
 
 
 def test_a_closed_standard_input_is_a_mistake_with_a_remedy(monkeypatch):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import doctest
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,8 +39,7 @@ def test_what_the_pages_import_is_there():
 
 
 def test_the_tables_of_the_benchmarks_page_come_from_the_result_files():
-    program = [sys.executable, str(ROOT / "benchmarks" / "render.py"), "--check"]
-    check = subprocess.run(program, capture_output=True, text=True)
+    check = program("render.py", "--check")
     assert check.returncode == 0, check.stderr
 
 

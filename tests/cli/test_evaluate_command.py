@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from models import tiny_model, tiny_tokenizer
+from runs import Piped
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
 from safetensors.torch import save_file as save_torch_file
@@ -321,11 +322,11 @@ def test_zero_has_no_sign_in_the_table(capsys):
 
 
 def test_a_terminal_without_the_characters_still_gets_the_table(models, corpus):
-    env = os.environ | {"PYTHONPATH": str(Path(acgpt.__file__).parents[1]), "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "acgpt", "evaluate", models["reads"], str(corpus), "--device", "cpu"]
-    done = subprocess.run(command, env=env, capture_output=True, encoding="ascii")
-    assert done.returncode == 0 and all(line.startswith("questions: ") for line in done.stderr.splitlines())
-    assert re.search(r"training +[\d.,]+ +[\d.,]+-[\d.,]+ ", done.stdout)  # a hyphen for the dash
+    with Piped("evaluate", models["reads"], corpus, "--device", "cpu", encoding="ascii") as command:
+        assert command.wait() == 0
+        assert all(line.startswith("questions: ") for line in command.stderr.read().splitlines())
+        # A hyphen for the dash.
+        assert re.search(r"training +[\d.,]+ +[\d.,]+-[\d.,]+ ", command.stdout.read())
 
 
 def test_a_corpus_that_has_changed_has_another_set(cli, corpus):

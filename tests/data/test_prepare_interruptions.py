@@ -8,13 +8,13 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from texts import GOOD, MANY, NUMBERS, SOURCE, TEXTS, by_documents, compress, everything, jsonl, parquet, tokens
+from runs import Piped
+from texts import GOOD, MANY, NUMBERS, TEXTS, by_documents, compress, everything, jsonl, parquet, tokens
 
 from acgpt.data import prepare as corpus_prepare
 from acgpt.data.corpus import Corpus
@@ -206,30 +206,26 @@ def test_a_preparation_that_fails_lets_go_of_its_files(run, tmp_path, monkeypatc
 
 
 # The command, which kills itself in place of its second word in the journal of what it has read.
-KILLED = """
-import json, os, signal, sys
-from pathlib import Path
+def die_in_the_middle(_):
+    """Kill the process when it has noted the second batch or a later one, and is about to note another."""
 
-def kill(event, args):
-    if event == "os.rename" and (journal := Path(args[1])).name == "journal.json" and journal.exists():
+    def kill(event, args):
+        if event != "os.rename" or (journal := Path(args[1])).name != "journal.json" or not journal.exists():
+            return
         if json.loads(journal.read_text())["position"][1]:
             os.kill(os.getpid(), signal.SIGKILL)
 
-sys.addaudithook(kill)
-from acgpt.cli.main import main
-main()
-"""
+    sys.addaudithook(kill)
 
 
 def test_a_command_killed_with_its_workers_goes_on_with_one_to_the_same_bytes(run, named, tmp_path):
     texts = [f"{number} " + TEXTS[0] * 80 for number in range(300)]
     file = jsonl(tmp_path / "a.jsonl", texts)  # some batches of the usual size
-    command = [sys.executable, "-c", KILLED, "prepare", str(file), "-o", str(tmp_path / "killed"), "-t", named]
     options = ["--validation", "0.1", "--workers", "2", "--shard-size", "0.0625"]
-    env = os.environ | {"PYTHONPATH": SOURCE}
-    # This returns when the last worker has ended, for they hold its stderr too.
-    ended = subprocess.run([*command, *options], env=env, stderr=subprocess.PIPE, start_new_session=True, timeout=120)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    words = ["prepare", file, "-o", tmp_path / "killed", "-t", named, *options]
+    with Piped(*words, before=die_in_the_middle) as command:
+        said = command.stderr.read()  # until the last worker has ended, for they hold its end too
+        assert command.wait() == -signal.SIGKILL, said
     row = json.loads((tmp_path / "killed" / "journal.json").read_text())["position"][1]
     assert 0 < row < len(texts) and not (tmp_path / "killed" / "corpus.json").exists()
     same, seen = {"validation": 0.1, "shard_bytes": 1 << 16}, []

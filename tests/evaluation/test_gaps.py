@@ -6,11 +6,9 @@ import ast
 import importlib
 import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 import torch
 from models import expected_log_probs, tiny_model, tiny_tokenizer
@@ -26,7 +24,6 @@ from acgpt.query.template import parse, rendered
 
 peft = pytest.importorskip("peft")
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 VOCABULARY = 324  # of the tiny tokenizer
 
 
@@ -37,7 +34,7 @@ def tokenizer():
 @pytest.fixture
 def program(monkeypatch):
     """Imports a benchmark program."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.syspath_prepend(programs.BENCHMARKS)
     return importlib.import_module
 
 
@@ -168,8 +165,7 @@ def test_the_judge_is_the_model_without_its_adapter(program, adapted, corpus):
 @pytest.mark.parametrize("name", ["gaps", "with_future"])
 def test_the_program_prints_a_table_and_a_line_that_can_be_rendered(program, adapted, corpus, name):
     base, adapter = adapted
-    command = [sys.executable, BENCHMARKS / f"{name}.py", corpus, "--model", base, "--adapter", adapter, "--gaps", "4"]
-    done = subprocess.run([*map(str, command), "--device", "cpu"], capture_output=True, encoding="utf-8", timeout=300)
+    done = programs.program(f"{name}.py", corpus, "--model", base, "--adapter", adapter, "--gaps", 4, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout.splitlines()[-1])
     page = program("render").TABLES[record["benchmark"]](record)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import json
-import runpy
 import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from generators import model_of, set_of
 from models import tiny_tokenizer
+from programs import program
 from runs import write_corpus
 from test_report import write_run
 from test_report_generation import drawn
@@ -26,14 +22,16 @@ from acgpt.report.generation import NO_SAMPLES
 from acgpt.report.runs import read_runs
 from acgpt.report.write import make_report
 
-PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "keep_runs.py"
-
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A corpus to draw from; figures are left out of reports."""
     monkeypatch.setattr(write, "find_spec", lambda name: None)
     return write_corpus(tmp_path / "corpus")
+
+
+def keep(*runs: Path, output: Path) -> subprocess.CompletedProcess[str]:
+    return program("keep_runs.py", *runs, "--date", "2026-01-01", "-o", output)
 
 
 def test_a_kept_run_is_one_that_a_report_reads_and_only_names_of_folders_are_others(tmp_path):
@@ -43,8 +41,7 @@ def test_a_kept_run_is_one_that_a_report_reads_and_only_names_of_folders_are_oth
     command = ["/x/acgpt", "finetune", "corpus=k=v/data", "output=ac-gpt", "method=ac-gpt"]
     results |= {"command": command, "model": "ac-gpt/adapter", "data": "ac-gpt"}
     (run / "results.json").write_text(json.dumps(results))
-    command = [sys.executable, str(PROGRAM), str(run), "--date", "2026-01-01", "-o", str(tmp_path / "kept")]
-    subprocess.run(command, check=True)
+    assert keep(run, output=tmp_path / "kept").returncode == 0
     kept = json.loads((tmp_path / "kept" / "a" / "results.json").read_text())
     assert kept["command"] == ["acgpt", "finetune", "corpus=data/data", "output=runs/a", "method=ac-gpt"]
     assert (kept["model"], kept["data"], kept["date"]) == ("runs/a/adapter", "ac-gpt", "2026-01-01")
@@ -86,8 +83,7 @@ def test_of_generations_the_records_and_scores_are_kept_and_their_tables_stay_as
         named = [{"generated": str(scores[0]), "result": f"/gpu/cells/{run.name}/generations/test/{scored.name}"}]
         (scored.parent / "scores-test.json").write_text(json.dumps({"kind": "scores", "results": named}))
     before = make_report([cells], tmp_path / "before")
-    command = [sys.executable, str(PROGRAM), str(cells), "--date", "2026-01-01", "-o", str(tmp_path / "kept")]
-    subprocess.run(command, check=True)
+    assert keep(cells, output=tmp_path / "kept").returncode == 0
     kept = tmp_path / "kept"
     assert not [path for path in kept.rglob("*") if path.suffix == ".jsonl"]
     assert not [path for path in kept.rglob("*.json") if '"/' in path.read_text() or "=/" in path.read_text()]
@@ -125,27 +121,12 @@ def test_a_judges_result_of_one_mode_is_kept_wherever_in_the_run_it_was_written(
     (run / "model" / "config.json").write_text('{"model_type": "gpt2"}')
     (run / "model" / "list.json").write_text("[]")
     (run / "model" / "half.json").write_text('{"kind": ')
-    command = [sys.executable, str(PROGRAM), str(run), "--date", "2026-01-01", "-o", str(tmp_path / "kept")]
-    subprocess.run(command, check=True)
+    assert keep(run, output=tmp_path / "kept").returncode == 0
     kept = tmp_path / "kept" / run.name
     found = json.loads((kept / place).read_text())
     assert found["judge"] == {"model": f"runs/{run.name}/model", "hash": "j", **said}
     assert found["command"][3:] == ["data/wiki", f"--judge=runs/{run.name}/model", f"--output=runs/{run.name}/{place}"]
     assert (kept / "generations" / "test" / "training.mauve.json").exists() and not (kept / "model").exists()
-
-
-def program(name, *arguments):
-    """Run a program of the benchmarks in this process: in another one its imports would take most of the time."""
-    said, code = io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
-        patch.setattr(sys, "argv", [name, *map(str, arguments)])
-        patch.syspath_prepend(PROGRAM.parent)
-        try:
-            runpy.run_path(str(PROGRAM.with_name(name)), run_name="__main__")
-        except SystemExit as end:
-            code = 1 if isinstance(end.code, str) else end.code or 0
-            said.write(end.code if isinstance(end.code, str) else "")
-    return SimpleNamespace(returncode=code, stderr=said.getvalue())
 
 
 def test_what_was_drawn_is_kept_and_made_again_byte_by_byte(tmp_path):
@@ -188,14 +169,12 @@ def test_what_was_drawn_is_kept_and_made_again_byte_by_byte(tmp_path):
 
 def test_a_path_where_none_is_expected_is_not_kept(tmp_path):
     run = write_run(tmp_path / "a", about={"where": "/home/me/secret"})
-    command = [sys.executable, str(PROGRAM), str(run), "--date", "2026-01-01", "-o", str(tmp_path / "kept")]
-    said = subprocess.run(command, capture_output=True, text=True)
+    said = keep(run, output=tmp_path / "kept")
     assert said.returncode == 1 and "names /home/me/secret where it is not expected" in said.stderr
     assert not (tmp_path / "kept").exists()
 
 
 def test_two_runs_of_one_name_are_refused(tmp_path):
     runs = [write_run(tmp_path / place / "a") for place in ("one", "other")]
-    command = [sys.executable, str(PROGRAM), *map(str, runs), "--date", "2026-01-01", "-o", str(tmp_path / "kept")]
-    said = subprocess.run(command, capture_output=True, text=True)
+    said = keep(*runs, output=tmp_path / "kept")
     assert said.returncode == 1 and "two runs are called a" in said.stderr and not (tmp_path / "kept").exists()

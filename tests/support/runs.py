@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable
 from hashlib import sha256
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,14 @@ def loss_of(run: Path) -> dict[int, float]:
 
 # Importing torch and transformers takes most of a short run, so one process has done it and is forked for each run.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["acgpt.cli.main", "acgpt.training.train", "matplotlib.pyplot"])
+SERVER.set_forkserver_preload(["preload"])
+
+
+def start_server() -> None:
+    """Start the process that is forked, unless it runs. It finds its imports by PYTHONPATH alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        forkserver.ensure_running()
 
 
 class Command:
@@ -112,6 +121,7 @@ class Command:
     ) -> None:
         self.output = output
         words = [str(argument) for argument in arguments]
+        start_server()
         self.process = SERVER.Process(target=enter, args=(words, str(output), before, detail, env or {}))
         self.process.start()
 
@@ -129,16 +139,72 @@ class Command:
         return self.output.read_text()
 
 
+class Piped:
+    """`acgpt ARGUMENTS` in a process of its own, with pipes: `stdin`, `stdout` and `stderr`, as text.
+
+    Args:
+        arguments: Of the command.
+        encoding: Of what it writes.
+        before: Called in that process before the command, with `None`.
+    """
+
+    def __init__(
+        self, *arguments: str | Path, encoding: str = "utf-8", before: Callable[[Any], None] | None = None
+    ) -> None:
+        ends = [SERVER.Pipe(duplex=False) for _ in range(3)]
+        theirs = [ends[0][0], ends[1][1], ends[2][1]]
+        start_server()
+        words = [str(argument) for argument in arguments]
+        self.process = SERVER.Process(target=enter_piped, args=(words, encoding, before, *theirs))
+        self.process.start()
+        self.stdin, self.stdout, self.stderr = (
+            os.fdopen(os.dup(end.fileno()), mode, encoding=encoding)
+            for end, mode in ((ends[0][1], "w"), (ends[1][0], "r"), (ends[2][0], "r"))
+        )
+        for end in (end for pair in ends for end in pair):
+            end.close()
+
+    def interrupt(self, number: int) -> None:
+        """Send a signal to the process."""
+        os.kill(self.process.pid, number)
+
+    def wait(self, timeout: float = 120) -> int:
+        """The exit code; minus the number of the signal if it was killed."""
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, f"still running after {timeout} s"
+        return self.process.exitcode
+
+    def __enter__(self) -> Piped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.join()
+        for end in (self.stdin, self.stdout, self.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                end.close()
+
+
+def enter_piped(words: list[str], encoding: str, before: Callable[[Any], None] | None, *pipes: Connection) -> None:
+    """What runs in the process of a `Piped` command."""
+    for standard, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        os.dup2(pipes[standard].fileno(), standard)
+        pipes[standard].close()
+        setattr(sys, name, os.fdopen(standard, mode, encoding=encoding, closefd=False))
+    enter(words, None, before, None, {})
+
+
 def enter(
-    words: list[str], output: str, before: Callable[[Any], None] | None, detail: Any, env: dict[str, str]
+    words: list[str], output: str | None, before: Callable[[Any], None] | None, detail: Any, env: dict[str, str]
 ) -> None:
-    """What runs in the process of a `Command`; it leads a group of its own."""
+    """What runs in the process of a command; it leads a group of its own."""
     os.setpgid(0, 0)
     multiprocessing.set_start_method("fork", force=True)  # of its workers: as in a process that nobody has prepared
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
+    if output is not None:
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
     os.environ.update(env)
     import torch
 
