@@ -166,16 +166,16 @@ def test_a_run_that_is_killed_at_the_worst_moments_ends_with_the_same_weights_bi
 
 
 def test_a_run_that_is_killed_from_outside_with_its_workers_ends_with_the_same_weights(corpus, tmp_path):
-    keys = {"steps": 30, "save_every": 5}
+    keys = {"steps": 18, "save_every": 3}
     whole, run = run_to_the_end(corpus, tmp_path / "whole", **keys), tmp_path / "run"
-    for step in (7, 14, 23):
+    for step in (4, 8, 14):
         command = Command(*words_of(corpus, run, **keys), output=tmp_path / "said", before=wait_at, detail=step + 4)
         with ended(command):
             until(lambda at=step: reached(run, at))
             command.interrupt(signal.SIGKILL)
             assert command.wait() == -signal.SIGKILL
     run_to_the_end(corpus, run, **keys)
-    check_same(run, whole, last=30)
+    check_same(run, whole, last=18)
 
 
 def wait_at(step):
@@ -376,11 +376,11 @@ def test_files_of_others_in_a_runs_folder_are_left_alone(stopped):
 
 def test_two_runs_never_share_a_folder(corpus, tmp_path):
     run = tmp_path / "run"
-    keys = {"steps": 100000, "save_every": 100000}
-    first = Command(*words_of(corpus, run, **keys), output=tmp_path / "first")
+    words = words_of(corpus, run)
+    first = Command(*words, output=tmp_path / "first", before=wait_at, detail=2)
     with ended(first):
         until(lambda: reached(run, 2))
-        second = Command(*words_of(corpus, run, **keys), output=tmp_path / "second")
+        second = Command(*words, output=tmp_path / "second")
         with ended(second):
             assert second.wait() == 2
         assert "another process is training in" in second.said()

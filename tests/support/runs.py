@@ -94,11 +94,14 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["preload"])
 
 
-def start_server() -> None:
-    """Start the process that is forked, unless it runs. It finds its imports by PYTHONPATH alone."""
-    with pytest.MonkeyPatch.context() as patch:
+def forked(target: Callable[..., None], *args: Any) -> Any:
+    """Start a process that has imported all that commands use, by a fork of one that has."""
+    with pytest.MonkeyPatch.context() as patch:  # the server finds `preload` by PYTHONPATH alone
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         forkserver.ensure_running()
+    process = SERVER.Process(target=target, args=args)
+    process.start()
+    return process
 
 
 class Command:
@@ -121,9 +124,7 @@ class Command:
     ) -> None:
         self.output = output
         words = [str(argument) for argument in arguments]
-        start_server()
-        self.process = SERVER.Process(target=enter, args=(words, str(output), before, detail, env or {}))
-        self.process.start()
+        self.process = forked(enter, words, str(output), before, detail, env or {})
 
     def wait(self, timeout: float = 120) -> int:
         """The exit code; minus the number of the signal if it was killed."""
@@ -153,10 +154,8 @@ class Piped:
     ) -> None:
         ends = [SERVER.Pipe(duplex=False) for _ in range(3)]
         theirs = [ends[0][0], ends[1][1], ends[2][1]]
-        start_server()
         words = [str(argument) for argument in arguments]
-        self.process = SERVER.Process(target=enter_piped, args=(words, encoding, before, *theirs))
-        self.process.start()
+        self.process = forked(enter_piped, words, encoding, before, *theirs)
         self.stdin, self.stdout, self.stderr = (
             os.fdopen(os.dup(end.fileno()), mode, encoding=encoding)
             for end, mode in ((ends[0][1], "w"), (ends[1][0], "r"), (ends[2][0], "r"))
@@ -272,5 +271,7 @@ def ended(*commands: Command):
     finally:
         for command in commands:
             if command.process.is_alive():
+                with contextlib.suppress(ProcessLookupError):  # its workers too, which it would be waited for with
+                    command.interrupt(signal.SIGKILL)
                 command.process.kill()
                 command.process.join()

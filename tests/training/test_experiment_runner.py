@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from runs import SERVER, SMALL, Command, read_rows, until, write_corpus
+from runs import SMALL, Command, forked, read_rows, until, write_corpus
 from test_experiment import ROOT, made, run_cli
 
 from acgpt.cli import preloaded
@@ -467,8 +467,7 @@ class ForkedServer(CommandServer):
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.is_ready = False
         with theirs:
-            self.process = SERVER.Process(target=serve_commands, args=(theirs,))
-            self.process.start()
+            self.process = forked(serve_commands, theirs)
         self.process.wait = self.process.join
 
 

@@ -167,10 +167,10 @@ class ProgressLine:
 def draw_curve(rows: Sequence[Row], path: Path) -> bool:
     """The loss and the perplexities against tokens, as a picture; false where matplotlib is missing."""
     try:
-        from matplotlib.figure import Figure  # not pyplot, which takes as long to import as a short run
+        import matplotlib.figure  # not pyplot, which takes as long to import as a short run
     except ImportError:
         return False
-    figure = Figure(figsize=(7, 4))
+    figure = matplotlib.figure.Figure(figsize=(7, 4))
     axes = figure.add_axes((0.09, 0.13, 0.89, 0.84))
     tokens = [row["tokens"] / 1e6 for row in rows]
 
