@@ -221,6 +221,7 @@ def test_a_warning_that_comes_again_from_elsewhere_is_not_repeated(capsys):
 def test_a_terminal_that_writes_only_ascii_gets_the_answer(models, monkeypatch, arguments):
     written = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr("acgpt.display.conditioning.DRAWS", 50)
     app([*arguments, *(["--model", models["reads"]] if arguments[0] != "draw" else [])], standalone_mode=False)
     sys.stdout.flush()
     said = written.getvalue().decode("ascii")

@@ -374,13 +374,18 @@ def test_files_of_others_in_a_runs_folder_are_left_alone(stopped):
     assert (run / ".git" / "HEAD").read_text() == "ref" and not (run / ".model").exists()
 
 
+def lose_patience(_):
+    """Wait for another run's workers for a moment only."""
+    replace("acgpt.training.run_folder:PATIENCE", lambda old: 3)
+
+
 def test_two_runs_never_share_a_folder(corpus, tmp_path):
     run = tmp_path / "run"
     words = words_of(corpus, run)
     first = Command(*words, output=tmp_path / "first", before=wait_at, detail=2)
     with ended(first):
         until(lambda: reached(run, 2))
-        second = Command(*words, output=tmp_path / "second")
+        second = Command(*words, output=tmp_path / "second", before=lose_patience)
         with ended(second):
             assert second.wait() == 2
         assert "another process is training in" in second.said()
