@@ -36,8 +36,10 @@ quick: lint ## between edits: lint, and the tests of the mathematics and of quer
 		$(addprefix tests/,exactness methods query) --ignore=tests/methods/test_method_runs.py \
 		--ignore=tests/exactness/test_compiled.py --ignore=tests/exactness/test_architectures.py
 
-soak: $(STAMP) ## long variants of the tests: several processes with shares of an adapter
+soak: $(STAMP) ## long variants of the tests, and ten times as many random inputs
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
+	@ACGPT_TEST_FUZZ=10 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+		$$(grep -rl 'examples(' tests --include='test_*.py')
 
 rounding-test: $(STAMP) ## numeric tests again, rounded as on another CPU
 	@ACGPT_TEST_ROUNDING=1 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n $(JOBS) \

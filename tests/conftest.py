@@ -5,6 +5,7 @@ And what the tests of several files are given: no network, a base model with ada
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING
 import huggingface_hub.constants
 import pytest
 import torch
+import typer.main
+import typer.testing
 from rounding import perturb_if_asked
 from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -38,6 +41,16 @@ def pytest_collection_finish() -> None:
     """Leave what is imported out of garbage collections, of which every training run asks for one."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_built_once() -> Iterator[None]:
+    """Typer builds all commands anew for every call, which takes longer than most of what tests ask them."""
+    with pytest.MonkeyPatch.context() as patch:
+        build = functools.cache(typer.main.get_command)
+        patch.setattr(typer.main, "get_command", build)
+        patch.setattr(typer.testing, "_get_command", build)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 import torch
+from fuzz import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import (
@@ -305,7 +306,7 @@ def walk(asked, width):
     return steps
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.sets(st.integers(1, 60), min_size=1), st.sampled_from(WIDTHS))
 def test_the_schedule_is_the_walk_from_blank_to_blank(places, width):
     asked = sorted(places)

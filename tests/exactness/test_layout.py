@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from fuzz import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import by_definition, random_query
@@ -103,7 +104,7 @@ def test_ids_positions_targets_and_mask_at_the_edges_are_those_of_the_definition
     check_one(query_of(roles), future)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(roles, st.booleans())
 def test_ids_positions_targets_and_mask_are_those_of_the_definition(roles, future):
     check_one(query_of(roles), future)
@@ -136,7 +137,7 @@ def test_tokens_to_be_sampled_have_no_id_yet():
     assert build([query], bos=0, mask=None, future=True).targets.tolist() == [-1, -1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(st.lists(roles, min_size=1, max_size=4), st.booleans())
 def test_prefill_runs_up_to_the_first_asked_token_and_predicts_it_alone(many, future):
     queries = [query_of(roles, first=10 + 10 * i) for i, roles in enumerate(many)]
@@ -158,7 +159,7 @@ def test_prefill_runs_up_to_the_first_asked_token_and_predicts_it_alone(many, fu
 # ---- batches -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(st.lists(roles, min_size=1, max_size=5), st.booleans())
 def test_a_packed_batch_is_its_queries_copies_first_then_texts(many, future):
     queries = [query_of(roles, first=10 + 10 * i) for i, roles in enumerate(many)]
@@ -182,7 +183,7 @@ def test_a_packed_batch_is_its_queries_copies_first_then_texts(many, future):
     assert layout.rows.tolist() == rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(st.lists(roles, min_size=1, max_size=5), st.booleans())
 def test_a_rectangle_holds_each_query_in_its_row_and_marks_the_padding(many, future):
     queries = [query_of(roles, first=10 + 10 * i) for i, roles in enumerate(many)]
@@ -216,7 +217,7 @@ def test_visible_draws_every_sequence_of_a_batch_with_its_own_copies():
                 assert drawn[b, q, k].item() is may, (count, q, k)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(roles, max_size=12), st.integers(1, 60), st.booleans(), st.booleans())
 def test_batches_hold_every_query_once_and_keep_to_the_budget(many, budget, future, first_only):
     queries = {7 * i: query_of(roles) for i, roles in enumerate(many)}
@@ -234,7 +235,7 @@ def test_batches_hold_every_query_once_and_keep_to_the_budget(many, budget, futu
         assert longest[i] * (len(groups[i]) + 1) > budget
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(roles, max_size=12), st.integers(1, 60), st.booleans(), st.booleans())
 def test_packed_batches_count_no_padding(many, budget, future, first_only):
     queries = {7 * i: query_of(roles) for i, roles in enumerate(many)}

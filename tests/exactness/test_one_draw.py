@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fuzz import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import truncated
@@ -26,7 +27,7 @@ logit = st.floats(-6, 6, allow_nan=False).map(lambda x: round(x, 3))
 GRID = (np.arange(1000) + 0.5) / 1000
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(logit, min_size=1, max_size=8),
     st.sampled_from([0.3, 0.7, 1.0, 1.6]),

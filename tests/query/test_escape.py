@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fuzz import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from acgpt.query.template import Given, Slot, parse
 TEXTS = st.text(alphabet=st.sampled_from("ab{}|_?\\ \n"), max_size=12) | st.text(max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(before=TEXTS, asked=st.lists(TEXTS, min_size=1, max_size=4).filter(any), after=TEXTS)
 def test_text_escaped_for_its_place_means_itself(before, asked, after):
     slot = "{{" + "|".join(map(acgpt.escape_slot, asked)) + "}}"

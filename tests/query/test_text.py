@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fuzz import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -35,7 +36,7 @@ TEXTS = [
 # SmolLM2's vocabulary lacks the bytes of some control characters and of unassigned ones.
 ordinary = st.characters(exclude_categories=["Cs", "Cc", "Cn"], exclude_characters="▁")
 texts = st.text(st.sampled_from("a the'sé0 \n\r👩\u200d\u0301東.") | ordinary, max_size=8)
-thorough = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 
 
 def ask(template: str, tokenizer: PreTrainedTokenizerBase) -> Encoded:
@@ -118,7 +119,7 @@ def test_joined_pieces_are_the_decoded_text_whatever_the_tokens(
     assert found == pieces(ids, slow)  # the quick ways find what the long one does
 
 
-@settings(thorough, max_examples=60)
+@settings(thorough, max_examples=examples(24))
 @given(text=texts, data=st.data())
 def test_parts_of_several_tokens_contribute_what_their_tokens_do(
     text: str, data: st.DataObject, tokenizer: PreTrainedTokenizerBase
@@ -130,7 +131,7 @@ def test_parts_of_several_tokens_contribute_what_their_tokens_do(
     assert found == ["".join(each[start:end]) for start, end in pairwise([0, *ends])]
 
 
-@settings(thorough, max_examples=60)
+@settings(thorough, max_examples=examples(24))
 @given(data=st.data())
 def test_many_texts_are_cut_as_each_would_be_alone(data: st.DataObject, tokenizer: PreTrainedTokenizerBase) -> None:
     token = st.integers(0, 300) | st.integers(0, len(tokenizer) - 1)  # halves of characters too

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from fuzz import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import by_definition, masked_logits, tiny_model
@@ -109,7 +110,7 @@ def test_a_packed_batch_teaches_what_its_layout_teaches_and_dummies_teach_nothin
     length=st.integers(1, 9),
     room=st.none() | st.tuples(st.integers(0, 60), st.integers(0, 60)),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 def test_segments_say_where_each_query_lies(seed, texts, length, room):
     tokens, roles = random_batch(seed, texts, length)
     batch = pack(tokens, roles, bos=BOS, mask=MASK, budget=None if room is None else Budget(*room))
