@@ -14,11 +14,12 @@ from tolerance import same_draws
 from toys import BOS, all_fillings, answer, counted, learner_of, mask_of, p_value, query, sampler_of, toy
 
 from acgpt.engine.decode import Sampling
+from acgpt.engine.layout import Budget
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import Diffusion, method_of
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator
 from acgpt.query.query import Query
-from acgpt.training.batches import Budget, fill
+from acgpt.training.batches import training_batch
 
 MODEL = toy("diffusion", vocabulary=3, scale=3.0, seed=2)  # one in which what is read, and when, makes a difference
 MASK = mask_of(MODEL, "diffusion")
@@ -282,7 +283,7 @@ def batch_of(words, seed=0, tokens=None, budget=None):
     tokens = np.random.default_rng(seed).integers(0, 3, roles.shape) if tokens is None else tokens
     rngs = [generator(seed, 0, item) for item in range(len(words))]
     slots = method_of("diffusion").lay_out(tokens, roles, rngs, bos=BOS, mask=MASK)
-    return tokens, slots, fill(slots, longest=roles.shape[1] + 1, bos=BOS, budget=budget)
+    return tokens, slots, training_batch(slots, longest=roles.shape[1] + 1, bos=BOS, budget=budget)
 
 
 @pytest.mark.parametrize("budget", [None, Budget(64, 64)])
@@ -290,7 +291,7 @@ def test_the_loss_is_that_of_its_definition(budget):
     words = ["gaggaa", "aaaaaa", "agauga", "ggggga"]
     tokens, slots, batch = batch_of(words, budget=budget)
     expected = 0.0
-    for text, word, seen in zip(tokens.tolist(), words, slots.copy_ids.reshape(4, 7)[:, 1:].tolist(), strict=True):
+    for text, word, seen in zip(tokens.tolist(), words, slots.ids[: 4 * 7].reshape(4, 7)[:, 1:].tolist(), strict=True):
         question = query(word, text)
         hidden = [p for p in question.asked_positions if seen[p - 1] == MASK]
         revealed = set(question.asked_positions) - set(hidden)
@@ -306,7 +307,7 @@ def test_the_loss_is_the_bound_on_average():
     _, slots, batch = batch_of(["gaag"] * texts, tokens=tokens)
     with torch.no_grad():
         mean = learner_of(MODEL, "diffusion", 4)(**batch).item() / texts
-    hidden = slots.copy_ids.reshape(texts, 5) == MASK
+    hidden = slots.ids[: 5 * texts].reshape(texts, 5).numpy() == MASK
     assert p_value(np.bincount(hidden.sum(1), minlength=3)[1:], [1 / 2, 1 / 2]) > 1e-3  # k is uniform
     spread = [2 / size * masked_sum(question, each) for size in (1, 2) for each in itertools.combinations((2, 3), size)]
     assert abs(mean + along_orders(question).mean()) < 4 * np.std(spread) / math.sqrt(texts)

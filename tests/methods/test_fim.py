@@ -23,10 +23,11 @@ from toys import (
 )
 
 from acgpt.engine.decode import Sampling
+from acgpt.engine.layout import Budget
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import method_of
 from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Empty, Infilling
-from acgpt.training.batches import Budget, fill
+from acgpt.training.batches import training_batch
 
 
 def by_hand(model, prefix, middle, suffix):
@@ -113,7 +114,7 @@ def test_the_loss_is_that_of_the_moved_text(budget):
     expected = 0.0
     for text, word in zip(tokens.tolist(), words, strict=True):
         expected -= sum(by_hand(model, *split(query(word, text))))
-    batch = fill(slots, longest=8, bos=BOS, budget=budget)
+    batch = training_batch(slots, longest=8, bos=BOS, budget=budget)
     assert learner_of(model, "fim", 6)(**batch).item() == pytest.approx(expected, rel=1e-10)
     assert (batch["asked"], batch["slots"]) == ("".join(words).count("a"), 4 * 8)
 

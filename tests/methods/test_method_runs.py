@@ -224,8 +224,9 @@ def test_every_batch_of_a_run_has_one_shape_and_is_a_function_of_the_seed(name, 
 def test_filling_up_a_batch_teaches_nothing(name, corpus):
     from toys import learner_of, toy
 
+    from acgpt.engine.layout import Budget
     from acgpt.query.conditioning import generator
-    from acgpt.training.batches import Budget, fill
+    from acgpt.training.batches import training_batch
 
     method, model, length = method_of(name), toy(name, vocabulary=12, length=9), 9
     distribution = method.conditioning(Conditioning.from_dict({"r_max": 0.8}))
@@ -235,9 +236,9 @@ def test_filling_up_a_batch_teaches_nothing(name, corpus):
     slots = method.lay_out(tokens, roles, rngs, bos=0, mask=12 if method.needs_mask else None)
     learner = learner_of(model, name, length)
     gradients = []
-    for budget in (None, Budget(len(slots.copy_ids) + 64 * bool(len(slots.copy_ids)), 64)):
+    for budget in (None, Budget(sum(slots.copies) + 64 * any(slots.copies), 64)):
         learner.zero_grad()
-        loss = learner(**fill(slots, longest=method.longest(length), bos=0, budget=budget))
+        loss = learner(**training_batch(slots, longest=method.longest(length), bos=0, budget=budget))
         loss.backward()
         gradients.append((loss.item(), [weight.grad.clone() for weight in learner.parameters()]))
     assert gradients[0][0] == pytest.approx(gradients[1][0], rel=1e-12)

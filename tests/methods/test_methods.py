@@ -24,12 +24,12 @@ from acgpt.engine import attention
 from acgpt.engine.decode import Sampling
 from acgpt.errors import ModelError, QueryError
 from acgpt.methods import METHODS, method_of
-from acgpt.methods.fim import middle_last
+from acgpt.methods.fim import as_read
 from acgpt.methods.sigma_gpt import SigmaGptRandom, in_order
 from acgpt.models.metadata import Metadata, model_method
 from acgpt.query.conditioning import ASKED, GIVEN, generator
 from acgpt.query.query import Query
-from acgpt.training.batches import fill
+from acgpt.training.batches import training_batch
 from acgpt.training.recipe import Recipe
 
 
@@ -72,11 +72,11 @@ def test_what_methods_make_of_a_query_is_the_same_tokens_in_their_order():
             moved += made != query
         read = METHODS["ac-gpt"].left_to_right(query)
         assert read == Query(query.tokens, [False] * len(query), [g or a for _, g, a in roles])
-        whole = middle_last(query, 1, all_of_it=True)
+        whole = as_read(query, 1, all_of_it=True)
         mask = (1, True, False)
         assert list(zip(whole.tokens, whole.given, whole.asked, strict=True)) == [mask, mask, *roles]
         if METHODS["fim"].answers(query):
-            gap = middle_last(query, 1)
+            gap = as_read(query, 1)
             first, last = query.asked_positions[0] - 1, query.asked_positions[-1]
             wanted = [*roles[:first], mask, *roles[last:], mask, *roles[first:last]]
             assert list(zip(gap.tokens, gap.given, gap.asked, strict=True)) == wanted
@@ -216,7 +216,7 @@ def test_who_is_ticked_for_left_to_right_learns_each_token_from_those_asked_befo
     for tokens in (first, changed):
         rngs = [generator(0, 0, item) for item in range(8)]
         slots = method.lay_out(tokens, roles, rngs, bos=0, mask=mask)
-        batch = fill(slots, longest=method.longest(6), bos=0)
+        batch = training_batch(slots, longest=method.longest(6), bos=0)
         learner = learner_of(model, name, 6)
         found = {}
         for number in range(len(slots.rows)):  # a loss of its own for every prediction
@@ -237,10 +237,10 @@ def test_who_is_ticked_for_left_to_right_learns_each_token_from_those_asked_befo
 
 def positions_of_predictions(slots, roles):
     """The position that each row predicts: told, its own, or that of the asked tokens in their order."""
-    if slots.aims is not None:
-        return {n: int(slots.aims[row]) for n, row in enumerate(slots.rows)}
-    if (slots.n_texts == 1).all():
-        return {n: int(slots.copy_positions[row]) for n, row in enumerate(slots.rows)}
+    if slots.target_positions is not None:
+        return {n: int(slots.target_positions[row]) for n, row in enumerate(slots.rows)}
+    if set(slots.texts) == {1}:
+        return {n: int(slots.positions[row]) for n, row in enumerate(slots.rows)}
     return {n: int(position) + 1 for n, position in enumerate(np.nonzero(roles == ASKED)[1])}
 
 

@@ -27,11 +27,12 @@ from toys import (
 from transformers import AutoModelForCausalLM
 
 from acgpt.engine.decode import Sampling, randomness
+from acgpt.engine.layout import Budget
 from acgpt.errors import InputError, ModelError, QueryError
 from acgpt.methods import SigmaGptRandom, method_of
 from acgpt.methods.sigma_network import REACH, SigmaGPTConfig, SigmaGPTForCausalLM
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator
-from acgpt.training.batches import Budget, fill
+from acgpt.training.batches import training_batch
 
 TEMPORAL, RANDOM = "sigma-gpt-temporal", "sigma-gpt-random"
 ROTATED = {"rtol": 0, "atol": 1e-6}  # the network's sines, and the softmax of "eager", are of float32
@@ -290,7 +291,7 @@ def batch_of(name, roles, seed=0, budget=None):
     tokens = np.random.default_rng(seed).integers(0, 4, roles.shape)
     rngs = [generator(seed, 0, item) for item in range(len(roles))]
     slots = method_of(name).lay_out(tokens, roles, rngs, bos=BOS, mask=None)
-    return tokens, slots, fill(slots, longest=roles.shape[1], bos=BOS, budget=budget)
+    return tokens, slots, training_batch(slots, longest=roles.shape[1], bos=BOS, budget=budget)
 
 
 @both_kinds
@@ -300,7 +301,7 @@ def test_the_loss_is_that_of_its_definition(name, budget, kind):
     words = ["gaggaa", "aaaaaa", "agauga", "ggggga"]
     tokens, slots, batch = batch_of(name, words, budget=budget)
     model = toy(name, target_positions=kind)
-    orders = slots.aims.reshape(tokens.shape)
+    orders = slots.target_positions.reshape(tokens.shape)
     expected = 0.0
     with torch.no_grad():
         for text, word, order in zip(tokens, words, orders, strict=True):
@@ -314,14 +315,14 @@ def test_the_loss_is_that_of_its_definition(name, budget, kind):
 def test_random_orders_are_new_for_every_text_and_uniform_within_the_parts():
     words = ["gagaga"] * 600
     _, slots, _ = batch_of(RANDOM, words)
-    orders = slots.aims.reshape(-1, 6)
+    orders = slots.target_positions.reshape(-1, 6)
     for part, members in ((orders[:, :3], (1, 3, 5)), (orders[:, 3:], (2, 4, 6))):
         kinds = list(itertools.permutations(members))
         counts = [sum(tuple(row) == kind for row in part.tolist()) for kind in kinds]
         assert sum(counts) == 600
         assert p_value(counts, [1 / 6] * 6) > 1e-3
     _, again, _ = batch_of(RANDOM, words)
-    assert np.array_equal(slots.aims, again.aims)
+    assert np.array_equal(slots.target_positions, again.target_positions)
 
 
 @pytest.mark.parametrize("name", [TEMPORAL, RANDOM])
@@ -333,9 +334,9 @@ def test_given_tokens_are_learnt_from_too_if_wanted(name):
     slots = method.lay_out(tokens, roles, [generator(0, 0, item) for item in range(2)], bos=BOS, mask=None)
     expected = 0.0
     with torch.no_grad():
-        for text, word, order in zip(tokens, words, slots.aims.reshape(2, 6), strict=True):
+        for text, word, order in zip(tokens, words, slots.target_positions.reshape(2, 6), strict=True):
             expected -= sum(by_hand(model, order.tolist(), text.tolist(), [role != "u" for role in word]))
-    batch = fill(slots, longest=6, bos=BOS)
+    batch = training_batch(slots, longest=6, bos=BOS)
     assert learner_of(model, name, 6)(**batch).item() == pytest.approx(expected, rel=1e-10)
     room = method.room(6, np.array([3, 2]), np.array([3, 3]))
     assert [each.tolist() for each in room] == [[0, 0], [6, 5]] and batch["asked"] == 11

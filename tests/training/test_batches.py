@@ -11,14 +11,15 @@ from fuzz import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import by_definition, masked_logits, tiny_model
+from packing import pack
 from torch.utils.data import DataLoader
 
 from acgpt.engine.attention import check_model
-from acgpt.engine.layout import build
+from acgpt.engine.layout import ALIGN, Budget, build
 from acgpt.errors import InputError
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Blocks, Conditioning, Empty
 from acgpt.query.query import Query
-from acgpt.training.batches import ALIGN, COUNTS, Batches, Budget, pack
+from acgpt.training.batches import COUNTS, Batches
 from acgpt.training.learner import Learner
 
 BOS, MASK, VOCABULARY = 0, 1, 50

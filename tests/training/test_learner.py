@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 import torch
 from models import tiny_model
+from packing import pack
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig
 
 import acgpt.training.learner as learner_module
 from acgpt.engine.attention import check_model
+from acgpt.engine.layout import Budget
 from acgpt.engine.score import log_probs
 from acgpt.errors import ModelError
 from acgpt.evaluation.perplexity import queries_of
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, generator
-from acgpt.training.batches import COUNTS, Budget, pack
+from acgpt.training.batches import COUNTS
 from acgpt.training.learner import Learner, choose_attention, flops, has_plain_head, matmul_rate, new_model
 from acgpt.training.networks import add_lora, drop_nothing
 from acgpt.training.recipe import SHAPES, Lora, Shape

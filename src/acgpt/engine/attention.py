@@ -330,7 +330,7 @@ def run(
     backend: Backend,
     keep: Tensor | int,
     cache: Any = None,
-    aims: Tensor | None = None,
+    target_positions: Tensor | None = None,
 ) -> Tensor:
     """One forward pass of the model under `backend`; logits at the slots `keep` alone.
 
@@ -344,7 +344,8 @@ def run(
         keep: The slots whose logits are wanted, or how many of the last ones: the vocabulary projection runs on
             these only.
         cache: Keys and values of earlier calls, or a recorder of this one's.
-        aims: (rows, slots) the positions that slots are to predict, for a network that is told (`sigma_network`).
+        target_positions: (rows, slots) the position that each slot predicts, for a network that is told it
+            (`sigma_network`).
 
     Returns:
         (rows, kept slots, vocabulary) logits.
@@ -359,7 +360,7 @@ def run(
             use_cache=cache is not None,
             logits_to_keep=keep,
             **{NAME: backend},
-            **({} if aims is None else {"target_positions": aims}),
+            **({} if target_positions is None else {"target_positions": target_positions}),
         ).logits
     layers = model.config.get_text_config().num_hidden_layers
     if backend.calls != layers and not (model.config._attn_implementation == NAME and is_compiled(model)):

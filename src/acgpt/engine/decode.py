@@ -271,15 +271,15 @@ class Decoder:
         positions = reads.clamp(min=0)
         self.cache.slots = torch.where(reads >= 0, self.copies[:rows] + reads, self.slots)
         self.cache.capacity = capacity
-        ids, aims = self.text[row[:, None], positions], None
+        ids, target_positions = self.text[row[:, None], positions], None
         if ordered:
-            positions, aims = self.places[row[:, None], positions], self.places[row[:, None], positions + 1]
+            positions, target_positions = self.places[row[:, None], positions], self.places[row[:, None], positions + 1]
         backend: Backend = (
             Ragged(self.cache.slots, self.slots)
             if self.ragged
             else Cached(self.cache.slots, capacity, self.cache.dtype)
         )
-        logits = run(self.model, ids, positions, backend, keep=1, cache=self.cache, aims=aims)
+        logits = run(self.model, ids, positions, backend, keep=1, cache=self.cache, target_positions=target_positions)
         self.put(row, at, *draw(forbid(logits[:, -1], never), self.noise[row, at], sampling))
         self.clock += 1
 
@@ -497,9 +497,9 @@ class Sampler:
             orders = None if call.orders is None else [call.orders[number] for number in group]
             layout = build(questions, bos=self.bos, mask=self.mask, future=call.future, first_only=True, orders=orders)
             there, recorder = layout.to(self.model.device), Recorder()
-            backend, aims = BACKENDS[self.backend](there), None if there.aims is None else there.aims[None]
+            backend = BACKENDS[self.backend](there)
             with self.meter.passes():
-                logits = run(self.model, there.ids[None], there.positions[None], backend, there.rows, recorder, aims)[0]
+                logits = run(self.model, *there.inputs(), backend, there.rows, recorder, there.told)[0]
             yield Prefill(group, layout, recorder.states, forbid(logits, call.never))
 
     def fill(self, decoder: Decoder, rows: list[Row], prefill: Prefill) -> tuple[list[int], Tensor]:

@@ -60,8 +60,7 @@ def layout_log_probs(model: PreTrainedModel, layout: Layout, backend: str, never
 def layout_logits(model: PreTrainedModel, layout: Layout, backend: str, never: int | None) -> Tensor:
     """(A, V) the logits of a layout's predictions; arguments as of `log_probs`."""
     layout = layout.to(model.device)
-    aims = None if layout.aims is None else layout.aims[None]
-    logits = run(model, layout.ids[None], layout.positions[None], BACKENDS[backend](layout), layout.rows, aims=aims)[0]
+    logits = run(model, *layout.inputs(), BACKENDS[backend](layout), layout.rows, target_positions=layout.told)[0]
     return forbid(logits, never)
 
 

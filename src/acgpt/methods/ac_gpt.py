@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from acgpt.engine import score
 from acgpt.engine.decode import Answer, Sampler, Sampling
+from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.methods.base import Abilities, Method
-from acgpt.methods.slots import Slots, copies_and_text
 from acgpt.query.query import Query
 
 
@@ -53,9 +53,9 @@ class AcGpt(Method):
         *,
         bos: int,
         mask: int | None,
-    ) -> Slots:
+    ) -> Layout:
         """A copy of what is given, then BOS and the text."""
-        return copies_and_text(tokens, roles, bos=bos, mask=mask)
+        return lay_out(Sequences.rows(tokens, roles), bos=bos, mask=mask, copies=True)
 
     def room(self, length: int, given: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A copy for each given token, a prediction for each asked one."""

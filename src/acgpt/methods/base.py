@@ -12,8 +12,8 @@ import numpy as np
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
 from acgpt.engine.decode import Answer, Drawn, Sampler, Sampling, gathered
+from acgpt.engine.layout import Layout
 from acgpt.errors import InputError, QueryError
-from acgpt.methods.slots import Slots
 from acgpt.query.conditioning import Conditioning
 from acgpt.query.query import Query
 
@@ -53,7 +53,7 @@ class Method(ABC):
         log_probs    [log p(cat | The, on, the), log p(sat | The, cat, on, the), log p(mat | The, cat, sat, on, the)]
                      so that their sum is log p(cat, sat, mat | The, on, the)
         sample       tokens for [cat], [sat] and [mat], drawn from that distribution; `stream` does it
-        lay_out      the slots of the network, for training on this query and many others at once (see `slots`)
+        lay_out      the layout of a training batch, of this query and many others (see `layout`)
     """
 
     name: ClassVar[str]  # as in acgpt.json
@@ -248,8 +248,8 @@ class Method(ABC):
         *,
         bos: int,
         mask: int | None,
-    ) -> Slots:
-        """The slots of a training batch.
+    ) -> Layout:
+        """The layout of a training batch.
 
         Args:
             tokens: (B, T) token ids.

@@ -32,12 +32,12 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from acgpt.engine.decode import Answer, Sampler, Sampling, randomness, wanted
+from acgpt.engine.layout import Layout
 from acgpt.engine.score import layout_log_probs
 from acgpt.errors import InputError
 from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Method
 from acgpt.methods.sigma_gpt import whole_number
-from acgpt.methods.slots import Slots
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.query import Query
 
@@ -119,7 +119,11 @@ class Diffusion(Method):
                 texts.append(text)
                 places.append(asked[hidden])
                 targets.append(tokens[hidden])
-            layout = masked.both_ways(texts, places, targets, bos=bos, backend=backend)
+            lengths = np.array([len(text) for text in texts])
+            rows = np.concatenate([start + at for start, at in zip(lengths.cumsum() - lengths, places, strict=True)])
+            layout = masked.both_ways(
+                np.concatenate(texts), lengths, rows, np.concatenate(targets), bos=bos, text_slots=backend == "fused"
+            )
             for (number, each), scores in zip(members, layout_log_probs(model, layout, backend, mask), strict=True):
                 answers[number][sets[number][each]] += scores * len(answers[number]) / len(scores) / self.draws
         return [answer.tolist() for answer in answers]
@@ -199,7 +203,7 @@ class Diffusion(Method):
         *,
         bos: int,
         mask: int | None,
-    ) -> Slots:
+    ) -> Layout:
         """k of a text's n asked tokens are masked and predicted, with weight n/k; k is uniform from 1 to n."""
         assert mask is not None
         asked = roles == ASKED
@@ -209,9 +213,7 @@ class Diffusion(Method):
         predicted = chances.argsort(axis=1).argsort(axis=1) < sizes[:, None]
         hidden = predicted | ~(asked | (roles == GIVEN))
         weights = np.broadcast_to((counts / sizes)[:, None], tokens.shape)
-        return masked.lay_out(
-            tokens, hidden, predicted, asked=int(counts.sum()), bos=bos, mask=mask, weights=weights
-        )  # fmt: skip
+        return masked.lay_out(tokens, hidden, predicted, bos=bos, mask=mask, weights=weights)
 
     def longest(self, length: int) -> int:
         """BOS and the text."""

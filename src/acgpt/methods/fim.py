@@ -25,10 +25,10 @@ from transformers import PreTrainedModel
 
 from acgpt.engine import score
 from acgpt.engine.decode import Answer, Sampler, Sampling
+from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.errors import InputError, QueryError
 from acgpt.methods.base import Abilities, Method
-from acgpt.methods.slots import Slots
-from acgpt.query.conditioning import ASKED, Blocks, Conditioning, Infilling
+from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Infilling
 from acgpt.query.query import Query
 
 
@@ -71,7 +71,7 @@ class Fim(Method):
     def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
         """As `Method.score` says, in one causal pass."""
         return score.log_probs(
-            model, [middle_last(query, how["mask"]) for query in queries], future=False, never=how["mask"], **how
+            model, [as_read(query, how["mask"]) for query in queries], future=False, never=how["mask"], **how
         )
 
     def stream(
@@ -82,7 +82,7 @@ class Fim(Method):
         assert mask is not None
         if not all(self.can_sample(query, future) for query in queries):
             self.check(queries if future else [self.left_to_right(query) for query in queries])
-        moved = [middle_last(query, mask, all_of_it=not future) for query in queries]
+        moved = [as_read(query, mask, all_of_it=not future) for query in queries]
         yield from sampler.stream(moved, n, sampling, future=False, never=mask)
 
     def conditioning(self, distribution: Conditioning) -> Conditioning:
@@ -103,47 +103,34 @@ class Fim(Method):
         *,
         bos: int,
         mask: int | None,
-    ) -> Slots:
+    ) -> Layout:
         """BOS, prefix, MASK, suffix, MASK, and the middle but for its last token."""
-        count, length = tokens.shape
-        slots = length + 2
-        ids = np.full((count, slots), mask)
-        ids[:, 0] = bos
-        predicts = np.zeros((count, slots), dtype=bool)
-        targets = []
-        for text, row, asked, rows in zip(tokens, ids, roles == ASKED, predicts, strict=True):
-            (places,) = np.nonzero(asked)
-            first, last = places[0], places[-1] + 1
-            if last - first != len(places):
+        assert mask is not None
+        read, read_roles = [], []
+        for text, kinds in zip(tokens, roles, strict=True):
+            (places,) = np.nonzero(kinds == ASKED)
+            first, end = places[0], places[-1] + 1
+            if end - first != len(places):
                 raise InputError("a text for fim has one run of asked tokens, and everything else given.")
-            row[1 : first + 1] = text[:first]
-            row[first + 2 : first + 2 + length - last] = text[last:]
-            row[slots - len(places) + 1 :] = text[first : last - 1]
-            rows[slots - len(places) :] = True
-            targets.append(text[first:last])
-        return Slots(
-            copy_ids=tokens[:0, 0],
-            copy_positions=np.zeros(0, dtype=np.int64),
-            n_copies=np.zeros(count, dtype=np.int64),
-            text_ids=ids.ravel(),
-            text_positions=np.tile(np.arange(slots), count),
-            n_texts=np.full(count, slots),
-            rows=np.flatnonzero(predicts),
-            targets=np.concatenate(targets),
-            asked=int((roles == ASKED).sum()),
-        )
+            read.append(middle_last(text, first, end, mask))
+            read_roles.append(middle_last(kinds, first, end, GIVEN))
+        return lay_out(Sequences.rows(np.stack(read), np.stack(read_roles)), bos=bos, mask=mask, copies=False)
 
     def longest(self, length: int) -> int:
         """Every token but the last, BOS, and MASK twice."""
         return length + 2
 
 
-def middle_last(query: Query, mask: int, *, all_of_it: bool = False) -> Query:
+def middle_last(values: np.ndarray, first: int, end: int, between: int) -> np.ndarray:
+    """The values of a prefix, MASK, the suffix, MASK and the middle, which is `first` to `end` of `values`."""
+    return np.concatenate([values[:first], [between], values[end:], [between], values[first:end]])
+
+
+def as_read(query: Query, mask: int, *, all_of_it: bool = False) -> Query:
     """The query as FIM reads it; `all_of_it` makes the whole text its middle, whatever is given there."""
     ((first, last),) = ((1, len(query)),) if all_of_it else query.blanks
-    head, middle, tail = slice(first - 1), slice(first - 1, last), slice(last, None)
-
-    def moved(values: tuple[Any, ...], between: Any) -> tuple[Any, ...]:
-        return (*values[head], between, *values[tail], between, *values[middle])
-
-    return Query.trusted(moved(query.tokens, mask), moved(query.given, True), moved(query.asked, False))
+    ids, given, asked = (
+        middle_last(np.array(values), first - 1, last, between).tolist()
+        for values, between in ((query.ids, mask), (query.given, True), (query.asked, False))
+    )
+    return Query.trusted([None if token < 0 else token for token in ids], given, asked)

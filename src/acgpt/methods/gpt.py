@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from acgpt.engine import score
 from acgpt.engine.decode import Answer, Sampler, Sampling
+from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.methods.base import Abilities, Method
-from acgpt.methods.slots import Slots, copies_and_text
 from acgpt.query.conditioning import Conditioning, Empty
 from acgpt.query.query import Query
 
@@ -74,6 +74,6 @@ class Gpt(Method):
         *,
         bos: int,
         mask: int | None,
-    ) -> Slots:
+    ) -> Layout:
         """BOS and the text."""
-        return copies_and_text(tokens, roles, bos=bos, mask=mask)
+        return lay_out(Sequences.rows(tokens, roles), bos=bos, mask=mask, copies=False)

@@ -11,6 +11,7 @@ every key read by a text slot.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from acgpt.engine.attention import BACKENDS, Backend, run
 from acgpt.engine.decode import Answer, Drawn, Sampler, Sampling, draw
 from acgpt.engine.layout import Layout
 from acgpt.engine.score import check_numbers, forbid
-from acgpt.methods.slots import Slots
 from acgpt.query.query import Query
 
 
@@ -124,9 +124,9 @@ class Frame:
     """
 
     def __init__(self, lengths: tuple[int, ...], *, bos: int, backend: str, device: torch.device) -> None:
-        nothing = [np.zeros(0, dtype=np.int64)] * len(lengths)
-        texts = [np.zeros(length, dtype=np.int64) for length in lengths]
-        layout = both_ways(texts, nothing, nothing, bos=bos, backend=backend).to(device)
+        nothing = np.zeros(0, dtype=np.int64)
+        ids = np.zeros(sum(lengths), dtype=np.int64)
+        layout = both_ways(ids, np.array(lengths), nothing, nothing, bos=bos, text_slots=backend == "fused").to(device)
         self.lengths, self.positions = lengths, layout.positions[None]
         self.tail = layout.ids[sum(lengths) :]  # what the text slots read
         self.backend: Backend = BACKENDS[backend](layout)
@@ -137,30 +137,31 @@ class Frame:
 
 
 def both_ways(
-    texts: Sequence[np.ndarray], places: Sequence[np.ndarray], targets: Sequence[np.ndarray], *, bos: int, backend: str
+    ids: np.ndarray, lengths: np.ndarray, rows: np.ndarray, targets: np.ndarray, *, bos: int, text_slots: bool
 ) -> Layout:
-    """A batch of texts as they are.
+    """A batch of texts that are read in both directions.
 
     Args:
-        texts: Each (T + 1,), BOS first.
-        places: For each the positions that predict.
-        targets: For each the tokens that they predict.
+        ids: (N,) the texts end to end, each with its BOS.
+        lengths: (B,) of each text, BOS included.
+        rows: (A,) the slots that predict.
+        targets: (A,) the tokens that they predict.
         bos: Of the text slots.
-        backend: Who will read it: "fused" gets text slots.
+        text_slots: Give each text one text slot, for training and for the fused kernels.
     """
-    lengths, slots = np.array([len(text) for text in texts]), int(backend == "fused")
+    count = len(lengths)
     starts = lengths.cumsum() - lengths
-    ids = np.concatenate([*texts, np.full(len(texts) * slots, bos)])
-    positions = np.concatenate([*map(np.arange, lengths), np.zeros(len(texts) * slots, dtype=np.int64)])
-    rows = np.concatenate([start + place for start, place in zip(starts, places, strict=True)])
+    extra = count if text_slots else 0
+    positions = np.arange(len(ids)) - np.repeat(starts, lengths)
+    owners = np.searchsorted(starts, rows, side="right") - 1
     return Layout(
-        ids=torch.from_numpy(ids),
-        positions=torch.from_numpy(positions),
+        ids=torch.from_numpy(np.concatenate([ids, np.full(extra, bos)])),
+        positions=torch.from_numpy(np.concatenate([positions, np.zeros(extra, dtype=np.int64)])),
         copies=tuple(lengths.tolist()),
-        texts=(slots,) * len(texts),
+        texts=(int(text_slots),) * count,
         rows=torch.from_numpy(rows),
-        targets=torch.from_numpy(np.concatenate(targets)),
-        asked=tuple(map(len, places)),
+        targets=torch.from_numpy(targets),
+        asked=tuple(np.bincount(owners, minlength=count).tolist()),
     )
 
 
@@ -183,33 +184,24 @@ def lay_out(
     hidden: np.ndarray,
     predicted: np.ndarray,
     *,
-    asked: int,
     bos: int,
     mask: int,
     weights: np.ndarray | None = None,
-) -> Slots:
-    """The slots of a training batch.
+) -> Layout:
+    """The layout of a training batch.
 
     Args:
         tokens: (B, T) token ids.
         hidden: (B, T) where MASK stands.
         predicted: (B, T) what is predicted.
-        asked: What the loss is divided by.
         bos: The token at position 0.
         mask: MASK.
         weights: (B, T) of each prediction in the loss.
     """
     count, length = tokens.shape
-    first = np.full((count, 1), bos)
-    return Slots(
-        copy_ids=np.concatenate([first, np.where(hidden, mask, tokens)], axis=1).ravel(),
-        copy_positions=np.tile(np.arange(length + 1), count),
-        n_copies=np.full(count, length + 1),
-        text_ids=first.ravel(),
-        text_positions=np.zeros(count, dtype=np.int64),
-        n_texts=np.ones(count, dtype=np.int64),
-        rows=np.flatnonzero(np.concatenate([np.zeros((count, 1), dtype=bool), predicted], axis=1)),
-        targets=tokens[predicted],
-        asked=asked,
-        weights=None if weights is None else weights[predicted],
-    )
+    ids = np.concatenate([np.full((count, 1), bos), np.where(hidden, mask, tokens)], axis=1).ravel()
+    rows = np.flatnonzero(np.concatenate([np.zeros((count, 1), dtype=bool), predicted], axis=1))
+    layout = both_ways(ids, np.full(count, length + 1), rows, tokens[predicted], bos=bos, text_slots=True)
+    if weights is None:
+        return layout
+    return replace(layout, weights=torch.from_numpy(weights[predicted].astype(np.float32)))

@@ -20,10 +20,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from acgpt.engine.decode import Answer, Sampler, Sampling, noise, wanted
+from acgpt.engine.layout import Layout
 from acgpt.engine.score import check_numbers, chosen
 from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Method
-from acgpt.methods.slots import Slots
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.query import Query
 
@@ -127,11 +127,10 @@ class Mlm(Method):
         *,
         bos: int,
         mask: int | None,
-    ) -> Slots:
+    ) -> Layout:
         """All that is not given is masked; what is asked is predicted, all at once."""
         assert mask is not None
-        asked = roles == ASKED
-        return masked.lay_out(tokens, roles != GIVEN, asked, asked=int(asked.sum()), bos=bos, mask=mask)
+        return masked.lay_out(tokens, roles != GIVEN, roles == ASKED, bos=bos, mask=mask)
 
     def longest(self, length: int) -> int:
         """BOS and the text."""

@@ -4,8 +4,8 @@
 
     slot       BOS    The    sat    cat            one causal mask over the text as it is ordered
     position    0      1      3      2             of the token that is read: keys are rotated to it
-    aims at     1      3      2      4             of the token that is predicted: queries are (see `sigma_network`)
-    predicts    –      –     cat    on
+    predicts    1      3      2      4             of the token that is predicted: queries are (see `sigma_network`)
+    token       –      –     cat    on
 
 Given tokens come first, then asked ones: in the *temporal* variant of the paper both from left to right, in the
 *random* one each in a random order, new for every text and epoch. Either way a query is answered in one pass and
@@ -30,11 +30,11 @@ from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
 from acgpt.engine import score
 from acgpt.engine.decode import Answer, Sampler, Sampling, randomness
+from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.errors import InputError, ModelError
 from acgpt.methods.base import Abilities, Method
 from acgpt.methods.sigma_network import SigmaGPTForCausalLM
-from acgpt.methods.slots import Slots
-from acgpt.query.conditioning import ASKED, UNKNOWN
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.query import Query
 
 RANK = np.array([1, 0, 2])  # by role: given tokens come first, then asked ones, then those that nobody needs
@@ -129,29 +129,20 @@ class SigmaGptTemporal(Method):
         *,
         bos: int,
         mask: int | None,
-    ) -> Slots:
-        """BOS and the text in its order but for the last token; each slot aims at the next position of the order.
+    ) -> Layout:
+        """BOS and the text in its order but for the last token; each slot is told the next position.
 
         What is unknown comes last, where no prediction sees it.
         """
-        count, length = tokens.shape
+        length = tokens.shape[1]
         rank = RANK[roles] + (np.stack([rng.random(length) for rng in rngs]) if self.shuffles else 0.0)
         order = rank.argsort(axis=1, kind="stable")  # (B, T) places, from 0
         ordered = np.take_along_axis(tokens, order, axis=1)
         kinds = np.take_along_axis(roles, order, axis=1)
-        asked = kinds != UNKNOWN if self.learns_given else kinds == ASKED
-        return Slots(
-            copy_ids=tokens[:0, 0],
-            copy_positions=order[:0, 0],
-            n_copies=np.zeros(count, dtype=np.int64),
-            text_ids=np.concatenate([np.full((count, 1), bos), ordered[:, :-1]], axis=1).ravel(),
-            text_positions=np.concatenate([np.zeros((count, 1), dtype=np.int64), order[:, :-1] + 1], axis=1).ravel(),
-            n_texts=np.full(count, length),
-            rows=np.flatnonzero(asked),
-            targets=ordered[asked],
-            asked=int(asked.sum()),
-            aims=(order + 1).ravel(),
-        )
+        if self.learns_given:
+            kinds = np.where(kinds == UNKNOWN, UNKNOWN, ASKED)
+        kinds = np.where(kinds == UNKNOWN, GIVEN, kinds)  # read as it is, by nothing that predicts
+        return lay_out(Sequences.rows(ordered, kinds, order + 1), bos=bos, mask=mask, copies=False)
 
 
 class SigmaGptRandom(SigmaGptTemporal):

@@ -115,6 +115,18 @@ class Query:
         ids.flags.writeable = False
         return ids
 
+    @cached_property
+    def roles(self) -> np.ndarray:
+        """(T,) `GIVEN`, `ASKED` or `UNKNOWN` for each token (see `conditioning`); not to be written into."""
+        import numpy as np
+
+        from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
+
+        given, asked = (np.frombuffer(bytes(which), dtype=np.bool_) for which in (self.given, self.asked))
+        roles = np.where(given, GIVEN, np.where(asked, ASKED, UNKNOWN))
+        roles.flags.writeable = False
+        return roles
+
     @property
     def has_unknown(self) -> bool:
         """Is there a token that is neither given nor asked?"""

@@ -2,11 +2,9 @@
 
     corpus ──► chunks of T tokens ──► roles (seed, epoch, item) ──► packed arrays, ready for flash attention
 
-How a text and its roles become slots is the method's to say (`slots`). AC-GPT's are those of `layout.build`, made from
-arrays because a step of training has tens of thousands of tokens, and with two differences that torch.compile asks for.
-All texts run to their last slot. And every batch has the same shape: copies and predictions are filled up to a *budget*
-with a few dummy queries, which nothing else can see and which predict nothing; their keys are all read, so all
-gradients are defined.
+How a text and its roles are laid out is the method's to say; the layout is that of `layout`, with two differences that
+torch.compile asks for. All texts run to their last slot. And every batch has the same shape: copies and predictions are
+filled up to a *budget* with a few dummy sequences (`Layout.padded`).
 
 Filling up would waste some 5 % of a step, as the number of copies varies from text to text. So steps are *balanced*:
 an epoch's texts are sorted by the size of their sets and cut into as many strata as a step has texts; a step takes
@@ -21,7 +19,6 @@ batches it is run in, of workers, processes or restarts.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,15 +26,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from acgpt.engine.attention import Segments
+from acgpt.engine.layout import ALIGN, Budget, Layout
 from acgpt.errors import InputError
 from acgpt.methods import AcGpt, Method
-from acgpt.methods.slots import Slots, copies_and_text
 from acgpt.query.conditioning import Conditioning, first_draws, generator
 
-ALIGN = 128  # slots; matrix units like whole tiles
 FORESEEN = 2**24  # texts whose sizes are looked at before a run: some ten seconds
 SLACK = 1.01  # of the budget over the largest batch of those, if there are more
-IGNORED = -100  # the target of a row that only fills up
 COUNTS = ("asked", "slots", "pairs")  # what a batch says of itself, for the record
 
 
@@ -53,112 +49,29 @@ class Texts(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The fixed shape of a batch: for how many copies and predictions there is room, and how many dummies fill it."""
-
-    copies: int
-    asked: int
-    dummies: int = 2  # at least
-
-
-def pack(
-    tokens: np.ndarray, roles: np.ndarray, *, bos: int, mask: int | None, budget: Budget | None = None
-) -> dict[str, Any]:
-    """Lay out B texts of T tokens for one training step of AC-GPT; as `fill` of its slots.
+def training_batch(layout: Layout, *, longest: int, bos: int, budget: Budget | None = None) -> dict[str, Any]:
+    """A layout as what a training step takes: tensors by name, which worker processes can hand over.
 
     Args:
-        tokens: (B, T) token ids.
-        roles: (B, T) `GIVEN`, `ASKED` or `UNKNOWN`.
-        bos: The token at position 0.
-        mask: The token that stands for unknown ones.
-        budget: As in `fill`.
-    """
-    slots = copies_and_text(tokens, roles, bos=bos, mask=mask)
-    return fill(slots, longest=tokens.shape[1], bos=bos, budget=budget)
-
-
-def fill(slots: Slots, *, longest: int, bos: int, budget: Budget | None = None) -> dict[str, Any]:
-    """The slots of B texts as a batch of tensors.
-
-    Args:
-        slots: As a method lays them out.
-        longest: No text has more copies than this, nor more text slots, and no dummy will.
-        bos: The token of dummies.
-        budget: Fill up to this shape. A batch that outgrows it gets the next larger one.
+        layout: Of the texts.
+        longest: As in `Layout.padded`.
+        bos: As in `Layout.padded`.
+        budget: Fill up to this shape.
 
     Returns:
         What `learner.Learner` takes, by name; and, for the record, how many tokens are `asked`, how many `slots` run
         and how many `pairs` of slots of which one reads the other, dummies not counted.
     """
-    n_copies, n_texts = slots.n_copies, slots.n_texts
-    copy_ids, copy_positions, text_ids, text_positions = (
-        slots.copy_ids, slots.copy_positions, slots.text_ids, slots.text_positions,
-    )  # fmt: skip
-    rows, targets, aims, weights = slots.rows, slots.targets, slots.aims, slots.weights
-    if aims is not None and len(copy_ids):
-        raise InputError("a batch whose slots are told what to predict has no copies.")
-
-    if budget is not None:
-        room = grow(budget.copies, len(copy_ids)), grow(budget.asked, len(rows))
-        spare = room[0] - len(copy_ids)
-        dummies = max(budget.dummies, math.ceil(spare / longest))
-        # Their text slots, one each at least: keys that no text reads would have no gradient under flash attention.
-        filling = dummies + -(len(text_ids) + dummies) % ALIGN
-        dummies = max(dummies, math.ceil(filling / longest))
-        n_copies, n_texts = (
-            np.concatenate([lengths, extra // dummies + (np.arange(dummies) < extra % dummies)])
-            for lengths, extra in ((n_copies, spare), (n_texts, filling))
-        )
-        rows = np.where(rows < len(copy_ids), rows, rows + spare)
-        copy_ids, copy_positions = (np.pad(x, (0, spare)) for x in (copy_ids, copy_positions))
-        text_ids = np.pad(text_ids, (0, filling), constant_values=bos)
-        text_positions = np.pad(text_positions, (0, filling))
-        aims = None if aims is None else np.pad(aims, (0, filling))
-        more = (0, room[1] - len(rows))
-        rows, targets = (
-            np.pad(x, more, constant_values=empty) for x, empty in ((rows, len(copy_ids)), (targets, IGNORED))
-        )
-        weights = None if weights is None else np.pad(weights, more)
-
-    starts = [np.concatenate([[0], lengths.cumsum()]) for lengths in (n_copies, n_texts, n_copies + n_texts)]
-    copy_starts, text_starts, key_starts = starts
-    total = len(copy_ids) + len(text_ids)
-    homes = np.arange(total)  # where a slot stands once the batch is sorted query by query
-    homes[: len(copy_ids)] += np.repeat((key_starts - copy_starts)[:-1], n_copies)
-    homes[len(copy_ids) :] += np.repeat((key_starts - text_starts)[:-1] + n_copies - len(copy_ids), n_texts)
-    keys = np.empty(total, dtype=np.int64)
-    keys[homes] = np.arange(total)
-
-    def tensor(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
-
-    batch = {
-        "ids": tensor(np.concatenate([copy_ids, text_ids])),
-        "positions": tensor(np.concatenate([copy_positions, text_positions])),
-        "rows": tensor(rows),
-        "targets": tensor(targets),
-        "copy_starts": tensor(copy_starts, torch.int32),
-        "text_starts": tensor(text_starts, torch.int32),
-        "key_starts": tensor(key_starts, torch.int32),
-        "keys": tensor(keys),
-        "homes": tensor(homes),
-        "copies": len(copy_ids),
-        "asked": slots.asked,
-        "slots": int(slots.n_copies.sum() + slots.n_texts.sum()),
-        "pairs": int((slots.n_copies * (slots.n_copies + slots.n_texts)).sum())
-        + int((slots.n_texts * (slots.n_texts + 1) // 2).sum()),
+    copies, texts = np.array(layout.copies), np.array(layout.texts)
+    counts = {
+        "asked": len(layout.rows) if layout.weights is None else round(float(layout.weights.double().sum())),
+        "slots": int(copies.sum() + texts.sum()),
+        "pairs": int((copies * (copies + texts)).sum() + (texts * (texts + 1) // 2).sum()),
     }
-    if aims is not None:
-        batch["aims"] = tensor(aims)
-    if weights is not None:
-        batch["weights"] = tensor(weights, torch.float32)
-    return batch
-
-
-def grow(budget: int, needed: int) -> int:
-    """The budget; or, for the rare batch that outgrows it, the next multiple of 1,024."""
-    return budget if needed <= budget else -(-needed // 1024) * 1024
+    full = layout if budget is None else layout.padded(budget, longest=longest, bos=bos)
+    segments = Segments.of(full.copies, full.texts, torch.device("cpu"))
+    tensors = {name: value for name, value in (vars(full) | vars(segments)).items() if isinstance(value, Tensor)}
+    return tensors | {"copies": segments.copies} | counts
 
 
 class Batches(Dataset[dict[str, Any]]):
@@ -172,8 +85,8 @@ class Batches(Dataset[dict[str, Any]]):
         length: Tokens in a text, T.
         conditioning: How the roles of a text's tokens are drawn.
         seed: Of the order of the texts and of their conditioning sets.
-        bos: As in `pack`.
-        mask: As in `pack`.
+        bos: The token at position 0.
+        mask: The token that stands for unknown ones.
         fixed: Give all batches one shape, for torch.compile.
         balance: The distribution by whose sizes texts are dealt to batches; by default `conditioning`. A causal twin
             names the other's, and reads the same texts in the same order.
@@ -225,8 +138,8 @@ class Batches(Dataset[dict[str, Any]]):
         tokens = np.stack([self.texts.chunk(int(item), self.length) for item in items])
         rngs = [generator(self.seed, epoch, int(item)) for item in items]
         roles = np.stack([self.conditioning.roles(self.length, rng) for rng in rngs])
-        slots = self.method.lay_out(tokens, roles, rngs, bos=self.bos, mask=self.mask)
-        return fill(slots, longest=self.method.longest(self.length), bos=self.bos, budget=self.budget)
+        layout = self.method.lay_out(tokens, roles, rngs, bos=self.bos, mask=self.mask)
+        return training_batch(layout, longest=self.method.longest(self.length), bos=self.bos, budget=self.budget)
 
     def items_of(self, number: int) -> tuple[int, np.ndarray]:
         """The epoch of batch `number`, and the numbers of its texts."""

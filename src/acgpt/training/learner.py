@@ -1,8 +1,8 @@
 """The training step: a network of a given shape, and the loss of one packed batch.
 
-`Learner` wraps a causal language model so that a batch of `batches.pack` goes in and one number comes out: the summed
-negative log-likelihood of its asked tokens. That keeps the step in one graph for torch.compile, and the logits, which
-are larger than all else together, inside it: the vocabulary projection runs on the asked tokens alone.
+`Learner` wraps a causal language model so that a batch of `batches.training_batch` goes in and one number comes out:
+the summed negative log-likelihood of its asked tokens. That keeps the step in one graph for torch.compile, and the
+logits, which are larger than all else together, inside it: the vocabulary projection runs on the asked tokens alone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 from acgpt.engine.attention import NAME, Dense, Fused, Segments, Varlen, blocks_of, evaluating, head_width
 from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels.loss import linear_cross_entropy
-from acgpt.engine.layout import Layout
+from acgpt.engine.layout import IGNORED, Layout
 from acgpt.engine.score import forbid
-from acgpt.training.batches import COUNTS, IGNORED
+from acgpt.training.batches import COUNTS
 from acgpt.training.recipe import Shape
 
 DEEP = 16  # blocks, from which on they are compiled one by one rather than together
@@ -138,10 +138,10 @@ class Learner(nn.Module):
         keys: Tensor,
         homes: Tensor,
         copies: int,
-        aims: Tensor | None = None,
+        target_positions: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """As `forward`; the arguments are those of `batches.fill`."""
+        """As `forward`; the arguments are those of `batches.training_batch`."""
         backend: Varlen | Fused | Dense
         if self.backend != "dense":
             longest = self.length, self.length, 2 * self.length
@@ -160,8 +160,8 @@ class Learner(nn.Module):
             "use_cache": False,
             NAME: backend,
         }
-        if aims is not None:
-            inputs["target_positions"] = aims[None]
+        if target_positions is not None:
+            inputs["target_positions"] = target_positions[None]
         if self.fused_loss:
             hidden = self.model.base_model(**inputs).last_hidden_state[0, rows].to(embedded.dtype)
             weight = self.model.get_output_embeddings().weight.to(embedded.dtype)
@@ -187,7 +187,7 @@ def has_plain_head(model: PreTrainedModel) -> bool:
 
 
 def flops(model: PreTrainedModel, *, slots: int, pairs: int, asked: int) -> float:
-    """Floating-point operations that training on a batch needs, forward and backward; `pack` counts the arguments.
+    """Floating-point operations that training on a batch needs, forward and backward; `training_batch` counts them.
 
     Six for each weight of a matrix and each slot that goes through it, four if it is frozen, the vocabulary projection
     on asked tokens alone; and for attention, twelve for each channel and each pair of slots of which one reads the
