@@ -43,8 +43,8 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from acgpt.engine.attention import check_model
-from acgpt.engine.decode import Sampler, Sampling
-from acgpt.engine.score import log_probs
+from acgpt.engine.decode import Sampling
+from acgpt.engine.engine import Engine
 from acgpt.errors import ModelError
 from acgpt.models.language_model import positions_of
 from acgpt.query.query import Query
@@ -296,12 +296,12 @@ def measure(ours: PreTrainedModel, reference: PreTrainedModel, longest: int) -> 
     config = ours.config.get_text_config()
     queries = queries_for(config, longest)
     reference.set_attn_implementation("eager")
-    sampler = Sampler(ours, bos=0, mask=None, backend="dense", budget=10**6)
+    engine = Engine(ours, bos=0, backend="dense", budget=10**6)
     differences, oracle = {}, {}
     for future, name in ((True, "with copies"), (False, "left to right")):
         with torch.inference_mode():
-            scores = log_probs(ours, queries, bos=0, mask=None, future=future, backend="dense", budget=10**6)
-            drawn = sampler.sample(queries, 1, Sampling(seed=1), future)
+            scores = engine.log_probs(queries, future=future)
+            drawn = engine.sample(queries, 1, Sampling(seed=1), future)
         oracle[future] = [expected(reference, query, future) for query in queries]
         differences[name] = largest([torch.tensor(score) for score in scores], oracle[future])
         filled = [with_tokens(query, tokens) for query, ((tokens, _),) in zip(queries, drawn, strict=True)]

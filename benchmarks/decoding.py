@@ -45,8 +45,9 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 from acgpt import LanguageModel, Query
 from acgpt.engine import decode
 from acgpt.engine.attention import Ragged, check_model, choose_backend, head_width
-from acgpt.engine.decode import Call, Rows, Sampler, Sampling
-from acgpt.engine.steps import Row, Steps, few_shapes, steps_of
+from acgpt.engine.decode import Rows, Sampling
+from acgpt.engine.engine import Call, Engine
+from acgpt.engine.steps import Row, Steps, choose_width, few_shapes, steps_of
 from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.evaluation.generator import Generator, asked_with
 from acgpt.methods import METHODS
@@ -106,8 +107,8 @@ def main() -> None:
     backend = choose_backend(ours)
     budget = 2**32 // (4 * VOCABULARY)
 
-    def sampler() -> Sampler:
-        return Sampler(ours, bos=BOS, mask=None, backend=backend, budget=budget)
+    def sampler() -> Engine:
+        return Engine(ours, bos=BOS, mask=None, backend=backend, budget=budget)
 
     left_to_right = [Query([None] * steps, [False] * steps)]
     scattered = conditioned(args.batch, steps, share=0.3, block=1)
@@ -276,7 +277,7 @@ def shows_copies(generator: Generator, mode: str) -> bool:
 def steps_in(generator: Generator, mode: str, *, copies: bool = True) -> Steps:
     """The steps of a mode on this device, with the copies or as if there were none."""
     rows = [Row(query, number, 0) for number, query in enumerate(generator.queries(mode))]
-    return steps_of(rows, decode.choose_width(rows, generator.sampler.step_cost), copies)
+    return steps_of(rows, choose_width(rows, generator.engine.step_cost), copies)
 
 
 def key_seconds(generator: Generator, mode: str, bandwidth: float) -> float:
@@ -285,19 +286,19 @@ def key_seconds(generator: Generator, mode: str, bandwidth: float) -> float:
         return 0.0
     steps = steps_in(generator, mode)
     taken = (steps.reads >= 0).any(-1).sum(0)  # (R,) by each row
-    return float((steps.copies * taken).sum()) * generator.sampler.slot_bytes / bandwidth
+    return float((steps.copies * taken).sum()) * generator.engine.slot_bytes / bandwidth
 
 
 def reading_seconds(generator: Generator, mode: str) -> float:
     """How much longer attention takes, by itself and over all steps of a mode, with copies than without them."""
-    if not (shows_copies(generator, mode) and generator.sampler.ragged):
+    if not (shows_copies(generator, mode) and generator.engine.ragged):
         return 0.0
     with_copies, without = (steps_in(generator, mode, copies=copies) for copies in (True, False))
-    return attention_seconds(generator.sampler, with_copies) - attention_seconds(generator.sampler, without)
+    return attention_seconds(generator.engine, with_copies) - attention_seconds(generator.engine, without)
 
 
 @torch.inference_mode()
-def attention_seconds(sampler: Sampler, steps: Steps) -> float:
+def attention_seconds(sampler: Engine, steps: Steps) -> float:
     """How long the attention of all layers takes over these steps, captured and replayed as in decoding."""
     config, device = sampler.model.config, sampler.model.device
     heads, dim = config.num_attention_heads, head_width(config)
@@ -333,13 +334,13 @@ def prefill_seconds(generator: Generator, mode: str) -> float:
     """How long it takes the device to read what is known before the first draw: of AC-GPT, and GPT beside it."""
     if generator.method.name not in ("ac-gpt", "gpt"):
         return 0.0
-    queries, meter = generator.queries(mode), generator.sampler.meter
+    queries, meter = generator.queries(mode), generator.engine.meter
     future = asked_with(generator.method, MODES[mode], queries)
     assert future is not None
 
     def read() -> float:
         before = meter.seconds
-        for _ in generator.sampler.prefills(dict(enumerate(queries)), [], Call(Sampling(), future)):
+        for _ in generator.engine.prefills(dict(enumerate(queries)), [], Call(Sampling(), future)):
             pass
         return meter.seconds - before
 
@@ -347,7 +348,7 @@ def prefill_seconds(generator: Generator, mode: str) -> float:
         return statistics.median([read() for _ in range(6)][1:])
 
 
-def profile(sampler: Sampler, queries: list[Query], n: int, sampling: Sampling) -> None:
+def profile(sampler: Engine, queries: list[Query], n: int, sampling: Sampling) -> None:
     """Where the time of left-to-right decoding goes, kernel by kernel."""
     with torch.inference_mode():
         sampler.sample(queries, n, sampling, future=True)

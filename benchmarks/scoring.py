@@ -19,7 +19,7 @@ from common import VOCABULARY, build_model, clock, machine, report
 
 from acgpt import Query
 from acgpt.engine.attention import check_model, choose_backend
-from acgpt.engine.score import log_probs
+from acgpt.engine.engine import Engine
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 
     @torch.inference_mode()
     def score(questions: list[Query], name: str, future: bool = True) -> None:
-        log_probs(model, questions, bos=50256, mask=None, future=future, backend=name, budget=budget)
+        Engine(model, bos=50256, backend=name, budget=budget).log_probs(questions, future=future)
 
     def one_token_each(rank: int) -> list[Query]:
         only = []

@@ -113,7 +113,7 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
     got = object_of(cli(corpus, "--json", "-o", output, "--records", records))
     lm = acgpt.load(models["reads"], device="cpu")
     evaluation_set, path = set_of_corpus(Corpus.open(corpus), split="test", length=30)
-    want = evaluate(method_of("ac-gpt"), lm.model, evaluation_set, bos=lm.bos, mask=None)
+    want = evaluate(method_of("ac-gpt"), lm.engine(None), evaluation_set)
     plain = json.loads(json.dumps(want.as_dict()))
     assert len(evaluation_set) >= 3
     for mode in MODES:

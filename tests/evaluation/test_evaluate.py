@@ -13,6 +13,7 @@ from models import expected_log_probs, tiny_model, twins
 from test_evaluation_set import CONDITIONAL, small_set
 
 from acgpt.engine.attention import check_model
+from acgpt.engine.engine import Engine
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.evaluation.perplexity import Evaluation, evaluate, percentiles, resampled_means
@@ -22,8 +23,8 @@ from acgpt.query.modes import MODES, WITHOUT_FUTURE
 from acgpt.query.query import Query
 
 
-def ask(model, evaluation_set, method="ac-gpt", **how):
-    return evaluate(method_of(method), model, evaluation_set, **{"bos": 0, "mask": 1, **how})
+def ask(model, evaluation_set, method="ac-gpt", *, mask=1, budget=2**13, **how):
+    return evaluate(method_of(method), Engine(model, bos=0, mask=mask, budget=budget), evaluation_set, **how)
 
 
 def by_hand(reference, evaluation_set, mode):
@@ -99,9 +100,9 @@ class Counting(AcGpt):
     def __init__(self):
         self.asked = []
 
-    def log_probs(self, model, queries, **how):
+    def log_probs(self, engine, queries, **how):
         self.asked.append(len(queries))
-        return super().log_probs(model, queries, **how)
+        return super().log_probs(engine, queries, **how)
 
 
 def test_one_unconditional_pass_serves_three_modes():
@@ -109,16 +110,15 @@ def test_one_unconditional_pass_serves_three_modes():
     without = [name for name, mode in MODES.items() if not mode.future]
     for modes, passes in ([(), 3], [without, 1], [["training"], 1], [["training", "training-no-future"], 2]):
         method, seen = Counting(), []
-        how = {"bos": 0, "mask": 1, "modes": modes, "progress": lambda *step: seen.append(step)}  # noqa: B023
-        assert list(evaluate(method, ours, small_set(), **how).modes) == list(modes or MODES)
+        how = {"modes": modes, "progress": lambda *step: seen.append(step)}  # noqa: B023
+        assert list(evaluate(method, Engine(ours, bos=0, mask=1), small_set(), **how).modes) == list(modes or MODES)
         assert sum(method.asked) == 6 * passes
         assert seen[0] == (0, 6 * passes) and seen[-1] == (6 * passes, 6 * passes)
 
 
 def test_batches_are_filled_up_to_the_budget():
     method = Counting()
-    how = {"bos": 0, "mask": 1, "modes": ["unconditional"]}
-    evaluate(method, twins()[1], small_set(7), budget=60, **how)
+    evaluate(method, Engine(twins()[1], bos=0, mask=1, budget=60), small_set(7), modes=["unconditional"])
     assert method.asked == [3, 3, 1]  # 20 slots a text
 
 

@@ -16,7 +16,7 @@ import torch
 from generators import LENGTH, lines_of, model_of, set_of, stop
 from models import tiny_tokenizer
 from runs import Command, kill_self, replace, write_corpus
-from toys import all_fillings, answer, p_value, query, sampler_of, toy
+from toys import all_fillings, answer, engine_of, p_value, query, toy
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
@@ -87,9 +87,7 @@ def test_log_probs_are_those_of_the_model_itself_in_every_mode(name, tmp_path):
             for line in lines
         ]
         with torch.inference_mode():
-            want = method_of(name).log_probs(
-                lm.model, queries, bos=0, mask=lm.mask, backend="dense", budget=2**13, future=MODES[mode].future
-            )
+            want = method_of(name).log_probs(lm.engine(lm.mask), queries, future=MODES[mode].future)
         for line, scores in zip(lines, want, strict=True):
             assert line["log_probs"] == pytest.approx(scores, abs=2e-6)
 
@@ -122,7 +120,7 @@ def test_later_samples_are_those_that_more_samples_would_have_had(name):
         questions[0] = query("ggaaa")
     with torch.inference_mode():
         all_, some = (
-            method_of(name).sample(sampler_of(model, name), questions, n, Sampling(seed=2, first=first))
+            method_of(name).sample(engine_of(model, name), questions, n, Sampling(seed=2, first=first))
             for n, first in ((5, 0), (2, 3))
         )
     for many, few in zip(all_, some, strict=True):
@@ -266,7 +264,7 @@ def test_every_text_has_samples_of_its_own_also_where_nothing_is_given(name, tmp
     assert len({tuple(line["tokens"]) for line in lines}) == 18
     question, how = generator.queries("unconditional")[8], Sampling(0.8, 0.95, first=16)
     with torch.inference_mode():
-        ((again, _),) = method_of(name).sample(generator.sampler, [question], 1, how)[0]
+        ((again, _),) = method_of(name).sample(generator.engine, [question], 1, how)[0]
     assert again.tolist() == lines[16]["tokens"]
 
 
@@ -387,7 +385,7 @@ def test_what_is_done_is_left_as_it_is(models, corpus, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["ac-gpt", "mlm", "diffusion"])
 def test_progress_counts_the_tokens_that_are_drawn_and_goes_on_where_it_was(name, tmp_path, monkeypatch):
     generator, seen = Generator(model_of(name), set_of(), samples=8, budget=8 * (LENGTH + 2)), []
-    generator.sampler.most_rows = 8
+    generator.engine.most_rows = 8
     calls = iter(range(20))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module, "line_of", lambda *a: line_of(*a) if next(calls, None) is not None else stop())

@@ -23,6 +23,7 @@ from acgpt.cli.main import app
 from acgpt.cli.templates import named_adapters
 from acgpt.engine import decode
 from acgpt.engine.decode import Decoder, Sampling, adapter_layers, adapters_at_work
+from acgpt.engine.engine import Engine
 from acgpt.models.adapters import switched
 from acgpt.models.metadata import weights_hash
 
@@ -137,8 +138,8 @@ def test_a_model_is_left_as_it_was_also_after_an_error(shelf, held, monkeypatch,
         during.append(state(network))
         raise error
 
-    monkeypatch.setattr("acgpt.engine.score.log_probs", fail)
-    monkeypatch.setattr(lm._sampler, "stream", fail)
+    for name in ("log_probs", "stream"):
+        monkeypatch.setattr(Engine, name, fail)
     for template in (CAUSAL, SCATTERED):
         with pytest.raises(error):
             getattr(lm, verb)(template)
@@ -227,8 +228,8 @@ def test_a_decoder_that_is_kept_learns_which_adapters_are_at_work_now(both, monk
     monkeypatch.setattr(Decoder, "play", watch)
     for name in ("mine", "other", False):
         both.sample("The {{_3}} sat.", adapter=name, future=True, seed=0)
-        both._sampler.decoder = seen[-1][0]  # as on CUDA
-    both._sampler.decoder = None
+        both._engine.kept[:] = [seen[-1][0]]  # as on CUDA
+    both._engine.kept.clear()
     assert len({id(decoder) for decoder, _ in seen}) == 1  # room for a batch does not depend on the adapter
     assert all(right for _, right in seen)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from models import tiny_tokenizer
 from runs import write_corpus
-from toys import answer, query, sampler_of, toy
+from toys import answer, engine_of, query, toy
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
@@ -55,7 +55,7 @@ def model_of(name, length=24):
 
 def check_same(name, model, compiled):
     method, sampling = method_of(name), Sampling(temperature=0.8, top_p=0.95, seed=1)
-    sampler = sampler_of(model, name)
+    sampler = engine_of(model, name)
     with torch.inference_mode():
         scores, drawn = answer(name, model, QUESTIONS), method.sample(sampler, QUESTIONS, 2, sampling)
         compiled(model)
@@ -109,7 +109,7 @@ def test_generations_whose_steps_go_through_the_kernel_say_so(name, said, monkey
     tokens = np.random.default_rng(0).integers(3, 300, 3 * 24)
     asked = EvaluationSet.build(tokens, tokenizer_hash=tokenizer_hash(tiny_tokenizer()), length=24)
     assert "decoding" not in Generator(model_of(name), asked).config("infilling", True)
-    monkeypatch.setattr("acgpt.engine.decode.can_decode_ragged", lambda model: True)
+    monkeypatch.setattr("acgpt.engine.engine.can_decode_ragged", lambda model: True)
     assert Generator(model_of(name), asked).config("infilling", True).get("decoding") == said
 
 

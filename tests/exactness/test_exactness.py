@@ -42,7 +42,8 @@ from transformers import (
 )
 
 from acgpt.engine.attention import Cached, Dense, Fused, Varlen, attend, check_model, choose_backend, run
-from acgpt.engine.decode import Sampler, Sampling
+from acgpt.engine.decode import Sampling
+from acgpt.engine.engine import Engine
 from acgpt.engine.layout import build
 from acgpt.engine.score import token_log_probs
 from acgpt.errors import ModelError
@@ -173,7 +174,7 @@ def test_other_architectures_that_are_accepted_are_exact_too(config):
     queries = ragged()
     for query, got in zip(queries, answers(ours, queries), strict=True):
         torch.testing.assert_close(got, expected_log_probs(reference, query), **EXACT)
-    sampler = Sampler(ours, bos=0, mask=1, backend="dense", budget=100)
+    sampler = Engine(ours, bos=0, mask=1, backend="dense", budget=100)
     with torch.inference_mode():
         drawn = sampler.sample(queries, 1, Sampling(seed=0), future=True)
     for query, ((tokens, log_probs),) in zip(queries, drawn, strict=True):

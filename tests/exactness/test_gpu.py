@@ -9,9 +9,10 @@ import toys
 from models import ARCHITECTURES, random_query, tiny_model
 
 from acgpt.engine.attention import BACKENDS, check_model, compile_blocks, run
-from acgpt.engine.decode import Sampler, Sampling, draw
+from acgpt.engine.decode import Sampling, draw
+from acgpt.engine.engine import Engine
 from acgpt.engine.layout import build
-from acgpt.engine.score import layout_logits, token_log_probs
+from acgpt.engine.score import token_log_probs
 from acgpt.methods import METHODS, masked
 from acgpt.query.query import Query
 
@@ -54,10 +55,10 @@ def test_texts_that_are_read_both_ways_agree_with_the_dense_mask_in_fp32():
     for backend, dtype in (("dense", torch.float32), ("dense", torch.bfloat16), ("varlen", torch.bfloat16)):
         model = tiny_model("gpt_neox", scale=0.1, width=128).cuda().to(dtype)
         check_model(model)
-        layout = masked.both_ways(texts, places, places, bos=0, backend=backend)
+        layout = masked.both_ways(texts, places, places, bos=0, text_slots=False)
         assert sum(layout.texts) == 0
         with torch.inference_mode():
-            found.append(layout_logits(model, layout, backend, None).float())
+            found.append(Engine(model, bos=0, backend=backend).logits(layout).float())
     want, dense, varlen = found
     error, dense_error = ((each - want).norm() / want.norm() for each in (varlen, dense))
     assert dense_error < 3e-2 and error < 1.5 * dense_error + 1e-3
@@ -67,7 +68,7 @@ def test_texts_that_are_read_both_ways_agree_with_the_dense_mask_in_fp32():
 def test_replayed_steps_draw_what_a_single_pass_scores(architecture):
     model = tiny_model(architecture).cuda().double()
     check_model(model)
-    sampler = Sampler(model, bos=0, mask=1, backend="dense", budget=500)
+    sampler = Engine(model, bos=0, mask=1, backend="dense", budget=500)
     queries = [random_query(seed, length) for seed, length in enumerate((60, 5, 31, 60))]
     for sampling in (Sampling(seed=3), Sampling(temperature=0.8, top_p=0.9, seed=4), Sampling(temperature=0)):
         for future in (True, False):
@@ -94,8 +95,8 @@ def test_every_method_draws_what_it_draws_on_a_cpu_and_its_time_is_measured(name
     ]
     drawn = {}
     for device in ("cpu", "cuda"):
-        sampler, noticed = toys.sampler_of(model.to(device), name), []
-        sampler.notice = noticed.append
+        noticed = []
+        sampler = toys.engine_of(model.to(device), name, notice=noticed.append)
         with torch.inference_mode():
             drawn[device] = method.sample(sampler, questions, 3, Sampling(temperature=0.8, top_p=0.95, seed=1, first=2))
         assert sampler.meter.calls > 5 and sampler.meter.seconds > 0
@@ -119,10 +120,10 @@ def test_a_draw_is_the_one_of_a_cpu(how):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("width", [1, 4, 128])
 def test_decoding_in_half_precision_agrees_with_a_single_pass(architecture, width, monkeypatch):
-    monkeypatch.setattr("acgpt.engine.decode.choose_width", lambda *_: width)
+    monkeypatch.setattr("acgpt.engine.engine.choose_width", lambda *_: width)
     model = tiny_model(architecture, scale=0.1, width=128, positions=256).cuda().half()
     check_model(model)
-    sampler = Sampler(model, bos=0, mask=1, backend="varlen", budget=500)
+    sampler = Engine(model, bos=0, mask=1, backend="varlen", budget=500)
     assert sampler.ragged
     queries = [random_query(seed, length, share=0.6) for seed, length in enumerate((200, 5, 31, 1, 120))]
     for future in (True, False):
@@ -147,9 +148,9 @@ def test_a_compiled_network_says_what_it_said_to_rounding(name):
     for compiled in (False, True):
         if compiled:
             compile_blocks(model)
-        sampler = Sampler(model, **how, budget=2**13)
+        sampler = Engine(model, **how, budget=2**13)
         with torch.inference_mode():
-            scores = method.log_probs(model, questions, **how, budget=300)
+            scores = method.log_probs(Engine(model, **how, budget=300), questions)
             (drawn,) = zip(*method.sample(sampler, questions, 1, Sampling(seed=1)), strict=True)
         assert sum(len(tokens) for tokens, _ in drawn) == sum(map(len, scores))
         found.append(np.concatenate(scores))
@@ -169,21 +170,22 @@ def test_long_ragged_batches_agree_in_bf16():
 
 @pytest.mark.parametrize("width", [32, 128], ids=["mask", "kernel"])
 def test_captured_steps_serve_every_seed_and_fewer_rows(width, monkeypatch):
-    monkeypatch.setattr("acgpt.engine.decode.choose_width", lambda *_: 2)
+    monkeypatch.setattr("acgpt.engine.engine.choose_width", lambda *_: 2)
     model = tiny_model("llama", width=width).cuda().half()
     check_model(model)
-    sampler = Sampler(model, bos=0, mask=1, backend="varlen", budget=500)
+    sampler = Engine(model, bos=0, mask=1, backend="varlen", budget=500)
     assert sampler.ragged == (width == 128)
     query, shorter = random_query(0, 60), random_query(1, 30)
     with torch.inference_mode():
         sampler.sample([query], 4, Sampling(seed=1), True)
-        decoder, captured = sampler.decoder, dict(sampler.decoder.graphs)
+        (decoder,) = sampler.kept
+        captured = dict(decoder.graphs)
         (again,) = sampler.sample([query], 4, Sampling(seed=2), True)
-        assert captured and sampler.decoder.graphs == captured
+        assert captured and sampler.kept[0].graphs == captured
         (fewer,) = sampler.sample([shorter], 2, Sampling(seed=2), True)
-        assert sampler.decoder is decoder
+        assert sampler.kept == [decoder]
         for question, drawn in ((query, again), (shorter, fewer)):
-            fresh = Sampler(model, bos=0, mask=1, backend="varlen", budget=500)
+            fresh = Engine(model, bos=0, mask=1, backend="varlen", budget=500)
             (want,) = fresh.sample([question], len(drawn), Sampling(seed=2), True)
             for (tokens, _), (wanted, _) in zip(drawn, want, strict=True):
                 assert (tokens == wanted).all()
@@ -197,7 +199,7 @@ def test_a_captured_step_is_not_replayed_for_another_network():
     )
     model = network.get_base_model()
     check_model(model)
-    sampler = Sampler(model, bos=0, mask=1, backend="dense", budget=500)
+    sampler = Engine(model, bos=0, mask=1, backend="dense", budget=500)
     query = random_query(0, 40)
 
     def error():

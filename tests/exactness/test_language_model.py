@@ -113,8 +113,8 @@ def test_a_small_budget_changes_no_answer(lm, monkeypatch):
 
 
 def test_a_budget_that_is_named_holds_for_every_pass(lm):
-    assert (lm.sampler(5, 7).budget, lm.sampler(5, 7).prefill_budget, lm.sampler(5, 7).mask) == (7, 7, 5)
-    assert lm.sampler(None).budget == lm.sampler(None).prefill_budget == lm.budget  # on a CPU
+    assert (lm.engine(5, 7).budget, lm.engine(5, 7).prefill_budget, lm.engine(5, 7).mask) == (7, 7, 5)
+    assert lm.engine(None).budget == lm.engine(None).prefill_budget == lm.budget  # on a CPU
 
 
 @pytest.mark.parametrize("question", [None, 3, b"text", ["x"]])

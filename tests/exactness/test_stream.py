@@ -9,7 +9,7 @@ import pytest
 import torch
 from generators import lines_of, model_of, set_of
 from tolerance import same_draws
-from toys import query, sampler_of, toy
+from toys import engine_of, query, toy
 
 from acgpt.engine.decode import Rows, Sampling
 from acgpt.engine.layout import download
@@ -26,8 +26,8 @@ def test_every_sample_is_handed_over_once_and_is_the_one_that_is_waited_for(name
     method, model = method_of(name), toy(name)
     questions = [question for question in RAGGED if method.can_sample(question, future=True)]
     with torch.inference_mode():
-        parts = list(method.stream(sampler_of(model, name), questions, 3, Sampling(seed=4)))
-        waited = method.sample(sampler_of(model, name), questions, 3, Sampling(seed=4))
+        parts = list(method.stream(engine_of(model, name), questions, 3, Sampling(seed=4)))
+        waited = method.sample(engine_of(model, name), questions, 3, Sampling(seed=4))
     answers = [answer for part in parts for answer in part]
     assert sorted(answer[:2] for answer in answers) == [(q, s) for q in range(len(questions)) for s in range(3)]
     assert all(same_draws(drawn, waited[number][sample]) for number, sample, drawn in answers)
@@ -35,8 +35,8 @@ def test_every_sample_is_handed_over_once_and_is_the_one_that_is_waited_for(name
 
 
 def test_rows_that_are_done_are_handed_over_while_others_are_drawn():
-    sampler, seen, handed = sampler_of(toy("ac-gpt"), "ac-gpt"), [], []
-    sampler.notice = lambda count: seen.append(count)
+    seen, handed = [], []
+    sampler = engine_of(toy("ac-gpt"), "ac-gpt", notice=seen.append)
     questions = [query("a" * asked + "g" * (6 - asked)) for asked in (1, 6, 3, 2, 1, 6, 2, 3)]
     with torch.inference_mode():
         for part in sampler.stream(questions, 1, Sampling(seed=0), True):
@@ -48,14 +48,14 @@ def test_rows_that_are_done_are_handed_over_while_others_are_drawn():
 def test_a_sample_of_a_single_token_takes_no_step_and_comes_all_the_same():
     model = toy("gpt")
     with torch.inference_mode():
-        (part,) = sampler_of(model, "gpt").stream([query("ga"), query("a")], 2, Sampling(), False)
-        assert list(sampler_of(model, "gpt").stream([], 2, Sampling(), False)) == []
+        (part,) = engine_of(model, "gpt").stream([query("ga"), query("a")], 2, Sampling(), False)
+        assert list(engine_of(model, "gpt").stream([], 2, Sampling(), False)) == []
     assert sorted(answer[:2] for answer in part) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_what_is_no_number_is_never_handed_over():
     model = toy("gpt")
-    sampler = sampler_of(model, "gpt")
+    sampler = engine_of(model, "gpt")
     model.get_output_embeddings().weight.data.fill_(float("nan"))
     with torch.inference_mode(), pytest.raises(ModelError, match="NaN"):
         list(sampler.stream(RAGGED, 1, Sampling(temperature=0), False))
@@ -87,7 +87,7 @@ def test_lines_are_made_of_what_is_ready_and_written_in_their_order(tmp_path, mo
 
 def test_what_one_call_was_told_never_to_draw_the_next_may_draw():
     model = toy("gpt")
-    sampler, fresh, question = sampler_of(model, "gpt"), sampler_of(model, "gpt"), [query("aaaa")]
+    sampler, fresh, question = engine_of(model, "gpt"), engine_of(model, "gpt"), [query("aaaa")]
     with torch.inference_mode():
         (without,) = sampler.sample(question, 20, Sampling(seed=1), False, never=2)
         again, want = (each.sample(question, 20, Sampling(seed=1), False)[0] for each in (sampler, fresh))
@@ -98,10 +98,10 @@ def test_what_one_call_was_told_never_to_draw_the_next_may_draw():
 def test_a_sampler_can_be_asked_something_else_between_two_parts():
     model, questions = toy("sigma-gpt-temporal"), [query("a" * n + "g" * (6 - n)) for n in (6, 1, 3, 2, 6, 1)]
     method = method_of("sigma-gpt-temporal")
-    sampler = sampler_of(model, "sigma-gpt-temporal")
+    sampler = engine_of(model, "sigma-gpt-temporal")
     sampler.most_rows = 4
     with torch.inference_mode():
-        want = method.sample(sampler_of(model, "sigma-gpt-temporal"), questions, 1, Sampling(seed=1))
+        want = method.sample(engine_of(model, "sigma-gpt-temporal"), questions, 1, Sampling(seed=1))
         parts = []
         for part in method.stream(sampler, questions, 1, Sampling(seed=1)):
             parts += part
@@ -110,7 +110,7 @@ def test_a_sampler_can_be_asked_something_else_between_two_parts():
 
 
 def test_as_many_lists_of_numbers_as_queries():
-    sampler = sampler_of(toy("gpt"), "gpt")
+    sampler = engine_of(toy("gpt"), "gpt")
     with torch.inference_mode(), pytest.raises(ValueError, match="shorter"):
         list(sampler.stream([query("aa"), query("a")], [[0]], Sampling(), False))
 

@@ -16,7 +16,7 @@ import torch
 from models import tiny_model, tiny_tokenizer
 from shelves import CAUSAL, GAP, SCATTERED
 from tolerance import exactly, same_draws, same_scores
-from toys import answer, query, sampler_of, toy
+from toys import answer, engine_of, query, toy
 
 from acgpt import LanguageModel, Metadata
 from acgpt.engine.attention import evaluating
@@ -111,9 +111,7 @@ def test_threads_that_share_the_model_of_a_method_get_the_answers_of_one_alone(n
     questions = [query(roles) for roles in ("gaag", "agag", "aaga")]
 
     def ask():
-        return answer(name, network, questions), method.sample(
-            sampler_of(network, name), questions, 2, Sampling(seed=1)
-        )
+        return answer(name, network, questions), method.sample(engine_of(network, name), questions, 2, Sampling(seed=1))
 
     def work(_):
         with torch.inference_mode(), evaluating(network):
@@ -134,7 +132,7 @@ def test_threads_that_share_the_model_of_a_method_get_the_answers_of_one_alone(n
 
 def test_a_stream_holds_no_lock_while_its_consumer_has_the_samples():
     network = toy("ac-gpt")
-    sampler = sampler_of(network, "ac-gpt")
+    sampler = engine_of(network, "ac-gpt")
     with torch.inference_mode():
         stream = sampler.stream([query("a" * n + "g" * (6 - n)) for n in (1, 6, 3, 2)], 1, Sampling(), True)
         parts = [next(stream)]
@@ -148,7 +146,7 @@ def test_a_stream_holds_no_lock_while_its_consumer_has_the_samples():
 def test_a_stream_that_is_abandoned_leaves_the_model_to_others():
     network = toy("ac-gpt")
     with torch.inference_mode():
-        stream = sampler_of(network, "ac-gpt").stream([query("aaag"), query("ag")], 1, Sampling(), True)
+        stream = engine_of(network, "ac-gpt").stream([query("aaag"), query("ag")], 1, Sampling(), True)
         next(stream)
         kept = weakref.ref(stream)
         del stream

@@ -93,8 +93,8 @@ def layouts():
     return {
         "with the future": build(queries, bos=0, mask=None, future=True),
         "without": build(queries, bos=0, mask=None, future=False),
-        "both ways": masked.both_ways(texts, nothing, nothing, bos=0, backend="varlen"),
-        "both ways, fused": masked.both_ways(texts, nothing, nothing, bos=0, backend="fused"),
+        "both ways": masked.both_ways(texts, nothing, nothing, bos=0, text_slots=False),
+        "both ways, fused": masked.both_ways(texts, nothing, nothing, bos=0, text_slots=True),
     }
 
 
@@ -114,7 +114,7 @@ def test_the_slot_for_the_kernels_changes_nothing_that_is_read_both_ways():
     places, targets = [np.array([2]), np.array([1, 4])], [np.array([5]), np.array([7, 3])]
     found = [
         attention.run(model, layout.ids[None], layout.positions[None], Dense(layout), layout.rows)
-        for backend in ("dense", "fused")
-        for layout in [masked.both_ways(texts, places, targets, bos=0, backend=backend)]
+        for text_slots in (False, True)
+        for layout in [masked.both_ways(texts, places, targets, bos=0, text_slots=text_slots)]
     ]
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)

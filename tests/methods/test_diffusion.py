@@ -11,7 +11,7 @@ import pytest
 import torch
 from models import masked_logits
 from tolerance import same_draws
-from toys import BOS, all_fillings, answer, counted, learner_of, mask_of, p_value, query, sampler_of, toy
+from toys import BOS, all_fillings, answer, counted, engine_of, learner_of, mask_of, p_value, query, toy
 
 from acgpt.engine.decode import Sampling
 from acgpt.engine.layout import Budget
@@ -154,7 +154,7 @@ def test_samples_come_as_often_as_the_ancestral_process_says(steps):
     question = query("agaga", [1, 2, 0, 1, 2])
     with torch.inference_mode():
         (samples,) = Diffusion(steps=steps).sample(
-            sampler_of(MODEL, "diffusion"), [question], 2000, Sampling(seed=5)
+            engine_of(MODEL, "diffusion"), [question], 2000, Sampling(seed=5)
         )  # fmt: skip
     chances = ancestral(question, steps)
     assert sum(chances) == pytest.approx(1)
@@ -162,7 +162,7 @@ def test_samples_come_as_often_as_the_ancestral_process_says(steps):
 
 
 def test_steps_in_which_nothing_changes_take_no_pass():
-    sampler, seen = sampler_of(MODEL, "diffusion"), []
+    sampler, seen = engine_of(MODEL, "diffusion"), []
     hook = MODEL.register_forward_hook(lambda *_: seen.append(1))
     with torch.inference_mode():
         Diffusion(steps=10**6).sample(sampler, [query("agaga")], 4, Sampling(seed=1))
@@ -174,7 +174,7 @@ def test_steps_in_which_nothing_changes_take_no_pass():
 
 
 def drawn(steps, questions, n=1, seed=0, first=0, future=False, budget=2**13):
-    sampler = sampler_of(MODEL, "diffusion")
+    sampler = engine_of(MODEL, "diffusion")
     sampler.budget = budget
     with torch.inference_mode():
         return Diffusion(steps=steps).sample(sampler, questions, n, Sampling(seed=seed, first=first), future)

@@ -12,12 +12,12 @@ from toys import (
     all_fillings,
     answer,
     counted,
+    engine_of,
     every_query,
     learner_of,
     mask_of,
     p_value,
     query,
-    sampler_of,
     total_probability,
     toy,
 )
@@ -66,7 +66,7 @@ def test_it_answers_one_gap_with_everything_around_it_given_and_nothing_else():
             with pytest.raises(QueryError, match=rf"query 1 of 1.*{why}.*ac-gpt"):
                 answer("fim", model, [question])
             with pytest.raises(QueryError, match=why):
-                method_of("fim").sample(sampler_of(model, "fim"), [question], 1, Sampling())
+                method_of("fim").sample(engine_of(model, "fim"), [question], 1, Sampling())
     assert answered == 4 + 3 + 2 + 1
 
 
@@ -74,7 +74,7 @@ def test_what_is_unknown_is_refused_from_left_to_right_too_and_by_its_name():
     model, questions = toy("fim"), [query("gag"), query("gaug")]
     for ask in (
         lambda: answer("fim", model, questions, future=False),
-        lambda: method_of("fim").sample(sampler_of(model, "fim"), questions, 1, Sampling(), future=False),
+        lambda: method_of("fim").sample(engine_of(model, "fim"), questions, 1, Sampling(), future=False),
     ):
         with pytest.raises(QueryError, match=r"query 2 of 2.*neither given nor asked") as error:
             ask()
@@ -98,7 +98,7 @@ def test_without_the_future_a_token_has_what_reading_the_text_as_one_gap_gives_i
 def test_samples_come_as_often_as_their_probability_says(roles, future):
     model, question = toy("fim", vocabulary=3, scale=0.3), query(roles, [1, 2, 0, 1, 2])
     with torch.inference_mode():
-        (samples,) = method_of("fim").sample(sampler_of(model, "fim"), [question], 3000, Sampling(seed=3), future)
+        (samples,) = method_of("fim").sample(engine_of(model, "fim"), [question], 3000, Sampling(seed=3), future)
     fillings = list(all_fillings(question, 3))
     probabilities = [math.exp(sum(scores)) for scores in answer("fim", model, fillings, future=future)]
     assert sum(probabilities) == pytest.approx(1)

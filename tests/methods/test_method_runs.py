@@ -269,7 +269,7 @@ def test_a_language_model_asks_by_its_own_method(name, runs):
     lm, method = acgpt.load(folder / "model", device="cpu"), method_of(name)
     question = lm.query("The cat {{sat}} on the mat.")
     with torch.inference_mode():
-        (want,) = method.log_probs(lm.model, [question], bos=lm.bos, mask=lm.mask, backend="dense", budget=2**13)
+        (want,) = method.log_probs(lm.engine(lm.mask), [question])
     score = lm.log_prob(question)
     assert score.log_prob == pytest.approx(sum(want), abs=1e-5)
     assert score.future and score.bound is method.bound

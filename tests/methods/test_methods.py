@@ -14,7 +14,7 @@ import pytest
 import torch
 from models import expected_log_probs, random_query, twins
 from tolerance import EXACT
-from toys import BOS, every_query, learner_of, mask_of, sampler_of, total_probability, toy
+from toys import engine_of, every_query, learner_of, total_probability, toy
 from toys import query as query_of
 from typer.testing import CliRunner
 
@@ -22,6 +22,7 @@ from acgpt.cli.main import app
 from acgpt.cli.methods import COLUMNS
 from acgpt.engine import attention
 from acgpt.engine.decode import Sampling
+from acgpt.engine.engine import Engine
 from acgpt.errors import ModelError, QueryError
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.fim import as_read
@@ -35,7 +36,7 @@ from acgpt.training.recipe import Recipe
 
 def answer(name, model, queries, *, bos=0, mask=1, budget=10**6):
     with torch.inference_mode():
-        scores = method_of(name).log_probs(model, queries, bos=bos, mask=mask, backend="dense", budget=budget)
+        scores = method_of(name).log_probs(Engine(model, bos=bos, mask=mask, backend="dense", budget=budget), queries)
     return [torch.tensor(score, dtype=torch.float64) for score in scores]
 
 
@@ -134,7 +135,7 @@ def test_gpt_answers_all_queries_that_reading_left_to_right_answers_and_no_other
             naive = expected_log_probs(reference, query, future=False, mask=0).sum().item()
             assert abs(naive - want) > 1e-4, roles
             with pytest.raises(QueryError, match="query 1 of 1"):
-                gpt.log_probs(ours, [query], bos=0, mask=1, backend="dense", budget=100)
+                gpt.log_probs(Engine(ours, bos=0, mask=1), [query])
     assert answered == 4 + 3 + 2 + 1  # given up to some place, then asked up to some place, then unknown
 
 
@@ -151,11 +152,7 @@ def test_gpt_reads_no_copies():
 
 def asked_of(name, model, question, **how):
     with torch.inference_mode():
-        return (
-            method_of(name)
-            .configured(how)
-            .log_probs(model, [question], bos=BOS, mask=mask_of(model, name), backend="dense", budget=10**6)[0]
-        )
+        return method_of(name).configured(how).log_probs(engine_of(model, name), [question])[0]
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -178,7 +175,7 @@ def test_who_samples_any_conditional_does_and_others_refuse(name):
     for question in every_query(3):
         try:
             with torch.inference_mode():
-                ((drawn, _),) = method.sample(sampler_of(model, name), [question], 1, Sampling(seed=1))[0]
+                ((drawn, _),) = method.sample(engine_of(model, name), [question], 1, Sampling(seed=1))[0]
         except QueryError:
             continue
         assert len(drawn) == len(question.asked_positions) and (drawn < 4).all()  # never MASK

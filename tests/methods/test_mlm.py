@@ -13,12 +13,12 @@ from toys import (
     all_fillings,
     answer,
     counted,
+    engine_of,
     every_query,
     learner_of,
     mask_of,
     p_value,
     query,
-    sampler_of,
     total_probability,
     toy,
 )
@@ -92,14 +92,14 @@ def test_without_the_future_a_token_has_what_unmasking_the_whole_text_gives_it()
 
 def test_it_cannot_be_asked_without_a_mask():
     with pytest.raises(QueryError, match=r"MASK.*mask=ID"):
-        method_of("mlm").log_probs(toy("mlm"), [query("ga")], bos=BOS, mask=None, backend="dense", budget=100)
+        method_of("mlm").log_probs(engine_of(toy("mlm"), "mlm").with_mask(None), [query("ga")])
 
 
 @pytest.mark.parametrize("future", [True, False])
 def test_samples_come_as_often_as_their_probability_says(future):
     model, question = toy("mlm", vocabulary=3, scale=0.3), query("agaga", [1, 2, 0, 1, 2])
     with torch.inference_mode():
-        (samples,) = method_of("mlm").sample(sampler_of(model, "mlm"), [question], 2000, Sampling(seed=3), future)
+        (samples,) = method_of("mlm").sample(engine_of(model, "mlm"), [question], 2000, Sampling(seed=3), future)
     fillings = list(all_fillings(question, 3))
     probabilities = [math.exp(sum(scores)) for scores in answer("mlm", model, fillings, future=future)]
     assert sum(probabilities) == pytest.approx(1)
@@ -109,8 +109,8 @@ def test_samples_come_as_often_as_their_probability_says(future):
 def test_a_sample_carries_its_log_probabilities_and_is_the_same_in_any_batch():
     model, questions = toy("mlm", length=8), [query("gaugaaga"), query("a"), query("ggga")]
     with torch.inference_mode():
-        drawn = method_of("mlm").sample(sampler_of(model, "mlm"), questions, 2, Sampling(seed=9))
-        alone = method_of("mlm").sample(sampler_of(model, "mlm"), questions[:1], 2, Sampling(seed=9))
+        drawn = method_of("mlm").sample(engine_of(model, "mlm"), questions, 2, Sampling(seed=9))
+        alone = method_of("mlm").sample(engine_of(model, "mlm"), questions[:1], 2, Sampling(seed=9))
     assert [t.tolist() for t, _ in drawn[0]] == [t.tolist() for t, _ in alone[0]]
     for question, samples in zip(questions, drawn, strict=True):
         for tokens, scores in samples:

@@ -16,11 +16,11 @@ from toys import (
     all_fillings,
     answer,
     counted,
+    engine_of,
     every_query,
     learner_of,
     p_value,
     query,
-    sampler_of,
     total_probability,
     toy,
 )
@@ -185,7 +185,7 @@ def test_a_network_that_would_not_hear_what_it_is_to_predict_is_refused():
         with pytest.raises(ModelError, match="GPTNeoXForCausalLM is not"):
             answer(name, toy("gpt"), [query("gag")])
         with pytest.raises(ModelError, match="own method"):
-            method_of(name).sample(sampler_of(toy("gpt"), name), [query("gag")], 1, Sampling())
+            method_of(name).sample(engine_of(toy("gpt"), name), [query("gag")], 1, Sampling())
 
 
 def test_options_that_are_not_there_are_refused():
@@ -214,7 +214,7 @@ def test_samples_come_as_often_as_their_probability_says(method, future):
     chosen = method_of(name) if isinstance(method, str) else method
     model, question, n = toy(name, vocabulary=3, scale=0.3), query("agaga", [1, 2, 0, 1, 2]), 3000
     with torch.inference_mode():
-        (samples,) = chosen.sample(sampler_of(model, name), [question], n, Sampling(seed=3), future)
+        (samples,) = chosen.sample(engine_of(model, name), [question], n, Sampling(seed=3), future)
     fillings = list(all_fillings(question, 3))
     probabilities = [math.exp(sum(scores)) for scores in answer(chosen, model, fillings, future=future)]
     assert sum(probabilities) == pytest.approx(1)
@@ -228,7 +228,7 @@ def test_samples_of_several_orders_come_as_often_as_their_mean_probability_says(
 
     def chance(method):
         with torch.inference_mode():
-            (samples,) = method.sample(sampler_of(model, RANDOM), [question], 6000, Sampling(seed=0))
+            (samples,) = method.sample(engine_of(model, RANDOM), [question], 6000, Sampling(seed=0))
         return p_value(counted(samples, 3), probabilities)
 
     assert chance(SigmaGptRandom(orders=3, seed=1)) > 1e-3
@@ -248,7 +248,7 @@ def test_of_several_orders_a_sample_has_its_own_whatever_it_is_drawn_beside():
 
     def draw(questions, n, first=0):
         with torch.inference_mode():
-            found = chosen.sample(sampler_of(model, RANDOM), questions, n, Sampling(seed=3, first=first))[-1]
+            found = chosen.sample(engine_of(model, RANDOM), questions, n, Sampling(seed=3, first=first))[-1]
         return [tokens.tolist() for tokens, _ in found], [scores.tolist() for _, scores in found]
 
     tokens, scores = draw([question], 40)
@@ -271,8 +271,8 @@ def test_a_sample_carries_the_log_probabilities_of_one_pass_in_a_ragged_batch(ki
         model = toy(name, length=12, target_positions=kind)
         questions = [query("gagaugaagaag"), query("a"), query("ggga"), query("aaaag")]
         with torch.inference_mode():
-            drawn = chosen.sample(sampler_of(model, name), questions, 2, Sampling(seed=9))
-            alone = chosen.sample(sampler_of(model, name), questions[:1], 2, Sampling(seed=9))
+            drawn = chosen.sample(engine_of(model, name), questions, 2, Sampling(seed=9))
+            alone = chosen.sample(engine_of(model, name), questions[:1], 2, Sampling(seed=9))
         assert [t.tolist() for t, _ in drawn[0]] == [t.tolist() for t, _ in alone[0]]
         for question, samples in zip(questions, drawn, strict=True):
             for tokens, scores in samples:

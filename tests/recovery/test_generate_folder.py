@@ -115,7 +115,7 @@ def test_another_configuration_in_the_folder_is_refused_with_what_differs(tmp_pa
         with pytest.raises(InputError, match=words):
             Generator(lm, asked, **how).write(mode, tmp_path)
     other = Generator(lm, asked)
-    other.sampler.most_rows = 8
+    other.engine.most_rows = 8
     with pytest.raises(InputError, match="samples_at_once 32, and not 8"):
         other.write(mode, tmp_path)
     with pytest.raises(InputError, match=r"set [0-9a-f]{8}, and not [0-9a-f]{8} \(other texts"):

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from acgpt.engine.attention import check_model
-from acgpt.engine.score import log_probs
+from acgpt.engine.engine import Engine
 from acgpt.query.query import Query
 
 # Models this small only wait for a second thread: on a busy machine, eight times as long.
@@ -135,7 +135,7 @@ def twins(architecture="llama", dtype=torch.float64, **more):
 def answers(model, queries, *, future=True, bos=0, mask=1, budget=10**6):
     """acgpt's log-probabilities, a tensor a query, from one packed pass if the budget allows."""
     with torch.inference_mode():
-        scores = log_probs(model, queries, bos=bos, mask=mask, future=future, backend="dense", budget=budget)
+        scores = Engine(model, bos=bos, mask=mask, backend="dense", budget=budget).log_probs(queries, future=future)
     return [torch.tensor(score, dtype=torch.float64) for score in scores]
 
 

@@ -10,7 +10,8 @@ import torch
 from scipy import stats
 
 from acgpt.engine.attention import check_model
-from acgpt.engine.decode import Sampler
+from acgpt.engine.engine import Engine
+from acgpt.engine.meter import ignore
 from acgpt.methods import method_of
 from acgpt.query.query import Query
 from acgpt.training.learner import Learner, new_model
@@ -44,13 +45,11 @@ def mask_of(model, name):
 def answer(method, model, queries, *, budget=10**6, **how):
     method = method_of(method) if isinstance(method, str) else method
     with torch.inference_mode():
-        return method.log_probs(
-            model, queries, bos=BOS, mask=mask_of(model, method.name), backend="dense", budget=budget, **how
-        )
+        return method.log_probs(engine_of(model, method.name, budget=budget), queries, **how)
 
 
-def sampler_of(model, name):
-    return Sampler(model, bos=BOS, mask=mask_of(model, name), backend="dense", budget=2**13)
+def engine_of(model, name, *, budget=2**13, notice=ignore):
+    return Engine(model, bos=BOS, mask=mask_of(model, name), backend="dense", budget=budget, notice=notice)
 
 
 def learner_of(model, name, length):

@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 import acgpt
 from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import check_model
+from acgpt.engine.engine import Engine
 from acgpt.engine.kernels.loss import linear_cross_entropy
 from acgpt.evaluation.dataset import set_of_corpus
 from acgpt.evaluation.perplexity import evaluate
@@ -135,7 +136,7 @@ def test_a_pretrained_model_is_tuned_in_bf16_and_measures_the_same_in_fp32(lora,
     lm = acgpt.load(str(folder), adapter=results["model"]) if lora else acgpt.load(results["model"])
     texts, _ = set_of_corpus(Corpus.open(corpus), split="validation", length=31, limit=6, r_max=0.6)
     assert texts.hash == results["evaluation"]["set"]["hash"]
-    again = evaluate(model_method(lm.metadata), lm.model.float(), texts, bos=lm.bos, mask=lm.mask)
+    again = evaluate(model_method(lm.metadata), Engine(lm.model.float(), bos=lm.bos, mask=lm.mask), texts)
     for mode, answer in again.modes.items():
         assert results["evaluation"]["modes"][mode]["perplexity"] == pytest.approx(answer.perplexity, rel=0.02)
 

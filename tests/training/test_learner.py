@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig
 
 import acgpt.training.learner as learner_module
 from acgpt.engine.attention import check_model
+from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Budget
-from acgpt.engine.score import log_probs
 from acgpt.errors import ModelError
 from acgpt.evaluation.perplexity import queries_of
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, generator
@@ -56,7 +56,7 @@ def test_the_loss_is_the_sum_that_scoring_gives(conditioning, budget):
     tokens, roles, batch = batch_of(conditioning, budget=budget)
     queries = queries_of(tokens, roles)
     with torch.no_grad():
-        scores = log_probs(model, queries, bos=BOS, mask=MASK, future=True, backend="dense", budget=10**6)
+        scores = Engine(model, bos=BOS, mask=MASK, backend="dense", budget=10**6).log_probs(queries, future=True)
     assert learner_of(model)(**batch).item() == pytest.approx(-sum(map(sum, scores)), rel=1e-9)
     assert batch["asked"] == sum(map(len, scores))
 

@@ -119,7 +119,7 @@ def perplexities_of(run, corpus, limit):
     evaluation_set = EvaluationSet.build(
         held.tokens("validation"), tokenizer_hash=held.manifest["tokenizer_hash"], length=31, limit=limit, r_max=0.6
     )
-    evaluation = evaluate(method_of("ac-gpt"), lm.model, evaluation_set, bos=lm.bos, mask=lm.mask)
+    evaluation = evaluate(method_of("ac-gpt"), lm.engine(lm.mask), evaluation_set)
     return evaluation_set.hash, {mode: answer.perplexity for mode, answer in evaluation.modes.items()}
 
 

@@ -19,11 +19,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,12 +29,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from acgpt.engine.attention import BACKENDS, Backend, Cached, Ragged, can_decode_ragged, head_width, run, take, words
-from acgpt.engine.layout import Layout, batches, body_tokens, build, download, upload
-from acgpt.engine.locks import turn
-from acgpt.engine.meter import Meter, ignore
+from acgpt.engine.attention import Backend, Cached, Ragged, head_width, run, take, words
+from acgpt.engine.layout import body_tokens, download, upload
 from acgpt.engine.score import check_numbers, forbid
-from acgpt.engine.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
+from acgpt.engine.steps import Row
 from acgpt.errors import InputError, whole_number
 from acgpt.query.query import Query
 
@@ -264,7 +259,7 @@ class Decoder:
         self.log_probs[rows, at] = log_probs.to(self.log_probs.dtype)
 
     def step(self, rows: int, width: int, capacity: int, sampling: Sampling, ordered: bool, never: int | None) -> None:
-        """Advance the first `rows` rows by one step of the schedule; the last two arguments as in `Sampler.stream`."""
+        """Advance the first `rows` rows by one step of the schedule; the last two arguments as in `Engine.stream`."""
         reads = self.reads.index_select(0, self.clock)[0, :rows, :width]
         at = self.draws.index_select(0, self.clock)[0, :rows]
         row = torch.arange(rows, device=at.device)
@@ -320,226 +315,8 @@ class Decoder:
             self.graphs[key].replay()
 
 
-@dataclass(frozen=True)
-class Call:
-    """What a call of `Sampler.stream` was told besides its queries, as described there."""
-
-    sampling: Sampling
-    future: bool
-    orders: Sequence[np.ndarray] | None = None
-    never: int | None = None
-
-
-@dataclass(frozen=True)
-class Prefill:
-    """Queries that have been run up to their first blank, in one packed pass."""
-
-    numbers: list[int]  # which queries
-    layout: Layout
-    states: list[tuple[Tensor, Tensor]]  # keys and values of each layer, as in `Recorder`
-    logits: Tensor  # (queries, V) for the first asked token of each, what is never drawn left out
-
-
-class Sampler:
-    """Draws samples from one model; on CUDA it keeps its decoder, with the captured steps, between calls."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        bos: int,
-        mask: int | None,
-        backend: str,
-        budget: int,
-        prefill_budget: int | None = None,
-    ) -> None:
-        self.model, self.bos, self.mask, self.backend = model, bos, mask, backend
-        self.budget = budget  # tokens of a pass that predicts every one of them
-        self.prefill_budget = prefill_budget or budget  # of one that predicts the first asked token of each query
-        self.cuda = model.device.type == "cuda"
-        self.most_rows = 256 if self.cuda else 32
-        self.slot_bytes = slot_bytes(model)
-        self.grain = 128 if self.cuda else 32  # the cache is read in multiples of this many slots
-        self.meter = Meter(model.device)  # of all passes
-        self.notice: Callable[[int], object] = ignore  # called as tokens are drawn, with their number
-        self.decoder: Decoder | None = None
-
-    def stream(
-        self,
-        queries: Sequence[Query],
-        n: int | Sequence[Sequence[int]],
-        sampling: Sampling,
-        future: bool,
-        *,
-        orders: Sequence[np.ndarray] | None = None,
-        never: int | None = None,
-    ) -> Iterator[list[Answer]]:
-        """Draw n samples of each query, and hand them over as they are ready: whoever takes them works beside a GPU.
-
-        Args:
-            queries: The questions.
-            n: How many samples of each; or, for each of them, the numbers of those that are wanted.
-            sampling: How a token is drawn.
-            future: As in `layout.build`.
-            orders: As in `layout.build`.
-            never: A token that is never drawn.
-        """
-        call = Call(sampling, future, orders, never)
-        rows = [Row(queries[number], number, sample) for number, sample in wanted(queries, n)]
-        rows.sort(key=lambda row: -len(row.query.asked_at))  # neighbours take about as many steps
-        with torch.cuda.device(self.model.device) if self.cuda else nullcontext():  # where kernels and graphs run
-            most = self.rows_at_once(max((2 * len(query) for query in queries), default=0))
-            kept: list[Prefill] = []
-            for start in range(0, len(rows), most):
-                batch, rest = rows[start : start + most], rows[start + most :]
-                kept = yield from self.batch(batch, call, kept, rest[0].number if rest else None)
-
-    def sample(
-        self, queries: Sequence[Query], n: int, sampling: Sampling, future: bool, *, never: int | None = None
-    ) -> list[list[Drawn]]:
-        """As `stream`: n samples of each query, when all are there."""
-        return gathered(self.stream(queries, n, sampling, future, never=never), queries, n)
-
-    @cached_property
-    def ragged(self) -> bool:
-        """Do steps read of each row what it has? Where they may, the kernel is compiled when this is first asked."""
-        return can_decode_ragged(self.model)
-
-    @property
-    def step_cost(self) -> StepCost:
-        """What a step costs here."""
-        return STEP_COST["ragged" if self.ragged else "cuda" if self.cuda else "other"]
-
-    def rows_at_once(self, slots: int) -> int:
-        """How many rows of so many slots to decode together: as many as pay, if their caches fit into memory."""
-        memory: int = torch.cuda.mem_get_info(self.model.device)[0] // 2 if self.cuda else 2 * 2**30
-        if self.cuda and self.decoder is not None:
-            memory += self.decoder.cache.nbytes
-        return max(1, min(self.most_rows, memory // max(1, slots * self.slot_bytes)))
-
-    def batch(
-        self, rows: list[Row], call: Call, ready: list[Prefill], following: int | None
-    ) -> Generator[list[Answer], None, list[Prefill]]:
-        """Decode one batch of rows together.
-
-        Args:
-            rows: What to draw.
-            call: How.
-            ready: Prefills that the batch before has left.
-            following: The query of the first row of the next batch: if it is one of these, its prefill is left for it.
-
-        Yields:
-            What is ready. Returns the prefills that are left.
-        """
-        queries = {row.number: row.query for row in rows}
-        with turn(self.model):
-            passes = self.prefills(queries, ready, call)
-            prefill = next(passes, None)  # a GPU is at work on it while the host makes its plans
-            width = choose_width(rows, self.step_cost)
-            steps = steps_of(rows, width, call.future)
-            rows, columns = steps.rows, max(map(len, queries.values())) + 1
-
-            # Rounded up, so that batches of about the same size find room, and captured steps, in the same decoder.
-            needed = steps.slots, columns, len(steps.draws)
-            size = (len(rows), *(-(-x // self.grain) * self.grain for x in needed), width)
-            decoder, self.decoder = self.decoder, None  # it is put back when all has gone well
-            if decoder is not None and not (decoder.fits(size) and decoder.weights == weights_of(self.model)):
-                decoder = None
-            left, first_logits = [], []
-            while prefill is not None:
-                if decoder is None:
-                    decoder = Decoder(self.model, prefill.states, size, self.ragged)
-                first_logits.append(self.fill(decoder, rows, prefill))
-                if following in prefill.numbers:
-                    left.append(prefill)
-                prefill = None  # its keys and values go before the next pass needs the room
-                prefill = next(passes, None)
-            assert decoder is not None
-            self.begin(decoder, steps, first_logits, call)
-
-        # Steps of one shape are played together: so many rows still at work, so many slots of the cache in use. When
-        # the device has its next ones to do, the rows that are done by then are handed over.
-        used = (steps.reads.max(-1, initial=-1) + steps.copies).max(-1, initial=0) + 1
-        capacities = -(-used // self.grain) * self.grain
-        if decoder.ragged:  # each row is read as far as it reaches, so one shape does for all
-            capacities[:] = decoder.slots
-        stages = few_shapes(steps.working)
-        working = stages if self.cuda else steps.working
-        changes = np.flatnonzero(np.diff(working) | np.diff(capacities)) + 1
-        how = replace(call.sampling, seed=0, first=0)  # they are in the noise: the same captured step serves any
-        at_work, done = len(rows), deque[Callable[[], list[Answer]]]()
-        for group in np.split(np.arange(len(steps.draws)), changes):
-            if len(group):
-                shape = int(working[group[0]]), width, int(capacities[group[0]]), how
-                with turn(self.model), self.meter.passes(len(group)):
-                    decoder.play(len(group), *shape, call.orders is not None, call.never)
-                self.notice(int((steps.draws[group] >= 0).sum()))
-            go_on = int(stages[group[-1] + 1]) if len(group) and group[-1] + 1 < len(stages) else 0
-            if go_on < at_work:
-                done.append(decoder.drawn(rows, go_on, at_work))
-                at_work = go_on
-                if len(done) > 1:
-                    yield done.popleft()()
-        last = done.popleft()()
-        self.decoder = decoder if self.cuda else None
-        del decoder, first_logits  # whoever takes the last rows may need the room
-        yield last
-        return left
-
-    def prefills(self, queries: dict[int, Query], ready: list[Prefill], call: Call) -> Iterator[Prefill]:
-        """Every query run up to its first blank, once: those that are ready, then the others, many in a pass."""
-        ready = [prefill for prefill in ready if not queries.keys().isdisjoint(prefill.numbers)]
-        yield from ready
-        done = {number for prefill in ready for number in prefill.numbers}
-        left = {number: query for number, query in queries.items() if number not in done}
-        for group in batches(left, self.prefill_budget, call.future, first_only=True, packed=self.backend != "dense"):
-            questions = [queries[number] for number in group]
-            orders = None if call.orders is None else [call.orders[number] for number in group]
-            layout = build(questions, bos=self.bos, mask=self.mask, future=call.future, first_only=True, orders=orders)
-            there, recorder = layout.to(self.model.device), Recorder()
-            backend = BACKENDS[self.backend](there)
-            with self.meter.passes():
-                logits = run(self.model, *there.inputs(), backend, there.rows, recorder, there.told)[0]
-            yield Prefill(group, layout, recorder.states, forbid(logits, call.never))
-
-    def fill(self, decoder: Decoder, rows: list[Row], prefill: Prefill) -> tuple[list[int], Tensor]:
-        """Fill the caches of the rows whose queries have been prefilled.
-
-        Returns:
-            Which rows, and (rows, V) the logits of their first asked tokens.
-        """
-        place = {number: i for i, number in enumerate(prefill.numbers)}
-        members = [r for r, row in enumerate(rows) if row.number in place]
-        which, device = np.array([place[rows[member].number] for member in members]), self.model.device
-        packed, real = (x[which] for x in prefill.layout.rectangle())
-        places = np.array(members)[:, None] * (decoder.slots + 1) + np.arange(real.shape[1])
-        decoder.cache.fill(prefill.states, upload(packed[real], device), upload(places[real], device))
-        return members, prefill.logits[upload(which, device)]
-
-    def begin(self, decoder: Decoder, steps: Steps, first_logits: list[tuple[list[int], Tensor]], call: Call) -> None:
-        """Write down the steps and what is known of all rows; make their first draw, from what `fill` returned."""
-        rows, (count, _, width) = steps.rows, steps.reads.shape
-        decoder.at_work = adapters_at_work(self.model)
-        decoder.read_in(rows, steps.copies, self.bos, self.mask, call.sampling)
-        write(decoder.reads[:count, : len(rows), :width], steps.reads)
-        write(decoder.draws[:count, : len(rows)], steps.draws)
-        decoder.clock.zero_()
-        if call.orders is not None:
-            places = np.zeros((len(rows), decoder.places.shape[1]), dtype=np.int64)
-            for place_of, row in zip(places, rows, strict=True):
-                order = call.orders[row.number]
-                place_of[1 : len(order) + 1] = order
-            write(decoder.places[: len(rows)], places)
-        members = [member for some, _ in first_logits for member in some]
-        first = [int(rows[member].query.asked_at[0]) for member in members]
-        r, at = (upload(np.array(numbers), self.model.device) for numbers in (members, first))
-        logits = torch.cat([of_some for _, of_some in first_logits])
-        decoder.put(r, at, *draw(logits, decoder.noise[r, at], call.sampling))
-        self.notice(len(members))
-
-
 def wanted(queries: Sequence[Query], n: int | Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Of every sample the number of its query and its own; `n` as in `Sampler.stream`."""
+    """Of every sample the number of its query and its own; `n` as in `Engine.stream`."""
     numbers = [range(n)] * len(queries) if isinstance(n, int) else n
     return [(n, sample) for n, samples in zip(range(len(queries)), numbers, strict=True) for sample in samples]
 

@@ -1,67 +1,12 @@
-"""Scoring: the exact log-probability of every asked token of a batch of queries, a forward pass for many queries."""
+"""From logits to log-probabilities."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from acgpt.engine.attention import BACKENDS, run
-from acgpt.engine.layout import Layout, batches, build
 from acgpt.errors import ModelError
-from acgpt.query.query import Query
-
-
-def log_probs(
-    model: PreTrainedModel,
-    queries: Sequence[Query],
-    *,
-    bos: int,
-    mask: int | None,
-    future: bool,
-    backend: str,
-    budget: int,
-    orders: Sequence[np.ndarray] | None = None,
-    never: int | None = None,
-) -> list[list[float]]:
-    """log p(asked token | given tokens, asked tokens before it), for each query from left to right, in nats.
-
-    Args:
-        model: A causal language model that `attention.check_model` has accepted.
-        queries: Of any lengths; they are packed together, and each gets what it would get alone, to rounding.
-        bos: As in `layout.build`.
-        mask: As in `layout.build`.
-        future: As in `layout.build`.
-        backend: "dense" or "varlen".
-        budget: At most this many tokens go through the model at a time (a longer text still goes alone).
-        orders: As in `layout.build`.
-        never: A token that has no probability at all.
-    """
-    answers: list[list[float]] = [[] for _ in queries]
-    for group in batches(dict(enumerate(queries)), budget, future):
-        order = None if orders is None else [orders[i] for i in group]
-        layout = build([queries[i] for i in group], bos=bos, mask=mask, future=future, orders=order)
-        for i, score in zip(group, layout_log_probs(model, layout, backend, never), strict=True):
-            answers[i] = score.tolist()
-    return answers
-
-
-def layout_log_probs(model: PreTrainedModel, layout: Layout, backend: str, never: int | None) -> list[np.ndarray]:
-    """The log-probabilities of a layout's targets, query by query; arguments as of `log_probs`."""
-    logits = layout_logits(model, layout, backend, never)
-    scores = token_log_probs(logits, layout.targets.to(logits.device)).numpy()
-    check_numbers(scores)
-    return np.split(scores, np.cumsum(layout.asked)[:-1])
-
-
-def layout_logits(model: PreTrainedModel, layout: Layout, backend: str, never: int | None) -> Tensor:
-    """(A, V) the logits of a layout's predictions; arguments as of `log_probs`."""
-    layout = layout.to(model.device)
-    logits = run(model, *layout.inputs(), BACKENDS[backend](layout), layout.rows, target_positions=layout.told)[0]
-    return forbid(logits, never)
 
 
 def forbid(logits: Tensor, never: int | None) -> Tensor:

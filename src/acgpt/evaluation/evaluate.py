@@ -131,13 +131,9 @@ def evaluate(
     with progress() as update, compiling(compiled):
         evaluation = perplexity.evaluate(
             asked_by,
-            lm.model,
+            lm.engine(lm.mask, batch_tokens),
             evaluation_set,
-            bos=lm.bos,
-            mask=lm.mask,
             modes=names,
-            backend=lm.attention,
-            budget=batch_tokens or lm.budget,
             seed=seed or 0,
             progress=update,
             unfinished=unfinished,

@@ -38,6 +38,7 @@ from acgpt.common.files import disk_errors, write_whole
 from acgpt.common.provenance import versions, when
 from acgpt.engine.attention import evaluating
 from acgpt.engine.decode import GREEDY, Answer, Sampling
+from acgpt.engine.meter import ignore
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.evaluation.generations import BLANK, KIND, as_line, check_lines, sha256
@@ -101,7 +102,12 @@ class Generator:
         check_fit(lm.model, evaluation_set, self.method.overhead)
         if compiled:
             lm.compile(self.method)
-        self.sampler = lm.sampler(self.method.mask(lm.mask), budget)
+        self.noticed: Callable[[int], object] = ignore
+        self.engine = lm.engine(self.method.mask(lm.mask), budget, notice=self.notice)
+
+    def notice(self, tokens: int) -> None:
+        """Pass on that so many tokens have been drawn, to whoever draws now."""
+        self.noticed(tokens)
 
     # ---- what is drawn ----------------------------------------------------------------------------------------------
 
@@ -123,7 +129,7 @@ class Generator:
 
     def config(self, mode: str, future: bool) -> dict[str, Any]:
         """All that decides the samples of a mode, and the bytes of their file: what a run that goes on must have."""
-        sampling, prefill = asdict(self.sampling), self.sampler.prefill_budget
+        sampling, prefill = asdict(self.sampling), self.engine.prefill_budget
         del sampling["first"]
         return {
             "mode": mode,
@@ -132,7 +138,7 @@ class Generator:
             "options": self.options,
             "weights": self.weights,
             "bos_token_id": self.lm.bos,
-            "mask_token_id": self.sampler.mask,
+            "mask_token_id": self.engine.mask,
             "set": self.evaluation_set.hash,
             "samples": self.samples,
             "prompt": self.prompt,
@@ -140,18 +146,18 @@ class Generator:
             "dtype": str(self.lm.model.dtype).removeprefix("torch."),
             "device": self.lm.model.device.type,
             "attention": self.lm.attention,
-            "batch_tokens": self.sampler.budget,
+            "batch_tokens": self.engine.budget,
             "samples_at_once": self.at_once,
             # What rounds otherwise: a compiled network, steps by a kernel instead of a mask, larger prefills.
             **({"compiled": True} if self.compiled else {}),
-            **({"decoding": "kernel"} if not self.method.compiles and self.sampler.ragged else {}),
-            **({"prefill_tokens": prefill} if not self.method.compiles and prefill != self.sampler.budget else {}),
+            **({"decoding": "kernel"} if not self.method.compiles and self.engine.ragged else {}),
+            **({"prefill_tokens": prefill} if not self.method.compiles and prefill != self.engine.budget else {}),
         }
 
     @property
     def at_once(self) -> int:
         """The most samples of a group."""
-        return self.method.rows_at_once(self.sampler, self.evaluation_set.length)
+        return self.method.rows_at_once(self.engine, self.evaluation_set.length)
 
     @cached_property
     def weights(self) -> str:
@@ -239,16 +245,16 @@ class Generator:
             tokens += count
             progress(before + tokens, total, tokens)
 
-        self.sampler.notice = notice
+        self.noticed = notice
         notice(0)
-        meter, begun = self.sampler.meter, time.perf_counter()
+        meter, begun = self.engine.meter, time.perf_counter()
         for group in left:
             calls, busy = meter.calls, meter.seconds
             sampling = replace(self.sampling, first=group.samples.start)
             asked = [queries[item] for item in group.items]
             lines: dict[tuple[int, int], bytes] = {}
             with torch.inference_mode(), evaluating(self.lm.model):
-                for answers in self.method.stream(self.sampler, asked, len(group.samples), sampling, future):
+                for answers in self.method.stream(self.engine, asked, len(group.samples), sampling, future):
                     lines |= self.lines(group, queries, answers)
             now = time.perf_counter()  # writing a group counts with the next
             took = now - begun, meter.seconds - busy, meter.calls - calls

@@ -1,7 +1,7 @@
 """Perplexity in the five modes of section 4.1, of one model on one evaluation set.
 
     evaluation_set = EvaluationSet.build(corpus.tokens("test"), tokenizer_hash=…, r_max=0.6)
-    evaluation = evaluate(model_method(lm.metadata), lm.model, evaluation_set, bos=lm.bos, mask=lm.mask)
+    evaluation = evaluate(model_method(lm.metadata), lm.engine(lm.mask), evaluation_set)
     evaluation.modes["training"].perplexity, evaluation.gains["training"].percent
 
 Perplexity is exp of the mean negative log-probability over *all* asked tokens of the set, not a mean over texts or
@@ -31,7 +31,8 @@ from safetensors.numpy import save
 from transformers import PreTrainedModel
 
 from acgpt.common.files import write_whole
-from acgpt.engine.attention import choose_backend, evaluating
+from acgpt.engine.attention import evaluating
+from acgpt.engine.engine import Engine
 from acgpt.engine.layout import batches
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationSet
@@ -238,14 +239,10 @@ def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
 
 def evaluate(
     method: Method,
-    model: PreTrainedModel,
+    engine: Engine,
     evaluation_set: EvaluationSet,
     *,
-    bos: int,
-    mask: int | None,
     modes: Sequence[str] = (),
-    backend: str | None = None,
-    budget: int = 2**13,
     seed: int = 0,
     progress: Callable[[int, int], object] = lambda done, all: None,
     unfinished: Unfinished | None = None,
@@ -254,20 +251,15 @@ def evaluate(
 
     Args:
         method: How the model is asked.
-        model: One that `attention.check_model` has accepted, as `LanguageModel` and training do.
+        engine: The model, its BOS and MASK. The result does not depend on its budget, but for rounding.
         evaluation_set: What it is asked.
-        bos: Id of the token at position 0.
-        mask: Id of the token that stands for unknown ones; needed only if the set has any, or the method needs one.
         modes: Names of modes; by default all five. One the method cannot answer has no result.
-        backend: As in `attention.BACKENDS`; by default the fastest that is exact.
-        budget: At most this many tokens go through the model at a time (a longer text still goes alone). The result
-            does not depend on it, but for rounding.
         seed: Of the resampling behind the intervals.
         progress: Called with the number of texts answered so far and the number of all, over all passes.
         unfinished: What was answered before, and where to keep what is answered now.
     """
     wanted = modes_named(modes)
-    check_fit(model, evaluation_set, method.overhead)
+    check_fit(engine.model, evaluation_set, method.overhead)
     passes: dict[bytes, list[Query]] = {}  # by what is shown: modes that show the same are answered together
     shown = {mode.name: mode.shown(evaluation_set.roles(mode)) for mode in wanted}
     unanswered = []
@@ -283,7 +275,7 @@ def evaluate(
     answers: dict[bytes, np.ndarray] = {}
     done, total = 0, len(evaluation_set) * len(passes)
     progress(done, total)
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), evaluating(engine.model):
         for key, queries in passes.items():
             shape = evaluation_set.tokens.shape
             answers[key] = np.full(shape, np.nan) if unfinished is None else unfinished.of(key, shape)
@@ -291,11 +283,9 @@ def evaluate(
             left = {i: query for i, query in enumerate(queries) if missing[i]}
             done += len(queries) - len(left)
             progress(done, total)
-            for group in few_at_once(batches(left, budget, future=True), method.texts_at_once):
+            for group in few_at_once(batches(left, engine.budget, future=True), method.texts_at_once):
                 asked = [queries[i] for i in group]
-                scores = method.log_probs(
-                    model, asked, bos=bos, mask=mask, backend=backend or choose_backend(model), budget=budget
-                )
+                scores = method.log_probs(engine, asked)
                 for i, query, score in zip(group, asked, scores, strict=True):
                     answers[key][i, np.asarray(query.asked_positions) - 1] = score
                 done += len(group)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from transformers import PreTrainedModel
 
-from acgpt.engine import score
-from acgpt.engine.decode import Answer, Sampler, Sampling
+from acgpt.engine.decode import Answer, Sampling
+from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.methods.base import Abilities, Method
 from acgpt.query.query import Query
@@ -29,21 +28,19 @@ class AcGpt(Method):
         """Every query."""
         return True
 
-    def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
+    def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
         """As `Method.score` says, with a copy of every given token."""
-        return score.log_probs(model, queries, future=True, **how)
+        return engine.log_probs(queries, future=True)
 
-    def log_probs(
-        self, model: PreTrainedModel, queries: Sequence[Query], *, future: bool = True, **how: Any
-    ) -> list[list[float]]:
+    def log_probs(self, engine: Engine, queries: Sequence[Query], *, future: bool = True) -> list[list[float]]:
         """As `Method.log_probs` says; without the future nothing is copied."""
-        return score.log_probs(model, queries, future=future, **how)
+        return engine.log_probs(queries, future=future)
 
     def stream(
-        self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
+        self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> Iterator[list[Answer]]:
         """As `Method.stream` says, with a cache: copies are read once, given tokens forced when they are reached."""
-        yield from sampler.stream(queries, n, sampling, future)
+        yield from engine.stream(queries, n, sampling, future)
 
     def lay_out(
         self,

@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import or_
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from transformers import GPTNeoXForCausalLM, PreTrainedModel
+from transformers import GPTNeoXForCausalLM
 
-from acgpt.engine.decode import Answer, Drawn, Sampler, Sampling, gathered
+from acgpt.engine.decode import Answer, Drawn, Sampling, gathered
+from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout
 from acgpt.errors import InputError, QueryError
 from acgpt.query.conditioning import Conditioning
@@ -97,54 +98,31 @@ class Method(ABC):
         """Can this query be answered? What it depends on is the roles of the tokens alone."""
 
     @abstractmethod
-    def score(
-        self,
-        model: PreTrainedModel,
-        queries: Sequence[Query],
-        *,
-        bos: int,
-        mask: int | None,
-        backend: str,
-        budget: int,
-    ) -> list[list[float]]:
+    def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
         """As `log_probs`, for queries that `answers` accepts, with the future in view."""
 
-    def log_probs(
-        self,
-        model: PreTrainedModel,
-        queries: Sequence[Query],
-        *,
-        bos: int,
-        mask: int | None,
-        backend: str,
-        budget: int,
-        future: bool = True,
-    ) -> list[list[float]]:
+    def log_probs(self, engine: Engine, queries: Sequence[Query], *, future: bool = True) -> list[list[float]]:
         """log p(asked token | given tokens, asked tokens before it), for each query from left to right, in nats.
 
         Exact unless the method is a `bound`: each query gets what it would get alone, to rounding. Whether gradients
         are kept and whether dropout is off is for the caller to say.
 
         Args:
-            model: A model of this method that `attention.check_model` has accepted.
+            engine: The model, its BOS and MASK.
             queries: Of any lengths, all of which `answers` accepts; every asked token has its id.
-            bos: Id of the token at position 0.
-            mask: Id of the token that stands for unknown ones; needed if a query has any, or the method needs one.
-            backend: How attention is computed, see `attention.BACKENDS`.
-            budget: At most this many tokens go through the model at a time (a longer text still goes alone).
             future: Are given tokens known from the start? If not, they are read when they are reached: the text from
                 left to right, as if all of it were asked.
 
         Raises:
             QueryError: `answers` does not accept a query; nothing is guessed.
         """
-        how: dict[str, Any] = {"bos": bos, "mask": self.mask(mask), "backend": backend, "budget": budget}
+        self.mask(engine.mask)
         if future:
             self.check(queries)
-            return self.score(model, queries, **how)
+            return self.score(engine, queries)
         read = [self.left_to_right(query) for query in queries]
         self.check(read)
-        answers = self.score(model, read, **how)
+        answers = self.score(engine, read)
         return [
             [score for score, position in zip(scores, all_.asked_positions, strict=True) if query.asked[position - 1]]
             for query, all_, scores in zip(queries, read, answers, strict=True)
@@ -152,7 +130,7 @@ class Method(ABC):
 
     @abstractmethod
     def stream(
-        self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
+        self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> Iterator[list[Answer]]:
         """Draw n samples of each query, and hand them over as they are ready, in whatever order.
 
@@ -160,7 +138,7 @@ class Method(ABC):
         first one on, not before.
 
         Args:
-            sampler: The model, its BOS and MASK, and what decoding keeps between calls.
+            engine: As in `log_probs`.
             queries: As in `log_probs`, but that asked tokens need no ids.
             n: How many samples of each.
             sampling: How a token is drawn.
@@ -175,10 +153,10 @@ class Method(ABC):
         """
 
     def sample(
-        self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
+        self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> list[list[Drawn]]:
         """As `stream`: n samples of each query, when all are there."""
-        return gathered(self.stream(sampler, queries, n, sampling, future), queries, n)
+        return gathered(self.stream(engine, queries, n, sampling, future), queries, n)
 
     def can_sample(self, query: Query, future: bool) -> bool:
         """Can samples of this query be drawn? By default wherever `log_probs` has an answer."""
@@ -186,9 +164,9 @@ class Method(ABC):
             return self.answers(query)
         return self.chain and self.answers(self.left_to_right(query))
 
-    def rows_at_once(self, sampler: Sampler, length: int) -> int:
+    def rows_at_once(self, engine: Engine, length: int) -> int:
         """How many samples of so many tokens one call of `sample` is best asked for."""
-        return sampler.most_rows
+        return engine.most_rows
 
     def insisted(self) -> Method:
         """How a model of this method is asked by one who insists on the future, though it never learned to read it."""

@@ -29,11 +29,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
-from transformers import PreTrainedModel
 
-from acgpt.engine.decode import Answer, Sampler, Sampling, randomness, wanted
+from acgpt.engine.decode import Answer, Sampling, randomness, wanted
+from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout
-from acgpt.engine.score import layout_log_probs
 from acgpt.errors import InputError
 from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Method
@@ -93,23 +92,15 @@ class Diffusion(Method):
         """Every query, from the past alone too."""
         return True
 
-    def score(
-        self,
-        model: PreTrainedModel,
-        queries: Sequence[Query],
-        *,
-        bos: int,
-        mask: int | None,
-        backend: str,
-        budget: int,
-    ) -> list[list[float]]:
+    def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
         """Numbers whose sum over a query estimates its bound, without bias: what each token adds to it."""
+        bos, mask = engine.bos, self.mask(engine.mask)
         assert mask is not None
         answers = [np.zeros(len(query.asked_positions)) for query in queries]
         parts = [masked.parts(query, bos=bos, mask=mask) for query in queries]
         sets = [self.masked_sets(query) for query in queries]
         passes = [(number, each) for number in range(len(queries)) for each in range(self.draws)]
-        for group in masked.groups([len(queries[number]) for number, _ in passes], budget):
+        for group in masked.groups([len(queries[number]) for number, _ in passes], engine.budget):
             members = [passes[each] for each in group]
             texts, places, targets = [], [], []
             for number, each in members:
@@ -119,12 +110,8 @@ class Diffusion(Method):
                 texts.append(text)
                 places.append(asked[hidden])
                 targets.append(tokens[hidden])
-            lengths = np.array([len(text) for text in texts])
-            rows = np.concatenate([start + at for start, at in zip(lengths.cumsum() - lengths, places, strict=True)])
-            layout = masked.both_ways(
-                np.concatenate(texts), lengths, rows, np.concatenate(targets), bos=bos, text_slots=backend == "fused"
-            )
-            for (number, each), scores in zip(members, layout_log_probs(model, layout, backend, mask), strict=True):
+            layout = masked.both_ways(texts, places, targets, bos=bos, text_slots=engine.backend == "fused")
+            for (number, each), scores in zip(members, engine.score(layout, mask), strict=True):
                 answers[number][sets[number][each]] += scores * len(answers[number]) / len(scores) / self.draws
         return [answer.tolist() for answer in answers]
 
@@ -142,7 +129,7 @@ class Diffusion(Method):
         return hidden
 
     def stream(
-        self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
+        self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> Iterator[list[Answer]]:
         """As `Method.stream` says, by ancestral sampling: as time goes from 1 to 0, masked tokens are drawn.
 
@@ -153,14 +140,14 @@ class Diffusion(Method):
         drawn in which step is known beforehand; a step in which none is drawn changes nothing, and takes no pass.
         The log-probabilities are those with which the tokens were drawn.
         """
-        mask = self.mask(sampler.mask)
+        mask = self.mask(engine.mask)
         assert mask is not None
         rows = wanted(queries, n)
-        for group in masked.groups([len(queries[number]) for number, _ in rows], sampler.budget):
+        for group in masked.groups([len(queries[number]) for number, _ in rows], engine.budget):
             members = [rows[each] for each in group]
             questions = [queries[number] for number, _ in members]
-            texts = [masked.shown(query, bos=sampler.bos, mask=mask, given=future) for query in questions]
-            known = [masked.shown(query, bos=sampler.bos, mask=mask) for query in questions]
+            texts = [masked.shown(query, bos=engine.bos, mask=mask, given=future) for query in questions]
+            known = [masked.shown(query, bos=engine.bos, mask=mask) for query in questions]
             chances, turns, reached = [], [], []
             for query, (_, sample) in zip(questions, members, strict=True):
                 rng = randomness(query if future else prompted(query), sampling.first + sample, sampling.seed)
@@ -168,7 +155,7 @@ class Diffusion(Method):
                 chances.append(rng.random(len(query) + 1))
                 turns.append(drawn_when)
                 reached.append(shown_when)
-            drawn = masked.fill(sampler, texts, turns, chances, mask, sampling, known=known, reached=reached)
+            drawn = masked.fill(engine, texts, turns, chances, mask, sampling, known=known, reached=reached)
             yield masked.answers(members, questions, drawn)
 
     def schedule(self, query: Query, uniform: np.ndarray, future: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -191,9 +178,9 @@ class Diffusion(Method):
         _, first = np.unique(step, return_index=True)
         return [asked[step == each] for each in step[first]], np.split(later, before[first])[:-1]
 
-    def rows_at_once(self, sampler: Sampler, length: int) -> int:
+    def rows_at_once(self, engine: Engine, length: int) -> int:
         """As many as go through the model in one pass."""
-        return max(1, sampler.budget // (length + 2))
+        return max(1, engine.budget // (length + 2))
 
     def lay_out(
         self,

@@ -18,13 +18,12 @@ recipe gives blocks, as many tokens are given at the two ends.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from transformers import PreTrainedModel
 
-from acgpt.engine import score
-from acgpt.engine.decode import Answer, Sampler, Sampling
+from acgpt.engine.decode import Answer, Sampling
+from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.errors import InputError, QueryError
 from acgpt.methods.base import Abilities, Method
@@ -68,22 +67,22 @@ class Fim(Method):
                 )
         super().check(queries)
 
-    def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
+    def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
         """As `Method.score` says, in one causal pass."""
-        return score.log_probs(
-            model, [as_read(query, how["mask"]) for query in queries], future=False, never=how["mask"], **how
-        )
+        mask = self.mask(engine.mask)
+        assert mask is not None
+        return engine.log_probs([as_read(query, mask) for query in queries], future=False, never=mask)
 
     def stream(
-        self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
+        self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> Iterator[list[Answer]]:
         """As `Method.stream` says, with a cache; without the future, the whole text is the middle."""
-        mask = self.mask(sampler.mask)
+        mask = self.mask(engine.mask)
         assert mask is not None
         if not all(self.can_sample(query, future) for query in queries):
             self.check(queries if future else [self.left_to_right(query) for query in queries])
         moved = [as_read(query, mask, all_of_it=not future) for query in queries]
-        yield from sampler.stream(moved, n, sampling, future=False, never=mask)
+        yield from engine.stream(moved, n, sampling, future=False, never=mask)
 
     def conditioning(self, distribution: Conditioning) -> Conditioning:
         """Infilling sets of the same sizes."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import or_
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from transformers import PreTrainedModel
 
-from acgpt.engine import score
-from acgpt.engine.decode import Answer, Sampler, Sampling
+from acgpt.engine.decode import Answer, Sampling
+from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.methods.base import Abilities, Method
@@ -37,26 +36,24 @@ class Gpt(Method):
         last = query.asked_at[-1]
         return all(map(or_, query.given[:last], query.asked[:last])) and not query.needs_future
 
-    def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
+    def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
         """As `Method.score` says, in one causal pass; MASK is never read."""
-        how["mask"] = how["bos"]  # stands where nothing is read any more: after the last asked token
-        return score.log_probs(model, queries, future=False, **how)
+        # Any token will do for MASK: it stands where nothing is read any more, after the last asked token.
+        return engine.with_mask(engine.bos).log_probs(queries, future=False)
 
-    def log_probs(
-        self, model: PreTrainedModel, queries: Sequence[Query], *, future: bool = True, **how: Any
-    ) -> list[list[float]]:
+    def log_probs(self, engine: Engine, queries: Sequence[Query], *, future: bool = True) -> list[list[float]]:
         """As `Method.log_probs` says; without the future whatever stands after an asked token is ignored."""
         if future:
-            return super().log_probs(model, queries, **how)
-        return score.log_probs(model, queries, future=False, **how)
+            return super().log_probs(engine, queries)
+        return engine.log_probs(queries, future=False)
 
     def stream(
-        self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
+        self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> Iterator[list[Answer]]:
         """As `Method.stream` says, with a cache; given tokens are forced when they are reached."""
         if future:
             self.check(queries)
-        yield from sampler.stream(queries, n, sampling, future=False)
+        yield from engine.stream(queries, n, sampling, future=False)
 
     def insisted(self) -> Method:
         """Shown copies, as AC-GPT is: the network takes them, whatever it makes of them."""

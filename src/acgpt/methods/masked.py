@@ -19,7 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from acgpt.engine.attention import BACKENDS, Backend, run
-from acgpt.engine.decode import Answer, Drawn, Sampler, Sampling, draw
+from acgpt.engine.decode import Answer, Drawn, Sampling, draw
+from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout
 from acgpt.engine.score import check_numbers, forbid
 from acgpt.query.query import Query
@@ -38,7 +39,7 @@ def parts(query: Query, *, bos: int, mask: int) -> tuple[np.ndarray, np.ndarray,
 
 
 def fill(
-    sampler: Sampler,
+    engine: Engine,
     texts: Sequence[np.ndarray],
     turns: Sequence[Sequence[np.ndarray]],
     chances: Sequence[np.ndarray],
@@ -67,7 +68,7 @@ def fill(
     Returns:
         For each text, (T + 1,) its tokens, and the log-probabilities of those that were drawn.
     """
-    device = sampler.model.device
+    device = engine.model.device
     wide = torch.float32 if device.type == "mps" else torch.float64
     order = sorted(range(len(texts)), key=lambda row: -len(turns[row]))
     ends = np.cumsum([len(texts[row]) for row in order])
@@ -90,17 +91,17 @@ def fill(
     log_probs = torch.zeros_like(uniform)
     shown = None if reached is None else places(reached)
     lengths = tuple(len(texts[row]) for row in order)
-    frame = Frame(lengths[: working[0]], bos=sampler.bos, backend=sampler.backend, device=device)
+    frame = Frame(lengths[: working[0]], bos=engine.bos, backend=engine.backend, device=device)
     for turn, (count, at) in enumerate(zip(working, places(turns), strict=True)):
         if len(frame.lengths) != count:
-            frame = Frame(lengths[:count], bos=sampler.bos, backend=sampler.backend, device=device)
+            frame = Frame(lengths[:count], bos=engine.bos, backend=engine.backend, device=device)
         if shown is not None and given is not None:
             ids[shown[turn]] = given[shown[turn]]
-        with sampler.meter.passes():
-            logits = frame.logits(sampler.model, ids[: ends[count - 1]], at, mask)
+        with engine.meter.passes():
+            logits = frame.logits(engine.model, ids[: ends[count - 1]], at, mask)
             tokens, scores = draw(logits, uniform[at], sampling)
         ids[at], log_probs[at] = tokens, scores.to(wide)
-        sampler.notice(len(at))
+        engine.notice(len(at))
     filled, scored = (np.split(x.cpu().numpy(), ends[:-1]) for x in (ids, log_probs))
     check_numbers(np.concatenate(scored))
     place_of = {row: i for i, row in enumerate(order)}
@@ -124,9 +125,9 @@ class Frame:
     """
 
     def __init__(self, lengths: tuple[int, ...], *, bos: int, backend: str, device: torch.device) -> None:
-        nothing = np.zeros(0, dtype=np.int64)
-        ids = np.zeros(sum(lengths), dtype=np.int64)
-        layout = both_ways(ids, np.array(lengths), nothing, nothing, bos=bos, text_slots=backend == "fused").to(device)
+        nothing = [np.zeros(0, dtype=np.int64)] * len(lengths)
+        texts = [np.zeros(length, dtype=np.int64) for length in lengths]
+        layout = both_ways(texts, nothing, nothing, bos=bos, text_slots=backend == "fused").to(device)
         self.lengths, self.positions = lengths, layout.positions[None]
         self.tail = layout.ids[sum(lengths) :]  # what the text slots read
         self.backend: Backend = BACKENDS[backend](layout)
@@ -137,31 +138,35 @@ class Frame:
 
 
 def both_ways(
-    ids: np.ndarray, lengths: np.ndarray, rows: np.ndarray, targets: np.ndarray, *, bos: int, text_slots: bool
+    texts: Sequence[np.ndarray],
+    places: Sequence[np.ndarray],
+    targets: Sequence[np.ndarray],
+    *,
+    bos: int,
+    text_slots: bool,
 ) -> Layout:
-    """A batch of texts that are read in both directions.
+    """Lay out a batch of texts that are read in both directions.
 
     Args:
-        ids: (N,) the texts end to end, each with its BOS.
-        lengths: (B,) of each text, BOS included.
-        rows: (A,) the slots that predict.
-        targets: (A,) the tokens that they predict.
+        texts: Each (T + 1,), BOS first.
+        places: For each the positions that predict.
+        targets: For each the tokens that they predict.
         bos: Of the text slots.
         text_slots: Give each text one text slot, for training and for the fused kernels.
     """
-    count = len(lengths)
+    lengths, slots = np.array([len(text) for text in texts]), int(text_slots)
     starts = lengths.cumsum() - lengths
-    extra = count if text_slots else 0
-    positions = np.arange(len(ids)) - np.repeat(starts, lengths)
-    owners = np.searchsorted(starts, rows, side="right") - 1
+    ids = np.concatenate([*texts, np.full(len(texts) * slots, bos)])
+    positions = np.concatenate([*map(np.arange, lengths), np.zeros(len(texts) * slots, dtype=np.int64)])
+    rows = np.concatenate([start + place for start, place in zip(starts, places, strict=True)])
     return Layout(
-        ids=torch.from_numpy(np.concatenate([ids, np.full(extra, bos)])),
-        positions=torch.from_numpy(np.concatenate([positions, np.zeros(extra, dtype=np.int64)])),
+        ids=torch.from_numpy(ids),
+        positions=torch.from_numpy(positions),
         copies=tuple(lengths.tolist()),
-        texts=(int(text_slots),) * count,
+        texts=(slots,) * len(texts),
         rows=torch.from_numpy(rows),
-        targets=torch.from_numpy(targets),
-        asked=tuple(np.bincount(owners, minlength=count).tolist()),
+        targets=torch.from_numpy(np.concatenate(targets)),
+        asked=tuple(map(len, places)),
     )
 
 
@@ -198,10 +203,10 @@ def lay_out(
         mask: MASK.
         weights: (B, T) of each prediction in the loss.
     """
-    count, length = tokens.shape
-    ids = np.concatenate([np.full((count, 1), bos), np.where(hidden, mask, tokens)], axis=1).ravel()
-    rows = np.flatnonzero(np.concatenate([np.zeros((count, 1), dtype=bool), predicted], axis=1))
-    layout = both_ways(ids, np.full(count, length + 1), rows, tokens[predicted], bos=bos, text_slots=True)
+    texts = np.concatenate([np.full((len(tokens), 1), bos), np.where(hidden, mask, tokens)], axis=1)
+    places = [np.flatnonzero(which) + 1 for which in predicted]
+    targets = [text[which] for text, which in zip(tokens, predicted, strict=True)]
+    layout = both_ways(list(texts), places, targets, bos=bos, text_slots=True)
     if weights is None:
         return layout
     return replace(layout, weights=torch.from_numpy(weights[predicted].astype(np.float32)))

@@ -17,9 +17,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from acgpt.engine.decode import Answer, Sampler, Sampling, noise, wanted
+from acgpt.engine.decode import Answer, Sampling, noise, wanted
+from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout
 from acgpt.engine.score import check_numbers, chosen
 from acgpt.methods import masked
@@ -44,22 +44,14 @@ class Mlm(Method):
         """Every query."""
         return True
 
-    def score(
-        self,
-        model: PreTrainedModel,
-        queries: Sequence[Query],
-        *,
-        bos: int,
-        mask: int | None,
-        backend: str,
-        budget: int,
-    ) -> list[list[float]]:
+    def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
         """As `Method.score` says, a pass a token.
 
         What a pass reads is made where the model is: the text, with MASK where the rank of an asked token among all
         asked ones is not below the pass's. So nothing is sent there, or waited for, between passes over texts of the
         same lengths.
         """
+        model, bos, mask = engine.model, engine.bos, self.mask(engine.mask)
         assert mask is not None
         if not queries:
             return []
@@ -80,11 +72,11 @@ class Mlm(Method):
         turn = there(*map(np.arange, counts))
         place, target = there(*(asked for _, asked, _ in parts)), there(*(tokens for _, _, tokens in parts))
         frame, found = None, []
-        for group in masked.groups((lengths[owner] - 1).tolist(), budget):
+        for group in masked.groups((lengths[owner] - 1).tolist(), engine.budget):
             now = slice(group.start, group.stop)
             sizes = lengths[owner[now]]
             if frame is None or frame.lengths != tuple(sizes):
-                frame = masked.Frame(tuple(sizes.tolist()), bos=bos, backend=backend, device=model.device)
+                frame = masked.Frame(tuple(sizes.tolist()), bos=bos, backend=engine.backend, device=model.device)
                 first = there(sizes.cumsum() - sizes)
                 member = there(np.repeat(np.arange(len(sizes)), sizes))  # whose a slot is
                 offset = there(*map(np.arange, sizes))
@@ -96,28 +88,28 @@ class Mlm(Method):
         return [part.tolist() for part in np.split(scores, np.cumsum(counts)[:-1])]
 
     def stream(
-        self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
+        self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> Iterator[list[Answer]]:
         """As `Method.stream` says, a pass a token; without the future, given tokens are shown when they are reached."""
-        mask = self.mask(sampler.mask)
+        mask = self.mask(engine.mask)
         assert mask is not None
         rows = wanted(queries, n)
-        for group in masked.groups([len(queries[number]) for number, _ in rows], sampler.budget):
+        for group in masked.groups([len(queries[number]) for number, _ in rows], engine.budget):
             members = [rows[each] for each in group]
             questions = [queries[number] for number, _ in members]
-            texts = [masked.shown(query, bos=sampler.bos, mask=mask, given=future) for query in questions]
-            known = [masked.shown(query, bos=sampler.bos, mask=mask) for query in questions]
+            texts = [masked.shown(query, bos=engine.bos, mask=mask, given=future) for query in questions]
+            known = [masked.shown(query, bos=engine.bos, mask=mask) for query in questions]
             chances = [noise(queries[number], sampling.first + sample, sampling.seed) for number, sample in members]
             asked = [np.array(query.asked_positions) for query in questions]
             turns = [[place[None] for place in places] for places in asked]
             given = [np.array(query.given_positions, dtype=np.int64) for query in questions]
             reached = [np.split(a, np.searchsorted(a, places))[:-1] for a, places in zip(given, asked, strict=True)]
-            drawn = masked.fill(sampler, texts, turns, chances, mask, sampling, known=known, reached=reached)
+            drawn = masked.fill(engine, texts, turns, chances, mask, sampling, known=known, reached=reached)
             yield masked.answers(members, questions, drawn)
 
-    def rows_at_once(self, sampler: Sampler, length: int) -> int:
+    def rows_at_once(self, engine: Engine, length: int) -> int:
         """As many as go through the model in one pass."""
-        return max(1, sampler.budget // (length + 2))
+        return max(1, engine.budget // (length + 2))
 
     def lay_out(
         self,

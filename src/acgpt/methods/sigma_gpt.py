@@ -23,13 +23,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
-from acgpt.engine import score
-from acgpt.engine.decode import Answer, Sampler, Sampling, randomness
+from acgpt.engine.decode import Answer, Sampling, randomness
+from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.errors import InputError, ModelError
 from acgpt.methods.base import Abilities, Method
@@ -63,28 +63,26 @@ class SigmaGptTemporal(Method):
         """The positions of the given tokens, then of the asked ones, in the order in which they are read."""
         return np.concatenate([query.given_at, query.asked_at])
 
-    def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
+    def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
         """As `Method.score` says, in one pass."""
-        return self.score_in_order(model, queries, 0, **how)
+        return self.score_in_order(engine, queries, 0)
 
-    def score_in_order(
-        self, model: PreTrainedModel, queries: Sequence[Query], number: int, **how: Any
-    ) -> list[list[float]]:
+    def score_in_order(self, engine: Engine, queries: Sequence[Query], number: int) -> list[list[float]]:
         """The same, in the order of this number."""
-        check_network(model)
+        check_network(engine.model)
         orders = [self.order(query, number) for query in queries]
         ordered = [in_order(query, order) for query, order in zip(queries, orders, strict=True)]
-        answers = score.log_probs(model, ordered, future=False, orders=orders, **how)
+        answers = engine.log_probs(ordered, future=False, orders=orders)
         return [
             from_left_to_right(query, order, np.array(answer)).tolist()
             for query, order, answer in zip(queries, orders, answers, strict=True)
         ]
 
     def stream(
-        self, sampler: Sampler, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
+        self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> Iterator[list[Answer]]:
         """As `Method.stream` says, with a cache; without the future, given tokens are forced when they are reached."""
-        check_network(sampler.model)
+        check_network(engine.model)
         ways: dict[tuple[int, int], list[int]] = {}  # by query and order, the samples that are drawn so
         for number, query in enumerate(queries):
             for sample in range(n):
@@ -101,7 +99,7 @@ class SigmaGptTemporal(Method):
             orders = [self.left_to_right(query).asked_at for query in asked]
         ordered = [in_order(query, order) for query, order in zip(asked, orders, strict=True)]
         numbers = [number for number, _ in ways]
-        for answers in sampler.stream(ordered, list(ways.values()), sampling, future=False, orders=orders):
+        for answers in engine.stream(ordered, list(ways.values()), sampling, future=False, orders=orders):
             yield [
                 (numbers[way], sample, (turned(way, tokens), turned(way, scores)))
                 for way, sample, (tokens, scores) in answers
@@ -195,13 +193,13 @@ class SigmaGptRandom(SigmaGptTemporal):
             return 0
         return int(randomness(query, sample, seed, "which order").integers(self.orders))
 
-    def score(self, model: PreTrainedModel, queries: Sequence[Query], **how: Any) -> list[list[float]]:
+    def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
         """As `Method.score` says, a pass an order.
 
         Of several orders only the sum over a query means something, the log of the mean probability. Each token has
         the mean of its log-probabilities, and an equal share of what that sum has more than theirs.
         """
-        answers = [self.score_in_order(model, queries, number, **how) for number in range(self.orders)]
+        answers = [self.score_in_order(engine, queries, number) for number in range(self.orders)]
         return [log_mean_exp(np.array(of_query)).tolist() for of_query in zip(*answers, strict=True)]
 
 

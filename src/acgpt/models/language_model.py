@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,8 +17,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import open_weights
 from acgpt.engine.attention import BACKENDS, check_model, choose_backend, compile_blocks, evaluating, possible_backends
-from acgpt.engine.decode import Sampler, Sampling, prefill_tokens
+from acgpt.engine.decode import Sampling, prefill_tokens
+from acgpt.engine.engine import Engine
 from acgpt.engine.locks import turn
+from acgpt.engine.meter import ignore
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError, whole_number
 from acgpt.methods import METHODS, Method
 from acgpt.models.adapters import (
@@ -197,7 +199,7 @@ class LanguageModel:
         # Tokens of one pass: as many as keep the device busy, if their logits in fp32 fit into so much memory.
         most, memory = (2**16, 2**32) if self.model.device.type == "cuda" else (2**13, 2**30)
         self.budget = max(1024, min(most, memory // (4 * self.vocabulary)))
-        self._sampler = self.sampler(self.mask)
+        self._engine = self.engine(self.mask)
         self._warned = False
         self.left_out = False  # has it an adapter that reads the future, which the user did not want to be loaded?
 
@@ -206,14 +208,24 @@ class LanguageModel:
         adapters = f", adapters=[{', '.join(self.adapters)}]" if self.adapters else ""
         return f"LanguageModel({kind}, {device}, {dtype}, reads_future={self.reads_future}{adapters})"
 
-    def sampler(self, mask: int | None, budget: int | None = None) -> Sampler:
-        """What draws from this model, at most `budget` tokens a pass; by default as many as the device can take."""
+    def engine(
+        self, mask: int | None, budget: int | None = None, *, notice: Callable[[int], object] = ignore
+    ) -> Engine:
+        """What scores and draws for this model.
+
+        Args:
+            mask: As in `Engine`.
+            budget: Likewise; by default as many tokens as the device can take.
+            notice: Likewise.
+        """
         prefill = budget or self.budget
         if budget is None and self.attention != "dense":  # on a GPU, where one large pass is faster than many
             total = torch.cuda.get_device_properties(self.model.device).total_memory
             prefill = max(1024, prefill_tokens(self.model, total // 16))
-        how: dict[str, Any] = {"bos": self.bos, "mask": mask, "backend": self.attention}
-        return Sampler(self.model, **how, budget=budget or self.budget, prefill_budget=prefill)
+        return Engine(
+            self.model, bos=self.bos, mask=mask, backend=self.attention, budget=budget or self.budget,
+            prefill_budget=prefill, notice=notice,
+        )  # fmt: skip
 
     def compile(self, method: Method | None = None) -> None:
         """Put the network through torch.compile: for methods that take a pass a token or a step (MLM, diffusion).
@@ -315,8 +327,8 @@ class LanguageModel:
         results: list[list[Sample]] = [[] for _ in queries]
         for way, members in together(routes):
             with self._inference(way):
-                self._sampler.mask = self._mask(way.adapter)
-                drawn = self._method(way).sample(self._sampler, [queries[i] for i in members], n, sampling, way.future)
+                engine = self._engine.with_mask(self._mask(way.adapter))
+                drawn = self._method(way).sample(engine, [queries[i] for i in members], n, sampling, way.future)
             for i, samples in zip(members, drawn, strict=True):
                 results[i] = [self._finish(encoded[i], *sample, way, sampling.seed) for sample in samples]
         return results[0] if isinstance(query, str | Query) else results
@@ -511,15 +523,8 @@ class LanguageModel:
         results: dict[int, Score] = {}
         for way, members in together(routes):
             with self._inference(way):
-                answers = self._method(way).log_probs(
-                    self.model,
-                    [queries[i] for i in members],
-                    bos=self.bos,
-                    mask=self._mask(way.adapter),
-                    future=way.future,
-                    backend=self.attention,
-                    budget=self.budget,
-                )
+                engine = self._engine.with_mask(self._mask(way.adapter))
+                answers = self._method(way).log_probs(engine, [queries[i] for i in members], future=way.future)
             for i, answer in zip(members, answers, strict=True):
                 tokens = token_scores(queries[i], self._texts(queries[i], way.adapter), answer)
                 results[i] = Score(tokens, way.future, adapter=way.adapter, bound=self._method(way).bound)

@@ -30,6 +30,7 @@ from transformers import TrainerCallback
 from acgpt.common.provenance import versions
 from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import matrix_products
+from acgpt.engine.engine import Engine
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.evaluation.perplexity import Evaluation, evaluate
@@ -345,11 +346,10 @@ class Reporter(TrainerCallback):
 
     def measure(self, evaluation_set: EvaluationSet, modes: tuple[str, ...] = ()) -> Evaluation:
         """The network as it is now, on every process alike."""
-        bos, mask = self.trainer.product.metadata.bos_token_id or 0, self.trainer.product.metadata.mask_token_id
+        said = self.trainer.product.metadata
         with self.trainer.whole() as network, matrix_products("highest"):  # as for those who evaluate it later
-            return evaluate(
-                self.method, network, evaluation_set, bos=bos, mask=mask, modes=modes, progress=self.bar.evaluated
-            )
+            engine = Engine(network, bos=said.bos_token_id or 0, mask=said.mask_token_id)
+            return evaluate(self.method, engine, evaluation_set, modes=modes, progress=self.bar.evaluated)
 
     def close(self) -> None:
         """Put everything away."""
