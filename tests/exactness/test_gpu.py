@@ -10,6 +10,7 @@ from models import ARCHITECTURES, random_query, tiny_model
 
 from acgpt.engine.attention import BACKENDS, check_model, compile_blocks, run
 from acgpt.engine.decode import Sampling, draw
+from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import build
 from acgpt.engine.score import token_log_probs
@@ -137,6 +138,34 @@ def test_decoding_in_half_precision_agrees_with_a_single_pass(architecture, widt
                 logits, layout = logits_of(model, [Query(finished, query.given, query.asked)], "dense", future)
                 error = (torch.from_numpy(log_probs) - token_log_probs(logits, layout.targets)).abs().max().item()
                 assert error < 0.05, error
+
+
+@pytest.mark.parametrize("backend", ["dense", "varlen"])
+def test_rows_that_join_and_leave_between_captured_steps_agree_with_a_single_pass(backend):
+    model = tiny_model("llama", scale=0.1, width=128, positions=256).cuda()
+    model = model.double() if backend == "dense" else model.half()
+    check_model(model)
+    decoding = Decoding(Engine(model, bos=0, mask=1, backend=backend, budget=500), Sampling(seed=3))
+    finished = []
+    for turn in range(40):
+        if turn < 20 and turn % 3 == 0:
+            decoding.prefill([random_query(turn + number, 5 + 4 * turn) for number in range(2)])
+        decoding.step()
+        done = [row for row in decoding.rows if row.done]
+        finished += done
+        decoding.release(done)
+    while any(not row.done for row in decoding.rows):
+        decoding.step()
+    finished += decoding.rows
+    assert len(finished) == 14
+    for row in finished:
+        tokens = list(row.query.tokens)
+        for position, token, _ in row.drawn:
+            tokens[position - 1] = token
+        logits, layout = logits_of(model, [Query(tokens, row.query.given, row.query.asked)], "dense")
+        want = token_log_probs(logits, layout.targets)
+        got = torch.tensor([log_prob for _, _, log_prob in row.drawn], dtype=torch.float64)
+        assert (got - want).abs().max() < (1e-9 if backend == "dense" else 0.05)
 
 
 @pytest.mark.parametrize("name", ["mlm", "diffusion"])

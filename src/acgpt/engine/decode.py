@@ -32,7 +32,7 @@ from transformers.cache_utils import Cache
 from acgpt.engine.attention import Backend, Cached, Ragged, head_width, run, take, words
 from acgpt.engine.layout import body_tokens, download, upload
 from acgpt.engine.score import check_numbers, forbid
-from acgpt.engine.steps import Row
+from acgpt.engine.steps import Row, Steps
 from acgpt.errors import InputError, whole_number
 from acgpt.query.query import Query
 
@@ -235,23 +235,72 @@ class Decoder:
         self.noise = zeros(rows, columns + 1, dtype=wide)
         self.places = zeros(rows, columns + 2)  # for texts in an order of their own: the position of each column
         self.copies = zeros(rows, 1)
-        self.reads, self.draws, self.clock = zeros(steps, rows, width), zeros(steps, rows), zeros(1)
+        # Of each row, what it reads and draws at each of its steps; and nothing, -1, at one step more, where it stays.
+        self.reads, self.draws = zeros(rows, steps + 1, width) - 1, zeros(rows, steps + 1) - 1
+        self.clock, self.ends = zeros(rows), zeros(rows)  # the step at which each row is, and the one where it stays
         self.graphs: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
 
     def fits(self, size: tuple[int, ...]) -> bool:
         """Is there room for a batch of this size: rows, slots, columns, steps, width?"""
         return all(need <= have for need, have in zip(size, self.size, strict=True))
 
-    def read_in(self, rows: list[Row], copies: np.ndarray, bos: int, mask: int | None, sampling: Sampling) -> None:
-        """Write the text of all rows, as far as it is known, their noise, and how many copies they have."""
+    def join(
+        self,
+        first: int,
+        steps: Steps,
+        *,
+        bos: int,
+        mask: int | None,
+        sampling: Sampling,
+        orders: Sequence[np.ndarray] | None = None,
+    ) -> None:
+        """Write down all that is known of some rows: their text, their noise, their steps, how many copies they have.
+
+        Args:
+            first: The place of the first of them; the others follow it.
+            steps: The rows and their steps.
+            bos: As in `layout.lay_out`.
+            mask: Likewise.
+            sampling: Says what noise they have.
+            orders: As in `layout.build`, by the number of a row's query.
+        """
+        rows, (count, _, width) = steps.rows, steps.reads.shape
+        here = slice(first, first + len(rows))
         text, uniform = np.zeros((len(rows), self.size[2]), dtype=np.int64), np.zeros((len(rows), self.size[2]))
         for r, row in enumerate(rows):
             text[r, 0], text[r, 1 : len(row.query) + 1] = bos, body_tokens(row.query, mask)
             uniform[r, : len(row.query) + 1] = noise(row.query, sampling.first + row.sample, sampling.seed)
-        write(self.text[: len(rows), :-1], text)
-        write(self.noise[: len(rows), :-1], uniform)
-        write(self.copies[: len(rows), 0], copies)
-        self.log_probs[: len(rows)] = 0
+        write(self.text[here, :-1], text)
+        write(self.noise[here, :-1], uniform)
+        write(self.copies[here, 0], steps.copies)
+        self.log_probs[here] = 0
+        write(self.reads[here, :count, :width], steps.reads.swapaxes(0, 1))
+        write(self.draws[here, :count], steps.draws.T)
+        self.reads[here, count], self.draws[here, count] = -1, -1
+        self.clock[here], self.ends[here] = 0, count
+        if orders is not None:
+            places = np.zeros((len(rows), self.places.shape[1]), dtype=np.int64)
+            for place_of, row in zip(places, rows, strict=True):
+                place_of[1 : len(orders[row.number]) + 1] = orders[row.number]
+            write(self.places[here], places)
+
+    def buffers(self) -> list[Tensor]:
+        """All that belongs to rows, one after the other."""
+        own = [self.text, self.log_probs, self.noise, self.places, self.copies]
+        own += [self.reads, self.draws, self.clock, self.ends]
+        return own + [buffer for pair in self.cache.buffers for buffer in pair]
+
+    def leave(self, place: int, last: int) -> None:
+        """Let a row go; the one at place `last` takes its place."""
+        if place != last:
+            for buffer in self.buffers():
+                buffer[place] = buffer[last]
+        self.clock[last] = self.ends[last]  # where nothing is read or drawn
+
+    def take_over(self, other: Decoder, rows: int) -> None:
+        """Copy the first rows of a smaller decoder."""
+        for mine, theirs in zip(self.buffers(), other.buffers(), strict=True):
+            mine[(slice(rows), *(slice(size) for size in theirs.shape[1:]))] = theirs[:rows]
 
     def put(self, rows: Tensor, at: Tensor, tokens: Tensor, log_probs: Tensor) -> None:
         """Write each row's drawn token at its position; position -1 is the spare column."""
@@ -260,9 +309,8 @@ class Decoder:
 
     def step(self, rows: int, width: int, capacity: int, sampling: Sampling, ordered: bool, never: int | None) -> None:
         """Advance the first `rows` rows by one step of the schedule; the last two arguments as in `Engine.stream`."""
-        reads = self.reads.index_select(0, self.clock)[0, :rows, :width]
-        at = self.draws.index_select(0, self.clock)[0, :rows]
-        row = torch.arange(rows, device=at.device)
+        now, row = self.clock[:rows], torch.arange(rows, device=self.clock.device)
+        reads, at = self.reads[row, now, :width], self.draws[row, now]
         positions = reads.clamp(min=0)
         self.cache.slots = torch.where(reads >= 0, self.copies[:rows] + reads, self.slots)
         self.cache.capacity = capacity
@@ -276,7 +324,7 @@ class Decoder:
         )
         logits = run(self.model, ids, positions, backend, keep=1, cache=self.cache, target_positions=target_positions)
         self.put(row, at, *draw(forbid(logits[:, -1], never), self.noise[row, at], sampling))
-        self.clock += 1
+        self.clock[:rows] = torch.minimum(now + 1, self.ends[:rows])
 
     def drawn(self, rows: list[Row], start: int, end: int) -> Callable[[], list[Answer]]:
         """What the rows from `start` on and before `end` have drawn by now, to be had when it is asked for."""

@@ -32,7 +32,6 @@ from acgpt.engine.decode import (
     slot_bytes,
     wanted,
     weights_of,
-    write,
 )  # fmt: skip
 from acgpt.engine.layout import Layout, batches, build, upload
 from acgpt.engine.locks import turn
@@ -230,13 +229,13 @@ class Engine:
             while prefill is not None:
                 if decoder is None:
                     decoder = Decoder(self.model, prefill.states, size, self.ragged)
-                first_logits.append(self.fill(decoder, rows, prefill))
+                first_logits.append(self.fill(decoder, 0, rows, prefill))
                 if following in prefill.numbers:
                     left.append(prefill)
                 prefill = None  # its keys and values go before the next pass needs the room
                 prefill = next(passes, None)
             assert decoder is not None
-            self.begin(decoder, steps, first_logits, call)
+            self.begin(decoder, 0, steps, first_logits, call)
 
         # Steps of one shape are played together: so many rows still at work, so many slots of the cache in use. When
         # the device has its next ones to do, the rows that are done by then are handed over.
@@ -284,8 +283,8 @@ class Engine:
                 logits = run(self.model, *there.inputs(), backend, there.rows, recorder, there.told)[0]
             yield Prefill(group, layout, recorder.states, forbid(logits, call.never))
 
-    def fill(self, decoder: Decoder, rows: list[Row], prefill: Prefill) -> tuple[list[int], Tensor]:
-        """Fill the caches of the rows whose queries have been prefilled.
+    def fill(self, decoder: Decoder, first: int, rows: list[Row], prefill: Prefill) -> tuple[list[int], Tensor]:
+        """Fill the caches of the rows, from place `first` on, whose queries have been prefilled.
 
         Returns:
             Which rows, and (rows, V) the logits of their first asked tokens.
@@ -294,27 +293,19 @@ class Engine:
         members = [r for r, row in enumerate(rows) if row.number in place]
         which, device = np.array([place[rows[member].number] for member in members]), self.model.device
         packed, real = (x[which] for x in prefill.layout.rectangle())
-        places = np.array(members)[:, None] * (decoder.slots + 1) + np.arange(real.shape[1])
+        places = (first + np.array(members))[:, None] * (decoder.slots + 1) + np.arange(real.shape[1])
         decoder.cache.fill(prefill.states, upload(packed[real], device), upload(places[real], device))
         return members, prefill.logits[upload(which, device)]
 
-    def begin(self, decoder: Decoder, steps: Steps, first_logits: list[tuple[list[int], Tensor]], call: Call) -> None:
-        """Write down the steps and what is known of all rows; make their first draw, from what `fill` returned."""
-        rows, (count, _, width) = steps.rows, steps.reads.shape
+    def begin(
+        self, decoder: Decoder, first: int, steps: Steps, logits: Sequence[tuple[list[int], Tensor]], call: Call
+    ) -> None:
+        """Let rows join from place `first` on, and make their first draws, from what `fill` returned."""
         decoder.at_work = adapters_at_work(self.model)
-        decoder.read_in(rows, steps.copies, self.bos, self.mask, call.sampling)
-        write(decoder.reads[:count, : len(rows), :width], steps.reads)
-        write(decoder.draws[:count, : len(rows)], steps.draws)
-        decoder.clock.zero_()
-        if call.orders is not None:
-            places = np.zeros((len(rows), decoder.places.shape[1]), dtype=np.int64)
-            for place_of, row in zip(places, rows, strict=True):
-                order = call.orders[row.number]
-                place_of[1 : len(order) + 1] = order
-            write(decoder.places[: len(rows)], places)
-        members = [member for some, _ in first_logits for member in some]
-        first = [int(rows[member].query.asked_at[0]) for member in members]
-        r, at = (upload(np.array(numbers), self.model.device) for numbers in (members, first))
-        logits = torch.cat([of_some for _, of_some in first_logits])
-        decoder.put(r, at, *draw(logits, decoder.noise[r, at], call.sampling))
+        decoder.join(first, steps, bos=self.bos, mask=self.mask, sampling=call.sampling, orders=call.orders)
+        members = [member for some, _ in logits for member in some]
+        at = np.array([steps.rows[member].query.asked_at[0] for member in members])
+        r, positions = (upload(numbers, self.model.device) for numbers in (first + np.array(members), at))
+        of_all = torch.cat([of_some for _, of_some in logits])
+        decoder.put(r, positions, *draw(of_all, decoder.noise[r, positions], call.sampling))
         self.notice(len(members))

@@ -1,0 +1,176 @@
+"""Decoding step by step: rows join and leave between steps, so that a server can batch requests as they come.
+
+    decoding = Decoding(engine, Sampling(temperature=0.8))
+    rows = decoding.prefill(queries)            # read up to the first blank; the first token of each is drawn
+    while decoding.rows:
+        for row in decoding.step():             # the rows that have drawn a token in this step
+            position, token, log_prob = row.drawn[-1]
+        decoding.release([row for row in decoding.rows if row.done])
+
+`Engine.stream` uses the same steps, with all rows known beforehand and none of them waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from acgpt.engine.decode import Decoder, Sampling
+from acgpt.engine.engine import Call, Engine
+from acgpt.engine.locks import turn
+from acgpt.engine.score import check_numbers
+from acgpt.engine.steps import Row, Schedule, choose_width, few_shapes, schedule, steps_of
+from acgpt.query.query import Query
+
+Token = tuple[int, int, float]  # a position, the token that was drawn there, and its log-probability
+
+
+@dataclass(eq=False)
+class ActiveRow:
+    """One sample that is being drawn.
+
+    Args:
+        query: What is given and asked.
+        sample: The number of the sample, which its noise depends on.
+        schedule: What it reads and draws at each step after its first draw.
+        copies: How many copies stand before its text.
+        drawn: The tokens so far, from left to right.
+        step: How many steps it has taken.
+    """
+
+    query: Query
+    sample: int
+    schedule: Schedule
+    copies: int
+    drawn: list[Token] = field(default_factory=list)
+    step: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Have all asked tokens been drawn?"""
+        return len(self.drawn) == len(self.query.asked_at)
+
+
+class Decoding:
+    """Rows that are decoded together. They may join and leave between steps.
+
+    Every row draws what it would draw alone, to rounding.
+
+    Args:
+        engine: The model, its BOS and MASK.
+        sampling: Temperature and truncation of all rows, and the seed of those that name none.
+        future: As in `layout.build`.
+    """
+
+    def __init__(self, engine: Engine, sampling: Sampling | None = None, *, future: bool = True) -> None:
+        self.engine, self.sampling, self.future = engine, sampling or Sampling(), future
+        self.rows: list[ActiveRow] = []  # by their places
+        self.decoder: Decoder | None = None
+        self.width = 0  # of steps; chosen for the first rows
+
+    @torch.inference_mode()
+    def prefill(
+        self, queries: Sequence[Query], samples: Sequence[int] | None = None, *, seed: int | None = None
+    ) -> list[ActiveRow]:
+        """Let rows join: read each query up to its first blank, and draw the first asked token.
+
+        Args:
+            queries: One for each row.
+            samples: For each row the number of its sample; by default 0.
+            seed: Of their noise; by default that of the sampling.
+        """
+        if not queries:
+            return []
+        sampling = self.sampling if seed is None else replace(self.sampling, seed=seed)
+        numbers = [0] * len(queries) if samples is None else samples
+        wanted = [Row(*of) for of in zip(queries, range(len(queries)), numbers, strict=True)]
+        self.width = self.width or choose_width(wanted, self.engine.step_cost)
+        steps, call, first = steps_of(wanted, self.width, self.future), Call(sampling, self.future), len(self.rows)
+        with turn(self.engine.model):
+            logits = []
+            for prefill in self.engine.prefills(dict(enumerate(queries)), [], call):
+                decoder = self.room(
+                    steps.slots, max(map(len, queries)) + 1, len(steps.draws), len(wanted), prefill.states
+                )
+                logits.append(self.engine.fill(decoder, first, steps.rows, prefill))
+            self.engine.begin(decoder, first, steps, logits, call)
+            joined = [
+                ActiveRow(row.query, row.sample, schedule(row.query, self.width), int(copies))
+                for row, copies in zip(steps.rows, steps.copies, strict=True)
+            ]
+            self.rows += joined
+            self.read(range(first, len(self.rows)), [int(row.query.asked_at[0]) for row in joined])
+        order = {row.number: place for place, row in enumerate(steps.rows)}
+        return [joined[order[number]] for number in range(len(queries))]
+
+    @torch.inference_mode()
+    def step(self) -> list[ActiveRow]:
+        """Advance every row by one step.
+
+        Returns:
+            The rows that have drawn a token; the others are still reading given ones, or are done.
+        """
+        active = [place for place, row in enumerate(self.rows) if not row.done]
+        if not active:
+            return []
+        assert self.decoder is not None
+        used = max(int(row.schedule.reads[row.step].max()) + row.copies for row in self.rows if not row.done) + 1
+        capacity = self.decoder.slots if self.decoder.ragged else -(-used // self.engine.grain) * self.engine.grain
+        working = len(self.rows)
+        if self.engine.cuda:  # each number of rows is a step that is captured
+            working = min(int(few_shapes(np.array([working, self.decoder.size[0]]))[0]), self.decoder.size[0])
+        how = replace(self.sampling, seed=0, first=0)  # they are in the noise
+        with turn(self.engine.model), self.engine.meter.passes():
+            self.decoder.play(1, working, self.width, capacity, how, False, None)
+        places, positions = [], []
+        for place in active:
+            row = self.rows[place]
+            position = int(row.schedule.draws[row.step])
+            row.step += 1
+            if position >= 0:
+                places.append(place)
+                positions.append(position)
+        self.read(places, positions)
+        self.engine.notice(len(places))
+        return [self.rows[place] for place in places]
+
+    @torch.inference_mode()
+    def release(self, rows: Sequence[ActiveRow]) -> None:
+        """Let rows go, done or not; others take their places."""
+        for row in rows:
+            place, last = self.rows.index(row), len(self.rows) - 1
+            assert self.decoder is not None
+            self.decoder.leave(place, last)
+            self.rows[place] = self.rows[last]
+            self.rows.pop()
+
+    # ---- underneath -------------------------------------------------------------------------------------------------
+
+    def read(self, places: Sequence[int], positions: Sequence[int]) -> None:
+        """Bring what some rows have drawn at these positions to the host."""
+        assert self.decoder is not None
+        tokens = self.decoder.text[list(places), list(positions)].tolist()
+        log_probs = self.decoder.log_probs[list(places), list(positions)].tolist()
+        check_numbers(np.array(log_probs))
+        for place, *drawn in zip(places, positions, tokens, log_probs, strict=True):
+            self.rows[place].drawn.append((drawn[0], drawn[1], drawn[2]))
+
+    def room(
+        self, slots: int, columns: int, steps: int, rows: int, like: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> Decoder:
+        """A decoder with room for so many rows more, of this size; a larger one takes over what the old one holds."""
+        grain = self.engine.grain
+        needed = (slots, columns, steps)
+        size = (len(self.rows) + rows, *(-(-each // grain) * grain for each in needed), self.width)
+        if self.decoder is None or not self.decoder.fits(size):
+            old, self.decoder = self.decoder, None
+            if old is not None:
+                doubled = 2 * old.size[0] if size[0] > old.size[0] else old.size[0]
+                size = (max(size[0], doubled), *map(max, size[1:], old.size[1:]))
+            self.decoder = Decoder(self.engine.model, like, size, self.engine.ragged)
+            if old is not None:
+                self.decoder.take_over(old, len(self.rows))
+        return self.decoder

@@ -1,0 +1,109 @@
+"""Decoding step by step: whoever joins when and leaves when, each row draws what it would draw alone."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from models import random_query, tiny_model
+from tolerance import same_draws
+
+from acgpt.engine.attention import check_model
+from acgpt.engine.decode import Sampling
+from acgpt.engine.decoding import Decoding
+from acgpt.engine.engine import Engine
+from acgpt.errors import QueryError
+from acgpt.query.query import Query
+
+SAMPLING = Sampling(temperature=0.9, top_p=0.95, seed=5)
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt_neox"])
+def engine(request):
+    model = tiny_model(request.param).double()
+    check_model(model)
+    return Engine(model, bos=0, mask=1, backend="dense", budget=1000)
+
+
+def alone(engine, query, sample=0, *, future=True, seed=5):
+    with torch.inference_mode():
+        (drawn,) = engine.sample([query], sample + 1, Sampling(0.9, 0.95, seed=seed), future)
+    return drawn[sample]
+
+
+def check_same(engine, row, **how):
+    positions, tokens, log_probs = map(np.array, zip(*row.drawn, strict=True))
+    assert row.done and positions.tolist() == list(row.query.asked_positions)
+    assert same_draws((tokens, log_probs), alone(engine, row.query, row.sample, **how))
+
+
+def run_to_the_end(decoding):
+    while any(not row.done for row in decoding.rows):
+        decoding.step()
+
+
+@pytest.mark.parametrize("future", [True, False])
+def test_rows_that_join_together_draw_what_each_draws_alone(engine, future):
+    decoding = Decoding(engine, SAMPLING, future=future)
+    queries = [random_query(number, 5 + 3 * number) for number in range(6)]
+    rows = decoding.prefill(queries, samples=[0, 1, 0, 2, 0, 0])
+    assert [row.query for row in rows] == queries
+    run_to_the_end(decoding)
+    for row in rows:
+        check_same(engine, row, future=future)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_may_join_and_leave_at_any_time(engine, seed):
+    """At random: some join, some are released before they are done, and texts outgrow the room of those before."""
+    rng, decoding, finished = random.Random(seed), Decoding(engine, SAMPLING), []
+    for turn in range(60):
+        if turn < 30 and rng.random() < 0.4:
+            size = 4 + turn * 2
+            queries = [random_query(rng.randrange(10**6), rng.randrange(3, size)) for _ in range(rng.randrange(1, 4))]
+            decoding.prefill(queries, samples=[rng.randrange(3) for _ in queries])
+        decoding.step()
+        done = [row for row in decoding.rows if row.done]
+        finished += done
+        given_up = [row for row in decoding.rows if not row.done and rng.random() < 0.02]
+        decoding.release(done + given_up)
+    run_to_the_end(decoding)
+    finished += decoding.rows
+    assert len(finished) > 5 and len({len(row.query) for row in finished}) > 3
+    for row in finished:
+        check_same(engine, row)
+
+
+def test_a_step_says_who_has_drawn_and_reads_long_runs_of_given_tokens_without_a_draw(engine, monkeypatch):
+    monkeypatch.setattr("acgpt.engine.decoding.choose_width", lambda *_: 2)
+    decoding = Decoding(engine, SAMPLING)
+    waits = Query([None, *range(2, 12), None], [False, *[True] * 10, False])  # ten given ones between two blanks
+    draws = Query([None] * 6, [False] * 6)
+    first, second = decoding.prefill([waits, draws])
+    drawn = [decoding.step() for _ in range(6)]
+    assert [second in who for who in drawn] == [True] * 5 + [False]
+    assert [first in who for who in drawn] == [False] * 5 + [True]
+    check_same(engine, first)
+    check_same(engine, second)
+
+
+def test_each_row_may_have_its_own_seed(engine):
+    decoding, query = Decoding(engine, SAMPLING), random_query(3, 20)
+    rows = [decoding.prefill([query], seed=seed)[0] for seed in (5, 6)]
+    run_to_the_end(decoding)
+    for row, seed in zip(rows, (5, 6), strict=True):
+        check_same(engine, row, seed=seed)
+    assert rows[0].drawn != rows[1].drawn
+
+
+def test_a_query_that_is_refused_leaves_the_others_as_they_were(engine):
+    decoding = Decoding(engine.with_mask(None), SAMPLING)
+    (row,) = decoding.prefill([random_query(2, 12, unknown=0)])
+    with pytest.raises(QueryError, match="MASK"):
+        decoding.prefill([Query([None, None, 3], [False, False, True], [True, False, False])])
+    assert decoding.rows == [row]
+    run_to_the_end(decoding)
+    check_same(engine, row)
+    assert decoding.step() == [] and decoding.prefill([]) == []
