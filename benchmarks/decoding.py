@@ -44,6 +44,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from acgpt import LanguageModel, Query
 from acgpt.engine import decode
+from acgpt.engine import engine as engine_module
 from acgpt.engine.attention import Ragged, check_model, choose_backend, head_width
 from acgpt.engine.decode import Rows, Sampling
 from acgpt.engine.engine import Call, Engine
@@ -95,7 +96,7 @@ def main() -> None:
         parser.error("--repeats must be at least 1.")
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     if args.generate:
-        forced = patch.object(decode, "choose_width", lambda *_: args.width)
+        forced = patch.object(engine_module, "choose_width", lambda *_: args.width)
         with forced if args.width else nullcontext():
             generation(args, dtype)
         return
@@ -119,7 +120,7 @@ def main() -> None:
         machine_ = sampler()
         if width is None:
             return clock(lambda: machine_.sample(queries, n, sampling, future=True), repeats=args.repeats)
-        with patch.object(decode, "choose_width", lambda *_: width):
+        with patch.object(engine_module, "choose_width", lambda *_: width):
             return clock(lambda: machine_.sample(queries, n, sampling, future=True), repeats=args.repeats)
 
     if args.profile:
