@@ -183,7 +183,8 @@ class Varlen(Packed):
         refuse_dropout(dropout)
         at = self.segments
         q, k, v = (x[0].transpose(0, 1).to(v.dtype) for x in (q, k, v))  # (N, heads, D); rotary may return fp32
-        longest_copies, longest_text, longest_keys = at.longest
+        # A bound of 1 would make torch take every query for one that has exactly one slot, also those that have none.
+        longest_copies, longest_text, longest_keys = (max(2, longest) if longest else 0 for longest in at.longest)
         if not at.copies:
             return flash(
                 q, k, v, at.text_starts, at.text_starts, longest_text, longest_text, scale=scale, window_size=(-1, 0)
