@@ -16,7 +16,8 @@ from acgpt.engine.attention import check_model
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.evaluation.perplexity import Evaluation, evaluate, percentiles, resampled_means
-from acgpt.methods import AcGpt, method_of
+from acgpt.methods import method_of
+from acgpt.methods.ac_gpt import AcGpt
 from acgpt.query.conditioning import ASKED, GIVEN, Conditioning
 from acgpt.query.modes import MODES, WITHOUT_FUTURE
 from acgpt.query.query import Query

@@ -15,7 +15,8 @@ from toys import BOS, all_fillings, answer, counted, learner_of, mask_of, p_valu
 
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, QueryError
-from acgpt.methods import Diffusion, method_of
+from acgpt.methods import method_of
+from acgpt.methods.diffusion import Diffusion
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator
 from acgpt.query.query import Query
 from acgpt.training.batches import Budget, fill

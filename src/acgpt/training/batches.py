@@ -30,7 +30,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from acgpt.errors import InputError
-from acgpt.methods import AcGpt, Method
+from acgpt.methods import Method
+from acgpt.methods.ac_gpt import AcGpt
 from acgpt.methods.slots import Slots, copies_and_text
 from acgpt.query.conditioning import Conditioning, first_draws, generator
 
