@@ -7,7 +7,7 @@ import math
 import re
 from itertools import product
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ from acgpt.models.metadata import Metadata, model_method
 from acgpt.query.conditioning import ASKED, GIVEN, generator
 from acgpt.query.query import Query
 from acgpt.training.batches import fill
-from acgpt.training.recipe import Recipe
+from acgpt.training.recipe import kinds
 
 
 def answer(name, model, queries, *, bos=0, mask=1, budget=10**6):
@@ -41,7 +41,7 @@ def answer(name, model, queries, *, bos=0, mask=1, budget=10**6):
 
 def test_a_model_has_the_method_that_its_metadata_names_and_is_gpt_if_it_says_nothing():
     assert [model_method(Metadata(method=name)).name for name in METHODS] == list(METHODS)
-    assert set(METHODS) == set(get_args(get_type_hints(Recipe)["method"]))
+    assert set(METHODS) == set(get_args(kinds()["method"]))
     assert method_of("ac-gpt") is model_method(Metadata(method="ac-gpt"))
     assert method_of(None).name == model_method(None).name == "gpt"
 
