@@ -216,7 +216,7 @@ class LanguageModel:
         return Sampler(self.model, **how, budget=budget or self.budget, prefill_budget=prefill)
 
     def compile(self, method: Method | None = None) -> None:
-        """Put the network through torch.compile: for methods that take a pass a token or a step (MLM, diffusion).
+        """Put the network through torch.compile: for methods that take a pass for each token or step.
 
         The first passes then take up to a minute, and those after them less time than before; answers change by
         rounding. On a GPU that pays for thousands of passes.
