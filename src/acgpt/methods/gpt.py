@@ -31,7 +31,7 @@ class Gpt(Method):
     drawn: ClassVar[bool] = True
     abilities: ClassVar[Abilities] = Abilities(False, False, True, True, None)
     reads_future: ClassVar[bool] = False
-    examples: ClassVar[tuple[str, str]] = ("The capital of Italy is {{Rome}}.", "The cat {{_3}}")
+    examples: ClassVar[tuple[str, str]] = ("The capital of Italy is {{Rome}}", "The cat {{_3}}")
     refusal: ClassVar[str] = (
         "it gives a token after an asked one, or leaves one before it unknown. Use a model that was trained with "
         "ac-gpt."

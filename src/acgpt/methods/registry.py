@@ -18,7 +18,7 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator, MutableMapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import TypeVar
 
 from acgpt.errors import reason
@@ -56,9 +56,29 @@ class Registry(MutableMapping[str, Method]):
     def __delitem__(self, name: str) -> None:
         del self._methods[name]
 
-    def registered(self, name: str) -> Method | None:
-        """The method of this name if it is registered; no package is imported."""
-        return self._methods.get(name)
+    def register(self, method: type[M]) -> type[M]:
+        """Make a class a method of acgpt: a class decorator.
+
+        Args:
+            method: A subclass of `Method` that can be made without arguments.
+
+        Raises:
+            TypeError: It is no such class, lacks an attribute or a function that a method must have, or its name is not
+                made of lower-case words and hyphens.
+            ValueError: Another method has its name.
+        """
+        if not (inspect.isclass(method) and issubclass(method, Method)):
+            raise TypeError(f"{reason(repr(method))} is no subclass of acgpt.methods.Method")
+        missing = [name for name in DECLARED if not hasattr(method, name)] + sorted(method.__abstractmethods__)
+        if missing:
+            raise TypeError(f"{method.__qualname__} lacks {', '.join(missing)}")
+        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", method.name):
+            raise TypeError(f"the name of a method is lower-case words joined by hyphens, not {method.name!r}")
+        other = self._methods.get(method.name)
+        if other is not None and origin(type(other)) != origin(method):
+            raise ValueError(f"the name {method.name} is taken by {'.'.join(origin(type(other)))}")
+        self._methods[method.name] = method()
+        return method
 
     def _search(self) -> None:
         """Import the packages that add methods, once; one that fails is named in a warning and left out."""
@@ -69,7 +89,7 @@ class Registry(MutableMapping[str, Method]):
             for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
                 before = dict(self._methods)
                 try:
-                    register(loaded(entry))
+                    self.register(entry.load())
                 except (Exception, SystemExit) as error:
                     self._methods = before
                     package = f" of the package {entry.dist.name}" if entry.dist is not None else ""
@@ -80,43 +100,10 @@ class Registry(MutableMapping[str, Method]):
                     )
 
 
-METHODS = Registry()
-
-
-def loaded(entry: EntryPoint) -> type[Method]:
-    """The class that an entry point names.
-
-    Raises:
-        TypeError: It is no subclass of `Method`. Whatever importing it raises comes through.
-    """
-    found = entry.load()
-    if not (inspect.isclass(found) and issubclass(found, Method)):
-        raise TypeError(f"{entry.value} is no subclass of acgpt.methods.Method")
-    return found
-
-
-def register(method: type[M]) -> type[M]:
-    """Make a class a method of acgpt: a class decorator.
-
-    Args:
-        method: A subclass of `Method` that can be made without arguments.
-
-    Raises:
-        TypeError: The class lacks an attribute or a function that a method must have, or its name is not one word.
-        ValueError: Another method has its name.
-    """
-    missing = [name for name in DECLARED if not hasattr(method, name)] + sorted(method.__abstractmethods__)
-    if missing:
-        raise TypeError(f"{method.__qualname__} lacks {', '.join(missing)}")
-    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", method.name):
-        raise TypeError(f"the name of a method is lower-case words joined by hyphens, not {method.name!r}")
-    other = METHODS.registered(method.name)
-    if other is not None and origin(type(other)) != origin(method):
-        raise ValueError(f"the name {method.name} is taken by {'.'.join(origin(type(other)))}")
-    METHODS[method.name] = method()
-    return method
-
-
 def origin(method: type[Method]) -> tuple[str, str]:
     """The module and the name of a class: the same if the module is loaded again."""
     return method.__module__, method.__qualname__
+
+
+METHODS = Registry()
+register = METHODS.register
