@@ -390,7 +390,7 @@ class LanguageModel:
                 "write its metadata beside it (Metadata.write), or merge it first: acgpt merge."
             )
         self.metadata = replace(
-            self.metadata or Metadata(method="gpt"),
+            self.metadata or Metadata(method=model_method(None).name),
             bos_token_id=self.bos,
             mask_token_id=self.mask,
             tokenizer_hash=tokenizer_hash(self.tokenizer),

@@ -87,7 +87,7 @@ class Recipe:
         corpus: A folder that `acgpt prepare` has written.
         output: The run's folder; it must not exist yet, unless the run is resumed.
         method: "ac-gpt", or "gpt" for its causal twin: the same texts in the same order, nothing given, all asked. Or
-            one of those that the paper compares with, as `acgpt methods` lists them.
+            any other that `acgpt methods` lists.
         loss: What is learnt from: the "asked" tokens, or "all", the given ones too. The latter only with a method that
             predicts given tokens as well (σ-GPT); it learns faster, and the paper leaves it out for fairness.
         target_positions: With σ-GPT, how a slot is told the position that it predicts: "rotary", its query is rotated
