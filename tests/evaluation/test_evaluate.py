@@ -17,7 +17,8 @@ from acgpt.engine.engine import Engine
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.evaluation.perplexity import Evaluation, evaluate, percentiles, resampled_means
-from acgpt.methods import AcGpt, method_of
+from acgpt.methods import method_of
+from acgpt.methods.ac_gpt import AcGpt
 from acgpt.query.conditioning import ASKED, GIVEN, Conditioning
 from acgpt.query.modes import MODES, WITHOUT_FUTURE
 from acgpt.query.query import Query

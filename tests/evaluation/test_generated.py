@@ -56,6 +56,8 @@ def test_a_line_that_is_none_is_named(corpus: Path, tmp_path: Path, change: dict
 def test_what_every_method_draws_is_read_as_it_was_written(method: str, tmp_path: Path):
     lm, asked = model_of(method), set_of()
     generator = Generator(lm, asked, samples=2, prompt=5)
+    if not generator.answers("unconditional"):
+        generator = Generator(lm, asked, samples=2, prompt=0)
     for mode in MODES:
         if generator.write(mode, tmp_path) is None:
             continue

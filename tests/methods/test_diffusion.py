@@ -16,7 +16,8 @@ from toys import BOS, all_fillings, answer, counted, engine_of, learner_of, mask
 from acgpt.engine.decode import Sampling
 from acgpt.engine.layout import Budget
 from acgpt.errors import InputError, QueryError
-from acgpt.methods import Diffusion, method_of
+from acgpt.methods import method_of
+from acgpt.methods.diffusion import Diffusion
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator
 from acgpt.query.query import Query
 from acgpt.training.batches import training_batch

@@ -29,7 +29,8 @@ from transformers import AutoModelForCausalLM
 from acgpt.engine.decode import Sampling, randomness
 from acgpt.engine.layout import Budget
 from acgpt.errors import InputError, ModelError, QueryError
-from acgpt.methods import SigmaGptRandom, method_of
+from acgpt.methods import method_of
+from acgpt.methods.sigma_gpt import SigmaGptRandom
 from acgpt.methods.sigma_network import REACH, SigmaGPTConfig, SigmaGPTForCausalLM
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator
 from acgpt.training.batches import training_batch

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from acgpt.cli.main import app
 from acgpt.errors import InputError
-from acgpt.methods import METHODS, AcGpt
+from acgpt.methods import METHODS
+from acgpt.methods.ac_gpt import AcGpt
 from acgpt.report import write
 from acgpt.report.from_scratch import PAPER
 from acgpt.report.tables import Column, Mean, Row, Table
@@ -32,7 +33,8 @@ GPT = (23.0, None, None, 22.5, 23.0)
 class Other(AcGpt):
     """A method that no version has."""
 
-    name = "other"
+    name = title = "other"
+    sort_order = 100
 
 
 @pytest.fixture(autouse=True)

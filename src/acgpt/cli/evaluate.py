@@ -43,7 +43,8 @@ HELP = {
     "method": "Ask the model as one of this method (acgpt methods). Default: what its acgpt.json says, else gpt.",
     "how": "How the method asks, where it leaves a choice (see acgpt methods); may be repeated.",
     "batch_tokens": "At most so many tokens go through the model at a time. Default: what the device can take.",
-    "compile": "Put the network through torch.compile: for mlm and diffusion, whose many passes it speeds up on a GPU.",
+    "compile": "Put the network through torch.compile: for methods of many passes (see acgpt methods), which it "
+    "speeds up on a GPU.",
     "json": "For programs: one JSON object in a line, with the keys named above.",
     "output": "Write the JSON object into a file as well.",
     "records": "Write every asked token with its log-probability into a .safetensors file.",

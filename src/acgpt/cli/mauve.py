@@ -429,7 +429,7 @@ class Work:
         from acgpt.evaluation.text_metrics import companions, own_perplexity
         from acgpt.methods import METHODS
 
-        sides = self.sides(each)
+        sides, method = self.sides(each), METHODS.get(each.record["method"])
         samples, original, texts, reference = sides.samples, sides.original, sides.texts, sides.reference
         found, real, features, cut = None, None, None, 0
         if self.featurizer is not None:
@@ -476,7 +476,7 @@ class Work:
                 "generated": companions(samples),
                 "original": None if original is None else companions(original),
             },
-            "perplexity": None if METHODS.get(each.record["method"], METHODS["gpt"]).bound else own_perplexity(samples),
+            "perplexity": None if method is not None and method.bound else own_perplexity(samples),
             "judge": judge,
             "notes": notes,
         }

@@ -25,7 +25,8 @@ def methods(
 ) -> None:
     r"""What each method can do: table 1 of the paper.
 
-    Below the table: what its columns mean, and what acgpt evaluate --how takes.
+    Below the table: what its columns mean, and which methods acgpt evaluate
+    --compile and --how are for. Packages can add methods: docs/methods.md.
 
     acgpt train tiny-cpu corpus=data/mine output=runs/s method=sigma-gpt-random
     acgpt evaluate runs/s/model data/mine --how order=random
@@ -63,6 +64,8 @@ def methods(
     page.note("")
     for number, method in enumerate(notes, start=1):
         page.note(f"{number}  {method.abilities.note}.")
+    compiled = ", ".join(method.name for method in METHODS.values() if method.compiles)
+    page.note(f"\nacgpt evaluate --compile, for methods of many passes: {compiled}")
     page.note("\nacgpt evaluate --how KEY=VALUE, where a method leaves a choice:")
     for method in METHODS.values():
         for key, words in method.options.items():

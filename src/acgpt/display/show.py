@@ -304,6 +304,7 @@ def load_reader(model: str | None = None, adapter: str | Literal[False] | None =
     """
     from transformers import AutoConfig, AutoTokenizer
 
+    from acgpt.methods import METHODS
     from acgpt.models.loading import default_bos, from_pretrained, metadata_of, resolve
     from acgpt.models.metadata import choose_bos, model_method
 
@@ -313,8 +314,8 @@ def load_reader(model: str | None = None, adapter: str | Literal[False] | None =
     said = metadata_of(source, adapter, config)
     if not (method := model_method(said)).drawn:
         raise InputError(
-            f"what is drawn is the layout of ac-gpt and gpt, and a model of method {method.name} is shown "
-            "something else: docs/methods.md draws it."
+            f"what is drawn is the layout of {' and '.join(name for name, each in METHODS.items() if each.drawn)}, and "
+            f"a model of method {method.name} is shown something else: docs/methods.md draws it."
         )
     bos = choose_bos(default_bos(model, said), said, tokenizer)
     return Reader(tokenizer, bos, said.mask_token_id if said else None, said is not None and said.reads_copies)

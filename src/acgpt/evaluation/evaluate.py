@@ -85,7 +85,7 @@ def evaluate(
         device: As in `acgpt.load`.
         dtype: As in `acgpt.load`.
         batch_tokens: The most tokens of a forward pass. Default: what the device can take.
-        compiled: Put the network through torch.compile: for methods of many passes (MLM, diffusion).
+        compiled: Put the network through torch.compile: for methods of many passes.
         output: Write the result into this JSON file as well. An evaluation that was stopped then goes on when it is
             called again.
         records: Write every asked token with its log-probability into this .safetensors file.

@@ -65,7 +65,7 @@ class Evaluations:
         conditioning: The training distribution that is asked, if it is not the paper's: {b_max: 4}, say.
         dtype: Of the weights, as `acgpt evaluate --dtype` takes it. Default: auto.
         batch_tokens: At most so many go through the model at a time. Default: what the device can take.
-        compile: Put the networks of MLM and diffusion, which take many passes, through torch.compile?
+        compile: Put the networks of methods that take many passes (see acgpt methods) through torch.compile?
         how: For a method by name, further ways to ask it where it leaves a choice, an evaluation more each, as
             `acgpt evaluate --how` takes them: {sigma-gpt-random: [order=random]}.
     """

@@ -1,37 +1,23 @@
-"""Methods: how a model is asked, one file each; `base` says what a method is.
+"""Methods: how a model is asked, one file each; `base` says what a method is, `registry` which there are.
 
 Nothing outside this package asks which method a model has: it takes the one that `method_of` names, and asks *it*.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from acgpt.errors import InputError, ModelError
-from acgpt.methods.ac_gpt import AcGpt
 from acgpt.methods.base import Abilities, Method
-from acgpt.methods.diffusion import Diffusion
-from acgpt.methods.fim import Fim
-from acgpt.methods.gpt import Gpt
-from acgpt.methods.mlm import Mlm
-from acgpt.methods.sigma_gpt import SigmaGptRandom, SigmaGptTemporal
+from acgpt.methods.registry import METHODS, register
 
-METHODS: dict[str, Method] = {
-    method.name: method for method in (AcGpt(), Gpt(), SigmaGptTemporal(), SigmaGptRandom(), Mlm(), Diffusion(), Fim())
-}
+for module in iter_modules(__path__):  # each file of a method registers it
+    import_module(f"{__name__}.{module.name}")
 
-__all__ = [
-    "METHODS",
-    "Abilities",
-    "AcGpt",
-    "Diffusion",
-    "Fim",
-    "Gpt",
-    "Method",
-    "Mlm",
-    "SigmaGptRandom",
-    "SigmaGptTemporal",
-    "method_of",
-    "parted",
-]
+__all__ = ["METHODS", "Abilities", "Method", "method_of", "parted", "register"]
+
+CAUSAL = "gpt"  # the method of a model that names none
 
 
 def parted(text: str) -> tuple[str, str]:
@@ -52,7 +38,10 @@ def method_of(name: str | None) -> Method:
     >>> method_of("ac-gpt").reads_future, method_of(None).name
     (True, 'gpt')
     """
-    name = Gpt.name if name is None else name
+    name = CAUSAL if name is None else name
     if name not in METHODS:
-        raise ModelError(f"there is no method {name!r} in this version of acgpt; it has {', '.join(METHODS)}.")
+        raise ModelError(
+            f"there is no method {name!r} in this version of acgpt; it has {', '.join(METHODS)}. If another package "
+            "adds it, install that package."
+        )
     return METHODS[name]

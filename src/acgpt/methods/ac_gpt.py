@@ -11,18 +11,23 @@ from acgpt.engine.decode import Answer, Sampling
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.methods.base import Abilities, Method
+from acgpt.methods.registry import register
 from acgpt.query.query import Query
 
 
+@register
 class AcGpt(Method):
     """Any conditional, exactly and in one pass; of a model that was trained on copies."""
 
     name: ClassVar[str] = "ac-gpt"
     title: ClassVar[str] = "AC-GPT"
+    sort_order: ClassVar[int] = 10
+    colour: ClassVar[str] = "#1b7f5c"
     says: ClassVar[str] = "a causal language model that answers p(any tokens | any other tokens)"
     drawn: ClassVar[bool] = True
     abilities: ClassVar[Abilities] = Abilities(True, True, True, True, True)
     reads_future: ClassVar[bool] = True
+    reads_copies: ClassVar[bool] = True
 
     def answers(self, query: Query) -> bool:
         """Every query."""

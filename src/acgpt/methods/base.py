@@ -43,6 +43,8 @@ class Abilities:
 class Method(ABC):
     """How a model is trained in one particular way, and how a query is put to it.
 
+    A subclass is decorated with `registry.register`, which makes it known to all of acgpt.
+
     A method is an object without state; the model, its BOS and its MASK come with every call. What the model was
     trained on is in its `acgpt.json`, the method's `name` first of all.
 
@@ -58,18 +60,28 @@ class Method(ABC):
     """
 
     name: ClassVar[str]  # as in acgpt.json
-    title: ClassVar[str]  # as in the paper
+    title: ClassVar[str]  # in tables and figures; as the paper's tables have it
+    sort_order: ClassVar[int] = 100  # of methods in lists: the smallest first
+    colour: ClassVar[str] = "#6c757d"  # in figures
     abilities: ClassVar[Abilities]
     reads_future: ClassVar[bool]  # is there any query with a given token after an asked one that it can answer?
+    reads_copies: ClassVar[bool] = False  # was its network trained on copies of the given tokens?
     bound: ClassVar[bool] = False  # are its log-probabilities lower bounds, and not exact?
     needs_mask: ClassVar[bool] = False  # does it need a MASK token? It then never predicts one
     compiles: ClassVar[bool] = False  # does it take pass after pass over whole texts, which torch.compile speeds up?
     texts_at_once: ClassVar[int | None] = None  # in an evaluation, where one takes long: it can go on after so many
     says: ClassVar[str]  # what a model of it is, for its card
+    examples: ClassVar[tuple[str, str]] = (  # templates to score and to sample that it answers, for its card
+        "The capital of {{Italy}} is Rome.",
+        "The cat {{_3}}",
+    )
     drawn: ClassVar[bool] = False  # is its layout the one that `acgpt show` draws?
     network: ClassVar[type[GPTNeoXForCausalLM]] = GPTNeoXForCausalLM  # what is trained from scratch
     overhead: ClassVar[int] = 1  # positions that a text takes besides those of its tokens: BOS
     options: ClassVar[Mapping[str, str]] = {}  # what `configured` takes, and what it means
+    # Recipe keys that concern the method, each with the values that it takes, the default first. `loss` goes to
+    # `learning_from`, the others to the config of a new `network`.
+    training_options: ClassVar[Mapping[str, tuple[str, ...]]] = {"loss": ("asked",)}
 
     @property
     def chain(self) -> bool:
@@ -209,7 +221,7 @@ class Method(ABC):
         Raises:
             InputError: Given tokens are seen before they could be predicted.
         """
-        if loss != "asked":
+        if loss not in self.training_options.get("loss", ("asked",)):
             raise InputError(f"method={self.name} sees what is given, and cannot learn to predict it: leave out loss.")
         return self
 

@@ -36,11 +36,13 @@ from acgpt.engine.layout import Layout
 from acgpt.errors import InputError
 from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Method
+from acgpt.methods.registry import register
 from acgpt.methods.sigma_gpt import whole_number
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.query import Query
 
 
+@register
 class Diffusion(Method):
     """A bound on any conditional, estimated by chance; samples of any.
 
@@ -52,6 +54,8 @@ class Diffusion(Method):
 
     name: ClassVar[str] = "diffusion"
     title: ClassVar[str] = "Diffusion"
+    sort_order: ClassVar[int] = 60
+    colour: ClassVar[str] = "#7b5ea7"
     says: ClassVar[str] = "a masked diffusion language model that bounds p(any tokens | any other tokens)"
     abilities: ClassVar[Abilities] = Abilities(
         False, True, False, True, False,

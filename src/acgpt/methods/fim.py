@@ -27,15 +27,19 @@ from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.errors import InputError, QueryError
 from acgpt.methods.base import Abilities, Method
+from acgpt.methods.registry import register
 from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Infilling
 from acgpt.query.query import Query
 
 
+@register
 class Fim(Method):
     """p(a gap | all that is around it), exactly and in one pass."""
 
     name: ClassVar[str] = "fim"
     title: ClassVar[str] = "FIM"
+    sort_order: ClassVar[int] = 70
+    colour: ClassVar[str] = "#56b4e9"
     says: ClassVar[str] = "a causal language model that answers p(a gap | all that is around it)"
     abilities: ClassVar[Abilities] = Abilities(
         False, False, True, True, True, note="one gap only; not in the paper's table, which cites it as related work"

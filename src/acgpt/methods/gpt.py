@@ -13,19 +13,24 @@ from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.methods.base import Abilities, Method
+from acgpt.methods.registry import register
 from acgpt.query.conditioning import Conditioning, Empty
 from acgpt.query.query import Query
 
 
+@register
 class Gpt(Method):
     """p(what follows | what stands before it). Any causal model; none of the queries that take more."""
 
     name: ClassVar[str] = "gpt"
     title: ClassVar[str] = "GPT"
+    sort_order: ClassVar[int] = 20
+    colour: ClassVar[str] = "#b5651d"
     says: ClassVar[str] = "a causal language model that answers p(what follows | what stands before it)"
     drawn: ClassVar[bool] = True
     abilities: ClassVar[Abilities] = Abilities(False, False, True, True, None)
     reads_future: ClassVar[bool] = False
+    examples: ClassVar[tuple[str, str]] = ("The capital of Italy is {{Rome}}", "The cat {{_3}}")
     refusal: ClassVar[str] = (
         "it gives a token after an asked one, or leaves one before it unknown. Use a model that was trained with "
         "ac-gpt."

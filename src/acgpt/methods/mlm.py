@@ -24,15 +24,19 @@ from acgpt.engine.layout import Layout
 from acgpt.engine.score import check_numbers, chosen
 from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Method
+from acgpt.methods.registry import register
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.query import Query
 
 
+@register
 class Mlm(Method):
     """Any conditional, exactly, in as many passes as there are asked tokens."""
 
     name: ClassVar[str] = "mlm"
-    title: ClassVar[str] = "MLM"
+    title: ClassVar[str] = "MLM (BERT)"
+    sort_order: ClassVar[int] = 50
+    colour: ClassVar[str] = "#e09f3e"
     says: ClassVar[str] = "a masked language model that answers p(any tokens | any other tokens), a pass a token"
     abilities: ClassVar[Abilities] = Abilities(True, True, False, False, False)
     reads_future: ClassVar[bool] = True

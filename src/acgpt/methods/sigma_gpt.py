@@ -33,6 +33,7 @@ from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.errors import InputError, ModelError
 from acgpt.methods.base import Abilities, Method
+from acgpt.methods.registry import register
 from acgpt.methods.sigma_network import SigmaGPTForCausalLM
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.query import Query
@@ -40,11 +41,14 @@ from acgpt.query.query import Query
 RANK = np.array([1, 0, 2])  # by role: given tokens come first, then asked ones, then those that nobody needs
 
 
+@register
 class SigmaGptTemporal(Method):
     """Any conditional, exactly and in one pass: given tokens from left to right, then asked ones from left to right."""
 
     name: ClassVar[str] = "sigma-gpt-temporal"
-    title: ClassVar[str] = "σ-GPT temporal"
+    title: ClassVar[str] = "σ-GPT-temporal"
+    sort_order: ClassVar[int] = 30
+    colour: ClassVar[str] = "#3a6ea5"
     says: ClassVar[str] = "a language model of texts in any order that answers p(any tokens | any other tokens)"
     abilities: ClassVar[Abilities] = Abilities(
         True, True, True, True, False,
@@ -52,6 +56,10 @@ class SigmaGptTemporal(Method):
     )  # fmt: skip
     reads_future: ClassVar[bool] = True
     network: ClassVar[type[GPTNeoXForCausalLM]] = SigmaGPTForCausalLM
+    training_options: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "loss": ("asked", "all"),
+        "target_positions": ("rotary", "table"),
+    }
     shuffles: ClassVar[bool] = False  # in training
     learns_given: bool = False  # are given tokens predicted, too?
 
@@ -143,6 +151,7 @@ class SigmaGptTemporal(Method):
         return lay_out(Sequences.rows(ordered, kinds, order + 1), bos=bos, mask=mask, copies=False)
 
 
+@register
 class SigmaGptRandom(SigmaGptTemporal):
     """Any conditional, exactly for an order of the asked tokens; of a model that was trained on random orders.
 
@@ -153,7 +162,9 @@ class SigmaGptRandom(SigmaGptTemporal):
     """
 
     name: ClassVar[str] = "sigma-gpt-random"
-    title: ClassVar[str] = "σ-GPT random"
+    title: ClassVar[str] = "σ-GPT-random"
+    sort_order: ClassVar[int] = 40
+    colour: ClassVar[str] = "#d1495b"
     abilities: ClassVar[Abilities] = Abilities(True, True, False, True, False)
     shuffles: ClassVar[bool] = True
     options: ClassVar[Mapping[str, str]] = {

@@ -108,7 +108,7 @@ def card(name: str, metadata: Metadata, results: Mapping[str, Any], adapts: str 
     lines += ["", f"{method.says[0].upper()}{method.says[1:]}, made with acgpt.", "", "| | |", "|---|---|"]
     lines += [f"| {fact} | {cell(value)} |" for fact, value in facts.items() if value]
     lines += perplexities(results.get("evaluation") or results)
-    lines += ["", "## Loading it", "", "```python", *loading(base, adapts, method.reads_future), "```", ""]
+    lines += ["", "## Loading it", "", "```python", *loading(base, adapts, method.examples), "```", ""]
     return "\n".join(lines)
 
 
@@ -134,19 +134,19 @@ def perplexities(evaluation: Mapping[str, Any]) -> list[str]:
     return [*lines, *(["", f"Measured on {', '.join(map(cell, known))}."] if known else [])]
 
 
-def loading(base: str, adapts: str | None, reads_future: bool) -> list[str]:
-    """Five lines of Python that load it and ask it something."""
+def loading(base: str, adapts: str | None, examples: tuple[str, str]) -> list[str]:
+    """Five lines of Python that load it and ask it something: a template to score, and one to sample."""
     here = "FOLDER OR HUB ID"
     names = [repr(here)]
     if adapts is not None:
         name = DEFAULT if base == DEFAULT_HUB_ID else base if is_hub_id(base) else "BASE MODEL"
         names = [repr(name), f"adapter={here!r}"]
-    question = "The capital of {{Italy}} is Rome." if reads_future else "The capital of Italy is {{Rome}}."
+    question, blank = examples
     return [
         "import acgpt",
         f"lm = acgpt.load({', '.join(names)})",
         f"print(lm.log_prob({question!r}).log_prob)",
-        "for sample in lm.sample('The cat {{_3}}', n=3):",
+        f"for sample in lm.sample({blank!r}, n=3):",
         "    print(sample.text)",
     ]
 

@@ -228,7 +228,7 @@ class LanguageModel:
         )  # fmt: skip
 
     def compile(self, method: Method | None = None) -> None:
-        """Put the network through torch.compile: for methods that take a pass a token or a step (MLM, diffusion).
+        """Put the network through torch.compile: for methods that take a pass for each token or step.
 
         The first passes then take up to a minute, and those after them less time than before; answers change by
         rounding. On a GPU that pays for thousands of passes.
@@ -402,7 +402,7 @@ class LanguageModel:
                 "write its metadata beside it (Metadata.write), or merge it first: acgpt merge."
             )
         self.metadata = replace(
-            self.metadata or Metadata(method="gpt"),
+            self.metadata or Metadata(method=model_method(None).name),
             bos_token_id=self.bos,
             mask_token_id=self.mask,
             tokenizer_hash=tokenizer_hash(self.tokenizer),

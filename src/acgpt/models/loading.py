@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -30,6 +31,7 @@ from transformers import (
 
 from acgpt.engine.device import choose_device, choose_dtype
 from acgpt.errors import NO_CODE, InputError, ModelError, reason
+from acgpt.methods import METHODS
 from acgpt.models.adapters import BARE, DEFAULT, check_name, without_peft
 from acgpt.models.checkpoint import (
     check_adapter,
@@ -258,6 +260,8 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
             raise ModelError(f"{path} has no config.json: it is not the folder of a Hugging Face model.")
         if path.is_dir():
             check_objects(path)
+            if kind is AutoConfig:
+                import_method(path)
     try:
         check_hub(os.fspath(name), *CONFIGS)
         return kind.from_pretrained(os.fspath(name), trust_remote_code=False, **options)
@@ -270,6 +274,13 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
         remedy = " Use one whose classes transformers has." if NO_CODE in reason(error) else remedy
         part = {AutoConfig: "config.json: ", AutoTokenizer: "its tokenizer: "}.get(kind, "") if path.is_dir() else ""
         raise ModelError(f"cannot load {source}: {missing}{part}{reason(error)}.{remedy}") from error
+
+
+def import_method(folder: Path) -> None:
+    """Import the package that adds a model's method, if one does: it may register a network with transformers."""
+    with contextlib.suppress(ModelError):  # of a damaged acgpt.json, which is reported when it is needed
+        if (said := Metadata.read(folder)) is not None:
+            METHODS.get(said.method)
 
 
 def check_hub(name: str, *files: str) -> None:

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from acgpt.common.files import write_whole
 from acgpt.errors import InputError, ModelError, reason
-from acgpt.methods import Method, method_of
+from acgpt.methods import METHODS, Method, method_of
 
 FILE = "acgpt.json"
 DEFAULT = "default"  # the name of the embedded model
@@ -56,7 +56,8 @@ class Metadata:
     @property
     def reads_copies(self) -> bool:
         """May this model be shown copies of given tokens, and so be asked about the past given the future?"""
-        return self.method == "ac-gpt"
+        method = METHODS.get(self.method)
+        return method is not None and method.reads_copies
 
     @classmethod
     def from_dict(cls, content: Any, source: str) -> Metadata:

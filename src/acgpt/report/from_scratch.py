@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from acgpt.methods import METHODS, method_of
 from acgpt.query.modes import MODES, WITHOUT_FUTURE
 from acgpt.report import pictures
 from acgpt.report.left_out import listed, not_shown
@@ -161,7 +162,7 @@ def make(runs: Sequence[Run]) -> Part | None:
     scratch = [run for run in runs if not run.base]
     if not scratch:
         return None
-    paper = json.loads(PAPER.read_text(encoding="utf-8"))
+    paper = read_paper()
     entries, notes = entries_of(scratch)
     part = Part("from-scratch", "Training from scratch", {"splits": {}, "paper": paper["source"]}, {}, notes=notes)
     for split in dict.fromkeys(entry.asked.split for entry in entries):
@@ -178,6 +179,13 @@ def make(runs: Sequence[Run]) -> Part | None:
         part.content["splits"][split] = content
         add_pictures(part, folder, own, names, paper)
     return part
+
+
+def read_paper() -> dict[str, Any]:
+    """The paper's numbers; `methods` are the titles of all methods: those of the paper in its order, then others."""
+    paper: dict[str, Any] = json.loads(PAPER.read_text(encoding="utf-8"))
+    titles = {name: method.title for name, method in METHODS.items()}
+    return paper | {"methods": {name: titles[name] for name in paper["methods"]} | titles}
 
 
 def in_words(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry, str]:
@@ -259,7 +267,7 @@ def add_pictures(
         reasons = {run.name: why_left_out(run, entries, ()) for entry in entries for run in entry.runs}
         part.notes.extend(f"no figure of {folder}: {words}" for words in not_shown(reasons))
         return
-    colours = dict(zip(paper["methods"], pictures.METHODS, strict=True))
+    colours = {name: METHODS[name].colour for name in paper["methods"]}
     drawn = {
         "main": (
             partial(pictures.methods, panels, colours),
@@ -314,7 +322,8 @@ def main_panels(
     """Of each size the methods at the r_max of the paper's main results, or that of most; beside it the paper's.
 
     The first panel of a size is of an evaluation set that says something of the future, at the paper's r_max, of the
-    most methods that are `shown`; of as many, one that AC-GPT was asked, then of the most rows, then of the most texts.
+    most methods that are `shown`; of as many, one with a method that reads copies, then of the most rows, then of the
+    most texts.
     Runs that cannot stand in it, for they have read more or less or were asked another set of this r_max, have panels
     of their own. What was asked in several ways is there as it is asked by default.
 
@@ -366,7 +375,8 @@ def rating(entries: Sequence[Entry], panel: Panel) -> tuple[Any, ...]:
     future = any(modes["training"] for _, _, modes in panel.rows)
     methods = {method for _, method, _ in panel.rows}
     first = entries[0]
-    return future, first.r_max == R_MAX, len(methods), "ac-gpt" in methods, len(panel.rows), first.asked.texts
+    copies = any(method_of(method).reads_copies for method in methods)
+    return future, first.r_max == R_MAX, len(methods), copies, len(panel.rows), first.asked.texts
 
 
 def cover(found: Sequence[tuple[list[Entry], Panel]]) -> list[tuple[list[Entry], Panel]]:

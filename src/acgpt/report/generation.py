@@ -268,7 +268,7 @@ def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
     if not generated and not scored:
         return None
     paper = json.loads(PAPER.read_text(encoding="utf-8"))
-    described = json.loads(from_scratch.PAPER.read_text(encoding="utf-8"))
+    described = from_scratch.read_paper()
     paper |= {key: described[key] for key in ("methods", "sizes")}
     part = Part("generation", "Generation", {"sizes": {}, "paper": paper["source"]}, {}, notes=notes)
     sizes = dict.fromkeys(each.size for each in scored)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 WITH_FUTURE, WITHOUT_FUTURE, CAUSAL, PAPER = "#1b7f5c", "#8fcbb4", "#b5651d", "#adb5bd"
 LINES = (WITH_FUTURE, "#3a6ea5", "#d1495b", "#7b5ea7", "#e09f3e", "#2a9d8f")
-METHODS = (WITH_FUTURE, "#3a6ea5", "#d1495b", "#e09f3e", CAUSAL, "#7b5ea7", "#56b4e9")  # as the paper orders them
 TOWERS = 4  # so many times the least, and a scale of logarithms is needed to see the others
 KINDS = {"Unconditional": "unconditional", "Infilling": "infilling", "Training dist.": "training"}
 

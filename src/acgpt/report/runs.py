@@ -119,7 +119,7 @@ class Run:
     @property
     def method(self) -> str:
         """The method as the paper's tables name it."""
-        return "Baseline" if self.causal else str(self.recipe["method"]).upper()
+        return "Baseline" if self.causal else method_of(str(self.recipe["method"])).title
 
     @property
     def size(self) -> str:

@@ -220,7 +220,8 @@ def card(column: Shown, sample: Generation, parts: Sequence[Segment]) -> str:
     """What one method drew."""
     asked = sample.roles.count("a")
     words = f"{asked} tokens drawn, {sample.roles.count('g')} given"
-    if sample.log_probs and not METHODS.get(str(column.generated.record["method"]), METHODS["gpt"]).bound:
+    method = METHODS.get(str(column.generated.record["method"]))
+    if sample.log_probs and not (method is not None and method.bound):
         words += f"; perplexity {math.exp(min(-math.fsum(sample.log_probs) / asked, 700)):,.1f}"
     content = []
     for role, run in groupby(parts, key=lambda part: part[0]):

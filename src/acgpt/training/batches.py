@@ -29,7 +29,8 @@ from torch.utils.data import Dataset
 from acgpt.engine.attention import Segments
 from acgpt.engine.layout import ALIGN, Budget, Layout
 from acgpt.errors import InputError
-from acgpt.methods import AcGpt, Method
+from acgpt.methods import Method
+from acgpt.methods.ac_gpt import AcGpt
 from acgpt.query.conditioning import Conditioning, first_draws, generator
 
 FORESEEN = 2**24  # texts whose sizes are looked at before a run: some ten seconds

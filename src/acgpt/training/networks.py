@@ -217,7 +217,7 @@ def make_network(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, metadata: M
     bos, mask, size = choose_bos(None, None, tokenizer), choose_mask(recipe, None, tokenizer), len(tokenizer)
     if mask is None and method.needs_mask:  # one more token, which no text has: the first after the tokenizer's
         mask, size = size, size + 1
-    own = {} if recipe.target_positions is None else {"target_positions": recipe.target_positions}
+    own = {key: getattr(recipe, key) for key in method.training_options if key != "loss"}
     model = new_model(
         recipe.shape, vocabulary=-(-size // VOCABULARY_ALIGN) * VOCABULARY_ALIGN,
         positions=recipe.length + method.overhead, dropout=recipe.dropout, attention_dropout=recipe.attention_dropout,

@@ -7,7 +7,7 @@ of the wrong kind and two keys that contradict each other are errors, before any
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
@@ -87,7 +87,7 @@ class Recipe:
         corpus: A folder that `acgpt prepare` has written.
         output: The run's folder; it must not exist yet, unless the run is resumed.
         method: "ac-gpt", or "gpt" for its causal twin: the same texts in the same order, nothing given, all asked. Or
-            one of those that the paper compares with, as `acgpt methods` lists them.
+            any other that `acgpt methods` lists.
         loss: What is learnt from: the "asked" tokens, or "all", the given ones too. The latter only with a method that
             predicts given tokens as well (σ-GPT); it learns faster, and the paper leaves it out for fairness.
         target_positions: With σ-GPT, how a slot is told the position that it predicts: "rotary", its query is rotated
@@ -139,9 +139,9 @@ class Recipe:
 
     corpus: str = ""
     output: str = ""
-    method: Literal["ac-gpt", "gpt", "sigma-gpt-temporal", "sigma-gpt-random", "mlm", "diffusion", "fim"] = "ac-gpt"
-    loss: Literal["asked", "all"] = "asked"
-    target_positions: Literal["rotary", "table"] | None = None
+    method: str = "ac-gpt"  # the values of these three are those that methods declare: see `kinds`
+    loss: str = "asked"
+    target_positions: str | None = None
     conditioning: Mapping[str, Any] = field(default_factory=lambda: {"r_max": 0.6})
     model: str | Mapping[str, Any] = "small"
     base: str = ""
@@ -181,18 +181,18 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            object.__setattr__(self, each.name, checked(each.name, getattr(self, each.name), kinds()[each.name]))
+        for name, kind in kinds().items():
+            object.__setattr__(self, name, checked(name, getattr(self, name), kind))
         if (self.steps is None) == (self.epochs is None):
             raise InputError("a recipe says how long to train: give steps or epochs, one of the two.")
-        for name, (owner, values, default) in BELONGS.items():
-            applies = getattr(self, owner) in values
-            if applies and getattr(self, name) is None:
-                object.__setattr__(self, name, default)
-            elif not applies and getattr(self, name) is not None:
+        for name, (owner, defaults) in BELONGS.items():
+            value, choices = getattr(self, owner), defaults()
+            if value in choices and getattr(self, name) is None:
+                object.__setattr__(self, name, choices[value])
+            elif value not in choices and getattr(self, name) is not None:
                 raise InputError(
-                    f"{name} goes with {owner}={' or '.join(values)}, not with {owner}={getattr(self, owner)}: leave "
-                    f"it out ({name}=null)."
+                    f"{name} goes with {owner}={' or '.join(choices)}, not with {owner}={value}: leave it out "
+                    f"({name}=null)."
                 )
         for name, (holds, words) in RANGES.items():
             value = getattr(self, name)
@@ -255,17 +255,44 @@ class Recipe:
 
 
 @cache
-def kinds() -> dict[str, Any]:
-    """The keys of a recipe, and of what kind the value of each is."""
+def type_hints() -> dict[str, Any]:
+    """The types of a recipe's keys, as the class declares them."""
     return get_type_hints(Recipe)
 
 
-# Keys that mean something only beside a certain value of another, and what they are then if nothing is said.
-BELONGS: dict[str, tuple[str, tuple[str, ...], float | str]] = {
-    "target_positions": ("method", ("sigma-gpt-temporal", "sigma-gpt-random"), "rotary"),
-    "muon_lr": ("optimizer", ("muon",), 2e-3),
-    "final_lr": ("schedule", ("cosine", "linear"), 0.1),
-    "cooldown": ("schedule", ("linear",), 1.0),
+def kinds() -> dict[str, Any]:
+    """The types of a recipe's keys; of `method` and of what methods declare, the values that there are."""
+    options = training_options()
+    found = type_hints() | {"method": one_of(options)}
+    for key in {key for declared in options.values() for key in declared} & set(found):
+        values = one_of(dict.fromkeys(value for declared in options.values() for value in declared.get(key, ())))
+        found[key] = values if found[key] is str else values | None
+    return found
+
+
+def training_options() -> dict[str, Mapping[str, tuple[str, ...]]]:
+    """The recipe keys that each method takes, with their values."""
+    from acgpt.methods import METHODS  # here, as it imports torch, which listing the recipes does without
+
+    return {name: method.training_options for name, method in METHODS.items()}
+
+
+def one_of(values: Iterable[str]) -> Any:
+    """The type of these values and no others."""
+    return Literal.__getitem__(tuple(values))
+
+
+def method_defaults(key: str) -> dict[str, str]:
+    """The methods that take a recipe key, each with its default."""
+    return {name: declared[key][0] for name, declared in training_options().items() if key in declared}
+
+
+# Keys that mean something only beside certain values of another key: that key, and its values with the defaults.
+BELONGS: dict[str, tuple[str, Callable[[], Mapping[str, float | str]]]] = {
+    "target_positions": ("method", lambda: method_defaults("target_positions")),
+    "muon_lr": ("optimizer", lambda: {"muon": 2e-3}),
+    "final_lr": ("schedule", lambda: {"cosine": 0.1, "linear": 0.1}),
+    "cooldown": ("schedule", lambda: {"linear": 1.0}),
 }
 RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     **dict.fromkeys(("weight_decay", "clip", "warmup", "workers", "eval_every"), (lambda x: x >= 0, "at least 0")),
@@ -398,8 +425,8 @@ def with_changes(content: dict[str, Any], changes: Sequence[str] | Mapping[str, 
         content["warmup"] = min(warmup, steps // 10) if isinstance(warmup, int) and warmup >= steps else warmup
     if "lora.rank" in changed and "lora.alpha" not in changed:
         content["lora"].pop("alpha", None)
-    for key, (owner, values, _) in BELONGS.items():
-        if owner in changed and key not in changed and content[owner] not in values:
+    for key, (owner, defaults) in BELONGS.items():
+        if owner in changed and key not in changed and content[owner] not in list(defaults()):
             content.pop(key, None)
     return make(content, source)
 

@@ -1,0 +1,109 @@
+"""The registry of methods: those of this package, and those that installed packages add.
+
+`@register` makes a class a method of acgpt. Recipes, commands, reports, pictures and model cards read the registry, so
+a method is added by the one file that defines it:
+
+    @register                                     [project.entry-points."acgpt.methods"]
+    class Mine(Method):                           mine = "my_package.mine:Mine"
+        name = "mine"
+
+Methods of this package are registered when `acgpt.methods` is imported. Packages that name an entry point in the group
+`acgpt.methods` are imported once, when all methods are listed or one is looked up that is not registered yet.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import threading
+import warnings
+from collections.abc import Iterator, MutableMapping
+from importlib.metadata import entry_points
+from typing import TypeVar
+
+from acgpt.errors import reason
+from acgpt.methods.base import Method
+
+GROUP = "acgpt.methods"
+DECLARED = ("name", "title", "says", "abilities", "reads_future")  # attributes that every method must have
+M = TypeVar("M", bound=Method)
+
+
+class Registry(MutableMapping[str, Method]):
+    """Methods by name, sorted by their `sort_order`."""
+
+    def __init__(self) -> None:
+        self._methods: dict[str, Method] = {}
+        self._searched = False
+        self._lock = threading.RLock()  # reentrant: a package may look up a method while it is imported
+
+    def __getitem__(self, name: str) -> Method:
+        if name not in self._methods:
+            self._search()
+        return self._methods[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._search()
+        return iter(sorted(self._methods, key=lambda name: (self._methods[name].sort_order, name)))
+
+    def __len__(self) -> int:
+        self._search()
+        return len(self._methods)
+
+    def __setitem__(self, name: str, method: Method) -> None:
+        self._methods[name] = method
+
+    def __delitem__(self, name: str) -> None:
+        del self._methods[name]
+
+    def register(self, method: type[M]) -> type[M]:
+        """Make a class a method of acgpt: a class decorator.
+
+        Args:
+            method: A subclass of `Method` that can be made without arguments.
+
+        Raises:
+            TypeError: It is no such class, lacks an attribute or a function that a method must have, or its name is not
+                made of lower-case words and hyphens.
+            ValueError: Another method has its name.
+        """
+        if not (inspect.isclass(method) and issubclass(method, Method)):
+            raise TypeError(f"{reason(repr(method))} is no subclass of acgpt.methods.Method")
+        missing = [name for name in DECLARED if not hasattr(method, name)] + sorted(method.__abstractmethods__)
+        if missing:
+            raise TypeError(f"{method.__qualname__} lacks {', '.join(missing)}")
+        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", method.name):
+            raise TypeError(f"the name of a method is lower-case words joined by hyphens, not {method.name!r}")
+        other = self._methods.get(method.name)
+        if other is not None and origin(type(other)) != origin(method):
+            raise ValueError(f"the name {method.name} is taken by {'.'.join(origin(type(other)))}")
+        self._methods[method.name] = method()
+        return method
+
+    def _search(self) -> None:
+        """Import the packages that add methods, once; one that fails is named in a warning and left out."""
+        with self._lock:
+            if self._searched:
+                return
+            self._searched = True
+            for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+                before = dict(self._methods)
+                try:
+                    self.register(entry.load())
+                except (Exception, SystemExit) as error:
+                    self._methods = before
+                    package = f" of the package {entry.dist.name}" if entry.dist is not None else ""
+                    warnings.warn(
+                        f"the method {entry.name}{package} is left out: {reason(error)}. Update the package, or "
+                        "uninstall it.",
+                        stacklevel=3,
+                    )
+
+
+def origin(method: type[Method]) -> tuple[str, str]:
+    """The module and the name of a class: the same if the module is loaded again."""
+    return method.__module__, method.__qualname__
+
+
+METHODS = Registry()
+register = METHODS.register
