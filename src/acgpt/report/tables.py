@@ -13,11 +13,9 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from acgpt.errors import CONTROLS
-from acgpt.report.markup import tag
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -28,7 +26,6 @@ TEX |= {">": r"\textgreater{}", "|": r"\textbar{}"} | {each: f"\\{each}" for eac
 TEX |= {"σ": r"$\sigma$", "±": r"$\pm$", "≤": r"$\le$", "×": r"$\times$", INFINITE: r"$\infty$", "…": r"\ldots{}"}
 # What pdflatex shows without further packages: ASCII and most of Latin-1.
 PDFLATEX = frozenset(map(chr, range(256))) - set("«»ÐÞðþ")
-SCROLL = "A wide table: scroll sideways to see all of its columns."
 WIDTHS = (40, 60, 80, 100, 1000)  # of windows, in rem: a page is never wider than about 100
 LINES = 56  # of a table, rules counted, that fit on a page of LaTeX below the caption
 
@@ -180,6 +177,10 @@ class Table:
         texts = dict.fromkeys(row.note for row in self.rows if row.note)
         return {text: number for number, text in enumerate(texts, start=1)}
 
+    def text(self, row: Row, column: Column) -> str:
+        """A cell, for people."""
+        return column.show(row.cells.get(column.key))
+
     def is_best(self, row: Row, column: Column) -> bool:
         """Is this cell, as it is written, the best of two or more in its group?"""
         own = rank(row.cells.get(column.key))
@@ -299,37 +300,6 @@ class Table:
             return asdict(cell) if isinstance(cell, Mean) else cell
 
         return [{**{key: plain(row.cells.get(key)) for key in keys}, "note": row.note} for row in rows]
-
-    def html(self, label: str) -> str:
-        """For a page: a table with its caption, headings that say what they head, and footnotes.
-
-        Args:
-            label: Of the table in its page; links to it and to its notes are made of it.
-        """
-
-        def cell(row: Row, column: Column) -> str:
-            text = escape(column.show(row.cells.get(column.key)))
-            text = tag("strong", text) if self.is_best(row, column) else text
-            if row.note and column.key == self.mark:
-                number = self.notes[row.note]
-                text += tag("sup", tag("a", str(number), href=f"#{label}-{number}", aria_label=f"note {number}"))
-            heads = column.key == self.mark
-            return tag("th" if heads else "td", text, scope="row" if heads else None, class_=kind(column))
-
-        def kind(column: Column) -> str | None:
-            return "number" if column.form else None
-
-        heads = [tag("th", escape(each.title), scope="col", class_=kind(each)) for each in self.columns]
-        bodies = []
-        for group in self.grouped():
-            rows = [tag("tr", *(cell(row, column) for column in self.columns)) for row in group]
-            bodies.append(tag("tbody", "\n", "\n".join(rows), "\n", class_="paper" if group[0].paper else None))
-        caption = tag("caption", tag("strong", escape(self.title), "."), " ", escape(self.words), id=label)
-        table = tag("table", "\n".join(["", caption, tag("thead", tag("tr", *heads)), *bodies, ""]))
-        notes = [tag("li", escape(text), id=f"{label}-{number}") for text, number in self.notes.items()]
-        region = tag("div", table, class_="wide", role="region", aria_labelledby=label, tabindex=0)
-        hint = tag("p", SCROLL, class_=f"hint under-{self.page_width}")
-        return hint + region + (tag("ol", *notes, class_="notes") if notes else "")
 
     @property
     def page_width(self) -> int:

@@ -26,11 +26,10 @@ from typing import Any
 from acgpt.common.files import disk_errors
 from acgpt.errors import InputError
 from acgpt.report import finetuning, from_scratch, generation
-from acgpt.report.page import html_page
+from acgpt.report.page import Provenance, html_page, markdown_page
 from acgpt.report.part import Part
 from acgpt.report.pictures import rendered
 from acgpt.report.runs import Run, find_runs, read_runs
-from acgpt.report.tables import plain_markdown
 from acgpt.training.run_folder import CONFIG, RESULTS, commit
 from acgpt.version import __version__
 
@@ -87,9 +86,9 @@ def make_report(folders: Sequence[str | Path], output: str | Path) -> Report:
         notes += left_out_of_figures(parts)
     elif any(part.pictures for part in parts):
         notes.append(NO_PICTURES)
-    files[PAGE] = page(parts, runs, notes, list(files)).encode()
-    made_by = [(run.name, *provenance(run)) for run in runs]
-    files[WEB] = html_page(parts, made_by, notes, files).encode()
+    made_by = [provenance(run) for run in runs]
+    pages = {PAGE: markdown_page(parts, made_by, notes, files), WEB: html_page(parts, made_by, notes, files)}
+    files |= {name: text.encode() for name, text in pages.items()}
     content = {
         "acgpt": __version__,
         **{part.name: part.content for part in parts},
@@ -143,31 +142,13 @@ def table_files(part: Part) -> dict[str, bytes]:
     return {path: text.encode() for path, text in files.items()}
 
 
-def page(parts: Sequence[Part], runs: Sequence[Run], notes: Sequence[str], files: Sequence[str]) -> str:
-    """All of it on one page."""
-    pieces = []
-    for part in parts:
-        pieces.append(f"# {part.title}")
-        pieces += [f"[{title}]({name})" for name, (title, _) in part.pages.items()]
-        for table in part.tables.values():
-            pieces += [f"## {plain_markdown(table.title)}", plain_markdown(table.words), table.markdown().strip()]
-        drawn = [f"{part.name}/{stem}.png" for stem in part.pictures if f"{part.name}/{stem}.png" in files]
-        pieces += [f"![{Path(path).stem}]({path})" for path in drawn]
-    pieces += ["# Runs"] if runs else []
-    for run in runs:
-        command, took = provenance(run)
-        command = command.replace("`", "'")
-        pieces.append(f"* **{plain_markdown(run.name)}**: `{command}`; {plain_markdown(took)}.")
-    pieces += [f"* {plain_markdown(note)}" for note in notes]
-    return "\n\n".join(pieces) + "\n"
-
-
-def provenance(run: Run) -> tuple[str, str]:
-    """Where the figures of a run come from: its command, and what it took."""
+def provenance(run: Run) -> Provenance:
+    """Where the numbers of a run come from: its name, its command, and what it took."""
     results, (texts, tokens) = run.results, run.budget
     versions = ", ".join(f"{name} {results['versions'].get(name)}" for name in ("acgpt", "torch", "transformers"))
     command = " ".join(["acgpt", *map(str, results["command"][1:])])
     return (
+        run.name,
         command,
         f"{texts:,} texts, {tokens:,} tokens, {results['seconds']:,.0f} s on {results['hardware']}; {versions}",
     )
