@@ -86,7 +86,7 @@ def test_every_template_escapes_but_for_markdown():
         assert context.eval_ctx.autoescape == (not name.endswith(".md")), name
 
 
-@pytest.mark.parametrize("package", ["jinja2"])
+@pytest.mark.parametrize("package", ["jinja2", "pandas"])
 def test_without_a_package_of_the_extra_the_command_names_the_extra(package, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     run = write_run(tmp_path / "ac")

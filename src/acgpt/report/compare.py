@@ -12,7 +12,7 @@ from acgpt.errors import InputError
 if TYPE_CHECKING:
     from acgpt.report.write import Report
 
-EXTRA = ("jinja2",)  # the packages of the extra `report`
+EXTRA = ("jinja2", "pandas")  # the packages of the extra `report`
 
 
 def compare(folders: Sequence[str | Path], output: str | Path) -> Report:

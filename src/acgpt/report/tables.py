@@ -6,14 +6,14 @@ footnote. `--` is what cannot be answered or compared, `≤` what is only a boun
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from acgpt.errors import CONTROLS
 
@@ -49,12 +49,19 @@ class Mean:
     digits: int | None = None
 
     @classmethod
-    def of(cls, values: Sequence[float], bound: bool = False) -> Mean:
-        """Of one or more numbers."""
-        finite = len(values) > 1 and all(map(math.isfinite, values))
-        mean = math.fsum(values) / len(values)
-        std = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (len(values) - 1)) if finite else None
-        return cls(mean, std, len(values), bound)
+    def of(cls, values: Iterable[float | None], bound: bool = False) -> Mean | None:
+        """The mean and spread of those numbers that are there; `None` if none is.
+
+        It aggregates a pandas group, like `"mean"` and `"std"`, but its sums are exactly rounded: the order of the runs
+        makes no difference, not even in the last digit.
+        """
+        there = pd.Series(list(values), dtype=float).dropna().tolist()
+        if not there:
+            return None
+        finite = len(there) > 1 and all(map(math.isfinite, there))
+        mean = math.fsum(there) / len(there)
+        std = math.sqrt(math.fsum((x - mean) ** 2 for x in there) / (len(there) - 1)) if finite else None
+        return cls(mean, std, len(there), bound)
 
 
 Cell = str | float | Mean | None
@@ -102,6 +109,14 @@ class Column:
         if math.isinf(value):
             return INFINITE
         return format(value, self.form.removesuffix("%")) + ("%" if self.form.endswith("%") else "")
+
+    def same_text(self, cell: Cell, own: float, other: float) -> bool:
+        """Are two numbers written alike in this column, with the digits of a cell? What is missing is like nothing."""
+        if math.isnan(own):
+            return False
+        form = f".{cell.digits}f" if isinstance(cell, Mean) and cell.digits is not None else self.form
+        as_written = replace(self, form=form)
+        return as_written.show(own) == as_written.show(other)
 
     def parts(self, value: Mean) -> tuple[str, str]:
         """A mean and its deviation, for people; "" where there is none."""
@@ -181,24 +196,34 @@ class Table:
         """A cell, for people."""
         return column.show(row.cells.get(column.key))
 
+    @cached_property
+    def groups(self) -> pd.Series:
+        """The number of each row's group, in the order of their first rows."""
+        values = pd.Series([row.group for row in self.rows], dtype=object)
+        return pd.Series(values.factorize(use_na_sentinel=False)[0], dtype=int)
+
+    @cached_property
+    def best(self) -> pd.DataFrame:
+        """For each row and column: is the cell, as it is written, the best of two or more in its group?"""
+        found = {}
+        for column in (column for column in self.columns if column.best is not None):
+            cells = [row.cells.get(column.key) for row in self.rows]
+            ranks = pd.Series([rank(cell) for cell in cells], dtype=float)
+            by_group = ranks.groupby(self.groups)
+            winners, rivals = by_group.transform("min" if column.best is min else "max"), by_group.transform("count")
+            found[column.key] = [
+                several > 1 and column.same_text(cell, own, winner)
+                for cell, own, winner, several in zip(cells, ranks, winners, rivals, strict=True)
+            ]
+        return pd.DataFrame(found, index=[id(row) for row in self.rows])
+
     def is_best(self, row: Row, column: Column) -> bool:
         """Is this cell, as it is written, the best of two or more in its group?"""
-        own = rank(row.cells.get(column.key))
-        if column.best is None or own is None:
-            return False
-        ranks = [rank(other.cells.get(column.key)) for other in self.rows if other.group == row.group]
-        numbers = [number for number in ranks if number is not None]
-        cell = row.cells.get(column.key)
-        form = f".{cell.digits}f" if isinstance(cell, Mean) and cell.digits is not None else column.form
-        as_written = replace(column, form=form)
-        return len(numbers) > 1 and as_written.show(own) == as_written.show(column.best(numbers))
+        return column.best is not None and bool(self.best.at[id(row), column.key])
 
     def grouped(self) -> list[list[Row]]:
         """The rows, group by group."""
-        groups: dict[Hashable, list[Row]] = {}
-        for row in self.rows:
-            groups.setdefault(row.group, []).append(row)
-        return list(groups.values())
+        return [list(rows) for _, rows in pd.Series(self.rows, dtype=object).groupby(self.groups)]
 
     def pages(self) -> list[list[list[Row]]]:
         """The groups, page by page of a paper: what is longer than a page would be cut off there."""
@@ -213,7 +238,7 @@ class Table:
         """For a page."""
 
         def cell(row: Row, column: Column) -> str:
-            text = plain_markdown(column.show(row.cells.get(column.key)))
+            text = plain_markdown(self.text(row, column))
             text = f"**{text}**" if self.is_best(row, column) else text
             return f"{text}<sup>{self.notes[row.note]}</sup>" if row.note and column.key == self.mark else text
 
@@ -224,23 +249,36 @@ class Table:
         table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         return "\n\n".join([table, *notes]) + "\n"
 
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """All cells as objects: numbers with all their digits, and `None` for what is missing.
+
+        `source` is "run" or "paper". A column of means has its deviations and bounds in columns beside it.
+        """
+
+        def parts(row: Row, column: Column) -> dict[str, Any]:
+            cell = row.cells.get(column.key)
+            if not column.spread:
+                return {column.key: cell.translate(CONTROLS) if isinstance(cell, str) else cell}
+            mean = [cell.mean, cell.std, int(cell.bound)] if isinstance(cell, Mean) else [None] * 3
+            return dict(zip([column.key, f"{column.key}_std", f"{column.key}_bound"], mean, strict=True))
+
+        records = []
+        for row in self.rows:
+            record: dict[str, Any] = {"source": "paper" if row.paper else "run"}
+            for column in self.columns:
+                record |= parts(row, column)
+            records.append(record | {"note": row.note})
+        return pd.DataFrame(records, dtype=object)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The table as a DataFrame, with the dtypes of its numbers: what its CSV file holds."""
+        return self.cells.infer_objects()
+
     def as_csv(self) -> str:
         """For spreadsheets: numbers with all their digits, the empty cell for `--`."""
-        file = io.StringIO(newline="")
-        writer = csv.writer(file, lineterminator="\n")
-        keys = [[each.key, f"{each.key}_std", f"{each.key}_bound"][: 3 if each.spread else 1] for each in self.columns]
-        writer.writerow(["source", *(key for group in keys for key in group), "note"])
-
-        def cells(row: Row, column: Column) -> list[Any]:
-            cell = row.cells.get(column.key)
-            if column.spread:
-                return [cell.mean, cell.std, int(cell.bound)] if isinstance(cell, Mean) else [None] * 3
-            return [cell.translate(CONTROLS) if isinstance(cell, str) else cell]
-
-        for row in self.rows:
-            shown = [each for column in self.columns for each in cells(row, column)]
-            writer.writerow(["paper" if row.paper else "run", *shown, row.note])
-        return file.getvalue()
+        return str(self.cells.to_csv(index=False, lineterminator="\n"))
 
     def latex(self, label: str) -> str:
         r"""For a paper: a float with booktabs' rules, or several; comments at its head say what it takes to compile it.
@@ -305,8 +343,7 @@ class Table:
     def page_width(self) -> int:
         """The width of a window, in rem, below which not all columns may be seen at once: one of `WIDTHS`."""
         letters = [
-            max(len(column.title), *(len(column.show(row.cells.get(column.key))) for row in self.rows), 1)
-            for column in self.columns
+            max(len(column.title), *(len(self.text(row, column)) for row in self.rows), 1) for column in self.columns
         ]
         width = sum(0.5 * count + 1.1 for count in letters) + 3  # cells have a size of 0.875, padding and margins
         return next((each for each in WIDTHS if width <= each), WIDTHS[-1])
@@ -317,7 +354,7 @@ class Table:
         rows = [row for row in self.rows if not row.paper]
 
         def worth(column: Column) -> tuple[int, bool]:
-            return -column.spare, len({column.show(row.cells.get(column.key)) for row in rows}) > 1
+            return -column.spare, len({self.text(row, column) for row in rows}) > 1
 
         found = [column for column in self.columns if column.terminal and column.spare]
         return [column.title for column in sorted(reversed(found), key=worth)]
@@ -333,7 +370,7 @@ class Table:
             table.add_column(column.title, justify="right" if column.form else "left")
 
         def cell(row: Row, column: Column) -> Text:
-            text = column.show(row.cells.get(column.key))
+            text = self.text(row, column)
             text += f" [{self.notes[row.note]}]" if row.note and column.key == self.mark else ""
             return Text(text, "bold" if self.is_best(row, column) else "")
 
