@@ -15,6 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from acgpt.errors import CONTROLS
 from acgpt.evaluation.generations import BLANK, Generation, Generations
 from acgpt.methods import METHODS
@@ -60,22 +62,27 @@ class Shown:
 
 def samples_page(columns: Sequence[Shown]) -> str:
     """Render the page of all that was drawn."""
-    sets: dict[str, dict[tuple[str, str, str], Shown]] = {}
-    for each in sorted(columns, key=lambda each: (each.place, each.seed)):
-        here = sets.setdefault(texts_of(each.generated.record["set"]), {})
-        here.setdefault((each.mode, each.method, each.same), each)
+    found = pd.DataFrame(
+        {
+            "column": pd.Series(columns, dtype=object),
+            "texts": [texts_of(each.generated.record["set"]) for each in columns],
+            **{key: [getattr(each, key) for each in columns] for key in ("mode", "method", "same", "place", "seed")},
+        }
+    )
+    first = found.sort_values(["place", "seed"], kind="stable").drop_duplicates(["texts", "mode", "method", "same"])
+    sets = [list(members) for _, members in first.groupby("texts", sort=False)["column"]]
     tokenizers: dict[str, PreTrainedTokenizerBase | None] = {}
     texts = []
-    for number, members in enumerate(list(members.values()) for members in sets.values()):
+    for number, members in enumerate(sets):
         key = str(members[0].generated.record["set"]["hash"])
-        chosen, found = pick([each.generated for each in members])
+        chosen, samples = pick([each.generated for each in members])
         for item in chosen:
             modes = []
             for mode in modes_of(members):
                 cards = [
                     card(each, sample, segments(sample, tokenizer_of(each.generated.record, tokenizers)))
                     for each in members
-                    if each.mode == mode and (sample := found[each.generated.path].get(item)) is not None
+                    if each.mode == mode and (sample := samples[each.generated.path].get(item)) is not None
                 ]
                 if cards:
                     modes.append((MODES[mode].title if mode in MODES else mode, cards))
