@@ -287,7 +287,7 @@ def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
         part.tables.update({f"{file_name(size)}/{name}": table for name, table in tables.items()})
     if generated:
         shown = [column_of(each, run_of(each.record, each.path, runs), paper) for each in generated]
-        part.pages[PAGE] = ("Samples, side by side", samples_page(shown))
+        part.pages[PAGE] = ("Samples, side by side", partial(samples_page, shown))
     else:
         part.notes.append(NO_SAMPLES)
     return part

@@ -274,7 +274,9 @@ class Table:
     @property
     def frame(self) -> pd.DataFrame:
         """The table as a DataFrame, with the dtypes of its numbers: what its CSV file holds."""
-        return self.cells.infer_objects()
+        frame = self.cells.infer_objects()
+        empty = [key for key in frame if key != "note" and frame[key].isna().all()]
+        return frame.astype(dict.fromkeys(empty, float))
 
     def as_csv(self) -> str:
         """For spreadsheets: numbers with all their digits, the empty cell for `--`."""
