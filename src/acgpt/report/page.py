@@ -14,9 +14,10 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 
+from acgpt.display.table import plain_markdown
 from acgpt.report.left_out import sentences
 from acgpt.report.part import Part
-from acgpt.report.tables import WIDTHS, file_name, plain_markdown
+from acgpt.report.tables import WIDTHS, file_name
 from acgpt.version import __version__
 
 Provenance = tuple[str, str, str]  # the name of a run, its command, and what it took

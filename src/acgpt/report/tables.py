@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from acgpt.display.table import escape_latex, latex_table, markdown_table, plain_markdown, terminal_table
 from acgpt.errors import CONTROLS
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 NOTHING, INFINITE = "--", "∞"
-TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
-TEX |= {">": r"\textgreater{}", "|": r"\textbar{}"} | {each: f"\\{each}" for each in "&%$#_{}"}
-TEX |= {"σ": r"$\sigma$", "±": r"$\pm$", "≤": r"$\le$", "×": r"$\times$", INFINITE: r"$\infty$", "…": r"\ldots{}"}
 # What pdflatex shows without further packages: ASCII and most of Latin-1.
 PDFLATEX = frozenset(map(chr, range(256))) - set("«»ÐÞðþ")
 WIDTHS = (40, 60, 80, 100, 1000)  # of windows, in rem: a page is never wider than about 100
@@ -242,11 +240,9 @@ class Table:
             text = f"**{text}**" if self.is_best(row, column) else text
             return f"{text}<sup>{self.notes[row.note]}</sup>" if row.note and column.key == self.mark else text
 
-        rule = ["---:" if column.form else "---" for column in self.columns]
-        lines = [[column.title for column in self.columns], rule]
-        lines += [[cell(row, column) for column in self.columns] for row in self.rows]
+        rows = [[cell(row, column) for column in self.columns] for row in self.rows]
+        table = markdown_table([column.title for column in self.columns], rows, [*map(is_number, self.columns)])
         notes = [f"<sup>{number}</sup> {plain_markdown(text)}" for text, number in self.notes.items()]
-        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         return "\n\n".join([table, *notes]) + "\n"
 
     @cached_property
@@ -301,22 +297,10 @@ class Table:
             marked = row.note and column.key == self.mark
             return text + rf"\textsuperscript{{{self.notes[row.note or '']}}}" if marked else text
 
-        def line(cells: Iterable[str]) -> str:
-            return re.sub(r"^(?=[\[*])", "{}", " & ".join(cells)) + r" \\"  # else the line before takes it for its own
-
         def tabular(groups: Sequence[Sequence[Row]]) -> list[str]:
-            lines = ["\n".join(line(cell(row, column) for column in self.columns) for row in group) for group in groups]
-            return [
-                r"\resizebox{\columnwidth}{!}{%",
-                rf"\begin{{tabular}}{{{''.join('r' if column.form else 'l' for column in self.columns)}}}",
-                r"\toprule",
-                line(column.tex or escape_latex(column.title) for column in self.columns),
-                r"\midrule",
-                "\n\\midrule\n".join(lines),
-                r"\bottomrule",
-                r"\end{tabular}%",
-                "}",
-            ]
+            headings = [column.tex or escape_latex(column.title) for column in self.columns]
+            rows = [[[cell(row, column) for column in self.columns] for row in group] for group in groups]
+            return latex_table(headings, rows, map(is_number, self.columns))
 
         notes = [rf"\textsuperscript{{{n}}}\,{escape_latex(text)}" for text, n in self.notes.items()]
         title, words = escape_latex(self.title), re.sub(r"\br\\_max\b", r"$r_{\\max}$", escape_latex(self.words))
@@ -363,13 +347,10 @@ class Table:
 
     def terminal(self) -> RichTable:
         """For the terminal, the paper's own rows left out; notes are numbered as in the other forms."""
-        from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         columns = [column for column in self.columns if column.terminal]
-        for column in columns:
-            table.add_column(column.title, justify="right" if column.form else "left")
+        table = terminal_table([column.title for column in columns], map(is_number, columns))
 
         def cell(row: Row, column: Column) -> Text:
             text = self.text(row, column)
@@ -384,17 +365,11 @@ class Table:
         return table
 
 
+def is_number(column: Column) -> bool:
+    """Does a column hold numbers?"""
+    return bool(column.form)
+
+
 def file_name(text: str) -> str:
     """A text as the name of a file or folder, with nothing odd in it."""
     return re.sub(r"[^\w.-]", "_", text).lstrip(".") or "_"
-
-
-def plain_markdown(text: str) -> str:
-    """A text that Markdown shows as it is, in a cell of a table too."""
-    return re.sub(r"([\\|*_`<\[\]])", r"\\\1", text).replace("\n", " ")
-
-
-def escape_latex(text: str) -> str:
-    """A text that LaTeX shows as it is; but `--` that stands alone is a dash."""
-    shown = "".join(TEX.get(each, each) for each in text.translate(CONTROLS))
-    return re.sub(r"(?<![\w-])(--)(?![\w-])|-(?=-)", lambda found: found[1] or "-{}", shown)
