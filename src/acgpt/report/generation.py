@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ PAGE = "samples.html"
 ENDING = ".mauve.json"
 WHOLE = "whole text"
 SHARES = ("distinct_1", "distinct_2", "distinct_3", "repetition", "loops")
+MEASURES = (*SHARES, "own", "judged")
 NO_SAMPLES = "there is no page of samples: scores are here, and what was drawn is not beside them."
 HUGE = 1e100  # no number of a result is as large
 ELSEWHERE = "models"  # the size, in file names and JSON, of models of whose training nothing is known
@@ -311,8 +312,8 @@ def column_of(generated: Generations, run: Run | None, paper: Mapping[str, Any])
 
 
 def frame_of(scored: Sequence[Scored]) -> pd.DataFrame:
-    """Results as a tidy table, a row each, with what they are grouped by."""
-    return pd.DataFrame(
+    """Results as a tidy table, a row each: what they are grouped by, and all that was measured of what was drawn."""
+    found = pd.DataFrame(
         {
             "scored": pd.Series(scored, dtype=object),
             "group": pd.Series([each.group for each in scored], dtype=object),
@@ -324,8 +325,21 @@ def frame_of(scored: Sequence[Scored]) -> pd.DataFrame:
             "r_max": [each.r_max for each in scored],
             "asked": [each.asked for each in scored],
             "texts": [each.texts for each in scored],
+            "mauve": [None if each.found["mauve"] is None else each.found["mauve"]["mean"] for each in scored],
         }
     )
+    return found.join(pd.DataFrame([measured(each, "generated") for each in scored])).astype({"mauve": float})
+
+
+def measured(scored: Scored, side: str) -> dict[str, float]:
+    """What else was measured of one side, "generated" or "original": shares in percent, and perplexities."""
+    shares, judge = scored.found["companions"][side], scored.found["judge"] or {}
+    if side == "original":
+        judge = judge.get("original") or {}
+    found = {key: None if shares[key] is None else 100 * shares[key] for key in SHARES}
+    found["own"] = scored.found["perplexity"] if side == "generated" else None
+    found["judged"] = judge.get("perplexity")
+    return {key: math.nan if value is None else float(value) for key, value in found.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,9 +348,11 @@ class Entry:
 
     Args:
         draws: Some rows of `frame_of`, each file of generations once, ordered by mode and seed.
+        mauve: The score in each mode.
     """
 
     draws: pd.DataFrame
+    mauve: Mapping[str, Mean | None]
 
     @property
     def first(self) -> Scored:
@@ -349,7 +365,7 @@ class Entry:
         """How many trainings there are."""
         return int(self.draws["seed"].nunique(dropna=False))
 
-    @property
+    @cached_property
     def modes(self) -> dict[str, pd.DataFrame]:
         """The results by mode."""
         return dict(iter(self.draws.groupby("mode", sort=False)))
@@ -358,20 +374,26 @@ class Entry:
 def entries_of(scored: Sequence[Scored]) -> list[Entry]:
     """The rows that results come to."""
     once = frame_of(scored).drop_duplicates(["group", "identity", "drawn"])
+    once = once.assign(row=once.groupby(["group", "identity"], sort=False).ngroup())
+    means = over_seeds(once, ["row", "mode"], ["mauve"])
     entries = []
-    for _, own in once.groupby(["group", "identity"], sort=False):
+    for row, own in once.groupby("row"):
         places = own[["mode", "seed"]].apply(lambda column: column.factorize(use_na_sentinel=False)[0])
-        entries.append(Entry(own.loc[places.sort_values(["mode", "seed"], kind="stable").index]))
+        draws = own.loc[places.sort_values(["mode", "seed"], kind="stable").index]
+        entries.append(Entry(draws, {mode: means[row, mode]["mauve"] for mode in draws["mode"].unique()}))
     return entries
 
 
-def over_seeds(draws: pd.DataFrame, value: Callable[[Scored], float | None], bound: bool = False) -> Mean | None:
-    """The mean over training seeds, of which each has the mean of its draws; `None` if one draw has no value."""
-    values = draws["scored"].map(value).astype(float)
-    if values.isna().any():
-        return None
-    by_seed = values.groupby(draws["seed"], sort=False, dropna=False)
-    return Mean.of(by_seed.agg(lambda same: math.fsum(same) / len(same)), bound)
+def over_seeds(draws: pd.DataFrame, by: list[str], columns: list[str]) -> dict[Hashable, dict[str, Mean | None]]:
+    """The means over training seeds, of which each has the mean of its draws, by group.
+
+    Where a draw has no value there is no mean.
+    """
+    means = draws.groupby([*by, "seed"], sort=False, dropna=False)[columns].agg(lambda x: math.fsum(x) / len(x))
+    return {
+        group: {key: None if found[key].isna().any() else Mean.of(found[key]) for key in columns}
+        for group, found in means.groupby(level=by, sort=False)
+    }
 
 
 def draws_note(draws: pd.DataFrame) -> list[str]:
@@ -402,8 +424,8 @@ def mauve_table(title: str, size: str, scored: Sequence[Scored], paper: Mapping[
     for entry in entries:
         each, notes = entry.first, notes_of(entry)
         cells: dict[str, Cell] = {"from": "here", "r_max": each.r_max, "asked": each.texts, "method": names[entry]}
+        cells |= entry.mauve
         for mode, found in entry.modes.items():
-            cells[mode] = over_seeds(found, lambda one: float(one.found["mauve"]["mean"]))
             seeds = found["seed"].nunique(dropna=False)
             notes += [f"{mode}: {seeds} of {entry.seeds} seeds."] if seeds < entry.seeds else []
         deviations = [one.found["mauve"]["std"] for one in entry.draws["scored"]]
@@ -507,20 +529,26 @@ def companions_table(heading: str, scored: Sequence[Scored], paper: Mapping[str,
     # With nothing given, sets may have the same texts.
     best = found.sort_values("judge", kind="stable").drop_duplicates(["drawn", "r_max", "asked"])
     best = best.sort_values(["r_max", "fewer", "asked", "mode_place", "place"], kind="stable")
+    best["row"] = best.groupby(["r_max", "asked", "mode", "identity"], sort=False).ngroup()
+    means = over_seeds(best, ["row"], list(MEASURES))
     rows = []
     for group, peers in best.groupby(["r_max", "asked", "mode"], sort=False):
-        models = [draws for _, draws in peers.groupby("identity", sort=False)]
+        models = [draws for _, draws in peers.groupby("row", sort=False)]
         firsts = [draws["scored"].iloc[0] for draws in models]
         labels = [", ".join(filter(None, [title(first, paper), first.options])) for first in firsts]
         for label, first, draws in zip(labels, firsts, models, strict=True):
             named = f"{label}, {first.record['model']}" if labels.count(label) > 1 else label
-            cells = measured(draws, "generated")
+            cells = {**about(draws), **means[(draws["row"].iloc[0],)]}
+            cells["judged"] = bounded(cells["judged"], [each.found["judge"] for each in draws["scored"]])
             note = " ".join([*(judge_note(draws) if cells["judged"] else []), *draws_note(draws)]) or None
             rows.append(Row({"method": named, **cells}, group, note))
         originals = peers[peers["scored"].map(lambda each: bool(each.found["companions"]["original"]))]
         if len(originals):
             original = originals.sort_values("judge", kind="stable").head(1)  # they differ in who judged them only
-            cells = {**measured(original, "original"), "seeds": None}
+            first = original["scored"].iloc[0]
+            cells = {**about(original), "seeds": None}
+            cells |= {key: Mean.of([value]) for key, value in measured(first, "original").items()}
+            cells["judged"] = bounded(cells["judged"], [(first.found["judge"] or {}).get("original")])
             rows.append(Row({"method": "original", **cells}, group, " ".join(judge_note(original)) or None))
     shown = tuple(each for each in COMPANIONS if each.key != "judged" or any(row.cells["judged"] for row in rows))
     several = f" Of several judges ({', '.join(judges)}), a file's first is shown." if len(judges) > 1 else ""
@@ -533,27 +561,17 @@ def title(scored: Scored, paper: Mapping[str, Any]) -> str:
     return str(paper["methods"].get(method, method))
 
 
-def measured(draws: pd.DataFrame, side: str) -> dict[str, Cell]:
-    """The cells of a row: shares in percent, over seeds; "generated", or "original"."""
-    found = list(draws["scored"])
-    first, seeds = found[0], int(draws["seed"].nunique(dropna=False))
-    cells: dict[str, Cell] = {"r_max": first.r_max, "mode": str(first.record["mode"]), "seeds": seeds}
-    cells |= {"asked": first.texts, "set": first.record["set"]["hash"][:8]}
+def about(draws: pd.DataFrame) -> dict[str, Cell]:
+    """The cells that say what a row is of."""
+    first: Scored = draws["scored"].iloc[0]
+    cells: dict[str, Cell] = {"r_max": first.r_max, "mode": str(first.record["mode"]), "asked": first.texts}
+    return cells | {"set": first.record["set"]["hash"][:8], "seeds": int(draws["seed"].nunique(dropna=False))}
 
-    def share(key: str, each: Scored) -> float | None:
-        value = each.found["companions"][side][key]
-        return None if value is None else 100 * value
 
-    def judge_of(each: Scored) -> Mapping[str, Any]:
-        judge = each.found["judge"] or {}
-        return judge if side == "generated" else judge.get("original") or {}
-
-    for key in SHARES:
-        cells[key] = over_seeds(draws, partial(share, key))
-    bound = any(judge_of(each).get("bound") for each in found)
-    cells["judged"] = over_seeds(draws, lambda each: judge_of(each).get("perplexity"), bound)
-    cells["own"] = over_seeds(draws, lambda each: each.found["perplexity"]) if side == "generated" else None
-    return cells
+def bounded(cell: Cell, judges: Sequence[Mapping[str, Any] | None]) -> Cell:
+    """A judge's perplexity, marked if it is only a bound."""
+    bound = any((judge or {}).get("bound") for judge in judges)
+    return replace(cell, bound=bound) if isinstance(cell, Mean) else cell
 
 
 def judge_note(draws: pd.DataFrame) -> list[str]:

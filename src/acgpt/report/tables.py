@@ -53,7 +53,7 @@ class Mean:
         It aggregates a pandas group, like `"mean"` and `"std"`, but its sums are exactly rounded: the order of the runs
         makes no difference, not even in the last digit.
         """
-        there = pd.Series(list(values), dtype=float).dropna().tolist()
+        there = [value for value in values if value is not None and not math.isnan(value)]
         if not there:
             return None
         finite = len(there) > 1 and all(map(math.isfinite, there))
