@@ -91,7 +91,7 @@ def test_one_folder_may_be_named_by_itself(tmp_path):
     run = scratch(tmp_path / "run")
     for folder in (run, str(run), [run], (str(run),)):
         assert list(acgpt.compare(folder).tables) == ["from-scratch/validation/small"]
-    assert repr(acgpt.compare(run)) == "<Report on 1 runs: from-scratch/validation/small>"
+    assert repr(acgpt.compare(run)) == "Report(runs=1, tables=['from-scratch/validation/small'])"
 
 
 def test_generations_without_runs_have_tables_and_no_measurements(tmp_path):

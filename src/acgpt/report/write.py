@@ -58,7 +58,7 @@ class Report:
     files: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<Report on {len(self.runs)} runs: {', '.join(self.tables)}>"
+        return f"Report(runs={len(self.runs)}, tables={list(self.tables)})"
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
