@@ -24,8 +24,10 @@ def test_the_examples_in_docstrings_print_what_they_say():
     import acgpt.query.query
     import acgpt.query.template
     import acgpt.report.left_out
+    import acgpt.report.tables
 
-    for module in (acgpt.query.query, acgpt.query.template, acgpt.display.table, acgpt.report.left_out):
+    reports = (acgpt.report.left_out, acgpt.report.tables)
+    for module in (acgpt.query.query, acgpt.query.template, acgpt.display.table, *reports):
         results = doctest.testmod(module)
         assert results.attempted > 0 and results.failed == 0, module.__name__
 

@@ -26,7 +26,7 @@ from acgpt.report import pictures
 from acgpt.report.left_out import listed, not_shown
 from acgpt.report.part import Part
 from acgpt.report.runs import Measured, Run, backbones, command_for, set_in_words, sets_in_words
-from acgpt.report.tables import Cell, Column, Row, Table, file_name
+from acgpt.report.tables import Cell, Column, Row, Table, file_name, numbered
 from acgpt.training.recipe import differences
 
 PAPER = Path(__file__).parent / "paper" / "finetuning.json"
@@ -286,7 +286,7 @@ def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], pap
     found, _ = evaluations_in(runs, split)
     frame = pd.DataFrame(
         {
-            "group": pd.Series([group(*pair) for pair in found]).factorize()[0],  # as the runs were named
+            "group": numbered(group(*pair) for pair in found),  # as the runs were named
             "future": [not run.causal for run, _ in found],
         }
     )
@@ -303,7 +303,7 @@ def advantage_table(compared: Sequence[Comparison], names: dict[str, str], paper
     """What AC-GPT gains over its causal twins."""
     keys = [group(each.run, each.measured) for each in compared]
     rows = []
-    for i in pd.Series(pd.Series(keys).factorize()[0]).sort_values(kind="stable").index:
+    for i in numbered(keys).sort_values(kind="stable").index:  # those of a group together
         each = compared[i]
         cells = {**about(each.run, names), **each.advantages, "set": each.measured.hash[:8]}
         rows.append(Row({**cells, "twin": each.twin.name if each.twin else None}, keys[i], each.note))

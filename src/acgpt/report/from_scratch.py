@@ -22,7 +22,7 @@ from acgpt.report.left_out import listed, not_shown
 from acgpt.report.part import Part
 from acgpt.report.pictures import Curve, Panel
 from acgpt.report.runs import SETS, Measured, Run, command_for, measurements, set_in_words
-from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, rank
+from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, numbered, rank
 from acgpt.training.recipe import FREE, Recipe
 
 PAPER = Path(__file__).parent / "paper" / "from_scratch.json"
@@ -208,7 +208,7 @@ def ablation(
             "entry": entries,
             "r_max": [entry.r_max for entry in entries],
             "fewer": [-entry.asked.texts for entry in entries],
-            "group": pd.Series([entry.group for entry in entries]).factorize()[0],
+            "group": numbered(entry.group for entry in entries),
             "place": [place(entry.method, paper) for entry in entries],
             "options": [entry.asked.options for entry in entries],
         }

@@ -197,8 +197,7 @@ class Table:
     @cached_property
     def groups(self) -> pd.Series:
         """The number of each row's group, in the order of their first rows."""
-        values = pd.Series([row.group for row in self.rows], dtype=object)
-        return pd.Series(values.factorize(use_na_sentinel=False)[0], dtype=int)
+        return numbered(row.group for row in self.rows)
 
     @cached_property
     def best(self) -> pd.DataFrame:
@@ -363,6 +362,16 @@ class Table:
             for row in group:
                 table.add_row(*(cell(row, column) for column in columns))
         return table
+
+
+def numbered(groups: Iterable[Hashable]) -> pd.Series:
+    """The number of each group, counted in the order in which they first appear.
+
+    >>> numbered(["b", "a", "b"]).tolist()
+    [0, 1, 0]
+    """
+    values = pd.Series(list(groups), dtype=object)
+    return pd.Series(values.factorize(use_na_sentinel=False)[0], dtype=int)
 
 
 def is_number(column: Column) -> bool:
