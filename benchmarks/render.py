@@ -30,6 +30,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from acgpt.display.table import markdown_table
+
 if TYPE_CHECKING:
     from acgpt.report.runs import Run
 
@@ -39,9 +41,8 @@ PAGES = [ROOT / "docs" / f"{name}.md" for name in ("architectures", "benchmarks"
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, numbers to the right."""
-    rule = ["---", *["---:"] * (len(columns) - 1)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [columns, rule, *rows])
+    """A Markdown table, with numbers in all columns but the first."""
+    return markdown_table(columns, rows, [False, *[True] * (len(columns) - 1)])
 
 
 Rows = tuple[list[str], list[list[str]]]  # the columns, and the rows
@@ -421,7 +422,7 @@ def architectures(record: dict[str, Any]) -> str:
         shown = [i for i in range(len(columns)) if i != 3 and any(row[i] not in ("", "–") for row in chosen)]
         cells = [[row[i].replace("|", "\\|").replace("<", "&lt;") for i in shown] for row in chosen]
         kinds = len({row[0] for row in chosen})
-        table = markdown([columns[i] for i in shown], cells).replace("---:", "---")  # mostly words
+        table = markdown_table([columns[i] for i in shown], cells, [False] * len(shown))  # mostly words
         parts += [f"**{verdict.capitalize()}**: {kinds} model types", table]
     return "\n\n".join(parts)
 
@@ -456,9 +457,8 @@ def reported(kept: Sequence[str], check: bool) -> str:
             "-COLUMN" or "-caption" (but for what it says of the rows); and which rows alone are wanted, COLUMN=VALUE.
         check: Is a figure only looked at?
     """
-    from acgpt.report import generation
     from acgpt.report.runs import find_runs, read_runs
-    from acgpt.report.write import PARTS
+    from acgpt.report.write import make_report
 
     name, what, *choices = kept
     stem = choices.pop(0) if what == "figure" else what
@@ -473,7 +473,7 @@ def reported(kept: Sequence[str], check: bool) -> str:
         return commands(runs, what == "rates")
     if what == "draws":
         return draws(runs) or sys.exit(f"{name} has no generations: see benchmarks/results/{name}.")
-    parts = [part for part in (*(make(runs) for make in PARTS), generation.make(folders, runs)) if part is not None]
+    parts = make_report(folders).parts
     if what == "figure":
         figures = {each: (draw, part.captions.get(each, "")) for part in parts for each, draw in part.pictures.items()}
         draw, words = known(stem, figures, name)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from acgpt.models.language_model import FutureIgnored, LanguageModel, Ranked, Ranking, Sample, Score, TokenScore
     from acgpt.models.loading import load
     from acgpt.models.metadata import Metadata
+    from acgpt.report.compare import compare
     from acgpt.training.finetune import finetune
     from acgpt.training.train import train
 
@@ -38,6 +39,7 @@ LAZY = {
     "Sample": "acgpt.models.language_model",
     "Score": "acgpt.models.language_model",
     "TokenScore": "acgpt.models.language_model",
+    "compare": "acgpt.report.compare",
     "evaluate": "acgpt.evaluation.evaluate",
     "finetune": "acgpt.training.finetune",
     "generate": "acgpt.evaluation.generate",
@@ -62,6 +64,7 @@ __all__ = [
     "TemplateError",
     "TokenScore",
     "__version__",
+    "compare",
     "escape",
     "escape_slot",
     "evaluate",

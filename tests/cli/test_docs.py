@@ -20,10 +20,14 @@ def test_the_examples_of_the_readme_print_what_it_says():
 
 
 def test_the_examples_in_docstrings_print_what_they_say():
+    import acgpt.display.table
     import acgpt.query.query
     import acgpt.query.template
+    import acgpt.report.left_out
+    import acgpt.report.tables
 
-    for module in (acgpt.query.query, acgpt.query.template):
+    reports = (acgpt.report.left_out, acgpt.report.tables)
+    for module in (acgpt.query.query, acgpt.query.template, acgpt.display.table, *reports):
         results = doctest.testmod(module)
         assert results.attempted > 0 and results.failed == 0, module.__name__
 

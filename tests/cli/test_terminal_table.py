@@ -16,7 +16,7 @@ from rich.text import Text
 from acgpt.display.table import print_table
 from acgpt.query.modes import MODES
 from acgpt.report.from_scratch import COLUMNS
-from acgpt.report.page import STYLE
+from acgpt.report.page import template
 from acgpt.report.tables import Mean, Row
 from acgpt.report.tables import Table as ReportTable
 
@@ -132,9 +132,10 @@ def test_a_narrow_report_keeps_the_column_that_tells_its_rows_apart():
 
 def test_a_table_on_a_page_scrolls_in_a_box_with_a_hint_at_the_windows_that_need_it():
     wide, small = report_table((1, 2)), replace(report_table((1, 2)), columns=COLUMNS[1:4])
+    style = template("style.css").render()
     for table, least in ((wide, 60), (small, 40)):
-        page = table.html("label")
+        page = template("table.html").module.show(table, "label")
         (width,) = map(int, re.findall(r'<p class="hint under-(\d+)">[^<]*scroll sideways', page))
         assert width >= least and page.index("hint") < page.index('<div class="wide"') < page.index("<table")
-        assert f"(max-width: {width}rem) {{ .under-{width} {{ display: block; }} }}" in STYLE
-    assert wide.page_width > small.page_width and ".wide { overflow-x: auto;" in STYLE
+        assert f"(max-width: {width}rem) {{ .under-{width} {{ display: block; }} }}" in style
+    assert wide.page_width > small.page_width and ".wide { overflow-x: auto;" in style

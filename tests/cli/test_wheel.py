@@ -88,7 +88,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     package = {name for name in names if name.startswith("acgpt/")}
     files = (ROOT / "src" / "acgpt").rglob("*")
-    sources = {path.relative_to(ROOT / "src").as_posix() for path in files if path.suffix in (".py", ".yaml", ".json")}
+    kinds = (".py", ".yaml", ".json", ".html", ".css", ".md")
+    sources = {path.relative_to(ROOT / "src").as_posix() for path in files if path.suffix in kinds}
     assert sources | {"acgpt/py.typed"} <= package
     assert all(".dist-info/" in name for name in names - package)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

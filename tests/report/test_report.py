@@ -16,11 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
+from acgpt.display.table import escape_latex, plain_markdown
 from acgpt.errors import InputError
 from acgpt.report import finetuning, from_scratch, generation, write
 from acgpt.report.finetuning import ADVANTAGES, PAPER, advantage
 from acgpt.report.runs import find_runs, read_runs, short_names
-from acgpt.report.tables import Column, Row, Table, escape_latex, plain_markdown
+from acgpt.report.tables import Column, Row, Table
 from acgpt.report.write import make_report
 
 MODES = ("unconditional", "infilling", "training", "infilling-no-future", "training-no-future")

@@ -21,7 +21,8 @@ from acgpt.errors import InputError
 from acgpt.evaluation.generations import Generations
 from acgpt.report import write
 from acgpt.report.generation import PAPER
-from acgpt.report.samples_page import LONG, given
+from acgpt.report.page import template
+from acgpt.report.samples_page import EDGE, LONG
 from acgpt.report.write import make_report
 
 MODES = ("unconditional", "infilling", "training", "infilling-no-future", "training-no-future")
@@ -461,6 +462,10 @@ def test_the_page_needs_nothing_else(corpus: Path, tmp_path: Path):
 
 def test_a_long_run_of_given_text_unfolds_and_loses_nothing():
     text = "".join(chr(97 + i % 26) for i in range(LONG)) + "<b>"
+
+    def given(text: str) -> str:
+        return template("sample.html").module.given(text, LONG, EDGE)
+
     folded = given(text)
     assert "<details><summary>" in folded and "203 more characters" in folded
     whole = re.sub(r"<summary>.*?</summary>|</?(span|details)[^>]*>", "", folded)

@@ -176,6 +176,21 @@ def test_of_two_evaluations_on_one_set_the_one_left_out_is_named_if_it_differs(t
     assert note.startswith(f"{run / 'again.json'} is left out: {run / 'results.json'} is an evaluation on the same set")
 
 
+def test_of_several_evaluations_on_one_set_the_fullest_is_kept_and_the_others_are_named_with_it(tmp_path, only_tables):
+    partial = {
+        str(count): evaluation("ac-gpt", (*(30.0 + count for _ in range(count)), *(None,) * (5 - count)), r_max=0.6)
+        for count in (4, 3)
+    }
+    run = scratch(tmp_path / "run", (9.0, 9.0, None, None, None), further=partial)
+    made = make_report([run], tmp_path / "report")
+    (row,) = made.content["from-scratch"]["splits"]["validation"]["small"]
+    assert [row[mode] and row[mode]["mean"] for mode in ("unconditional", "training-no-future")] == [34.0, None]
+    kept = run / "4.json"
+    assert [note.partition(" is an evaluation")[0] for note in made.notes if "left out" in note] == [
+        f"{run / name} is left out: {kept}" for name in ("results.json", "3.json")
+    ]
+
+
 def test_of_two_scores_of_one_file_the_one_left_out_is_named_if_it_differs(tmp_path, only_tables):
     corpus = write_corpus(tmp_path / "corpus")
     path = write_generations(tmp_path / "drawn", corpus, method="ac-gpt", model="hub/ac")

@@ -442,7 +442,7 @@ def test_the_page_needs_nothing_else_and_can_be_read_by_everybody(tmp_path, figu
     assert len(ids) == len(set(ids))
     links = [link["href"] for link in page.all("a")] + [f"#{each['aria-labelledby']}" for each in page.all("section")]
     assert all(link.startswith("#") and link[1:] in ids for link in links)
-    assert "a&lt;b&gt;&amp;&#x27;&quot;" in text and "<strong>19.00</strong>" not in text
+    assert "a&lt;b&gt;&amp;&#39;&#34;" in text and "<strong>19.00</strong>" not in text
     assert "<strong>23.00</strong>" in text and "15.2 ± 0.2" in text
 
 

@@ -56,9 +56,9 @@ def report(
       notes, files
     """
     check_writable(output / "report.html")
-    from acgpt.report.write import make_report
+    from acgpt.report.compare import compare
 
-    made = make_report(runs, output)
+    made = compare(runs, output)
     if as_json:
         emit({"folder": str(output), **made.content})
     else:

@@ -1,4 +1,6 @@
-"""Tables on a terminal of any width: nothing is cut off, and what is left out is named.
+"""How a table is written: on a terminal, in Markdown and in LaTeX.
+
+On a terminal of any width nothing is cut off, and what is left out is named:
 
     wide enough, or no terminal    the table as it is
     narrower                       headings and words in several lines
@@ -10,7 +12,8 @@ Rich alone would cut cells that do not fit, and end them in an ellipsis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
 
 from rich.cells import cell_len
@@ -18,8 +21,82 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from acgpt.errors import CONTROLS
+
 LEAST = 12  # cells that a column of words keeps where it is folded
 GAP = 2  # cells between two columns
+TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
+TEX |= {">": r"\textgreater{}", "|": r"\textbar{}"} | {each: f"\\{each}" for each in "&%$#_{}"}
+TEX |= {"σ": r"$\sigma$", "±": r"$\pm$", "≤": r"$\le$", "×": r"$\times$", "∞": r"$\infty$", "…": r"\ldots{}"}
+
+
+# ---- Markdown and LaTeX ---------------------------------------------------------------------------------------------
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[bool]) -> str:
+    """A table in Markdown.
+
+    >>> print(markdown_table(["run", "loss"], [["a", "1.5"]], [False, True]))
+    | run | loss |
+    | --- | ---: |
+    | a | 1.5 |
+
+    Args:
+        headings: Of its columns.
+        rows: The cells of each row, as Markdown.
+        numbers: Is this column one of numbers, to the right?
+    """
+    rule = ["---:" if number else "---" for number in numbers]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [headings, rule, *rows])
+
+
+def plain_markdown(text: str) -> str:
+    """A text that Markdown shows as it is, in a cell of a table too."""
+    return re.sub(r"([\\|*_`<\[\]])", r"\\\1", text).replace("\n", " ")
+
+
+def latex_table(
+    headings: Iterable[str], groups: Iterable[Iterable[Iterable[str]]], numbers: Iterable[bool]
+) -> list[str]:
+    """The lines of a tabular in LaTeX, as wide as the column of text, with booktabs' rules.
+
+    Args:
+        headings: Of its columns, as LaTeX.
+        groups: The rows of each group, between which there is a rule; the cells of each row, as LaTeX.
+        numbers: Is this column one of numbers, to the right?
+    """
+
+    def line(cells: Iterable[str]) -> str:
+        return re.sub(r"^(?=[\[*])", "{}", " & ".join(cells)) + r" \\"  # else the line before takes it for its own
+
+    return [
+        r"\resizebox{\columnwidth}{!}{%",
+        rf"\begin{{tabular}}{{{''.join('r' if number else 'l' for number in numbers)}}}",
+        r"\toprule",
+        line(headings),
+        r"\midrule",
+        "\n\\midrule\n".join("\n".join(map(line, rows)) for rows in groups),
+        r"\bottomrule",
+        r"\end{tabular}%",
+        "}",
+    ]
+
+
+def escape_latex(text: str) -> str:
+    """A text that LaTeX shows as it is; but `--` that stands alone is a dash."""
+    shown = "".join(TEX.get(each, each) for each in text.translate(CONTROLS))
+    return re.sub(r"(?<![\w-])(--)(?![\w-])|-(?=-)", lambda found: found[1] or "-{}", shown)
+
+
+# ---- the terminal ---------------------------------------------------------------------------------------------------
+
+
+def terminal_table(headings: Iterable[str], numbers: Iterable[bool]) -> Table:
+    """An empty table for `print_table`, columns of numbers to the right."""
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
+    for heading, number in zip(headings, numbers, strict=True):
+        table.add_column(heading, justify="right" if number else "left")
+    return table
 
 
 def print_table(page: Console, table: Table, *, spare: Sequence[str] = (), hint: str = "") -> None:

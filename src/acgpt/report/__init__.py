@@ -1,6 +1,8 @@
-"""Reports: what came of several runs, compared as the paper compares, in tables and figures with its own beside them.
+"""Reports: several runs, compared as the paper compares, in tables and figures with the paper's own numbers.
 
-    run folders ──► runs ──► finetuning (a part) ──► tables, pictures ──► write
+    run folders ──► runs ──► from_scratch, finetuning, generation (parts) ──► tables, pictures ──► page, write
 
-A part answers one question of the paper; `write.PARTS` lists them.
+A part answers one question of the paper; `write.PARTS` lists them. `compare.compare` is the public function.
+Measurements are tidy pandas tables, and pages are jinja2 templates. Both packages are the extra `report`; no other
+package of acgpt imports them.
 """

@@ -18,13 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from acgpt.errors import InputError
 from acgpt.query.modes import WITHOUT_FUTURE
 from acgpt.report import pictures
 from acgpt.report.left_out import listed, not_shown
 from acgpt.report.part import Part
 from acgpt.report.runs import Measured, Run, backbones, command_for, set_in_words, sets_in_words
-from acgpt.report.tables import Cell, Column, Row, Table, file_name
+from acgpt.report.tables import Cell, Column, Row, Table, file_name, numbered
 from acgpt.training.recipe import differences
 
 PAPER = Path(__file__).parent / "paper" / "finetuning.json"
@@ -282,25 +284,30 @@ def hidden_baselines(runs: Sequence[Run], split: str) -> list[str]:
 def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], paper: dict[str, Any]) -> Table:
     """The five modes, run by run, baselines first."""
     found, _ = evaluations_in(runs, split)
-    groups: dict[object, list[Row]] = {}
-    for run, each in sorted(found, key=lambda pair: not pair[0].causal):
+    frame = pd.DataFrame(
+        {
+            "group": numbered(group(*pair) for pair in found),  # as the runs were named
+            "future": [not run.causal for run, _ in found],
+        }
+    )
+    rows = []
+    for run, each in (found[i] for i in frame.sort_values(["group", "future"], kind="stable").index):
         cells = {**about(run, names), "texts": run.budget[0], **each.modes, "set": each.hash[:8]}
-        groups.setdefault(group(run, each), []).append(Row(cells, group(run, each)))
-    order = dict.fromkeys(group(*pair) for pair in found)  # as the runs were named
-    rows = [row for key in order for row in groups[key]] + paper_rows(paper, "perplexities")
+        rows.append(Row(cells, group(run, each)))
+    rows += paper_rows(paper, "perplexities")
     caption = captioned("perplexities", [each for _, each in found])
     return Table(f"Perplexities, {split}", caption, PERPLEXITIES, tuple(rows), "backbone")
 
 
 def advantage_table(compared: Sequence[Comparison], names: dict[str, str], paper: dict[str, Any]) -> Table:
     """What AC-GPT gains over its causal twins."""
-    groups: dict[object, list[Row]] = {}
-    for each in compared:
-        key = group(each.run, each.measured)
+    keys = [group(each.run, each.measured) for each in compared]
+    rows = []
+    for i in numbered(keys).sort_values(kind="stable").index:  # those of a group together
+        each = compared[i]
         cells = {**about(each.run, names), **each.advantages, "set": each.measured.hash[:8]}
-        row = Row({**cells, "twin": each.twin.name if each.twin else None}, key, each.note)
-        groups.setdefault(key, []).append(row)
-    rows = [row for rows in groups.values() for row in rows] + paper_rows(paper, "advantages")
+        rows.append(Row({**cells, "twin": each.twin.name if each.twin else None}, keys[i], each.note))
+    rows += paper_rows(paper, "advantages")
     caption = captioned("advantages", [each.measured for each in compared])
     title = f"Advantage over the causal baseline, {compared[0].measured.split}"
     return Table(title, caption, ADVANTAGE_COLUMNS, tuple(rows), "backbone")
@@ -308,15 +315,29 @@ def advantage_table(compared: Sequence[Comparison], names: dict[str, str], paper
 
 def sweep(compared: Sequence[Comparison]) -> list[list[Comparison]]:
     """Runs that differ in nothing but r_max, each evaluated at its own: a list a sweep, by r_max."""
-    found: dict[object, list[Comparison]] = {}
-    for each in compared:
-        run = each.run
-        if each.measured.set.get("r_max") == run.r_max and each.advantages["training"] is not None:
-            parts = [part | {"r_max": None} for part in run.conditioning.as_dict()["parts"]]
-            trained = json.dumps([run.lora, parts], sort_keys=True)
-            found.setdefault((run.base, trained, run.results["corpus_hash"], run.budget), []).append(each)
-    several = [group for group in found.values() if len({each.run.r_max for each in group}) > 1]
-    return [sorted(group, key=lambda each: each.run.r_max) for group in several]
+    own = [
+        each
+        for each in compared
+        if each.measured.set.get("r_max") == each.run.r_max and each.advantages["training"] is not None
+    ]
+    found = pd.DataFrame(
+        {
+            "comparison": pd.Series(own, dtype=object),
+            "alike": [but_for_r_max(each.run) for each in own],
+            "r_max": [each.run.r_max for each in own],
+        }
+    )
+    return [
+        list(alike.sort_values("r_max", kind="stable")["comparison"])
+        for _, alike in found.groupby("alike", sort=False)
+        if alike["r_max"].nunique() > 1
+    ]
+
+
+def but_for_r_max(run: Run) -> str:
+    """The same for runs that differ in nothing but r_max."""
+    parts = [part | {"r_max": None} for part in run.conditioning.as_dict()["parts"]]
+    return json.dumps([run.base, run.lora, parts, run.results["corpus_hash"], run.budget], sort_keys=True)
 
 
 def sweep_table(swept: Sequence[Sequence[Comparison]], names: dict[str, str], paper: dict[str, Any]) -> Table:
@@ -365,12 +386,12 @@ def add_pictures(part: Part, folder: str, compared: Sequence[Comparison], tables
     if any(not paper for *_, paper in bars):
         part.pictures[f"{folder}/advantages"] = partial(pictures.bars, bars)
     if "sweep" in tables:
-        curves: dict[object, tuple[str, bool, list[tuple[Any, Any]]]] = {}
-        for row in tables["sweep"].rows:
-            name = f"{'the paper: ' if row.paper else ''}{row.cells['backbone']}, {row.cells['adapter']}"
-            points = curves.setdefault(row.group, (name, row.paper, []))[2]
-            points.append((row.cells["r_max"], row.cells["advantage"]))
-        part.pictures[f"{folder}/sweep"] = partial(pictures.sweep, list(curves.values()))
+        curves = []
+        for own in tables["sweep"].grouped():
+            paper, cells = own[0].paper, own[0].cells
+            name = f"{'the paper: ' if paper else ''}{cells['backbone']}, {cells['adapter']}"
+            curves.append((name, paper, [(row.cells["r_max"], row.cells["advantage"]) for row in own]))
+        part.pictures[f"{folder}/sweep"] = partial(pictures.sweep, curves)
 
 
 def asked_in(run: Run, split: str) -> bool:
@@ -442,11 +463,14 @@ def watched_alike(run: Run, other: Run) -> bool:
 
 def curve_rows(run: Run, twin: Run) -> list[Row]:
     """The advantages of a run after each step that both logs have perplexities of."""
-    theirs = {row["step"]: row for row in twin.log() if "unconditional" in row}
+    ours, theirs = (pd.DataFrame([row for row in each.log() if "unconditional" in row]) for each in (run, twin))
+    if ours.empty or theirs.empty:
+        return []
+    theirs = theirs.drop_duplicates("step", keep="last").add_prefix("twin's ")
+    both = ours.merge(theirs, left_on="step", right_on="twin's step")
     rows = []
-    for row in run.log():
-        if (other := theirs.get(row["step"])) is not None and "unconditional" in row:
-            cells = {"run": run.name, "twin": twin.name, "step": row["step"], "tokens": row["tokens"]}
-            cells |= {mine: advantage(row.get(mine), other.get(its)) for mine, its in WATCHED.items()}
-            rows.append(Row(cells, run.name))
+    for row in both.to_dict("records"):
+        cells = {"run": run.name, "twin": twin.name, "step": row["step"], "tokens": row["tokens"]}
+        cells |= {mine: advantage(row.get(mine), row.get(f"twin's {its}")) for mine, its in WATCHED.items()}
+        rows.append(Row(cells, run.name))
     return rows

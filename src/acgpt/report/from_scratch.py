@@ -14,14 +14,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from acgpt.methods import METHODS, method_of
 from acgpt.query.modes import MODES, WITHOUT_FUTURE
 from acgpt.report import pictures
 from acgpt.report.left_out import listed, not_shown
 from acgpt.report.part import Part
 from acgpt.report.pictures import Curve, Panel
-from acgpt.report.runs import SETS, Measured, Run, command_for, set_in_words
-from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, rank
+from acgpt.report.runs import SETS, Measured, Run, command_for, measurements, set_in_words
+from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, numbered, rank
 from acgpt.training.recipe import FREE, Recipe
 
 PAPER = Path(__file__).parent / "paper" / "from_scratch.json"
@@ -64,10 +66,14 @@ class Entry:
     Args:
         runs: One a seed.
         measured: The evaluation of each, on the same set, asked in the same way.
+        modes: The perplexity in each mode, over the runs.
+        chance: How far other texts might take it, in percent: the most of any seed.
     """
 
     runs: tuple[Run, ...]
     measured: tuple[Measured, ...]
+    modes: Mapping[str, Mean | None]
+    chance: float | None
 
     @property
     def first(self) -> Run:
@@ -102,21 +108,7 @@ class Entry:
     @cached_property
     def identity(self) -> str:
         """All that decides what its runs have learnt, but for their seeds."""
-        return json.dumps(variant(self.first), sort_keys=True)
-
-    @cached_property
-    def modes(self) -> dict[str, Mean | None]:
-        """The perplexity in each mode."""
-        found: dict[str, Mean | None] = {}
-        for mode in MODES:
-            values = [value for each in self.measured if (value := each.modes[mode]) is not None]
-            found[mode] = Mean.of(values, self.asked.bound) if values else None
-        return found
-
-    @property
-    def chance(self) -> float | None:
-        """How far other texts might take it, in percent: the most of any seed."""
-        return max((each.chance for each in self.measured if each.chance is not None), default=None)
+        return identity(self.first)
 
     @property
     def note(self) -> str | None:
@@ -138,20 +130,30 @@ def variant(run: Run) -> dict[str, Any]:
     return {**kept, "corpus": run.results["corpus_hash"], "budget": run.budget}
 
 
+def identity(run: Run) -> str:
+    """The same for runs that differ in their seed only."""
+    return json.dumps(variant(run), sort_keys=True)
+
+
 def entries_of(runs: Sequence[Run]) -> tuple[list[Entry], list[str]]:
     """The rows that runs come to, in the order of the runs; and notes on runs that repeat another."""
-    groups: dict[tuple[str, str, str], dict[int, tuple[Run, Measured]]] = {}
-    notes = {}
-    for run in runs:
-        described, seed = json.dumps(variant(run), sort_keys=True), run.seed
-        for each in run.evaluations:
-            seeds = groups.setdefault((described, each.hash, each.options), {})
-            if seed in seeds:
-                notes[run] = f"{run.name} repeats {seeds[seed][0].name}, seed {seed} included: left out."
-            else:
-                seeds[seed] = run, each
-    pairs = [list(seeds.values()) for seeds in groups.values()]
-    return [Entry(tuple(run for run, _ in each), tuple(m for _, m in each)) for each in pairs], list(notes.values())
+    found = measurements(runs)
+    found["variant"] = found["run"].map({run: identity(run) for run in runs})
+    same, once = ["variant", "set", "options"], ["variant", "set", "options", "mode", "seed"]
+    repeats = found.duplicated(once)
+    first = found.groupby(once)["name"].transform("first")
+    notes = {
+        name: f"{name} repeats {other}, seed {seed} included: left out."
+        for name, other, seed in zip(found["name"][repeats], first[repeats], found["seed"][repeats], strict=True)
+    }
+    entries = []
+    for _, group in found[~repeats].groupby(same, sort=False):
+        each = group.drop_duplicates("seed")
+        bound = bool(group["bound"].iloc[0])
+        modes = {mode: Mean.of(values, bound) for mode, values in group.groupby("mode", sort=False)["perplexity"]}
+        chance = None if each["chance"].isna().all() else float(each["chance"].max())
+        entries.append(Entry(tuple(each["run"]), tuple(each["measured"]), modes, chance))
+    return entries, list(notes.values())
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -190,18 +192,15 @@ def read_paper() -> dict[str, Any]:
 
 def in_words(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry, str]:
     """What each row is called: the method, and what tells it from others of the method, whichever texts were asked."""
+    found = pd.DataFrame({"entry": entries, "kind": [(e.method, *e.group[:-1], e.r_max, e.own) for e in entries]})
     names = {}
-    for entry in entries:
-
-        def kind(each: Entry) -> tuple[object, ...]:
-            *read, _ = each.group
-            return each.method, read, each.r_max, each.own
-
-        mine, peers = variant(entry.first), [variant(each.first) for each in entries if kind(each) == kind(entry)]
-        differing = [key for key in mine if any(peer.get(key) != mine[key] for peer in peers)]
-        words = [f"{key} {json.dumps(mine[key]).strip(chr(34))}" for key in differing]
-        options = [entry.asked.options] if entry.asked.options else []
-        names[entry] = ", ".join([titles.get(entry.method, entry.method), *options, *words])
+    for _, peers in found.groupby("kind", sort=False)["entry"]:
+        variants = {entry: variant(entry.first) for entry in peers}
+        for entry, mine in variants.items():
+            differing = [key for key in mine if any(peer.get(key) != mine[key] for peer in variants.values())]
+            words = [f"{key} {json.dumps(mine[key]).strip(chr(34))}" for key in differing]
+            options = [entry.asked.options] if entry.asked.options else []
+            names[entry] = ", ".join([titles.get(entry.method, entry.method), *options, *words])
     return names
 
 
@@ -212,15 +211,18 @@ def ablation(
 
     The paper's own rows stand after each r_max.
     """
-    groups = list(dict.fromkeys(entry.group for entry in entries))
-    ordered = sorted(
-        entries,
-        key=lambda each: (
-            each.r_max, -each.asked.texts, groups.index(each.group), place(each.method, paper), each.asked.options,
-        ),
-    )  # fmt: skip
+    found = pd.DataFrame(
+        {
+            "entry": entries,
+            "r_max": [entry.r_max for entry in entries],
+            "fewer": [-entry.asked.texts for entry in entries],
+            "group": numbered(entry.group for entry in entries),
+            "place": [place(entry.method, paper) for entry in entries],
+            "options": [entry.asked.options for entry in entries],
+        }
+    )
     rows = []
-    for entry in ordered:
+    for entry in found.sort_values(["r_max", "fewer", "group", "place", "options"], kind="stable")["entry"]:
         about: dict[str, Cell] = {"from": "here", "r_max": entry.r_max, "asked": entry.asked.texts}
         about |= {"method": names[entry], "corpus": entry.first.corpus, "texts": entry.first.budget[0]}
         cells = {**about, **entry.modes, "chance": entry.chance, "seeds": len(entry.runs), "set": entry.asked.hash[:8]}
@@ -333,13 +335,10 @@ def main_panels(
     panels, drawn = [], []
     default = asked_by_default(entries)
     for size in sizes_of(entries, paper):
-        groups: dict[object, list[Entry]] = {}
-        for entry in entries:
-            if entry.first.size == size and entry.own and entry in default:
-                groups.setdefault(entry.group, []).append(entry)
+        own_size = pd.Series([entry for entry in default if entry.first.size == size and entry.own], dtype=object)
         name, found = paper["sizes"].get(size, size), []
-        for group in groups.values():
-            group.sort(key=lambda entry: (place(entry.method, paper), entry.asked.options))
+        for _, members in own_size.groupby(own_size.map(lambda entry: entry.group), sort=False):
+            group = sorted(members, key=lambda entry: (place(entry.method, paper), entry.asked.options))
             rows = {entry: (names[entry], entry.method, entry.modes) for entry in group}
             title = f"{name}, r_max {group[0].r_max:g}, {group[0].asked.texts:,} texts"
             panel = shown(Panel(title, tuple(rows.values())))
@@ -537,25 +536,36 @@ def sweep(
 
     What was asked at each r_max on more and on fewer texts has one curve, of the most points, then of the most texts.
     """
-    found: dict[str, dict[int, list[Entry]]] = {}
-    for entry in sorted(entries, key=lambda each: each.r_max):
-        if entry.first.size == size and entry.own and not entry.asked.bound:
-            same = variant(entry.first)
-            if "conditioning" in same:
-                same["conditioning"] = {key: value for key, value in same["conditioning"].items() if key != "r_max"}
-            asked = [entry.asked.set.get(key) for key in ("length", "seed", "corpus_hash")]
-            alike = found.setdefault(json.dumps([same, entry.asked.options, asked], sort_keys=True), {})
-            alike.setdefault(entry.asked.texts, []).append(entry)
+    points = [entry for entry in entries if entry.first.size == size and entry.own and not entry.asked.bound]
+    found = pd.DataFrame(
+        {
+            "entry": pd.Series(points, dtype=object),
+            "alike": [but_for_r_max(entry) for entry in points],
+            "texts": [entry.asked.texts for entry in points],
+            "r_max": [entry.r_max for entry in points],
+        }
+    ).sort_values("r_max", kind="stable")
     curves = []
-    for alike in found.values():
-        own = max(alike.values(), key=lambda own: (len({entry.r_max for entry in own}), own[0].asked.texts))
-        if len({entry.r_max for entry in own}) > 1:
-            points = tuple((entry.r_max, entry.modes) for entry in own)
-            curves.append((Curve(names[own[0]], own[0].method, points), own))
+    for _, alike in found.groupby("alike", sort=False):
+        counts = alike.groupby("texts")["r_max"].nunique()
+        texts = max(counts.index, key=lambda texts: (counts[texts], texts))
+        if counts[texts] > 1:
+            own = list(alike["entry"][alike["texts"] == texts])
+            curve = tuple((entry.r_max, entry.modes) for entry in own)
+            curves.append((Curve(names[own[0]], own[0].method, curve), own))
     curves.sort(key=lambda curve: place(curve[0].method, paper))
     for method in dict.fromkeys(curve.method for curve, _ in curves):
         rows = [row for row in paper["perplexities"] if (row["model"], row["method"]) == (size, method)]
-        points = tuple((row["r_max"], paper_modes(paper, row)) for row in rows if row["corpus"] == "WikiText-103")
-        if points:
-            curves.append((Curve(f"{paper['methods'][method]}, the paper", method, points, paper=True), []))
+        theirs = tuple((row["r_max"], paper_modes(paper, row)) for row in rows if row["corpus"] == "WikiText-103")
+        if theirs:
+            curves.append((Curve(f"{paper['methods'][method]}, the paper", method, theirs, paper=True), []))
     return curves
+
+
+def but_for_r_max(entry: Entry) -> str:
+    """The same for entries of one curve: trained alike but for r_max, and asked alike but for r_max and more texts."""
+    same = variant(entry.first)
+    if "conditioning" in same:
+        same["conditioning"] = {key: value for key, value in same["conditioning"].items() if key != "r_max"}
+    asked = [entry.asked.set.get(key) for key in ("length", "seed", "corpus_hash")]
+    return json.dumps([same, entry.asked.options, asked], sort_keys=True)

@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from acgpt.errors import InputError
 from acgpt.evaluation.generations import Generations, record_of
@@ -34,6 +36,7 @@ PAGE = "samples.html"
 ENDING = ".mauve.json"
 WHOLE = "whole text"
 SHARES = ("distinct_1", "distinct_2", "distinct_3", "repetition", "loops")
+MEASURES = (*SHARES, "own", "judged")
 NO_SAMPLES = "there is no page of samples: scores are here, and what was drawn is not beside them."
 HUGE = 1e100  # no number of a result is as large
 ELSEWHERE = "models"  # the size, in file names and JSON, of models of whose training nothing is known
@@ -285,7 +288,7 @@ def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
         part.tables.update({f"{file_name(size)}/{name}": table for name, table in tables.items()})
     if generated:
         shown = [column_of(each, run_of(each.record, each.path, runs), paper) for each in generated]
-        part.pages[PAGE] = ("Samples, side by side", samples_page(shown))
+        part.pages[PAGE] = ("Samples, side by side", partial(samples_page, shown))
     else:
         part.notes.append(NO_SAMPLES)
     return part
@@ -308,53 +311,94 @@ def column_of(generated: Generations, run: Run | None, paper: Mapping[str, Any])
     )
 
 
+def frame_of(scored: Sequence[Scored]) -> pd.DataFrame:
+    """Results as a tidy table, a row each: what they are grouped by, and all that was measured of what was drawn."""
+    found = pd.DataFrame(
+        {
+            "scored": pd.Series(scored, dtype=object),
+            "group": pd.Series([each.group for each in scored], dtype=object),
+            "identity": pd.Series([each.identity for each in scored], dtype=object),
+            "seed": pd.Series([each.seed for each in scored], dtype=object),
+            "drawn": pd.Series([each.drawn for each in scored], dtype=object),
+            "method": [str(each.record["method"]) for each in scored],
+            "mode": [str(each.record["mode"]) for each in scored],
+            "r_max": [each.r_max for each in scored],
+            "asked": [each.asked for each in scored],
+            "texts": [each.texts for each in scored],
+            "mauve": [None if each.found["mauve"] is None else each.found["mauve"]["mean"] for each in scored],
+        }
+    )
+    return found.join(pd.DataFrame([measured(each, "generated") for each in scored])).astype({"mauve": float})
+
+
+def measured(scored: Scored, side: str) -> dict[str, float]:
+    """What else was measured of one side, "generated" or "original": shares in percent, and perplexities."""
+    shares, judge = scored.found["companions"][side], scored.found["judge"] or {}
+    if side == "original":
+        judge = judge.get("original") or {}
+    found = {key: None if shares[key] is None else 100 * shares[key] for key in SHARES}
+    found["own"] = scored.found["perplexity"] if side == "generated" else None
+    found["judged"] = judge.get("perplexity")
+    return {key: math.nan if value is None else float(value) for key, value in found.items()}
+
+
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """Results of one row: for each mode, by seed of the training, one for each draw."""
+    """Results of one row of a table: of one model in several modes, by seed of its training and by draw.
 
-    first: Scored
-    modes: Mapping[str, Mapping[Hashable, Sequence[Scored]]]
+    Args:
+        draws: Some rows of `frame_of`, each file of generations once, ordered by mode and seed.
+        mauve: The score in each mode.
+    """
+
+    draws: pd.DataFrame
+    mauve: Mapping[str, Mean | None]
+
+    @property
+    def first(self) -> Scored:
+        """Any of the results: what is asked of it here is the same for all."""
+        first: Scored = self.draws["scored"].iloc[0]
+        return first
 
     @property
     def seeds(self) -> int:
         """How many trainings there are."""
-        return len({seed for found in self.modes.values() for seed in found})
+        return int(self.draws["seed"].nunique(dropna=False))
+
+    @cached_property
+    def modes(self) -> dict[str, pd.DataFrame]:
+        """The results by mode."""
+        return dict(iter(self.draws.groupby("mode", sort=False)))
 
 
 def entries_of(scored: Sequence[Scored]) -> list[Entry]:
     """The rows that results come to."""
-    rows: dict[Hashable, dict[str, list[Scored]]] = {}
-    first: dict[Hashable, Scored] = {}
-    for each in scored:
-        key = (each.group, each.identity)
-        first.setdefault(key, each)
-        rows.setdefault(key, {}).setdefault(str(each.record["mode"]), []).append(each)
-    return [Entry(first[key], {mode: by_seed(found) for mode, found in rows[key].items()}) for key in rows]
+    once = frame_of(scored).drop_duplicates(["group", "identity", "drawn"])
+    once = once.assign(row=once.groupby(["group", "identity"], sort=False).ngroup())
+    means = over_seeds(once, ["row", "mode"], ["mauve"])
+    entries = []
+    for row, own in once.groupby("row"):
+        places = own[["mode", "seed"]].apply(lambda column: column.factorize(use_na_sentinel=False)[0])
+        draws = own.loc[places.sort_values(["mode", "seed"], kind="stable").index]
+        entries.append(Entry(draws, {mode: means[row, mode]["mauve"] for mode in draws["mode"].unique()}))
+    return entries
 
 
-def by_seed(scored: Sequence[Scored]) -> dict[Hashable, list[Scored]]:
-    """By seed of the training, what was drawn with it, each file once."""
-    once = {each.drawn: each for each in reversed(scored)}
-    found: dict[Hashable, list[Scored]] = {}
-    for each in reversed(once.values()):
-        found.setdefault(each.seed, []).append(each)
-    return found
+def over_seeds(draws: pd.DataFrame, by: list[str], columns: list[str]) -> dict[Hashable, dict[str, Mean | None]]:
+    """The means over training seeds, of which each has the mean of its draws, by group.
+
+    Where a draw has no value there is no mean.
+    """
+    means = draws.groupby([*by, "seed"], sort=False, dropna=False)[columns].agg(lambda x: math.fsum(x) / len(x))
+    return {
+        group: {key: None if found[key].isna().any() else Mean.of(found[key]) for key in columns}
+        for group, found in means.groupby(level=by, sort=False)
+    }
 
 
-def over_seeds(
-    draws: Mapping[Hashable, Sequence[Scored]], value: Callable[[Scored], float | None], bound: bool = False
-) -> Mean | None:
-    """The mean over training seeds, of which each has the mean of its draws; `None` if one draw has no value."""
-    values = [[value(each) for each in same] for same in draws.values()]
-    known = [[x for x in same if x is not None] for same in values]
-    if known != values:
-        return None
-    return Mean.of([math.fsum(same) / len(same) for same in known], bound)
-
-
-def draws_note(draws: Mapping[Hashable, Sequence[Scored]]) -> list[str]:
+def draws_note(draws: pd.DataFrame) -> list[str]:
     """A word where a seed of the training has several draws."""
-    most = max(map(len, draws.values()))
+    most = draws.groupby("seed", dropna=False).size().max()
     return [f"of up to {most} draws of a model, the mean is taken."] if most > 1 else []
 
 
@@ -380,14 +424,15 @@ def mauve_table(title: str, size: str, scored: Sequence[Scored], paper: Mapping[
     for entry in entries:
         each, notes = entry.first, notes_of(entry)
         cells: dict[str, Cell] = {"from": "here", "r_max": each.r_max, "asked": each.texts, "method": names[entry]}
+        cells |= entry.mauve
         for mode, found in entry.modes.items():
-            cells[mode] = over_seeds(found, lambda one: float(one.found["mauve"]["mean"]))
-            notes += [f"{mode}: {len(found)} of {entry.seeds} seeds."] if len(found) < entry.seeds else []
-        deviations = [one.found["mauve"]["std"] for one in all_of(entry)]
+            seeds = found["seed"].nunique(dropna=False)
+            notes += [f"{mode}: {seeds} of {entry.seeds} seeds."] if seeds < entry.seeds else []
+        deviations = [one.found["mauve"]["std"] for one in entry.draws["scored"]]
         noise = max((each for each in deviations if each is not None), default=None)
         cells |= {"scored": each.found["scored"], "features": features_of(each), "noise": noise, "seeds": entry.seeds}
         cells |= {"corpus": each.run.corpus if each.run else None, "set": each.record["set"]["hash"][:8]}
-        about = tuple(dict.fromkeys(compared_in_words(one) for one in all_of(entry)))
+        about = tuple(dict.fromkeys(compared_in_words(one) for one in entry.draws["scored"]))
         rows.append(Row(cells, each.group, " ".join(notes) or None, about=about))
     order = {each.group: (-each.texts, groups.index(each.group)) for each in (entry.first for entry in entries)}
     methods = {names[entry]: place(str(entry.first.record["method"]), paper) for entry in entries}
@@ -410,17 +455,10 @@ def mauve_table(title: str, size: str, scored: Sequence[Scored], paper: Mapping[
     return Table(title, caption, MAUVE, tuple(beside), "method", "Scored here", OTHERS)
 
 
-def all_of(entry: Entry) -> list[Scored]:
-    """All results of a row."""
-    return [each for found in entry.modes.values() for draws in found.values() for each in draws]
-
-
 def notes_of(entry: Entry) -> list[str]:
     """What `acgpt mauve` has noted of a row's results, with the modes where it is not all of them."""
-    modes: dict[str, dict[str, None]] = {}
-    for each in all_of(entry):
-        for note in each.found.get("notes") or ():
-            modes.setdefault(str(note), {})[str(each.record["mode"])] = None
+    noted = entry.draws.assign(note=entry.draws["scored"].map(lambda each: list(each.found.get("notes") or ())))
+    modes = noted.explode("note").dropna(subset="note").groupby("note", sort=False)["mode"].unique()
     said = [note if len(of) == len(entry.modes) else f"{', '.join(of)}: {note}" for note, of in modes.items()]
     return said + list(dict.fromkeys(note for found in entry.modes.values() for note in draws_note(found)))
 
@@ -430,7 +468,7 @@ def original_row(entries: Sequence[Entry]) -> Row | None:
     found = {
         str(each.record["mode"]): each.found["original"]
         for entry in entries
-        for each in all_of(entry)
+        for each in entry.draws["scored"]
         if each.found.get("original") is not None
     }
     if not found:
@@ -482,31 +520,35 @@ def companions_table(heading: str, scored: Sequence[Scored], paper: Mapping[str,
     votes = Counter(each.judge for each in scored if each.judge is not None)
     judges = sorted(votes, key=lambda judge: (-votes[judge], judge))
     order = [*judges, None]  # of several results of one file, that of the judge that most have
-    best: dict[Hashable, Scored] = {}
-    for each in sorted(scored, key=lambda each: order.index(each.judge)):
-        best.setdefault((each.drawn, each.r_max, each.asked), each)  # with nothing given, sets may have the same texts
-    blocks: dict[tuple[float, str, str], dict[Hashable, list[Scored]]] = {}
-    for each in best.values():
-        block = each.r_max, each.asked, str(each.record["mode"])
-        blocks.setdefault(block, {}).setdefault(each.identity, []).append(each)
-    rows = []
     modes = [*MODES, *sorted({str(each.record["mode"]) for each in scored} - set(MODES))]
-    sizes = {each.asked: -each.texts for each in scored}  # the largest set comes first
-    for group, peers in sorted(
-        blocks.items(), key=lambda item: (item[0][0], sizes[item[0][1]], item[0][1], modes.index(item[0][2]))
-    ):
-        ordered = sorted(peers.values(), key=lambda found: place(str(found[0].record["method"]), paper))
-        labels = [", ".join(filter(None, [title(found[0], paper), found[0].options])) for found in ordered]
-        for label, found in zip(labels, ordered, strict=True):
-            named = f"{label}, {found[0].record['model']}" if labels.count(label) > 1 else label
-            draws = by_seed(found)
-            cells = measured(draws, "generated")
-            note = " ".join([*(judge_note(found) if cells["judged"] else []), *draws_note(draws)]) or None
+    found = frame_of(scored)
+    found["judge"] = [order.index(each.judge) for each in scored]
+    found["place"] = [place(method, paper) for method in found["method"]]
+    found["mode_place"] = found["mode"].map(modes.index)
+    found["fewer"] = -found["texts"]  # the largest set comes first
+    # With nothing given, sets may have the same texts.
+    best = found.sort_values("judge", kind="stable").drop_duplicates(["drawn", "r_max", "asked"])
+    best = best.sort_values(["r_max", "fewer", "asked", "mode_place", "place"], kind="stable")
+    best["row"] = best.groupby(["r_max", "asked", "mode", "identity"], sort=False).ngroup()
+    means = over_seeds(best, ["row"], list(MEASURES))
+    rows = []
+    for group, peers in best.groupby(["r_max", "asked", "mode"], sort=False):
+        models = [draws for _, draws in peers.groupby("row", sort=False)]
+        firsts = [draws["scored"].iloc[0] for draws in models]
+        labels = [", ".join(filter(None, [title(first, paper), first.options])) for first in firsts]
+        for label, first, draws in zip(labels, firsts, models, strict=True):
+            named = f"{label}, {first.record['model']}" if labels.count(label) > 1 else label
+            cells = {**about(draws), **means[(draws["row"].iloc[0],)]}
+            cells["judged"] = bounded(cells["judged"], [each.found["judge"] for each in draws["scored"]])
+            note = " ".join([*(judge_note(draws) if cells["judged"] else []), *draws_note(draws)]) or None
             rows.append(Row({"method": named, **cells}, group, note))
-        originals = [each for found in ordered for each in found if each.found["companions"]["original"]]
-        if originals:
-            original = [min(originals, key=lambda each: order.index(each.judge))]  # they differ in who judged them only
-            cells = {**measured(by_seed(original), "original"), "seeds": None}
+        originals = peers[peers["scored"].map(lambda each: bool(each.found["companions"]["original"]))]
+        if len(originals):
+            original = originals.sort_values("judge", kind="stable").head(1)  # they differ in who judged them only
+            first = original["scored"].iloc[0]
+            cells = {**about(original), "seeds": None}
+            cells |= {key: Mean.of([value]) for key, value in measured(first, "original").items()}
+            cells["judged"] = bounded(cells["judged"], [(first.found["judge"] or {}).get("original")])
             rows.append(Row({"method": "original", **cells}, group, " ".join(judge_note(original)) or None))
     shown = tuple(each for each in COMPANIONS if each.key != "judged" or any(row.cells["judged"] for row in rows))
     several = f" Of several judges ({', '.join(judges)}), a file's first is shown." if len(judges) > 1 else ""
@@ -519,37 +561,23 @@ def title(scored: Scored, paper: Mapping[str, Any]) -> str:
     return str(paper["methods"].get(method, method))
 
 
-def measured(draws: Mapping[Hashable, Sequence[Scored]], side: str) -> dict[str, Cell]:
-    """The cells of a row: shares in percent, over seeds; "generated", or "original"."""
-    found = [each for same in draws.values() for each in same]
-    first = found[0]
-    cells: dict[str, Cell] = {"r_max": first.r_max, "mode": str(first.record["mode"]), "seeds": len(draws)}
-    cells |= {"asked": first.texts, "set": first.record["set"]["hash"][:8]}
-
-    def share(key: str, each: Scored) -> float | None:
-        value = each.found["companions"][side][key]
-        return None if value is None else 100 * value
-
-    def judge_of(each: Scored) -> Mapping[str, Any]:
-        judge = each.found["judge"] or {}
-        return judge if side == "generated" else judge.get("original") or {}
-
-    for key in SHARES:
-        cells[key] = over_seeds(draws, partial(share, key))
-    bound = any(judge_of(each).get("bound") for each in found)
-    cells["judged"] = over_seeds(draws, lambda each: judge_of(each).get("perplexity"), bound)
-    cells["own"] = over_seeds(draws, lambda each: each.found["perplexity"]) if side == "generated" else None
-    return cells
+def about(draws: pd.DataFrame) -> dict[str, Cell]:
+    """The cells that say what a row is of."""
+    first: Scored = draws["scored"].iloc[0]
+    cells: dict[str, Cell] = {"r_max": first.r_max, "mode": str(first.record["mode"]), "asked": first.texts}
+    return cells | {"set": first.record["set"]["hash"][:8], "seeds": int(draws["seed"].nunique(dropna=False))}
 
 
-def judge_note(found: Sequence[Scored]) -> list[str]:
+def bounded(cell: Cell, judges: Sequence[Mapping[str, Any] | None]) -> Cell:
+    """A judge's perplexity, marked if it is only a bound."""
+    bound = any((judge or {}).get("bound") for judge in judges)
+    return replace(cell, bound=bound) if isinstance(cell, Mean) else cell
+
+
+def judge_note(draws: pd.DataFrame) -> list[str]:
     """Who judged, and what; nothing where nobody did."""
-    judge = found[0].found["judge"]
-    if judge is None:
+    judges = [each.found["judge"] for each in draws["scored"]]
+    if judges[0] is None:
         return []
-    cut = (
-        ", but for what it has no positions for"
-        if any((each.found["judge"] or {}).get("cut") for each in found)
-        else ""
-    )
-    return [f"judge: {judge['model']}; it measures {judge['measures']}{cut}."]
+    cut = ", but for what it has no positions for" if any((each or {}).get("cut") for each in judges) else ""
+    return [f"judge: {judges[0]['model']}; it measures {judges[0]['measures']}{cut}."]

@@ -26,7 +26,7 @@ class Part:
         captions: What each picture shows, in words.
         left_out: What each picture does not show though one might look for it, a sentence each: which run, why, and
             what to do. They end the caption, and are notes of the report.
-        pages: Further pages, by file name: what a link to each says, and its HTML.
+        pages: Further pages, by file name: what a link to each says, and what makes its HTML.
         notes: What the reader has to know besides.
     """
 
@@ -38,5 +38,5 @@ class Part:
     pictures: dict[str, Callable[[], Figure]] = field(default_factory=dict)
     captions: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, list[str]] = field(default_factory=dict)
-    pages: dict[str, tuple[str, str]] = field(default_factory=dict)
+    pages: dict[str, tuple[str, Callable[[], str]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

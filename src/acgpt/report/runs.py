@@ -17,6 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from acgpt.common.files import read_object
 from acgpt.errors import InputError
 from acgpt.evaluation.generations import has_record
@@ -28,6 +30,10 @@ from acgpt.training.run_folder import CONFIG, LOG, RESULTS
 
 EMBEDDED = "SmolLM2-135M-Instruct"  # what the base "default" is
 SETS = "Evaluation sets"
+MEASUREMENTS = [  # the columns of `measurements`
+    "run", "name", "method", "model", "corpus", "texts", "tokens", "r_max", "seed",
+    "measured", "split", "set", "set_texts", "set_r_max", "options", "mode", "perplexity", "bound", "chance",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +182,41 @@ class Run:
         return next((each for each in self.evaluations if each.hash == set_hash and not each.options), None)
 
 
+def measurements(runs: Sequence[Run]) -> pd.DataFrame:
+    """All perplexities of some runs as a tidy table: one row for each run, evaluation set and mode.
+
+    The columns `run` and `measured` hold the objects that the others are taken from. `texts` and `tokens` are what the
+    run has read, `r_max` is that of its training. `perplexity` is missing where the method cannot answer.
+    """
+    records = [
+        {
+            "run": run,
+            "name": run.name,
+            "method": run.recipe["method"],
+            "model": run.base or run.size,
+            "corpus": run.corpus,
+            "texts": run.budget[0],
+            "tokens": run.budget[1],
+            "r_max": run.r_max,
+            "seed": run.seed,
+            "measured": measured,
+            "split": measured.split,
+            "set": measured.hash,
+            "set_texts": measured.texts,
+            "set_r_max": measured.set.get("r_max"),
+            "options": measured.options,
+            "mode": mode,
+            "perplexity": value,
+            "bound": measured.bound,
+            "chance": measured.chance,
+        }
+        for run in runs
+        for measured in run.evaluations
+        for mode, value in measured.modes.items()
+    ]
+    return pd.DataFrame(records, columns=MEASUREMENTS).astype({"perplexity": float, "chance": float})
+
+
 def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """The folders of runs, where some of those named may be folders of runs, as an experiment's is.
 
@@ -255,25 +296,16 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[Meas
             content = read_json(path)
             if "modes" in content and "set" in content and "kind" not in content:  # any other is somebody else's
                 found[path] = (path.stem, content)
-    measured: dict[tuple[str, str], Measured] = {}
-    paths: dict[tuple[str, str], Path] = {}
-    notes = []
+    records = []
     for path, (name, content) in found.items():
         try:
             split = content["set"].get("split") or name
             each = Measured(split, content["set"], perplexities(content), chance(content), content)
             asked_as, asked = content["method"], content.get("adapter") or content.get("model")
-            key = each.hash, each.options
             if each.texts < 0:
                 raise ValueError(f"{each.texts} texts")
-            rivals = [*([(paths[key], measured[key])] if key in measured else []), (path, each)]
-            paths[key], measured[key] = max(rivals, key=lambda rival: answered(rival[1]))  # of equals, the first
-            notes += [
-                f"{other} is left out: {paths[key]} is an evaluation on the same set, of as many modes or more. Delete "
-                "the one that is not meant."
-                for other, dropped in rivals
-                if not same_answers(dropped, measured[key])
-            ]
+            answered = sum(value is not None for value in each.modes.values())
+            records.append((path, each, each.hash, each.options, answered))
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise InputError(f"{path} is no evaluation that acgpt writes ({error!r}): evaluate again.") from error
         if asked is not None and Path(results["recipe"]["output"]).name not in Path(asked).parts:
@@ -285,7 +317,19 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[Meas
                 f"{path} asks the model as one of {asked_as}, and the run is one of {method}: evaluate it without "
                 "--method."
             )
-    return tuple(measured.values()), tuple(notes)
+    rivals = pd.DataFrame(records, columns=["path", "measured", "set", "options", "answered"])
+    by_question = rivals.groupby(["set", "options"], sort=False)["answered"]
+    fullest = rivals.loc[by_question.idxmax()]  # of equals, the first
+    winners = rivals.loc[by_question.transform("idxmax")]
+    notes = [
+        f"{path} is left out: {kept} is an evaluation on the same set, of as many modes or more. Delete the one that "
+        "is not meant."
+        for path, dropped, kept, better in zip(
+            rivals["path"], rivals["measured"], winners["path"], winners["measured"], strict=True
+        )
+        if not same_answers(dropped, better)
+    ]
+    return tuple(fullest["measured"]), tuple(notes)
 
 
 def same_answers(dropped: Measured, kept: Measured) -> bool:
@@ -294,11 +338,6 @@ def same_answers(dropped: Measured, kept: Measured) -> bool:
         value is None or (other is not None and math.isclose(value, other, rel_tol=1e-3))
         for value, other in ((value, kept.modes[mode]) for mode, value in dropped.modes.items())
     )
-
-
-def answered(measured: Measured) -> int:
-    """In how many modes."""
-    return sum(value is not None for value in measured.modes.values())
 
 
 def perplexities(evaluation: Mapping[str, Any]) -> dict[str, float | None]:

@@ -11,17 +11,17 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from acgpt.errors import CONTROLS
 from acgpt.evaluation.generations import BLANK, Generation, Generations
 from acgpt.methods import METHODS
 from acgpt.query.modes import MODES
-from acgpt.report.markup import tag
-from acgpt.report.page import document
+from acgpt.report.page import template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,35 +32,6 @@ LONG, EDGE = 600, 200  # characters: what is given in a longer run is folded up 
 SURPRISE = (0.5, 0.1, 0.01)  # the probabilities between two colours
 WORDS = ("over 50 %", "over 10 %", "over 1 %", "less")
 Segment = tuple[str, str, list[float]]  # role, text, log-probabilities
-
-STYLE = """
-:root { --given: #cfdff4; --s0: #e6f4ee; --s1: #fbf2cf; --s2: #fbdcbc; --s3: #f5b9b0; --s9: #ece6f5; }
-@media (prefers-color-scheme: dark) {
-  :root { --given: #22344a; --s0: #17362b; --s1: #3c3512; --s2: #4d2f12; --s3: #5a221c; --s9: #332a44; }
-}
-body { max-width: 110rem; }
-h3 { font-size: 1.05rem; margin: 1.6rem 0 .5rem; }
-.legend { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; padding: 0; margin: .8rem 0; list-style: none;
-  font-size: .9rem; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 1rem;
-  align-items: start; }
-.card { border: 1px solid var(--line); border-radius: 8px; overflow: hidden; min-width: 0; }
-.card header { padding: .45rem .8rem; border-bottom: 1px solid var(--line); background: var(--tint); }
-.card header strong { color: var(--mark); }
-.card header small { display: block; color: var(--soft); overflow-wrap: anywhere; }
-.text { padding: .7rem .8rem; max-height: 24rem; overflow-y: auto; white-space: pre-wrap; overflow-wrap: anywhere;
-  font-size: .875rem; line-height: 1.75; }
-.text:focus-visible { outline: 3px solid var(--mark); outline-offset: -3px; }
-.g, .legend b { font-weight: normal; background: var(--given); border-radius: 3px; padding: .1em 0; }
-.text details, .text summary { display: inline; }
-.text summary { cursor: pointer; color: var(--soft); list-style: none; }
-i { font-style: normal; border-radius: 2px; padding: .1em 0; }
-i:hover { outline: 1.5px solid var(--mark); }
-.s0 { background: var(--s0); } .s1 { background: var(--s1); } .s2 { background: var(--s2); }
-.s3 { background: var(--s3); } .s9 { background: var(--s9); }
-.legend b, .legend i { padding: .1em .5em; }
-@media print { .text { max-height: none; } .cards { display: block; } .card { margin-bottom: 1rem; } }
-"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,44 +61,34 @@ class Shown:
 
 
 def samples_page(columns: Sequence[Shown]) -> str:
-    """The page, of all that was drawn."""
-    sets: dict[str, dict[tuple[str, str, str], Shown]] = {}
-    for each in sorted(columns, key=lambda each: (each.place, each.seed)):
-        here = sets.setdefault(texts_of(each.generated.record["set"]), {})
-        here.setdefault((each.mode, each.method, each.same), each)
+    """Render the page of all that was drawn."""
+    found = pd.DataFrame(
+        {
+            "column": pd.Series(columns, dtype=object),
+            "texts": [texts_of(each.generated.record["set"]) for each in columns],
+            **{key: [getattr(each, key) for each in columns] for key in ("mode", "method", "same", "place", "seed")},
+        }
+    )
+    first = found.sort_values(["place", "seed"], kind="stable").drop_duplicates(["texts", "mode", "method", "same"])
+    sets = [list(members) for _, members in first.groupby("texts", sort=False)["column"]]
     tokenizers: dict[str, PreTrainedTokenizerBase | None] = {}
-    sections, links = [], []
-    for number, members in enumerate(list(members.values()) for members in sets.values()):
+    texts = []
+    for number, members in enumerate(sets):
         key = str(members[0].generated.record["set"]["hash"])
-        chosen, found = pick([each.generated for each in members])
+        chosen, samples = pick([each.generated for each in members])
         for item in chosen:
-            name, anchor = f"Text {item}" + (f" of set {key[:8]}" if len(sets) > 1 else ""), f"text-{number}-{item}"
-            links.append(tag("li", tag("a", escape(name), href=f"#{anchor}")))
-            pieces = [tag("h2", escape(name), id=f"{anchor}-title")]
+            modes = []
             for mode in modes_of(members):
                 cards = [
                     card(each, sample, segments(sample, tokenizer_of(each.generated.record, tokenizers)))
                     for each in members
-                    if each.mode == mode and (sample := found[each.generated.path].get(item)) is not None
+                    if each.mode == mode and (sample := samples[each.generated.path].get(item)) is not None
                 ]
                 if cards:
-                    words = MODES[mode].title if mode in MODES else mode
-                    pieces.append(tag("h3", escape(words)) + tag("div", "\n".join(cards), class_="cards"))
-            sections.append(tag("section", "\n".join(pieces), id=anchor, aria_labelledby=f"{anchor}-title"))
-    colours = [tag("li", tag("i", escape(words), class_=f"s{n}")) for n, words in enumerate(WORDS)]
-    header = [
-        tag("h1", "Samples, side by side"),
-        tag(
-            "p",
-            "The same texts in every mode, by method: the first sample of each, of the first seed. Point at what was "
-            "drawn for its log-probability, in nats, under the model itself at temperature 1.",
-            class_="soft",
-        ),
-        tag("ul", tag("li", tag("b", "given")), tag("li", "drawn, with probability:"), *colours, class_="legend"),
-        tag("nav", tag("ul", *links), aria_label="Texts on this page"),
-    ]
-    body = [tag("header", *header), tag("main", "\n".join(sections))]
-    return document("acgpt samples", "\n".join(body), STYLE)
+                    modes.append((MODES[mode].title if mode in MODES else mode, cards))
+            name = f"Text {item}" + (f" of set {key[:8]}" if len(sets) > 1 else "")
+            texts.append({"name": name, "anchor": f"text-{number}-{item}", "modes": modes})
+    return template("samples.html").render(texts=texts, colours=WORDS)
 
 
 def texts_of(described: Mapping[str, Any]) -> str:
@@ -216,55 +177,44 @@ def interleaved(around: Sequence[str], fills: Sequence[str]) -> list[str]:
     return [text for pair in zip(around, [*fills, ""], strict=True) for text in pair]
 
 
-def card(column: Shown, sample: Generation, parts: Sequence[Segment]) -> str:
-    """What one method drew."""
+def card(column: Shown, sample: Generation, parts: Sequence[Segment]) -> dict[str, Any]:
+    """What one method drew, for `templates/sample.html`."""
     asked = sample.roles.count("a")
     words = f"{asked} tokens drawn, {sample.roles.count('g')} given"
     method = METHODS.get(str(column.generated.record["method"]))
     if sample.log_probs and not (method is not None and method.bound):
         words += f"; perplexity {math.exp(min(-math.fsum(sample.log_probs) / asked, 700)):,.1f}"
-    content = []
+    pieces = []
     for role, run in groupby(parts, key=lambda part: part[0]):
         if role == "a":
             before: list[float] = []  # of tokens that are but a part of a character: it comes with the last of them
             for _, text, log_probs in run:
                 before += log_probs
                 if text:
-                    content.append(drawn(text, before))
+                    pieces.append(drawn(text, before))
                     before = []
-            content += [drawn("\ufffd", before)] if before else []
+            pieces += [drawn("\ufffd", before)] if before else []
         else:
             text = "".join(UNKNOWN if role == "u" else text for _, text, _ in run)
-            content.append(given(text))
-    header = [tag("strong", escape(column.method)), tag("small", escape(words)), tag("small", escape(column.about))]
-    about = f"{column.method}, {column.mode}"
-    text = tag("div", *content, class_="text", tabindex=0, role="region", aria_label=about)
-    return tag("article", tag("header", *header), text, class_="card")
+            pieces.append({"given": True, "text": printable(text)})
+    about = {"method": column.method, "mode": column.mode, "about": column.about, "words": words}
+    return {**about, "pieces": pieces, "long": LONG, "edge": EDGE}
 
 
-def given(text: str) -> str:
-    """What is given, in one run; the middle of a long one unfolds, so that what was drawn is in sight."""
-    if len(text) <= LONG:
-        return tag("span", shown(text), class_="g") if text else ""
-    edges = [tag("span", shown(edge), class_="g") for edge in (text[:EDGE], text[-EDGE:])]
-    middle = tag("span", shown(text[EDGE:-EDGE]), class_="g")
-    words = tag("summary", f" … {len(text) - 2 * EDGE:,} more characters … ")
-    return edges[0] + tag("details", words, middle) + edges[1]
-
-
-def drawn(text: str, log_probs: Sequence[float]) -> str:
+def drawn(text: str, log_probs: Sequence[float]) -> dict[str, Any]:
     """A token, or a fill, with its log-probability."""
+    piece = {"given": False, "text": printable(text)}
     if not log_probs:
-        return tag("i", shown(text), class_="s9")
+        return {**piece, "colour": 9, "title": ""}
     total = math.fsum(log_probs)
     words = f"log p {total:.2f}"
     if len(log_probs) > 1:
         words += f", {len(log_probs)} tokens: " + " ".join(f"{each:.2f}" for each in log_probs)
     likely = math.exp(total / len(log_probs))
     colour = next((n for n, least in enumerate(SURPRISE) if likely > least), len(SURPRISE))
-    return tag("i", shown(text), class_=f"s{colour}", title=words)
+    return {**piece, "colour": colour, "title": words}
 
 
-def shown(text: str) -> str:
-    """A text as HTML; control characters as symbols, line ends as they are."""
-    return escape(text.translate(CONTROLS | {9: "\t", 10: "\n", 13: "\n"}))
+def printable(text: str) -> str:
+    """A text with symbols for control characters; line ends stay."""
+    return text.translate(CONTROLS | {9: "\t", 10: "\n", 13: "\n"})

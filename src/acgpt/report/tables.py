@@ -6,29 +6,24 @@ footnote. `--` is what cannot be answered or compared, `≤` what is only a boun
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
+from acgpt.display.table import escape_latex, latex_table, markdown_table, plain_markdown, terminal_table
 from acgpt.errors import CONTROLS
-from acgpt.report.markup import tag
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 NOTHING, INFINITE = "--", "∞"
-TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
-TEX |= {">": r"\textgreater{}", "|": r"\textbar{}"} | {each: f"\\{each}" for each in "&%$#_{}"}
-TEX |= {"σ": r"$\sigma$", "±": r"$\pm$", "≤": r"$\le$", "×": r"$\times$", INFINITE: r"$\infty$", "…": r"\ldots{}"}
 # What pdflatex shows without further packages: ASCII and most of Latin-1.
 PDFLATEX = frozenset(map(chr, range(256))) - set("«»ÐÞðþ")
-SCROLL = "A wide table: scroll sideways to see all of its columns."
 WIDTHS = (40, 60, 80, 100, 1000)  # of windows, in rem: a page is never wider than about 100
 LINES = 56  # of a table, rules counted, that fit on a page of LaTeX below the caption
 
@@ -52,12 +47,19 @@ class Mean:
     digits: int | None = None
 
     @classmethod
-    def of(cls, values: Sequence[float], bound: bool = False) -> Mean:
-        """Of one or more numbers."""
-        finite = len(values) > 1 and all(map(math.isfinite, values))
-        mean = math.fsum(values) / len(values)
-        std = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (len(values) - 1)) if finite else None
-        return cls(mean, std, len(values), bound)
+    def of(cls, values: Iterable[float | None], bound: bool = False) -> Mean | None:
+        """The mean and spread of those numbers that are there; `None` if none is.
+
+        It aggregates a pandas group, like `"mean"` and `"std"`, but its sums are exactly rounded: the order of the runs
+        makes no difference, not even in the last digit.
+        """
+        there = [value for value in values if value is not None and not math.isnan(value)]
+        if not there:
+            return None
+        finite = len(there) > 1 and all(map(math.isfinite, there))
+        mean = math.fsum(there) / len(there)
+        std = math.sqrt(math.fsum((x - mean) ** 2 for x in there) / (len(there) - 1)) if finite else None
+        return cls(mean, std, len(there), bound)
 
 
 Cell = str | float | Mean | None
@@ -105,6 +107,14 @@ class Column:
         if math.isinf(value):
             return INFINITE
         return format(value, self.form.removesuffix("%")) + ("%" if self.form.endswith("%") else "")
+
+    def same_text(self, cell: Cell, own: float, other: float) -> bool:
+        """Are two numbers written alike in this column, with the digits of a cell? What is missing is like nothing."""
+        if math.isnan(own):
+            return False
+        form = f".{cell.digits}f" if isinstance(cell, Mean) and cell.digits is not None else self.form
+        as_written = replace(self, form=form)
+        return as_written.show(own) == as_written.show(other)
 
     def parts(self, value: Mean) -> tuple[str, str]:
         """A mean and its deviation, for people; "" where there is none."""
@@ -180,24 +190,37 @@ class Table:
         texts = dict.fromkeys(row.note for row in self.rows if row.note)
         return {text: number for number, text in enumerate(texts, start=1)}
 
+    def text(self, row: Row, column: Column) -> str:
+        """A cell, for people."""
+        return column.show(row.cells.get(column.key))
+
+    @cached_property
+    def groups(self) -> pd.Series:
+        """The number of each row's group, in the order of their first rows."""
+        return numbered(row.group for row in self.rows)
+
+    @cached_property
+    def best(self) -> pd.DataFrame:
+        """For each row and column: is the cell, as it is written, the best of two or more in its group?"""
+        found = {}
+        for column in (column for column in self.columns if column.best is not None):
+            cells = [row.cells.get(column.key) for row in self.rows]
+            ranks = pd.Series([rank(cell) for cell in cells], dtype=float)
+            by_group = ranks.groupby(self.groups)
+            winners, rivals = by_group.transform("min" if column.best is min else "max"), by_group.transform("count")
+            found[column.key] = [
+                several > 1 and column.same_text(cell, own, winner)
+                for cell, own, winner, several in zip(cells, ranks, winners, rivals, strict=True)
+            ]
+        return pd.DataFrame(found, index=[id(row) for row in self.rows])
+
     def is_best(self, row: Row, column: Column) -> bool:
         """Is this cell, as it is written, the best of two or more in its group?"""
-        own = rank(row.cells.get(column.key))
-        if column.best is None or own is None:
-            return False
-        ranks = [rank(other.cells.get(column.key)) for other in self.rows if other.group == row.group]
-        numbers = [number for number in ranks if number is not None]
-        cell = row.cells.get(column.key)
-        form = f".{cell.digits}f" if isinstance(cell, Mean) and cell.digits is not None else column.form
-        as_written = replace(column, form=form)
-        return len(numbers) > 1 and as_written.show(own) == as_written.show(column.best(numbers))
+        return column.best is not None and bool(self.best.at[id(row), column.key])
 
     def grouped(self) -> list[list[Row]]:
         """The rows, group by group."""
-        groups: dict[Hashable, list[Row]] = {}
-        for row in self.rows:
-            groups.setdefault(row.group, []).append(row)
-        return list(groups.values())
+        return [list(rows) for _, rows in pd.Series(self.rows, dtype=object).groupby(self.groups)]
 
     def pages(self) -> list[list[list[Row]]]:
         """The groups, page by page of a paper: what is longer than a page would be cut off there."""
@@ -212,34 +235,47 @@ class Table:
         """For a page."""
 
         def cell(row: Row, column: Column) -> str:
-            text = plain_markdown(column.show(row.cells.get(column.key)))
+            text = plain_markdown(self.text(row, column))
             text = f"**{text}**" if self.is_best(row, column) else text
             return f"{text}<sup>{self.notes[row.note]}</sup>" if row.note and column.key == self.mark else text
 
-        rule = ["---:" if column.form else "---" for column in self.columns]
-        lines = [[column.title for column in self.columns], rule]
-        lines += [[cell(row, column) for column in self.columns] for row in self.rows]
+        rows = [[cell(row, column) for column in self.columns] for row in self.rows]
+        table = markdown_table([column.title for column in self.columns], rows, [*map(is_number, self.columns)])
         notes = [f"<sup>{number}</sup> {plain_markdown(text)}" for text, number in self.notes.items()]
-        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         return "\n\n".join([table, *notes]) + "\n"
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """All cells as objects: numbers with all their digits, and `None` for what is missing.
+
+        `source` is "run" or "paper". A column of means has its deviations and bounds in columns beside it.
+        """
+
+        def parts(row: Row, column: Column) -> dict[str, Any]:
+            cell = row.cells.get(column.key)
+            if not column.spread:
+                return {column.key: cell.translate(CONTROLS) if isinstance(cell, str) else cell}
+            mean = [cell.mean, cell.std, int(cell.bound)] if isinstance(cell, Mean) else [None] * 3
+            return dict(zip([column.key, f"{column.key}_std", f"{column.key}_bound"], mean, strict=True))
+
+        records = []
+        for row in self.rows:
+            record: dict[str, Any] = {"source": "paper" if row.paper else "run"}
+            for column in self.columns:
+                record |= parts(row, column)
+            records.append(record | {"note": row.note})
+        return pd.DataFrame(records, dtype=object)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The table as a DataFrame, with the dtypes of its numbers: what its CSV file holds."""
+        frame = self.cells.infer_objects()
+        empty = [key for key in frame if key != "note" and frame[key].isna().all()]
+        return frame.astype(dict.fromkeys(empty, float))
 
     def as_csv(self) -> str:
         """For spreadsheets: numbers with all their digits, the empty cell for `--`."""
-        file = io.StringIO(newline="")
-        writer = csv.writer(file, lineterminator="\n")
-        keys = [[each.key, f"{each.key}_std", f"{each.key}_bound"][: 3 if each.spread else 1] for each in self.columns]
-        writer.writerow(["source", *(key for group in keys for key in group), "note"])
-
-        def cells(row: Row, column: Column) -> list[Any]:
-            cell = row.cells.get(column.key)
-            if column.spread:
-                return [cell.mean, cell.std, int(cell.bound)] if isinstance(cell, Mean) else [None] * 3
-            return [cell.translate(CONTROLS) if isinstance(cell, str) else cell]
-
-        for row in self.rows:
-            shown = [each for column in self.columns for each in cells(row, column)]
-            writer.writerow(["paper" if row.paper else "run", *shown, row.note])
-        return file.getvalue()
+        return str(self.cells.to_csv(index=False, lineterminator="\n"))
 
     def latex(self, label: str) -> str:
         r"""For a paper: a float with booktabs' rules, or several; comments at its head say what it takes to compile it.
@@ -260,22 +296,10 @@ class Table:
             marked = row.note and column.key == self.mark
             return text + rf"\textsuperscript{{{self.notes[row.note or '']}}}" if marked else text
 
-        def line(cells: Iterable[str]) -> str:
-            return re.sub(r"^(?=[\[*])", "{}", " & ".join(cells)) + r" \\"  # else the line before takes it for its own
-
         def tabular(groups: Sequence[Sequence[Row]]) -> list[str]:
-            lines = ["\n".join(line(cell(row, column) for column in self.columns) for row in group) for group in groups]
-            return [
-                r"\resizebox{\columnwidth}{!}{%",
-                rf"\begin{{tabular}}{{{''.join('r' if column.form else 'l' for column in self.columns)}}}",
-                r"\toprule",
-                line(column.tex or escape_latex(column.title) for column in self.columns),
-                r"\midrule",
-                "\n\\midrule\n".join(lines),
-                r"\bottomrule",
-                r"\end{tabular}%",
-                "}",
-            ]
+            headings = [column.tex or escape_latex(column.title) for column in self.columns]
+            rows = [[[cell(row, column) for column in self.columns] for row in group] for group in groups]
+            return latex_table(headings, rows, map(is_number, self.columns))
 
         notes = [rf"\textsuperscript{{{n}}}\,{escape_latex(text)}" for text, n in self.notes.items()]
         title, words = escape_latex(self.title), re.sub(r"\br\\_max\b", r"$r_{\\max}$", escape_latex(self.words))
@@ -300,43 +324,11 @@ class Table:
 
         return [{**{key: plain(row.cells.get(key)) for key in keys}, "note": row.note} for row in rows]
 
-    def html(self, label: str) -> str:
-        """For a page: a table with its caption, headings that say what they head, and footnotes.
-
-        Args:
-            label: Of the table in its page; links to it and to its notes are made of it.
-        """
-
-        def cell(row: Row, column: Column) -> str:
-            text = escape(column.show(row.cells.get(column.key)))
-            text = tag("strong", text) if self.is_best(row, column) else text
-            if row.note and column.key == self.mark:
-                number = self.notes[row.note]
-                text += tag("sup", tag("a", str(number), href=f"#{label}-{number}", aria_label=f"note {number}"))
-            heads = column.key == self.mark
-            return tag("th" if heads else "td", text, scope="row" if heads else None, class_=kind(column))
-
-        def kind(column: Column) -> str | None:
-            return "number" if column.form else None
-
-        heads = [tag("th", escape(each.title), scope="col", class_=kind(each)) for each in self.columns]
-        bodies = []
-        for group in self.grouped():
-            rows = [tag("tr", *(cell(row, column) for column in self.columns)) for row in group]
-            bodies.append(tag("tbody", "\n", "\n".join(rows), "\n", class_="paper" if group[0].paper else None))
-        caption = tag("caption", tag("strong", escape(self.title), "."), " ", escape(self.words), id=label)
-        table = tag("table", "\n".join(["", caption, tag("thead", tag("tr", *heads)), *bodies, ""]))
-        notes = [tag("li", escape(text), id=f"{label}-{number}") for text, number in self.notes.items()]
-        region = tag("div", table, class_="wide", role="region", aria_labelledby=label, tabindex=0)
-        hint = tag("p", SCROLL, class_=f"hint under-{self.page_width}")
-        return hint + region + (tag("ol", *notes, class_="notes") if notes else "")
-
     @property
     def page_width(self) -> int:
         """The width of a window, in rem, below which not all columns may be seen at once: one of `WIDTHS`."""
         letters = [
-            max(len(column.title), *(len(column.show(row.cells.get(column.key))) for row in self.rows), 1)
-            for column in self.columns
+            max(len(column.title), *(len(self.text(row, column)) for row in self.rows), 1) for column in self.columns
         ]
         width = sum(0.5 * count + 1.1 for count in letters) + 3  # cells have a size of 0.875, padding and margins
         return next((each for each in WIDTHS if width <= each), WIDTHS[-1])
@@ -347,23 +339,20 @@ class Table:
         rows = [row for row in self.rows if not row.paper]
 
         def worth(column: Column) -> tuple[int, bool]:
-            return -column.spare, len({column.show(row.cells.get(column.key)) for row in rows}) > 1
+            return -column.spare, len({self.text(row, column) for row in rows}) > 1
 
         found = [column for column in self.columns if column.terminal and column.spare]
         return [column.title for column in sorted(reversed(found), key=worth)]
 
     def terminal(self) -> RichTable:
         """For the terminal, the paper's own rows left out; notes are numbered as in the other forms."""
-        from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         columns = [column for column in self.columns if column.terminal]
-        for column in columns:
-            table.add_column(column.title, justify="right" if column.form else "left")
+        table = terminal_table([column.title for column in columns], map(is_number, columns))
 
         def cell(row: Row, column: Column) -> Text:
-            text = column.show(row.cells.get(column.key))
+            text = self.text(row, column)
             text += f" [{self.notes[row.note]}]" if row.note and column.key == self.mark else ""
             return Text(text, "bold" if self.is_best(row, column) else "")
 
@@ -375,17 +364,21 @@ class Table:
         return table
 
 
+def numbered(groups: Iterable[Hashable]) -> pd.Series:
+    """The number of each group, counted in the order in which they first appear.
+
+    >>> numbered(["b", "a", "b"]).tolist()
+    [0, 1, 0]
+    """
+    values = pd.Series(list(groups), dtype=object)
+    return pd.Series(values.factorize(use_na_sentinel=False)[0], dtype=int)
+
+
+def is_number(column: Column) -> bool:
+    """Does a column hold numbers?"""
+    return bool(column.form)
+
+
 def file_name(text: str) -> str:
     """A text as the name of a file or folder, with nothing odd in it."""
     return re.sub(r"[^\w.-]", "_", text).lstrip(".") or "_"
-
-
-def plain_markdown(text: str) -> str:
-    """A text that Markdown shows as it is, in a cell of a table too."""
-    return re.sub(r"([\\|*_`<\[\]])", r"\\\1", text).replace("\n", " ")
-
-
-def escape_latex(text: str) -> str:
-    """A text that LaTeX shows as it is; but `--` that stands alone is a dash."""
-    shown = "".join(TEX.get(each, each) for each in text.translate(CONTROLS))
-    return re.sub(r"(?<![\w-])(--)(?![\w-])|-(?=-)", lambda found: found[1] or "-{}", shown)

@@ -18,19 +18,21 @@ import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from acgpt.common.files import disk_errors
 from acgpt.errors import InputError
 from acgpt.report import finetuning, from_scratch, generation
-from acgpt.report.page import html_page
+from acgpt.report.page import Provenance, html_page, markdown_page
 from acgpt.report.part import Part
 from acgpt.report.pictures import rendered
-from acgpt.report.runs import Run, find_runs, read_runs
-from acgpt.report.tables import plain_markdown
+from acgpt.report.runs import Run, find_runs, measurements, read_runs
 from acgpt.training.run_folder import CONFIG, RESULTS, commit
 from acgpt.version import __version__
 
@@ -39,35 +41,73 @@ PAGE, WEB, DATA = "report.md", "report.html", "report.json"
 NO_PICTURES = "no figures were drawn: they need matplotlib, pip install 'acgpt[plot]'."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Report:
-    """A report that has been written.
+    """Runs compared.
 
     Args:
         parts: Of which it consists.
+        runs: Those that it compares.
         notes: What the reader has to know besides.
-        content: What its `report.json` holds.
+        files: What was written, by path in the report's folder.
     """
 
     parts: list[Part]
+    runs: list[Run]
     notes: list[str]
-    content: dict[str, Any]
+    files: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Report(runs={len(self.runs)}, tables={list(self.tables)})"
+
+    @cached_property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Every table as a DataFrame, by the path of its file without the ending: "from-scratch/test/small".
+
+        They hold what the CSV files hold: `source` tells runs from the paper's own rows ("run", "paper"), a mean over
+        seeds has its deviation and whether it is a bound beside it (`training`, `training_std`, `training_bound`).
+        """
+        tables = {f"{part.name}/{stem}": table for part in self.parts for stem, table in part.tables.items()}
+        tables |= {f"{part.name}/{stem}": table for part in self.parts for stem, table in part.data.items()}
+        return {path: table.frame for path, table in tables.items()}
+
+    @cached_property
+    def measurements(self) -> pd.DataFrame:
+        """Every perplexity that was read, one row for each run, evaluation set and mode.
+
+        `texts` and `tokens` are what the run has read, `r_max` is that of its training; `set`, `set_texts` and
+        `set_r_max` describe the evaluation set. A perplexity is missing where the method cannot answer.
+        """
+        return measurements(self.runs).drop(columns=["run", "measured"]).rename(columns={"name": "run"})
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """What `report.json` holds."""
+        return {
+            "acgpt": __version__,
+            **{part.name: part.content for part in self.parts},
+            "runs": [described(run) for run in self.runs],
+            "notes": self.notes,
+            "files": list(self.files),
+        }
 
 
-def make_report(folders: Sequence[str | Path], output: str | Path) -> Report:
+def make_report(folders: Sequence[str | Path], output: str | Path | None = None) -> Report:
     """Compare runs, and write tables and figures into a folder, all or nothing.
 
     Args:
         folders: Of finished runs; or folders of such folders, as an experiment's is, where those that are not finished
             are left out. Generations and their scores are found in any of them, and in folders of nothing else.
-        output: The report's folder: a new or empty one, or that of an earlier report, which is replaced.
+        output: The report's folder: a new or empty one, or that of an earlier report, which is replaced. `None` writes
+            nothing and draws no figures.
 
     Raises:
         InputError: A folder is no finished run, there is nothing to compare, or `output` holds other things.
         OutputError: The report cannot be written; an earlier one stays.
     """
-    output = Path(output).resolve()
-    check_output(output)
+    if output is not None:
+        output = Path(output).resolve()
+        check_output(output)
     places = [Path(folder) for folder in folders]
     found, unfinished = find_runs([place for place in places if not only_generations(place)])
     runs = read_runs(found)
@@ -77,9 +117,20 @@ def make_report(folders: Sequence[str | Path], output: str | Path) -> Report:
     notes = [f"{folder} is not finished: left out." for folder in unfinished]
     notes += [note for run in runs for note in run.notes]
     notes += [note for part in parts for note in part.notes]
+    report = Report(parts, runs, notes)
+    return report if output is None else write_report(report, output)
+
+
+def write_report(report: Report, output: Path) -> Report:
+    """Write all forms of a report into a folder.
+
+    Returns:
+        The report with its files, and with notes on its figures.
+    """
+    parts, notes = report.parts, list(report.notes)
     files: dict[str, bytes] = {}
     for part in parts:
-        files |= table_files(part) | {name: html.encode() for name, (_, html) in part.pages.items()}
+        files |= table_files(part) | {name: make().encode() for name, (_, make) in part.pages.items()}
         if find_spec("matplotlib") is not None:
             for stem, draw in part.pictures.items():
                 files |= {f"{part.name}/{stem}.{form}": content for form, content in rendered(draw).items()}
@@ -87,19 +138,13 @@ def make_report(folders: Sequence[str | Path], output: str | Path) -> Report:
         notes += left_out_of_figures(parts)
     elif any(part.pictures for part in parts):
         notes.append(NO_PICTURES)
-    files[PAGE] = page(parts, runs, notes, list(files)).encode()
-    made_by = [(run.name, *provenance(run)) for run in runs]
-    files[WEB] = html_page(parts, made_by, notes, files).encode()
-    content = {
-        "acgpt": __version__,
-        **{part.name: part.content for part in parts},
-        "runs": [described(run) for run in runs],
-        "notes": notes,
-        "files": sorted([*files, DATA]),
-    }
-    files[DATA] = (json.dumps(finite(content), indent=1, allow_nan=False) + "\n").encode()
+    made_by = [provenance(run) for run in report.runs]
+    pages = {PAGE: markdown_page(parts, made_by, notes, files), WEB: html_page(parts, made_by, notes, files)}
+    files |= {name: text.encode() for name, text in pages.items()}
+    report = replace(report, notes=notes, files=tuple(sorted([*files, DATA])))
+    files[DATA] = (json.dumps(finite(report.content), indent=1, allow_nan=False) + "\n").encode()
     write_files(files, output)
-    return Report(parts, notes, content)
+    return report
 
 
 def left_out_of_figures(parts: Sequence[Part]) -> list[str]:
@@ -143,31 +188,13 @@ def table_files(part: Part) -> dict[str, bytes]:
     return {path: text.encode() for path, text in files.items()}
 
 
-def page(parts: Sequence[Part], runs: Sequence[Run], notes: Sequence[str], files: Sequence[str]) -> str:
-    """All of it on one page."""
-    pieces = []
-    for part in parts:
-        pieces.append(f"# {part.title}")
-        pieces += [f"[{title}]({name})" for name, (title, _) in part.pages.items()]
-        for table in part.tables.values():
-            pieces += [f"## {plain_markdown(table.title)}", plain_markdown(table.words), table.markdown().strip()]
-        drawn = [f"{part.name}/{stem}.png" for stem in part.pictures if f"{part.name}/{stem}.png" in files]
-        pieces += [f"![{Path(path).stem}]({path})" for path in drawn]
-    pieces += ["# Runs"] if runs else []
-    for run in runs:
-        command, took = provenance(run)
-        command = command.replace("`", "'")
-        pieces.append(f"* **{plain_markdown(run.name)}**: `{command}`; {plain_markdown(took)}.")
-    pieces += [f"* {plain_markdown(note)}" for note in notes]
-    return "\n\n".join(pieces) + "\n"
-
-
-def provenance(run: Run) -> tuple[str, str]:
-    """Where the figures of a run come from: its command, and what it took."""
+def provenance(run: Run) -> Provenance:
+    """Where the numbers of a run come from: its name, its command, and what it took."""
     results, (texts, tokens) = run.results, run.budget
     versions = ", ".join(f"{name} {results['versions'].get(name)}" for name in ("acgpt", "torch", "transformers"))
     command = " ".join(["acgpt", *map(str, results["command"][1:])])
     return (
+        run.name,
         command,
         f"{texts:,} texts, {tokens:,} tokens, {results['seconds']:,.0f} s on {results['hardware']}; {versions}",
     )

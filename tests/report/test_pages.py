@@ -1,0 +1,96 @@
+"""Pages of a report: values are text, whatever they say, and the packages that render them are an extra."""
+
+from __future__ import annotations
+
+import json
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from generations import write_generations
+from runs import write_corpus
+from test_report import write_run
+from test_report_generation import score
+from typer.testing import CliRunner
+
+from acgpt.cli.main import app
+from acgpt.report import write
+from acgpt.report.page import environment, template
+from acgpt.report.write import make_report
+
+HOSTILE = '<script>alert(1)<!-- " onclick="x\' {{ 7*7 }}{% raw %}{# no #}'
+
+
+@pytest.fixture(autouse=True)
+def only_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "find_spec", lambda name: None)
+
+
+class Page(HTMLParser):
+    """The elements and the attributes of a page, and its text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.attributes: dict[str, set[str]] = {}
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.names.add(name)
+        for key, value in attributes:
+            self.attributes.setdefault(key, set()).add(value or "")
+
+    def handle_data(self, text: str) -> None:
+        self.text += text
+
+
+def check_is_text(page: Page, count: int) -> None:
+    """The hostile words stand there as they were written, wherever they stand, so often at least."""
+    assert page.text.count("alert(1)") == page.text.count(HOSTILE) >= count
+    assert "script" not in page.names and not any(key.startswith("on") for key in page.attributes)
+
+
+def test_hostile_names_of_runs_models_and_corpora_stay_text_on_the_report(tmp_path):
+    run = write_run(tmp_path / HOSTILE, base=f"me/{HOSTILE}", corpus=f"data/{HOSTILE}")
+    make_report([run], tmp_path / "report")
+    check_is_text(
+        Page(tmp_path / "report" / "report.html"), 4
+    )  # the run's name, its base and its corpus in a table; the name again among the runs
+    markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert markdown.count(r"{{ 7\*7 }}") >= 4 and "<script" not in markdown.replace(r"\<", "")
+
+
+def test_hostile_methods_models_modes_and_texts_stay_text_on_the_page_of_samples(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus")
+    line = {"item": 0, "sample": 0, "seed": 0, "roles": "gag", "tokens": [4, 5, 6], "log_probs": [-1.0]}
+    line |= {"prompt": f"{HOSTILE}____{HOSTILE}", "fills": [HOSTILE], "text": HOSTILE * 3}
+    path = write_generations(tmp_path / "drawn", corpus, "training", lines=[line])
+    record = json.loads(path.with_suffix(".json").read_text())
+    record |= {"method": HOSTILE, "model": HOSTILE, "mode": HOSTILE, "corpus": None}
+    path.with_suffix(".json").write_text(json.dumps(record))
+    score(path, 0.5)
+    make_report([tmp_path / "drawn"], tmp_path / "report")
+    page = Page(tmp_path / "report" / "samples.html")
+    check_is_text(page, 6)
+    assert f"{HOSTILE}, {HOSTILE}" in page.attributes["aria-label"]  # the method and the mode of the card
+    check_is_text(Page(tmp_path / "report" / "report.html"), 2)
+
+
+def test_every_template_escapes_but_for_markdown():
+    names = environment().list_templates()
+    assert {"report.html", "samples.html", "report.md"} <= set(names)
+    for name in names:
+        context = template(name).new_context()
+        assert context.eval_ctx.autoescape == (not name.endswith(".md")), name
+
+
+@pytest.mark.parametrize("package", ["jinja2", "pandas"])
+def test_without_a_package_of_the_extra_the_command_names_the_extra(package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    run = write_run(tmp_path / "ac")
+    done = CliRunner().invoke(app, ["report", str(run), "-o", str(tmp_path / "report")])
+    assert done.exit_code == 2 and done.stdout == ""
+    assert done.stderr == f"error: a report needs {package}: pip install 'acgpt[report]'\n"
+    assert not (tmp_path / "report").exists()
