@@ -306,10 +306,10 @@ def test_a_call_that_fails_leaves_no_set_behind(cli, corpus, tmp_path):
 
 
 def test_a_result_that_cannot_be_written_ends_with_code_1(cli, corpus, tmp_path, monkeypatch):
-    def full(path, content):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("acgpt.evaluation.evaluate.write_whole", full)
+    monkeypatch.setattr("acgpt.common.files.write_whole", full)
     said = cli(corpus, "-o", tmp_path / "results.json", code=1).stderr
     assert f"error: cannot write {tmp_path}/results.json: No space left on device. Make the folder, make room" in said
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from safetensors.numpy import save
 
-from acgpt.common.files import check_writable, disk_errors, write_whole
+from acgpt.common.files import check_writable, disk_errors, write_json, write_whole
 from acgpt.common.provenance import versions, when
 from acgpt.data.corpus import Corpus
 from acgpt.engine.decode import adapter_layers
@@ -173,13 +173,12 @@ def evaluate(
 
 def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path | None, records: Path | None) -> None:
     """The files that were asked for, each whole or not at all."""
-    files: dict[Path, bytes] = {}
     if output is not None:
-        files[output] = (json.dumps(result, indent=2, allow_nan=False) + "\n").encode()
+        with disk_errors(output):
+            write_json(output, result, allow_nan=False)
     if records is not None:
         keys = ("model", "adapter", "method", "set", "device", "dtype", "versions")
         about = {"acgpt_records": json.dumps({key: result[key] for key in keys})}
-        files[records] = save(evaluation.records(), metadata=about)
-    for path, content in files.items():
-        with disk_errors(path):
-            write_whole(path, content)
+        content = save(evaluation.records(), metadata=about)
+        with disk_errors(records):
+            write_whole(records, content)

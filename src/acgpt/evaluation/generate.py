@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
-from acgpt.common.files import check_writable, disk_errors, write_whole
+from acgpt.common.files import check_writable, disk_errors, write_json
 from acgpt.data.corpus import Corpus
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
@@ -164,7 +164,7 @@ def generate(
             records[each] = earlier
     index = {**result, "modes": {each: summary(each, records[each]) for each in MODES if each in records}}
     with disk_errors(output, STAYS):
-        write_whole(output / INDEX, json.dumps(index, indent=2) + "\n")
+        write_json(output / INDEX, index)
     return result
 
 
