@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from acgpt.data.prepare import prepare
     from acgpt.evaluation.evaluate import evaluate
     from acgpt.evaluation.generate import generate
+    from acgpt.evaluation.score_samples import score_samples
     from acgpt.models.language_model import FutureIgnored, LanguageModel, Ranked, Ranking, Sample, Score, TokenScore
     from acgpt.models.loading import load
     from acgpt.models.metadata import Metadata
@@ -43,6 +44,7 @@ LAZY = {
     "generate": "acgpt.evaluation.generate",
     "load": "acgpt.models.loading",
     "prepare": "acgpt.data.prepare",
+    "score_samples": "acgpt.evaluation.score_samples",
     "train": "acgpt.training.train",
 }
 
@@ -69,6 +71,7 @@ __all__ = [
     "generate",
     "load",
     "prepare",
+    "score_samples",
     "train",
 ]
 

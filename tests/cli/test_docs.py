@@ -20,10 +20,13 @@ def test_the_examples_of_the_readme_print_what_it_says():
 
 
 def test_the_examples_in_docstrings_print_what_they_say():
+    import acgpt.common.files
+    import acgpt.common.options
     import acgpt.query.query
     import acgpt.query.template
 
-    for module in (acgpt.query.query, acgpt.query.template):
+    common, query = acgpt.common, acgpt.query
+    for module in (common.files, common.options, query.query, query.template):
         results = doctest.testmod(module)
         assert results.attempted > 0 and results.failed == 0, module.__name__
 

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 import acgpt
 from acgpt.cli.evaluate import print_perplexities
 from acgpt.cli.main import app
-from acgpt.cli.ui import bar
+from acgpt.cli.ui import Bars
 from acgpt.data.corpus import Corpus
 from acgpt.display.show import Page
 from acgpt.engine.layout import batches
@@ -395,7 +395,7 @@ def test_batch_tokens_change_no_result(cli, corpus):
 )
 def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch, capsys, pause, said):
     monkeypatch.setattr("acgpt.cli.ui.PAUSE", pause)
-    with bar("infilling") as update:
+    with Bars()("infilling") as update:
         update(1000, 2000, 3)
         update(2000, 2000)
     captured = capsys.readouterr()

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acgpt.cli.ui import (
-    NO_ANSWER,
     AdapterOption,
+    Bars,
     DeviceOption,
     Dtype,
     DtypeOption,
-    bar,
     called,
     chosen_adapter,
     emit,
@@ -105,6 +104,7 @@ def evaluate(
     """
     if corpus is None and sets is None:
         raise typer.BadParameter("name a CORPUS (see acgpt prepare), or an evaluation set with --sets PATH.")
+    bars = Bars()
     hush()
     from acgpt.evaluation.evaluate import evaluate
     from acgpt.methods import parted
@@ -113,7 +113,7 @@ def evaluate(
         model, corpus, split=split, r_max=r_max, length=length, limit=limit, seed=seed, conditioning=conditioning,
         sets=sets, modes=names_in(modes), method=method, options=dict(parted(text) for text in how or ()),
         adapter=chosen_adapter(adapter), device=device, dtype=dtype.value, batch_tokens=batch_tokens,
-        compiled=compiled, output=output, records=records, note=note, progress=lambda: bar("questions"),
+        compiled=compiled, output=output, records=records, note=note, progress=lambda: bars("questions"),
     )  # fmt: skip
     if as_json:
         emit(result)
@@ -144,6 +144,8 @@ def print_evaluation(result: Mapping[str, Any]) -> None:
 def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
     """The perplexities of `Evaluation.as_dict`, mode by mode."""
     from rich.table import Table
+
+    from acgpt.display.show import NO_ANSWER
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("mode", no_wrap=True)

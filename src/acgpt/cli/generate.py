@@ -16,12 +16,11 @@ from acgpt.cli import evaluate
 from acgpt.cli.evaluate import r_max_in_words
 from acgpt.cli.train import QuietOption
 from acgpt.cli.ui import (
-    NO_ANSWER,
     AdapterOption,
+    Bars,
     DeviceOption,
     Dtype,
     DtypeOption,
-    bar,
     called,
     chosen_adapter,
     emit,
@@ -105,6 +104,7 @@ def generate(
         raise typer.BadParameter("name a CORPUS (see acgpt prepare), or an evaluation set with --sets PATH.")
     if output is None:
         raise typer.BadParameter("name a folder for the files: --output FOLDER.")
+    bars = Bars(quiet)
     with going_on(output):
         hush(quiet)
         from acgpt.evaluation.generate import complete_modes, generate
@@ -117,7 +117,7 @@ def generate(
             set_seed=set_seed, conditioning=conditioning, sets=sets, method=method,
             options=dict(parted(text) for text in how or ()), adapter=chosen_adapter(adapter), device=device,
             dtype=dtype.value, batch_tokens=batch_tokens, compiled=compiled, note=note,
-            progress=lambda mode: bar(mode, quiet),
+            progress=bars,
         )  # fmt: skip
     if as_json:
         emit(result)
@@ -163,7 +163,7 @@ def print_generations(result: Mapping[str, Any], there: Sequence[str]) -> None:
     """The table for people; these modes were there before."""
     from rich.table import Table
 
-    from acgpt.display.show import Page, printable
+    from acgpt.display.show import NO_ANSWER, Page, printable
 
     page, about = Page(), result["set"]
     page.note(printable(called(result["model"], result["adapter"])), "bold")

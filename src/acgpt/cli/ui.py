@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import codecs
+import inspect
 import io
 import json
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import Field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+
+from acgpt.common.files import finite
+from acgpt.common.options import Options, spelled, value_types
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
 
@@ -36,9 +40,7 @@ HELP = {
     "future": "Use what stands after a slot? Default: if the model says that it can (score shows both).",
     "json": "For programs: one JSON object a template, in a line of its own, with the keys named above.",
 }
-NO_ANSWER = "--"  # of a mode that a method cannot answer
 PAUSE = 30.0  # seconds between two lines on what is done, where nobody is watching
-said = time.monotonic()  # when the last of them was printed, or the program began
 NO_ADAPTER = "none"  # what --adapter says for it
 TemplateArgument = Annotated[str | None, typer.Argument(metavar="TEMPLATE", show_default=False, help=HELP["template"])]
 FileOption = Annotated[Path | None, option("--file", "-f", metavar="PATH", help=HELP["file"])]
@@ -48,15 +50,6 @@ DeviceOption = Annotated[str, option("--device", metavar="NAME", help=HELP["devi
 DtypeOption = Annotated[Dtype, option("--dtype", metavar="NAME", help=HELP["dtype"])]
 FutureOption = Annotated[bool | None, option("--future/--no-future", help=HELP["future"])]
 JsonOption = Annotated[bool, option("--json", help=HELP["json"])]
-
-
-def finite(value: Any) -> Any:
-    """What JSON can hold: an infinite number becomes null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def emit(answer: Mapping[str, Any]) -> None:
@@ -72,6 +65,72 @@ def names_in(text: str | None) -> list[str]:
 def chosen_adapter(adapter: str | None) -> str | Literal[False] | None:
     """What --adapter says, as `acgpt.load` takes it."""
     return False if adapter == NO_ADAPTER else adapter
+
+
+# ---- options that a dataclass declares ----------------------------------------------------------------------------
+
+
+def key_values(texts: list[str] | None) -> dict[str, str]:
+    """The pairs of an option that takes KEY=VALUE and may be repeated."""
+    from acgpt.methods import parted
+
+    return dict(parted(text) for text in texts or ())
+
+
+# How the command line writes a value: its type there, what stands for none, and how it is read.
+FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
+    "names": (str | None, None, names_in),
+    "pairs": (list[str] | None, None, key_values),
+    "adapter": (str | None, None, chosen_adapter),
+    "dtype": (Dtype, Dtype.auto, lambda dtype: dtype.value),
+}
+
+
+def flags_of(options: type[Options]) -> dict[str, tuple[str, ...]]:
+    """The names on the command line of each field."""
+    return {
+        each.name: each.metadata["flags"] or (f"--{each.name.replace('_', '-')}",)
+        for each in fields(options)  # type: ignore[arg-type]
+    }
+
+
+def takes(options: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that a dataclass declares, in place of its parameter `options`.
+
+    The command is called with one object of that dataclass, after typer has checked the values.
+    """
+    flags, hints = flags_of(options), value_types(options)
+    long_names = {name: names[0] for name, names in flags.items()}
+
+    def parameter(each: Field[Any]) -> inspect.Parameter:
+        about, kind, default, limits = each.metadata, hints[each.name], each.default, {}
+        if about["form"] in FORMS:
+            kind, default, _ = FORMS[about["form"]]
+        elif kind is not bool:
+            kind, limits = (kind if default is not None else kind | None), {"min": about["min"], "max": about["max"]}
+        words = spelled(about["help"], long_names)
+        annotation: Any = Annotated[kind, option(*flags[each.name], help=words, metavar=about["metavar"], **limits)]
+        return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for own in signature.parameters.values():
+            named = own.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            parameters += map(parameter, fields(options)) if own.name == "options" else [named]  # type: ignore[arg-type]
+
+        def command(**values: Any) -> None:
+            chosen = {}
+            for each in fields(options):  # type: ignore[arg-type]
+                value, form = values.pop(each.name), each.metadata["form"]
+                chosen[each.name] = FORMS[form][2](value) if form in FORMS else value
+            function(**values, options=options(**chosen))
+
+        command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, function.__module__
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
 
 
 def note(text: str) -> None:
@@ -127,41 +186,49 @@ def hush(quiet: bool = False) -> None:
         logging.disable_progress_bar()
 
 
-@contextmanager
-def bar(what: str, quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """A progress bar on standard error, or a line there now and then if that is no terminal; nothing if `quiet`.
+class Bars:
+    """The progress bars of a command, on standard error.
 
-    What it yields is called with how many are done, of how many, and, if a rate is to be shown, the tokens so far.
+    Where that is no terminal, a line says now and then how many are done, of how many: at most one in `PAUSE` seconds,
+    whichever bar it is of.
+
+    Args:
+        quiet: Show nothing.
     """
-    if quiet:
-        yield lambda *_: None
-        return
-    if not sys.stderr.isatty():
-        yield now_and_then(what)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    rate = TextColumn("{task.fields[rate]}")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(what, total=None, rate="")
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.printed = time.monotonic()  # when the last line was, or when the command began
 
-        def update(done: int, total: int, tokens: int = 0) -> None:
-            elapsed = shown.tasks[0].elapsed
-            rate = f"{tokens / elapsed:,.0f} tokens/s" if tokens and elapsed else ""
-            shown.update(task, completed=done, total=total, rate=rate)
+    @contextmanager
+    def __call__(self, what: str) -> Iterator[Callable[..., None]]:
+        """Show a bar within the context.
 
-        yield update
+        What it yields is called with how many are done, of how many, and, if a rate is to be shown, the tokens so far.
+        """
+        if self.quiet:
+            yield lambda *_: None
+            return
+        if not sys.stderr.isatty():
+            yield lambda done, total, tokens=0: self.line(what, done, total)
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+        rate = TextColumn("{task.fields[rate]}")
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+            task = shown.add_task(what, total=None, rate="")
 
-def now_and_then(what: str) -> Callable[..., None]:
-    """Say how many are done, of how many, but no more often than every `PAUSE` seconds, whatever else was said."""
+            def update(done: int, total: int, tokens: int = 0) -> None:
+                elapsed = shown.tasks[0].elapsed
+                rate = f"{tokens / elapsed:,.0f} tokens/s" if tokens and elapsed else ""
+                shown.update(task, completed=done, total=total, rate=rate)
 
-    def update(done: int, total: int, tokens: int = 0) -> None:
-        global said
-        if time.monotonic() - said >= PAUSE:
-            said = time.monotonic()
+            yield update
+
+    def line(self, what: str, done: int, total: int) -> None:
+        """Print how many are done, unless a line was printed less than `PAUSE` seconds ago."""
+        if time.monotonic() - self.printed >= PAUSE:
+            self.printed = time.monotonic()
             print(f"{what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
-
-    return update

@@ -1,0 +1,111 @@
+"""The options of the functions that measure models and samples, each declared once.
+
+This module imports neither torch nor transformers, so that the command line can list the options at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from acgpt.common.options import Options, option
+from acgpt.errors import InputError
+from acgpt.evaluation.mauve import PAPER
+
+DEVICE = "auto, cpu, cuda, cuda:1, mps. Default: auto, the best there is."
+
+
+@dataclass(frozen=True)
+class ScoringOptions(Options):
+    """The options of `acgpt.score_samples` and of `acgpt mauve`."""
+
+    split: str | None = option("Of the corpus. Default: test if there is one, else validation.", metavar="NAME")
+    rule: str | None = option(
+        "documents: those long enough, cut; windows: all of the split. Default: documents where it has them.",
+        metavar="NAME",
+    )
+    length: int | None = option(
+        "Tokens of a text of the corpus. Default: as many as the generated texts have, at most 2048.",
+        metavar="T",
+        minimum=1,
+    )
+    skip: int | None = option(
+        "Leave out so many tokens of the split. Default: the region that the prompts are from.", metavar="N", minimum=0
+    )
+    count: int | None = option("At most so many texts of reference. Default: 1000.", metavar="N", minimum=1)
+    field: str | None = option("Of each line of a .jsonl. Default: text.", metavar="NAME")
+    features: str | None = option(
+        "The model whose hidden states are compared: a folder, a hub id, or default, the embedded one. "
+        f"Default: {PAPER}.",
+        metavar="MODEL",
+    )
+    seeds: int | None = option(
+        "So many times k-means, each from another seed, 0 and up. Default: 5.", metavar="N", minimum=1
+    )
+    limit: int | None = option(
+        "Score the first texts only, as if no more had been drawn: to compare with a file of fewer.",
+        metavar="N",
+        minimum=1,
+    )
+    asked_only: bool = option(
+        "Score what was drawn alone, against what stood there originally; the corpus is that of the prompts.", False
+    )
+    judge: str | None = option(
+        "A model that says how likely it finds the texts: as acgpt evaluate takes it, with the same tokenizer, or a "
+        "causal one.",
+        metavar="MODEL",
+    )
+    no_mauve: bool = option("Everything but MAUVE, which needs mauve-text and a model of features.", False)
+    features_only: bool = option(
+        "Compute the features and keep them in the cache, for a machine that has mauve-text; no more.", False
+    )
+    device: str = option(DEVICE, "auto", metavar="NAME")
+    output: str | Path | None = option(
+        "Where the result goes: a .json for one of GENERATED (.mauve.json, if acgpt report is to find it), a folder "
+        "for several. Default: beside it.",
+        metavar="PATH",
+        flags=("--output", "-o"),
+    )
+    resume: bool = option(
+        "Leave as it is what is there already of the same files, scored in the same way by the same judge.", False
+    )
+    index: str | Path | None = option(
+        "A .json that is written last and names all results; where nothing could be drawn, none, and no error.",
+        metavar="FILE",
+    )
+
+
+def check_together(options: ScoringOptions, reference: Path, unused: Sequence[str] = ()) -> None:
+    """Refuse options that can do nothing beside others, or with such a reference.
+
+    Args:
+        options: What was asked for.
+        reference: What the texts are compared with.
+        unused: Names of what the caller was given besides, which is for results only.
+
+    Raises:
+        InputError: There are such options; they are named.
+    """
+    of_corpus = ("split", "rule", "length", "skip")
+    if options.asked_only:
+        refuse(options, (*of_corpus, "count", "field", "no_mauve"), "with `asked_only`")
+    if options.no_mauve:
+        refuse(options, ("features", "seeds", "features_only"), "with `no_mauve`")
+    if options.features_only:
+        refuse(options, ("seeds", "judge", *unused, "output", "resume", "index"), "with `features_only`")
+    if reference.is_dir():
+        refuse(options, ("field",), "with a corpus")
+    elif reference.is_file():
+        refuse(options, (*of_corpus, "limit"), "with a file of texts")
+
+
+def refuse(options: Options, names: Sequence[str], where: str) -> None:
+    """Refuse those of the named options that were given; what is no option of these was.
+
+    Raises:
+        InputError: There are some.
+    """
+    values = {name: getattr(options, name, True) for name in names}
+    if given := [f"`{name}`" for name, value in values.items() if value is not None and value is not False]:
+        raise InputError(f"{', '.join(given)} can do nothing {where}: leave one or the other out.")
