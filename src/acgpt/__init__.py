@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from acgpt.evaluation.score_samples import score_samples
     from acgpt.models.language_model import FutureIgnored, LanguageModel, Ranked, Ranking, Sample, Score, TokenScore
     from acgpt.models.loading import load
+    from acgpt.models.merge import merge
     from acgpt.models.metadata import Metadata
+    from acgpt.models.push import push
     from acgpt.training.finetune import finetune
     from acgpt.training.train import train
 
@@ -43,7 +45,9 @@ LAZY = {
     "finetune": "acgpt.training.finetune",
     "generate": "acgpt.evaluation.generate",
     "load": "acgpt.models.loading",
+    "merge": "acgpt.models.merge",
     "prepare": "acgpt.data.prepare",
+    "push": "acgpt.models.push",
     "score_samples": "acgpt.evaluation.score_samples",
     "train": "acgpt.training.train",
 }
@@ -70,7 +74,9 @@ __all__ = [
     "finetune",
     "generate",
     "load",
+    "merge",
     "prepare",
+    "push",
     "score_samples",
     "train",
 ]
