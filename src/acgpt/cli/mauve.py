@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,7 +73,7 @@ def mauve(
         progress=bars,
         note=lambda text: print(text, file=sys.stderr),
         done=lambda path, result: emit(result) if as_json else print_result(result, path),
-        **asdict(options),
+        **vars(options),
     )
 
 

@@ -133,9 +133,10 @@ def takes(options: type[Options]) -> Callable[[Callable[..., None]], Callable[..
     return decorate
 
 
-def note(text: str) -> None:
-    """Tell the user something on standard error."""
-    print(f"note: {text}", file=sys.stderr)
+def note_for(options: Options) -> Callable[[str], None]:
+    """Make a function that tells the user something on standard error, in words of the command with these options."""
+    names = {name: flags[0] for name, flags in flags_of(type(options)).items()}
+    return lambda text: print(f"note: {spelled(text, names)}", file=sys.stderr)
 
 
 def called(model: str, adapter: str | None) -> str:

@@ -5,15 +5,115 @@ This module imports neither torch nor transformers, so that the command line can
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from acgpt.common.options import Options, option
 from acgpt.errors import InputError
 from acgpt.evaluation.mauve import PAPER
+from acgpt.query.conditioning import Conditioning
 
 DEVICE = "auto, cpu, cuda, cuda:1, mps. Default: auto, the best there is."
+DTYPE = "auto, float32, bfloat16, float16, float64. Default: auto, float32; on CUDA, what the checkpoint has."
+
+
+@dataclass(frozen=True)
+class AskingOptions(Options):
+    """The options that `acgpt.evaluate` and `acgpt.generate` share: what a model is asked, and how."""
+
+    split: str | None = option("Of the corpus. Default: test if there is one, else validation.", metavar="NAME")
+    r_max: float | None = option(
+        "The largest share of a text that is given. Default: that of `conditioning`, else 0.6.",
+        metavar="R",
+        minimum=0,
+        maximum=1,
+    )
+    length: int | None = option(
+        "Tokens a text. Default: 1023, or as many as the model has positions for.", metavar="T", minimum=1
+    )
+    limit: int | None = option("The first N texts only.", metavar="N", minimum=1)
+    conditioning: Conditioning | Mapping[str, Any] | str | None = option(
+        "The training distribution, if it is not the paper's: '{b_max: 4}', as in a recipe; or model: that of the "
+        "model's acgpt.json, with its r_max.",
+        metavar="YAML",
+    )
+    sets: str | Path | None = option(
+        "The evaluation set: a file to read, or to make. Default: CORPUS/evaluation/….safetensors.", metavar="PATH"
+    )
+    modes: Sequence[str] = option(
+        "Some modes only: unconditional,training. Default: all five.",
+        (),
+        metavar="NAMES",
+        flags=("--modes", "--mode"),
+        form="names",
+    )
+    method: str | None = option(
+        "Ask the model as one of this method (acgpt methods). Default: what its acgpt.json says, else gpt.",
+        metavar="NAME",
+    )
+    options: Mapping[str, str] | None = option(
+        "How the method asks, where it leaves a choice (see acgpt methods); may be repeated.",
+        metavar="KEY=VALUE",
+        flags=("--how",),
+        form="pairs",
+    )
+    adapter: str | Path | Literal[False] | None = option(
+        "A PEFT adapter for the model: a folder or a hub id; none: no adapter, for the embedded model too.",
+        metavar="NAME",
+        flags=("--adapter", "-a"),
+        form="adapter",
+    )
+    device: str = option(DEVICE, "auto", metavar="NAME")
+    dtype: str = option(DTYPE, "auto", metavar="NAME", form="dtype")
+    batch_tokens: int | None = option(
+        "At most so many tokens go through the model at a time. Default: what the device can take.",
+        metavar="N",
+        minimum=1,
+    )
+    compiled: bool = option(
+        "Put the network through torch.compile: for mlm and diffusion, whose many passes it speeds up on a GPU.",
+        False,
+        flags=("--compile",),
+    )
+
+
+@dataclass(frozen=True)
+class EvaluationOptions(AskingOptions):
+    """The options of `acgpt.evaluate` and of `acgpt evaluate`."""
+
+    seed: int | None = option(
+        "Of the conditioning sets and of the intervals. Default: 0.", metavar="N", minimum=0, flags=("--seed", "-s")
+    )
+    output: str | Path | None = option(
+        "Write the JSON object into a file as well.", metavar="PATH", flags=("--output", "-o")
+    )
+    records: str | Path | None = option(
+        "Write every asked token with its log-probability into a .safetensors file.", metavar="PATH"
+    )
+
+
+@dataclass(frozen=True)
+class GenerationOptions(AskingOptions):
+    """The options of `acgpt.generate` and of `acgpt generate`."""
+
+    if_possible: bool = option("Not an error if the method can answer none of the modes that were named.", False)
+    samples: int = option("Samples of each text. Default: 1.", 1, metavar="N", minimum=1, flags=("--samples", "-n"))
+    prompt: int | None = option(
+        "Of the unconditional mode: tokens of the text that are given. Default: 20.", metavar="N", minimum=0
+    )
+    top_p: float | None = option(
+        "Draw from the likeliest tokens that together have probability P, above 0 and at most 1. Default: 0.95.",
+        metavar="P",
+    )
+    temperature: float | None = option(
+        "1 is the model's own distribution, 0 is greedy. Default: 0.8.", metavar="X", minimum=0
+    )
+    seed: int = option("Of the draws. Default: 0.", 0, metavar="N", minimum=0, flags=("--seed", "-s"))
+    set_seed: int | None = option(
+        "Of the conditioning sets, as acgpt evaluate --seed. Default: 0.", metavar="N", minimum=0
+    )
 
 
 @dataclass(frozen=True)
