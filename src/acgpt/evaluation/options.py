@@ -1,6 +1,6 @@
 """The options of the functions that measure models and samples, each declared once.
 
-This module imports neither torch nor transformers, so that the command line can list the options at once.
+This module imports neither torch, transformers nor numpy, so that the command line can list the options at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, Literal
 from acgpt.common.options import Options, option
 from acgpt.errors import InputError
 from acgpt.evaluation.mauve import PAPER
-from acgpt.query.conditioning import Conditioning
 
 DEVICE = "auto, cpu, cuda, cuda:1, mps. Default: auto, the best there is."
 DTYPE = "auto, float32, bfloat16, float16, float64. Default: auto, float32; on CUDA, what the checkpoint has."
@@ -34,7 +33,7 @@ class AskingOptions(Options):
         "Tokens a text. Default: 1023, or as many as the model has positions for.", metavar="T", minimum=1
     )
     limit: int | None = option("The first N texts only.", metavar="N", minimum=1)
-    conditioning: Conditioning | Mapping[str, Any] | str | None = option(
+    conditioning: Any | str | None = option(
         "The training distribution, if it is not the paper's: '{b_max: 4}', as in a recipe; or model: that of the "
         "model's acgpt.json, with its r_max.",
         metavar="YAML",
@@ -43,7 +42,7 @@ class AskingOptions(Options):
         "The evaluation set: a file to read, or to make. Default: CORPUS/evaluation/….safetensors.", metavar="PATH"
     )
     modes: Sequence[str] = option(
-        "Some modes only: unconditional,training. Default: all five.",
+        "Some modes only; on a command line with commas: unconditional,training. Default: all five.",
         (),
         metavar="NAMES",
         flags=("--modes", "--mode"),

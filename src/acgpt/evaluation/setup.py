@@ -13,7 +13,7 @@ import yaml
 
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError
-from acgpt.evaluation.dataset import LENGTH, EvaluationSet, find_or_build, own_conditioning, own_r_max
+from acgpt.evaluation.dataset import LENGTH, EvaluationSet, SetChoice, find_or_build, own_conditioning, own_r_max
 from acgpt.evaluation.options import AskingOptions
 from acgpt.methods import Method, method_of
 from acgpt.models.language_model import LanguageModel
@@ -165,7 +165,7 @@ def find_set(
         if isinstance(part, Sized):  # then infilling gives as much as training does
             how.setdefault("r_max", part.r_max)
     how |= {name: value for name, value in chosen.items() if value is not None}
-    return find_or_build(corpus, sets, limit=limit, training=training, **how)
+    return find_or_build(corpus, SetChoice(limit=limit, training=training, **how), sets)
 
 
 def choose_method(forced: Method | str | None, lm: LanguageModel) -> Method:
