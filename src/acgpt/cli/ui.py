@@ -7,9 +7,10 @@ import inspect
 import io
 import json
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, fields
 from enum import StrEnum
@@ -20,6 +21,7 @@ import typer
 
 from acgpt.common.files import finite
 from acgpt.common.options import Options, spelled, value_types
+from acgpt.errors import InputError
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
 
@@ -32,23 +34,12 @@ def option(*names: str, **how: Any) -> Any:
 HELP = {
     "template": "A text with {{slots}}, in quotes; or - to read templates from standard input, one a line.",
     "file": "Read templates from this UTF-8 file, one a line.",
-    "model": "A folder, a Hugging Face hub id or a .gguf file. Default: the embedded SmolLM2-135M-Instruct, "
-    "with an adapter that reads the future.",
-    "adapter": "A PEFT adapter for the model: a folder or a hub id; none: no adapter, for the embedded model too.",
-    "device": "auto, cpu, cuda, cuda:1, mps. Default: auto, the best there is.",
-    "dtype": "auto, float32, bfloat16, float16, float64. Default: auto, float32; on CUDA, what the checkpoint has.",
-    "future": "Use what stands after a slot? Default: if the model says that it can (score shows both).",
     "json": "For programs: one JSON object a template, in a line of its own, with the keys named above.",
 }
 PAUSE = 30.0  # seconds between two lines on what is done, where nobody is watching
 NO_ADAPTER = "none"  # what --adapter says for it
 TemplateArgument = Annotated[str | None, typer.Argument(metavar="TEMPLATE", show_default=False, help=HELP["template"])]
 FileOption = Annotated[Path | None, option("--file", "-f", metavar="PATH", help=HELP["file"])]
-ModelOption = Annotated[str | None, option("--model", "-m", metavar="NAME", help=HELP["model"])]
-AdapterOption = Annotated[str | None, option("--adapter", "-a", metavar="NAME", help=HELP["adapter"])]
-DeviceOption = Annotated[str, option("--device", metavar="NAME", help=HELP["device"])]
-DtypeOption = Annotated[Dtype, option("--dtype", metavar="NAME", help=HELP["dtype"])]
-FutureOption = Annotated[bool | None, option("--future/--no-future", help=HELP["future"])]
 JsonOption = Annotated[bool, option("--json", help=HELP["json"])]
 
 
@@ -67,6 +58,23 @@ def chosen_adapter(adapter: str | None) -> str | Literal[False] | None:
     return False if adapter == NO_ADAPTER else adapter
 
 
+def named_adapters(texts: Sequence[str]) -> dict[str, str] | str | Literal[False] | None:
+    """What --adapter says: nothing, one adapter, some by name, or that there is to be none."""
+    if list(texts) == [NO_ADAPTER]:
+        return False
+    named: dict[str, str] = {}
+    for each in texts:
+        name, equals, path = each.partition("=")
+        if not (equals and re.fullmatch(r"[\w-]+", name)) or Path(each).exists():
+            if len(texts) > 1:
+                raise InputError(f"of several adapters each needs a name: --adapter NAME={each}")
+            return each
+        if name in named:
+            raise InputError(f"two adapters are called {name}: --adapter {each}")
+        named[name] = path
+    return named or None
+
+
 # ---- options that a dataclass declares ----------------------------------------------------------------------------
 
 
@@ -82,6 +90,7 @@ FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     "names": (str | None, None, names_in),
     "pairs": (list[str] | None, None, key_values),
     "adapter": (str | None, None, chosen_adapter),
+    "adapters": (list[str] | None, None, lambda texts: named_adapters(texts or ())),
     "dtype": (Dtype, Dtype.auto, lambda dtype: dtype.value),
 }
 
@@ -106,8 +115,9 @@ def takes(options: type[Options]) -> Callable[[Callable[..., None]], Callable[..
         about, kind, default, limits = each.metadata, hints[each.name], each.default, {}
         if about["form"] in FORMS:
             kind, default, _ = FORMS[about["form"]]
-        elif kind is not bool:
-            kind, limits = (kind if default is not None else kind | None), {"min": about["min"], "max": about["max"]}
+        else:
+            limits = {} if kind is bool else {"min": about["min"], "max": about["max"]}
+            kind = kind if default is not None else kind | None
         words = spelled(about["help"], long_names)
         annotation: Any = Annotated[kind, option(*flags[each.name], help=words, metavar=about["metavar"], **limits)]
         return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

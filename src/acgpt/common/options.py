@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from acgpt.errors import InputError, whole_number
 
-Form = Literal["value", "names", "pairs", "adapter", "dtype"]
+Form = Literal["value", "names", "pairs", "adapter", "adapters", "dtype"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 NAMED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")  # an option as Python spells it: `limit`, `limit=3`
 
@@ -47,7 +47,7 @@ def option(
         maximum: Greatest value.
         flags: Names on the command line, if they are not `--` and the field's name.
         form: How the command line writes the value: "names" with commas, "pairs" as KEY=VALUE, repeatedly, "adapter"
-            with "none" for no adapter, "dtype" as one of its names.
+            with "none" for no adapter, "adapters" likewise and repeatedly, with names, "dtype" as one of its names.
     """
     about = {"help": help, "metavar": metavar, "min": minimum, "max": maximum, "flags": flags, "form": form}
     return field(default=default, metadata=about)

@@ -13,13 +13,11 @@ from typing import Any, Literal
 from acgpt.common.options import Options, option
 from acgpt.errors import InputError
 from acgpt.evaluation.mauve import PAPER
-
-DEVICE = "auto, cpu, cuda, cuda:1, mps. Default: auto, the best there is."
-DTYPE = "auto, float32, bfloat16, float16, float64. Default: auto, float32; on CUDA, what the checkpoint has."
+from acgpt.models.options import DeviceOptions, LoadingOptions
 
 
 @dataclass(frozen=True)
-class AskingOptions(Options):
+class AskingOptions(LoadingOptions):
     """The options that `acgpt.evaluate` and `acgpt.generate` share: what a model is asked, and how."""
 
     split: str | None = option("Of the corpus. Default: test if there is one, else validation.", metavar="NAME")
@@ -64,8 +62,6 @@ class AskingOptions(Options):
         flags=("--adapter", "-a"),
         form="adapter",
     )
-    device: str = option(DEVICE, "auto", metavar="NAME")
-    dtype: str = option(DTYPE, "auto", metavar="NAME", form="dtype")
     batch_tokens: int | None = option(
         "At most so many tokens go through the model at a time. Default: what the device can take.",
         metavar="N",
@@ -116,7 +112,7 @@ class GenerationOptions(AskingOptions):
 
 
 @dataclass(frozen=True)
-class ScoringOptions(Options):
+class ScoringOptions(DeviceOptions):
     """The options of `acgpt.score_samples` and of `acgpt mauve`."""
 
     split: str | None = option("Of the corpus. Default: test if there is one, else validation.", metavar="NAME")
@@ -159,7 +155,6 @@ class ScoringOptions(Options):
     features_only: bool = option(
         "Compute the features and keep them in the cache, for a machine that has mauve-text; no more.", False
     )
-    device: str = option(DEVICE, "auto", metavar="NAME")
     output: str | Path | None = option(
         "Where the result goes: a .json for one of GENERATED (.mauve.json, if acgpt report is to find it), a folder "
         "for several. Default: beside it.",
