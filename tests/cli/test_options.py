@@ -29,9 +29,9 @@ def test_a_value_outside_of_its_range_is_refused_by_its_name():
     for wrong, words in [
         ({"limit": 0}, "limit must be a whole number, at least 1, not 0"),
         ({"limit": 1.5}, "limit must be a whole number, at least 1, not 1.5"),
-        ({"share": 1.1}, "share must be a number, at least 0 and at most 1, not 1.1"),
+        ({"share": 1.1}, "share must be a number, from 0 to 1, not 1.1"),
         ({"share": float("nan")}, "share must be a number"),
-        ({"share": "x"}, "share must be a number, at least 0 and at most 1, not 'x'"),
+        ({"share": "x"}, "share must be a number, from 0 to 1, not 'x'"),
     ]:
         with pytest.raises(InputError, match=words):
             Some(**wrong)

@@ -116,7 +116,8 @@ def takes(options: type[Options]) -> Callable[[Callable[..., None]], Callable[..
         if about["form"] in FORMS:
             kind, default, _ = FORMS[about["form"]]
         else:
-            limits = {} if kind is bool else {"min": about["min"], "max": about["max"]}
+            allowed = about["range"]
+            limits = {} if kind is bool else {"min": allowed.minimum, "max": allowed.maximum}
             kind = kind if default is not None else kind | None
         words = spelled(about["help"], long_names)
         annotation: Any = Annotated[kind, option(*flags[each.name], help=words, metavar=about["metavar"], **limits)]

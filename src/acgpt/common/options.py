@@ -16,40 +16,78 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, SupportsFloat, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from acgpt.errors import InputError, whole_number
 
 Form = Literal["value", "names", "pairs", "adapter", "adapters", "dtype"]
 Function = TypeVar("Function", bound=Callable[..., Any])
+Class = TypeVar("Class", bound=type)
 NAMED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")  # an option as Python spells it: `limit`, `limit=3`
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that an option takes.
+
+    Args:
+        minimum: Least value.
+        maximum: Greatest value.
+        above: All values are greater.
+        below: All values are less.
+        words: The range in words, where those that `str` makes do not do.
+    """
+
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    below: float | None = None
+    words: str = ""
+
+    def __contains__(self, number: float) -> bool:
+        low = (self.minimum is None or number >= self.minimum) and (self.above is None or number > self.above)
+        high = (self.maximum is None or number <= self.maximum) and (self.below is None or number < self.below)
+        return low and high and not math.isnan(number)
+
+    def __str__(self) -> str:
+        """The range in words: "at least 1", "from 0 to below 1"."""
+        low, least = (self.minimum, "at least") if self.above is None else (self.above, "above")
+        high, most = (self.maximum, "at most") if self.below in (None, math.inf) else (self.below, "below")
+        if self.words or low is None or high is None:
+            bounds = [f"{word} {bound:g}" for word, bound in ((least, low), (most, high)) if bound is not None]
+            return self.words or " and ".join(bounds)
+        if least == "above":
+            return f"above {low:g} and {most} {high:g}"
+        return f"from {low:g} to {'below ' if most == 'below' else ''}{high:g}"
 
 
 def option(
     help: str,
     default: Any = None,
     *,
+    factory: Callable[[], Any] | None = None,
     metavar: str | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
     flags: tuple[str, ...] = (),
     form: Form = "value",
+    **bounds: Any,
 ) -> Any:
     """Declare an option as a dataclass field.
 
     Args:
         help: One or two sentences for users; other options are named in backticks.
         default: The value where none is given. The help says what it stands for.
+        factory: Makes the default, where that can be changed.
         metavar: The placeholder of the value in the command's help.
-        minimum: Least value.
-        maximum: Greatest value.
         flags: Names on the command line, if they are not `--` and the field's name.
         form: How the command line writes the value: "names" with commas, "pairs" as KEY=VALUE, repeatedly, "adapter"
             with "none" for no adapter, "adapters" likewise and repeatedly, with names, "dtype" as one of its names.
+        **bounds: As in `Range`.
     """
-    about = {"help": help, "metavar": metavar, "min": minimum, "max": maximum, "flags": flags, "form": form}
+    about = {"help": help, "metavar": metavar, "flags": flags, "form": form, "range": Range(**bounds)}
+    if factory is not None:
+        return field(default_factory=factory, metadata=about)
     return field(default=default, metadata=about)
 
 
@@ -63,29 +101,13 @@ class Options:
     def __post_init__(self) -> None:
         hints = value_types(type(self))
         for each in fields(self):  # type: ignore[arg-type]
-            value, low, high = getattr(self, each.name), each.metadata.get("min"), each.metadata.get("max")
-            if value is None or (low, high) == (None, None):
+            value, allowed = getattr(self, each.name), each.metadata["range"]
+            if value is None or allowed == Range():
                 continue
             if hints[each.name] is int:
-                whole_number(each.name, value, least=low)
-            else:
-                check_number(each.name, value, low, high)
-
-
-def check_number(name: str, value: object, low: float | None, high: float | None) -> None:
-    """Refuse a value that is no number within the range.
-
-    Raises:
-        InputError: It is none.
-    """
-    try:
-        number = math.nan if isinstance(value, bool | str) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.nan
-    if (-math.inf if low is None else low) <= number <= (math.inf if high is None else high):
-        return
-    bounds = [f"at least {low:g}"] * (low is not None) + [f"at most {high:g}"] * (high is not None)
-    raise InputError(f"{name} must be a number, {' and '.join(bounds)}, not {value!r}.")
+                whole_number(each.name, value, least=allowed.minimum)
+            elif isinstance(value, bool) or not isinstance(value, SupportsFloat) or float(value) not in allowed:
+                raise InputError(f"{each.name} must be a number, {allowed}, not {value!r}.")
 
 
 def value_types(options: type) -> dict[str, Any]:
@@ -98,6 +120,13 @@ def last_type(hint: Any) -> Any:
     if get_origin(hint) in (Union, UnionType):
         return [each for each in get_args(hint) if each is not type(None)][-1]
     return hint
+
+
+def documented(options: Class) -> Class:
+    """Add the fields of a dataclass to its docstring, as the section Args."""
+    if options.__doc__:
+        options.__doc__ = "\n".join([options.__doc__.rstrip(), "", "    Args:", *argument_lines(options), "    "])
+    return options
 
 
 def keywords(options: type[Options]) -> Callable[[Function], Function]:
@@ -124,12 +153,12 @@ def keywords(options: type[Options]) -> Callable[[Function], Function]:
     return decorate
 
 
-def argument_lines(options: type[Options]) -> list[str]:
+def argument_lines(options: type) -> list[str]:
     """The fields as lines of a docstring's section Args."""
     found = []
-    for each in fields(options):  # type: ignore[arg-type]
+    for each in fields(options):
         text = f"{each.name}: {each.metadata['help']}"
-        found += textwrap.wrap(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 12)
+        found += textwrap.wrap(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
     return found
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from acgpt.common.options import Options, option
+from acgpt.common.options import Options, documented, option
 from acgpt.errors import InputError
 from acgpt.evaluation.mauve import PAPER
 from acgpt.models.options import DeviceOptions, LoadingOptions
 
 
+@documented
 @dataclass(frozen=True)
 class AskingOptions(LoadingOptions):
     """The options that `acgpt.evaluate` and `acgpt.generate` share: what a model is asked, and how."""
@@ -74,6 +75,7 @@ class AskingOptions(LoadingOptions):
     )
 
 
+@documented
 @dataclass(frozen=True)
 class EvaluationOptions(AskingOptions):
     """The options of `acgpt.evaluate` and of `acgpt evaluate`."""
@@ -89,6 +91,7 @@ class EvaluationOptions(AskingOptions):
     )
 
 
+@documented
 @dataclass(frozen=True)
 class GenerationOptions(AskingOptions):
     """The options of `acgpt.generate` and of `acgpt generate`."""
@@ -111,6 +114,7 @@ class GenerationOptions(AskingOptions):
     )
 
 
+@documented
 @dataclass(frozen=True)
 class ScoringOptions(DeviceOptions):
     """The options of `acgpt.score_samples` and of `acgpt mauve`."""

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from acgpt.common.options import Options, option
+from acgpt.common.options import Options, documented, option
 
 
+@documented
 @dataclass(frozen=True)
 class DeviceOptions(Options):
     """Where a model is computed."""
@@ -19,6 +20,7 @@ class DeviceOptions(Options):
     device: str = option("auto, cpu, cuda, cuda:1, mps. Default: auto, the best there is.", "auto", metavar="NAME")
 
 
+@documented
 @dataclass(frozen=True)
 class LoadingOptions(DeviceOptions):
     """Where a model is computed, and in which precision."""
@@ -31,6 +33,7 @@ class LoadingOptions(DeviceOptions):
     )
 
 
+@documented
 @dataclass(frozen=True)
 class ModelOptions(Options):
     """Which model answers templates, and with which adapters."""
@@ -51,6 +54,7 @@ class ModelOptions(Options):
     )
 
 
+@documented
 @dataclass(frozen=True)
 class QuestionOptions(LoadingOptions, ModelOptions):
     """The options of `acgpt score` and `acgpt rank`, and of `acgpt infill` with those below."""
@@ -61,6 +65,7 @@ class QuestionOptions(LoadingOptions, ModelOptions):
     )
 
 
+@documented
 @dataclass(frozen=True)
 class SampleOptions(QuestionOptions):
     """The options of `acgpt infill`, and how `LanguageModel.sample` draws."""
