@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,14 @@ def test_what_the_pages_import_is_there():
 
 def test_the_tables_of_the_benchmarks_page_come_from_the_result_files():
     check = program("render.py", "--check")
+    assert check.returncode == 0, check.stderr
+
+
+def test_the_tables_of_options_are_those_that_the_code_declares():
+    path = ROOT / "docs" / "option_tables.py"
+    check = subprocess.run(
+        [sys.executable, str(path), "--check"], env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True
+    )
     assert check.returncode == 0, check.stderr
 
 

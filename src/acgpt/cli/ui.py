@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from acgpt.common.files import finite
-from acgpt.common.options import Options, spelled, value_types
+from acgpt.common.options import Options, flags_of, spelled, value_types
 from acgpt.errors import InputError
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
@@ -93,14 +93,6 @@ FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     "adapters": (list[str] | None, None, lambda texts: named_adapters(texts or ())),
     "dtype": (Dtype, Dtype.auto, lambda dtype: dtype.value),
 }
-
-
-def flags_of(options: type[Options]) -> dict[str, tuple[str, ...]]:
-    """The names on the command line of each field."""
-    return {
-        each.name: each.metadata["flags"] or (f"--{each.name.replace('_', '-')}",)
-        for each in fields(options)  # type: ignore[arg-type]
-    }
 
 
 def takes(options: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:

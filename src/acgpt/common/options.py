@@ -91,6 +91,19 @@ def option(
     return field(default=default, metadata=about)
 
 
+def declared(options: type, name: str, **changes: Any) -> Any:
+    """Declare an option as another dataclass does, for a key that means the same.
+
+    Args:
+        options: The other dataclass.
+        name: Of its field.
+        **changes: `default`, or parts of the field's metadata, that are otherwise.
+    """
+    (there,) = (each for each in fields(options) if each.name == name)
+    default = changes.pop("default", there.default)
+    return field(default=default, metadata={**there.metadata, **changes})
+
+
 class Options:
     """Base of dataclasses of options: checks the range of every value.
 
@@ -160,6 +173,11 @@ def argument_lines(options: type) -> list[str]:
         text = f"{each.name}: {each.metadata['help']}"
         found += textwrap.wrap(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
     return found
+
+
+def flags_of(options: type) -> dict[str, tuple[str, ...]]:
+    """The names on the command line of each field."""
+    return {each.name: each.metadata["flags"] or (f"--{each.name.replace('_', '-')}",) for each in fields(options)}
 
 
 def spelled(text: str, flags: Mapping[str, str]) -> str:
