@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -182,6 +183,42 @@ def test_an_evaluation_that_was_stopped_goes_on_and_ends_as_any_other(cli, corpu
     for mode, result in want["modes"].items():
         assert got["modes"][mode] == {key: pytest.approx(value) for key, value in result.items()}
     assert not part.exists() and got.get("resumed", False) == (damage == "none")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGTERM, 3, "stopped"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_signal_keeps_what_was_answered_and_says_how_to_go_on(cli, corpus, tmp_path, monkeypatch, number, code, word):
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("nobody handles SIGTERM"))
+    ask, asked, output = AcGpt.log_probs, [], tmp_path / "results.json"
+
+    def log_probs(self, model, queries, **how):
+        asked.append(len(queries))
+        if len(asked) == 3:
+            os.kill(os.getpid(), number)
+        return ask(self, model, queries, **how)
+
+    monkeypatch.setattr(AcGpt, "log_probs", log_probs)
+    how = (corpus, "--batch-tokens", "120")
+    said = cli(*how, "-o", output, code=code).stderr  # too soon for a write of its own accord
+    assert f"{word}. The same command goes on with what is in {output}.part." in said and not output.exists()
+    signal.signal(signal.SIGTERM, before)
+    left = len(asked)
+    cli(*how, "-o", output)
+    assert json.loads(output.read_text())["resumed"] and not output.with_name("results.json.part").exists()
+    resumed = len(asked) - left
+    cli(*how)
+    assert len(asked) - left - resumed == resumed + 2  # two groups had been answered
+
+
+def test_a_signal_before_anything_was_answered_leaves_no_file(cli, corpus, tmp_path, monkeypatch):
+    def log_probs(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AcGpt, "log_probs", log_probs)
+    assert "Nothing had been answered yet" in cli(corpus, "-o", tmp_path / "results.json", code=130).stderr
+    assert "Nothing is kept: with -o FILE" in cli(corpus, code=130).stderr
+    assert not list(tmp_path.glob("results*"))
 
 
 def test_what_another_evaluation_has_left_is_not_taken_for_this_ones(cli, models, corpus, tmp_path, monkeypatch):

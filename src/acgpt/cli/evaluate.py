@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acgpt.cli.ui import Bars, called, emit, hush, note_for, option, takes
+from acgpt.cli.ui import Bars, called, emit, hush, note_for, option, stoppable, takes
 from acgpt.evaluation.options import AskingOptions, EvaluationOptions
 
 if TYPE_CHECKING:
@@ -62,14 +62,26 @@ def evaluate(
     """
     check_corpus(corpus, options)
     bars = Bars()
-    hush()
-    from acgpt.evaluation.evaluate import evaluate
+    with stoppable(lambda: way_on(options.output)):
+        hush()
+        from acgpt.evaluation.evaluate import evaluate
 
-    result = evaluate(model, corpus, note=note_for(options), progress=lambda: bars("questions"), **vars(options))
+        result = evaluate(model, corpus, note=note_for(options), progress=lambda: bars("questions"), **vars(options))
     if as_json:
         emit(result)
     else:
         print_evaluation(result)
+
+
+def way_on(output: str | Path | None) -> str:
+    """How an evaluation that was stopped is taken up again."""
+    if output is None:
+        return "Nothing is kept: with -o FILE an evaluation goes on where it was stopped."
+    from acgpt.evaluation.evaluate import part_of
+
+    if part_of(Path(output)).is_file():
+        return f"The same command goes on with what is in {part_of(Path(output))}."
+    return "Nothing had been answered yet: the same command begins anew."
 
 
 def check_corpus(corpus: Path | None, options: AskingOptions) -> None:

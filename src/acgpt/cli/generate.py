@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +10,7 @@ import typer
 
 from acgpt.cli.evaluate import CorpusArgument, ModelArgument, ObjectOption, check_corpus, r_max_in_words
 from acgpt.cli.train import QuietOption
-from acgpt.cli.ui import Bars, called, emit, hush, note_for, option, takes
+from acgpt.cli.ui import Bars, called, emit, hush, note_for, option, stoppable, takes
 from acgpt.evaluation.options import GenerationOptions
 
 OUTPUT = "The folder of the files, MODE.jsonl and MODE.json; it has to be named."
@@ -59,7 +55,7 @@ def generate(
     if output is None:
         raise typer.BadParameter("name a folder for the files: --output FOLDER.")
     bars = Bars(quiet)
-    with going_on(output):
+    with stoppable(lambda: way_on(output)):
         hush(quiet)
         from acgpt.evaluation.generate import complete_modes, generate
 
@@ -69,33 +65,6 @@ def generate(
         emit(result)
     else:
         print_generations(result, [mode for mode in result["modes"] if mode in there])
-
-
-class Stopped(BaseException):
-    """SIGTERM has come."""
-
-
-@contextmanager
-def going_on(folder: Path) -> Iterator[None]:
-    """Within, SIGTERM and Ctrl-C end the command with words on how to go on, and with the exit codes of training."""
-
-    def stop(number: int, where: Any) -> None:
-        raise Stopped
-
-    main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
-    heard = main and signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
-    before = signal.signal(signal.SIGTERM, stop) if heard else None
-    try:
-        yield
-    except Stopped as error:
-        print(f"stopped. {way_on(folder)}", file=sys.stderr)
-        raise typer.Exit(3) from error
-    except KeyboardInterrupt as error:
-        print(f"\ninterrupted. {way_on(folder)}", file=sys.stderr)
-        raise typer.Exit(130) from error
-    finally:
-        if heard:
-            signal.signal(signal.SIGTERM, before)
 
 
 def way_on(folder: Path) -> str:

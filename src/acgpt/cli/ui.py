@@ -8,7 +8,9 @@ import io
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -150,6 +152,38 @@ def called(model: str, adapter: str | None) -> str:
     if is_default(model) and adapter in (DEFAULT, None):
         return f"{model}, {'without' if adapter is None else 'with'} its adapter"
     return model if adapter is None else f"{model} + {adapter}"
+
+
+class Stopped(BaseException):
+    """SIGTERM has come."""
+
+
+@contextmanager
+def stoppable(way_on: Callable[[], str]) -> Iterator[None]:
+    """Within, SIGTERM and Ctrl-C end the command with words on how to go on, and with the exit codes of training.
+
+    Args:
+        way_on: Says how the command is taken up again; called once it has ended.
+    """
+
+    def stop(number: int, where: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut short what the first has kept
+        raise Stopped
+
+    main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
+    heard = main and signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
+    before = signal.signal(signal.SIGTERM, stop) if heard else None
+    try:
+        yield
+    except Stopped as error:
+        print(f"stopped. {way_on()}", file=sys.stderr)
+        raise typer.Exit(3) from error
+    except KeyboardInterrupt as error:
+        print(f"\ninterrupted. {way_on()}", file=sys.stderr)
+        raise typer.Exit(130) from error
+    finally:
+        if heard:
+            signal.signal(signal.SIGTERM, before)
 
 
 # What stands for characters that a terminal cannot write; for all others, a question mark.

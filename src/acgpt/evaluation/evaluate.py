@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.numpy import save
 
 from acgpt.common.files import check_writable, disk_errors, write_json, write_whole
@@ -82,8 +83,8 @@ def evaluate(
         scales = [str(getattr(layer, "scaling", None)) for layer in adapter_layers(lm.model)]
         return {**asked, **network, **place, "bos": lm.bos, "mask": lm.mask, "adapters": scales, **versions()}
 
-    unfinished = None if output is None else Unfinished(output.with_name(f"{output.name}.part"), about)
-    with progress() as update, compiling(compiled):
+    unfinished = None if output is None else Unfinished(part_of(output), about)
+    with progress() as update, compiling(compiled), kept(unfinished):
         evaluation = perplexity.evaluate(
             asked_by,
             lm.model,
@@ -122,6 +123,23 @@ def evaluate(
     if unfinished is not None:
         unfinished.discard()
     return result
+
+
+def part_of(output: Path) -> Path:
+    """The file that holds what an evaluation has answered before it is done."""
+    return output.with_name(f"{output.name}.part")
+
+
+@contextmanager
+def kept(unfinished: Unfinished | None) -> Iterator[None]:
+    """Whatever ends an evaluation within, have the disk hold what was answered."""
+    try:
+        yield
+    except BaseException:
+        if unfinished is not None and any((~np.isnan(answers)).any() for answers in unfinished.answers.values()):
+            unfinished.pause = 0.0  # now, however long ago it was written last
+            unfinished.write()
+        raise
 
 
 def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path | None, records: Path | None) -> None:
