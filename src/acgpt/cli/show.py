@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from acgpt.cli.ui import JsonOption, emit, hush, option, takes
 from acgpt.models.options import ModelOptions
 from acgpt.query.template import parse
-
-if TYPE_CHECKING:
-    from acgpt.display.show import Reader
 
 
 @takes(ModelOptions)
@@ -56,9 +51,9 @@ def show(
     parse(template)
     hush()
     from acgpt.display import show as drawing
+    from acgpt.display.reader import choose_reader
 
-    reader, about, future = choose_reader(options, template, future)
-    future = True if future is None else future
+    reader, about, future = choose_reader(template, options.model, options.adapter, future)
     query = drawing.query_of(template, reader.tokenizer)
     drawn = drawing.figure(query, reader.tokenizer, bos=reader.bos, mask=reader.mask, future=future)
     if output is not None:
@@ -74,30 +69,3 @@ def show(
             page.note(
                 "This model has not been trained on copies: unless told --future it is run with --no-future.", "yellow"
             )
-
-
-def choose_reader(
-    options: ModelOptions, template: str, future: bool | None
-) -> tuple[Reader, dict[str, str | None], bool | None]:
-    """What drawing takes of the model; the adapter that would be asked, if there are any; and with copies or not."""
-    from transformers import AutoConfig
-
-    from acgpt.display import show as drawing
-    from acgpt.models.adapters import BARE, Adapter, statements
-    from acgpt.models.loading import from_pretrained, metadata_of, read_metadata, resolve_all, routed
-    from acgpt.models.router import route
-
-    model, adapters = options.model, options.adapter
-    source, folders = resolve_all(model, adapters)
-    one = next(iter(folders.values())) if isinstance(adapters, Mapping) else adapters
-    reader = drawing.load_reader(model, one)  # they have tokenizer and BOS in common
-    if not routed(folders):
-        return reader, {"adapter": next(iter(folders))} if adapters else {}, future
-    config = None if source.endswith(".gguf") else from_pretrained(AutoConfig, source)
-    metadata = {name: read_metadata(folder) for name, folder in folders.items()}
-    said = statements(metadata, tuple(folders), metadata_of(source, None, config))
-    query = drawing.query_of(template, reader.tokenizer)
-    way = route(query, {name: Adapter.of(name, said[name]) for name in folders}, said[BARE], future)
-    spoken = said[way.adapter or BARE]
-    reads = spoken is not None and spoken.reads_copies
-    return replace(reader, reads_future=reads), {"adapter": way.adapter}, way.future
