@@ -68,7 +68,7 @@ def evaluate(
         check_writable(path)
     names = [mode.name for mode in modes_named(list(chosen.modes))]
     options, compiled = dict(chosen.options or {}), chosen.compiled
-    setup = Setup.of(model, corpus, chosen, chosen.seed)
+    setup = Setup.of(model, corpus, chosen, "seed")
     lm, evaluation_set = setup.lm, setup.evaluation_set
     setup.check(tokenizer_hash(lm.tokenizer), note)
     asked_by = choose_method(setup.method, lm).configured(options)

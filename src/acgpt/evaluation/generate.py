@@ -68,7 +68,7 @@ def generate(
     top_p = drawing.TOP_P if chosen.top_p is None else chosen.top_p
     temperature = drawing.TEMPERATURE if chosen.temperature is None else chosen.temperature
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=chosen.seed)
-    setup = Setup.of(model, corpus, chosen, chosen.set_seed)
+    setup = Setup.of(model, corpus, chosen, "set_seed")
     lm, evaluation_set = setup.lm, setup.evaluation_set
     generator = Generator(
         lm, evaluation_set, method=choose_method(setup.method, lm), options=options, samples=samples, prompt=prompt,

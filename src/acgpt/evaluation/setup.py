@@ -51,22 +51,23 @@ class Setup:
     method: Method | None
 
     @classmethod
-    def of(cls, model: Source, corpus: Corpus | str | Path | None, options: AskingOptions, seed: int | None) -> Setup:
+    def of(cls, model: Source, corpus: Corpus | str | Path | None, options: AskingOptions, seed: str) -> Setup:
         """Load the model and find, or make, its evaluation set.
 
         Args:
             model: As in `acgpt.evaluate`.
             corpus: Likewise.
             options: Which set is meant, and how the model is loaded.
-            seed: Of the conditioning sets; `None` if the user left it open.
+            seed: Which of the options is the seed of the conditioning sets.
         """
         method = None if options.method is None else method_of(options.method)
-        chosen = {"split": options.split, "r_max": options.r_max, "length": options.length, "seed": seed}
+        chosen = {"split": options.split, "r_max": options.r_max, "length": options.length}
+        chosen |= {"seed": getattr(options, seed)}
         training = training_distribution(options.conditioning, options.r_max)
         opened = opened_corpus(corpus)
         lm, name, adapter = opened_model(model, options.adapter, options.device, options.dtype)
         sets = None if options.sets is None else Path(options.sets)
-        evaluation_set, path, new = find_set(opened, sets, chosen, options.limit, training, lm)
+        evaluation_set, path, new = find_set(opened, sets, chosen, options.limit, training, lm, seed)
         return cls(lm, name, adapter, opened, evaluation_set, path, new, method)
 
     @property
@@ -129,6 +130,7 @@ def find_set(
     limit: int | None,
     training: Conditioning | Literal["model"] | None,
     lm: LanguageModel,
+    seed: str = "seed",
 ) -> tuple[EvaluationSet, Path, bool]:
     """The evaluation set that is meant, its file, and whether it still has to be saved there.
 
@@ -139,6 +141,7 @@ def find_set(
         limit: On the number of texts.
         training: The training distribution, if the user named one; `OWN` is that of the model.
         lm: The model, which also says how many tokens a text can have.
+        seed: The name of the option that is `seed` here, for errors.
     """
     if training == OWN:
         training = own_conditioning(lm.metadata)
@@ -154,8 +157,9 @@ def find_set(
         wanted = {**chosen, "conditioning": None if training is None else training.as_dict()}
         for name, value in wanted.items():
             if value is not None and value != has[name]:
+                named = seed if name == "seed" else name
                 raise InputError(
-                    f"{sets} has {name} {has[name]}, not {value}: leave out `{name}`, or name another set."
+                    f"{sets} has {name} {has[name]}, not {value}: leave out `{named}`, or name another set."
                 )
         return (found if limit is None else found.head(limit)), sets, False
     assert corpus is not None
