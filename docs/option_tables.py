@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from acgpt.common.options import flags_of, spelled
+from acgpt.common.options import command_help, flags_of
 
 DOCS = Path(__file__).resolve().parent
 TABLE = re.compile(r"(<!-- table (?P<path>[\w.]+) (?P<columns>[a-z ]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -36,8 +36,7 @@ def cell(options: type, each: Field[Any], column: str, on_command_line: bool) ->
         default = list(default) if isinstance(default, tuple) else default
         return "" if default in ("", None) else f"`{yaml.safe_dump(default, default_flow_style=True).splitlines()[0]}`"
     assert column == "help", f"there is no column {column}"
-    names = {name: f"`{flags[0]}`" for name, flags in flags_of(options).items()} if on_command_line else {}
-    return spelled(each.metadata["help"], names)
+    return command_help(options)[each.name] if on_command_line else str(each.metadata["help"])
 
 
 def table(path: str, columns: list[str]) -> str:

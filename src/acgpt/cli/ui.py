@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from acgpt.common.files import finite
-from acgpt.common.options import Options, flags_of, spelled, value_types
+from acgpt.common.options import Options, command_help, flags_of, spelled, value_types
 from acgpt.errors import InputError
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
@@ -102,19 +102,18 @@ def takes(options: type[Options]) -> Callable[[Callable[..., None]], Callable[..
 
     The command is called with one object of that dataclass, after typer has checked the values.
     """
-    flags, hints = flags_of(options), value_types(options)
-    long_names = {name: names[0] for name, names in flags.items()}
+    flags, hints, words = flags_of(options), value_types(options), command_help(options)
 
     def parameter(each: Field[Any]) -> inspect.Parameter:
-        about, kind, default, limits = each.metadata, hints[each.name], each.default, {}
+        about, kind, default, how = each.metadata, hints[each.name], each.default, {}
         if about["form"] in FORMS:
             kind, default, _ = FORMS[about["form"]]
         else:
             allowed = about["range"]
-            limits = {} if kind is bool else {"min": allowed.minimum, "max": allowed.maximum}
+            how = {} if kind is bool else {"min": allowed.minimum, "max": allowed.maximum}
             kind = kind if default is not None else kind | None
-        words = spelled(about["help"], long_names)
-        annotation: Any = Annotated[kind, option(*flags[each.name], help=words, metavar=about["metavar"], **limits)]
+        how |= {"help": words[each.name], "metavar": about["metavar"]}
+        annotation: Any = Annotated[kind, option(*flags[each.name], **how)]
         return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

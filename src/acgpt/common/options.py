@@ -71,6 +71,8 @@ def option(
     metavar: str | None = None,
     flags: tuple[str, ...] = (),
     form: Form = "value",
+    python: str = "",
+    shell: str = "",
     **bounds: Any,
 ) -> Any:
     """Declare an option as a dataclass field.
@@ -83,9 +85,12 @@ def option(
         flags: Names on the command line, if they are not `--` and the field's name.
         form: How the command line writes the value: "names" with commas, "pairs" as KEY=VALUE, repeatedly, "adapter"
             with "none" for no adapter, "adapters" likewise and repeatedly, with names, "dtype" as one of its names.
+        python: A further sentence, on how Python writes the value.
+        shell: A further sentence, on how the command line does.
         **bounds: As in `Range`.
     """
     about = {"help": help, "metavar": metavar, "flags": flags, "form": form, "range": Range(**bounds)}
+    about |= {"python": python, "shell": shell}
     if factory is not None:
         return field(default_factory=factory, metadata=about)
     return field(default=default, metadata=about)
@@ -170,7 +175,7 @@ def argument_lines(options: type) -> list[str]:
     """The fields as lines of a docstring's section Args."""
     found = []
     for each in fields(options):
-        text = f"{each.name}: {each.metadata['help']}"
+        text = f"{each.name}: {each.metadata['help']} {each.metadata['python']}"
         found += textwrap.wrap(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
     return found
 
@@ -178,6 +183,15 @@ def argument_lines(options: type) -> list[str]:
 def flags_of(options: type) -> dict[str, tuple[str, ...]]:
     """The names on the command line of each field."""
     return {each.name: each.metadata["flags"] or (f"--{each.name.replace('_', '-')}",) for each in fields(options)}
+
+
+def command_help(options: type) -> dict[str, str]:
+    """The help of each field on the command line, with options named as it spells them."""
+    names = {name: flags[0] for name, flags in flags_of(options).items()}
+    return {
+        each.name: spelled(f"{each.metadata['help']} {each.metadata['shell']}".rstrip(), names)
+        for each in fields(options)
+    }
 
 
 def spelled(text: str, flags: Mapping[str, str]) -> str:

@@ -44,8 +44,6 @@ def evaluate(
         results = acgpt.evaluate("runs/mine/model", "data/mine", limit=100)
         results["modes"]["infilling"]["perplexity"], results["gains"]["infilling"]["percent"]
 
-    With `output`, an evaluation that was stopped goes on when it is called again.
-
     Args:
         model: A folder, a hub id or a .gguf file, "default" for the embedded one; or a `LanguageModel`.
         corpus: A folder that `acgpt.prepare` has written; may be left out with `sets`.

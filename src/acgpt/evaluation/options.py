@@ -35,14 +35,16 @@ class AskingOptions(LoadingOptions):
     conditioning: Any | str | None = option(
         "The training distribution, if it is not the paper's: '{b_max: 4}', as in a recipe; or model: that of the "
         "model's acgpt.json, with its r_max.",
+        python="Also a mapping, or a `Conditioning`.",
         metavar="YAML",
     )
     sets: str | Path | None = option(
         "The evaluation set: a file to read, or to make. Default: CORPUS/evaluation/….safetensors.", metavar="PATH"
     )
     modes: Sequence[str] = option(
-        "Some modes only; on a command line with commas: unconditional,training. Default: all five.",
+        "Some modes only. Default: all five.",
         (),
+        shell="With commas: unconditional,training.",
         metavar="NAMES",
         flags=("--modes", "--mode"),
         form="names",
@@ -52,13 +54,16 @@ class AskingOptions(LoadingOptions):
         metavar="NAME",
     )
     options: Mapping[str, str] | None = option(
-        "How the method asks, where it leaves a choice (see acgpt methods); may be repeated.",
+        "How the method asks, where it leaves a choice (see acgpt methods).",
+        shell="May be repeated.",
         metavar="KEY=VALUE",
         flags=("--how",),
         form="pairs",
     )
     adapter: str | Path | Literal[False] | None = option(
-        "A PEFT adapter for the model: a folder or a hub id; none: no adapter, for the embedded model too.",
+        "A PEFT adapter for the model: a folder or a hub id.",
+        python="False: no adapter, for the embedded model too.",
+        shell="none: no adapter, for the embedded model too.",
         metavar="NAME",
         flags=("--adapter", "-a"),
         form="adapter",
@@ -84,7 +89,10 @@ class EvaluationOptions(AskingOptions):
         "Of the conditioning sets and of the intervals. Default: 0.", metavar="N", minimum=0, flags=("--seed", "-s")
     )
     output: str | Path | None = option(
-        "Write the JSON object into a file as well.", metavar="PATH", flags=("--output", "-o")
+        "Write the JSON object into a file as well.",
+        python="An evaluation that was stopped then goes on when it is called again.",
+        metavar="PATH",
+        flags=("--output", "-o"),
     )
     records: str | Path | None = option(
         "Write every asked token with its log-probability into a .safetensors file.", metavar="PATH"
