@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from acgpt.data.prepare import prepare
     from acgpt.evaluation.evaluate import evaluate
     from acgpt.evaluation.generate import generate
+    from acgpt.evaluation.score_samples import score_samples
     from acgpt.models.language_model import FutureIgnored, LanguageModel, Ranked, Ranking, Sample, Score, TokenScore
     from acgpt.models.loading import load
+    from acgpt.models.merge import merge
     from acgpt.models.metadata import Metadata
+    from acgpt.models.push import push
     from acgpt.report.compare import compare
     from acgpt.training.finetune import finetune
     from acgpt.training.train import train
@@ -44,7 +47,10 @@ LAZY = {
     "finetune": "acgpt.training.finetune",
     "generate": "acgpt.evaluation.generate",
     "load": "acgpt.models.loading",
+    "merge": "acgpt.models.merge",
     "prepare": "acgpt.data.prepare",
+    "push": "acgpt.models.push",
+    "score_samples": "acgpt.evaluation.score_samples",
     "train": "acgpt.training.train",
 }
 
@@ -71,7 +77,10 @@ __all__ = [
     "finetune",
     "generate",
     "load",
+    "merge",
     "prepare",
+    "push",
+    "score_samples",
     "train",
 ]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,14 +22,18 @@ def test_the_examples_of_the_readme_print_what_it_says():
 
 
 def test_the_examples_in_docstrings_print_what_they_say():
+    import acgpt.common.files
+    import acgpt.common.options
     import acgpt.display.table
     import acgpt.query.query
     import acgpt.query.template
     import acgpt.report.left_out
     import acgpt.report.tables
 
-    reports = (acgpt.report.left_out, acgpt.report.tables)
-    for module in (acgpt.query.query, acgpt.query.template, acgpt.display.table, *reports):
+    common, query, report = acgpt.common, acgpt.query, acgpt.report
+    for module in (
+        common.files, common.options, query.query, query.template, acgpt.display.table, report.left_out, report.tables,
+    ):  # fmt: skip
         results = doctest.testmod(module)
         assert results.attempted > 0 and results.failed == 0, module.__name__
 
@@ -44,6 +50,14 @@ def test_what_the_pages_import_is_there():
 
 def test_the_tables_of_the_benchmarks_page_come_from_the_result_files():
     check = program("render.py", "--check")
+    assert check.returncode == 0, check.stderr
+
+
+def test_the_tables_of_options_are_those_that_the_code_declares():
+    path = ROOT / "docs" / "option_tables.py"
+    check = subprocess.run(
+        [sys.executable, str(path), "--check"], env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True
+    )
     assert check.returncode == 0, check.stderr
 
 

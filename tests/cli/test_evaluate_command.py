@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -26,7 +27,7 @@ from typer.testing import CliRunner
 import acgpt
 from acgpt.cli.evaluate import print_perplexities
 from acgpt.cli.main import app
-from acgpt.cli.ui import bar
+from acgpt.cli.ui import Bars
 from acgpt.data.corpus import Corpus
 from acgpt.display.show import Page
 from acgpt.engine.layout import batches
@@ -184,6 +185,42 @@ def test_an_evaluation_that_was_stopped_goes_on_and_ends_as_any_other(cli, corpu
     assert not part.exists() and got.get("resumed", False) == (damage == "none")
 
 
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGTERM, 3, "stopped"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_signal_keeps_what_was_answered_and_says_how_to_go_on(cli, corpus, tmp_path, monkeypatch, number, code, word):
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("nobody handles SIGTERM"))
+    ask, asked, output = AcGpt.log_probs, [], tmp_path / "results.json"
+
+    def log_probs(self, model, queries, **how):
+        asked.append(len(queries))
+        if len(asked) == 3:
+            os.kill(os.getpid(), number)
+        return ask(self, model, queries, **how)
+
+    monkeypatch.setattr(AcGpt, "log_probs", log_probs)
+    how = (corpus, "--batch-tokens", "120")
+    said = cli(*how, "-o", output, code=code).stderr  # too soon for a write of its own accord
+    assert f"{word}. The same command goes on with what is in {output}.part." in said and not output.exists()
+    signal.signal(signal.SIGTERM, before)
+    left = len(asked)
+    cli(*how, "-o", output)
+    assert json.loads(output.read_text())["resumed"] and not output.with_name("results.json.part").exists()
+    resumed = len(asked) - left
+    cli(*how)
+    assert len(asked) - left - resumed == resumed + 2  # two groups had been answered
+
+
+def test_a_signal_before_anything_was_answered_leaves_no_file(cli, corpus, tmp_path, monkeypatch):
+    def log_probs(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AcGpt, "log_probs", log_probs)
+    assert "Nothing had been answered yet" in cli(corpus, "-o", tmp_path / "results.json", code=130).stderr
+    assert "Nothing is kept: with -o FILE" in cli(corpus, code=130).stderr
+    assert not list(tmp_path.glob("results*"))
+
+
 def test_what_another_evaluation_has_left_is_not_taken_for_this_ones(cli, models, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("acgpt.evaluation.perplexity.PAUSE", 0)
     monkeypatch.setattr(
@@ -306,10 +343,10 @@ def test_a_call_that_fails_leaves_no_set_behind(cli, corpus, tmp_path):
 
 
 def test_a_result_that_cannot_be_written_ends_with_code_1(cli, corpus, tmp_path, monkeypatch):
-    def full(path, content):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("acgpt.evaluation.evaluate.write_whole", full)
+    monkeypatch.setattr("acgpt.common.files.write_whole", full)
     said = cli(corpus, "-o", tmp_path / "results.json", code=1).stderr
     assert f"error: cannot write {tmp_path}/results.json: No space left on device. Make the folder, make room" in said
 
@@ -395,7 +432,7 @@ def test_batch_tokens_change_no_result(cli, corpus):
 )
 def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch, capsys, pause, said):
     monkeypatch.setattr("acgpt.cli.ui.PAUSE", pause)
-    with bar("infilling") as update:
+    with Bars()("infilling") as update:
         update(1000, 2000, 3)
         update(2000, 2000)
     captured = capsys.readouterr()

@@ -132,3 +132,48 @@ def test_finetune_teaches_a_model_through_an_adapter(corpus, tmp_path):
 def test_finetune_refuses_a_recipe_that_begins_from_nothing(corpus, tmp_path):
     with pytest.raises(acgpt.InputError, match="begins from nothing"):
         acgpt.finetune(None, corpus, tmp_path / "run", recipe="tiny-cpu")
+
+
+@pytest.fixture
+def samples(model, corpus, tmp_path) -> Path:
+    how = {"split": "validation", "limit": 12, "prompt": 4, "modes": ["infilling"], "device": "cpu"}
+    acgpt.generate(model, corpus, tmp_path / "samples", **how)
+    return tmp_path / "samples"
+
+
+def test_score_samples_returns_what_the_command_prints(samples, corpus):
+    printed = run("mauve", samples, corpus, "--no-mauve", "--limit", 10)
+    ((path, returned),) = acgpt.score_samples(samples, corpus, no_mauve=True, limit=10, device="cpu").items()
+    assert lasting(returned) == lasting(printed) and lasting(json.loads(path.read_text())) == lasting(printed)
+
+
+def test_an_error_names_arguments_in_python_and_options_on_the_command_line(samples, corpus):
+    with pytest.raises(acgpt.InputError, match=r"^`skip`, `no_mauve` can do nothing with `asked_only`: "):
+        acgpt.score_samples(samples, corpus, no_mauve=True, skip=0, asked_only=True)
+    done = CliRunner().invoke(app, ["mauve", str(samples), str(corpus), "--no-mauve", "--skip", "0", "--asked-only"])
+    assert done.exit_code == 2 and "error: --skip, --no-mauve can do nothing with --asked-only: " in done.stderr
+
+
+def test_the_options_of_a_function_are_in_its_signature_and_its_docstring():
+    from inspect import signature
+
+    parameters = signature(acgpt.score_samples).parameters
+    assert parameters["seeds"].default is None and parameters["asked_only"].default is False
+    assert "        limit: Score the first texts only" in acgpt.score_samples.__doc__
+    assert "keywords" not in parameters and "keywords" not in acgpt.score_samples.__doc__
+    with pytest.raises(acgpt.InputError, match="seeds must be a whole number, at least 1, not 0"):
+        acgpt.score_samples("samples", "corpus", seeds=0)
+    with pytest.raises(TypeError, match="sedes"):
+        acgpt.score_samples("samples", "corpus", sedes=1)
+
+
+def test_an_error_about_the_seed_of_a_set_names_the_option_that_it_is(model, corpus, tmp_path):
+    made = tmp_path / "set.safetensors"
+    acgpt.evaluate(model, corpus, sets=made, limit=2, device="cpu")
+    with pytest.raises(acgpt.InputError, match="has seed 0, not 1: leave out `seed`, or"):
+        acgpt.evaluate(model, sets=made, seed=1, device="cpu")
+    with pytest.raises(acgpt.InputError, match="has seed 0, not 1: leave out `set_seed`, or"):
+        acgpt.generate(model, None, tmp_path / "samples", sets=made, set_seed=1, device="cpu")
+    words = ["generate", model, "--sets", made, "--set-seed", 1, "-o", tmp_path / "samples", "--device", "cpu"]
+    done = CliRunner().invoke(app, list(map(str, words)))
+    assert done.exit_code == 2 and "has seed 0, not 1: leave out --set-seed, or" in " ".join(done.stderr.split())

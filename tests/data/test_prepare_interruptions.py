@@ -16,10 +16,10 @@ import pytest
 from runs import Piped
 from texts import GOOD, MANY, NUMBERS, TEXTS, by_documents, compress, everything, jsonl, parquet, tokens
 
+from acgpt.common.files import write_json
 from acgpt.data import prepare as corpus_prepare
 from acgpt.data.corpus import Corpus
 from acgpt.data.prepare import prepare
-from acgpt.data.shards import write_json
 from acgpt.errors import InputError, OutputError
 
 WRITES = {"os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir"}

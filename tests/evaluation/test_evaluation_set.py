@@ -186,7 +186,7 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path, damage, message):
     [
         ({"length": 0}, "at least 1"),
         ({"limit": 0}, "at least 1"),
-        ({"length": 200}, "123 tokens.*--length"),
+        ({"length": 200}, "123 tokens.*`length`"),
         ({"length": 200, "split": "dev"}, "^dev has 123 tokens"),
         ({"r_max": 1.5}, "r_max"),
         ({"seed": -1}, "seed"),

@@ -8,6 +8,7 @@ import json
 import sys
 import tracemalloc
 from collections import Counter
+from dataclasses import fields
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -498,10 +499,11 @@ def test_the_index_of_a_folder_says_what_lies_there_and_what_its_method_cannot(m
 
 
 def test_the_usual_way_to_draw_is_written_in_one_place(models, corpus, tmp_path, monkeypatch):
-    from acgpt.cli.generate import HELP
+    from acgpt.evaluation.options import GenerationOptions
 
+    declared = {each.name: each.metadata["help"] for each in fields(GenerationOptions)}
     for name, words in (("prompt", module.PROMPT), ("top_p", module.TOP_P), ("temperature", module.TEMPERATURE)):
-        assert HELP[name].endswith(f"Default: {words}.")
+        assert declared[name].endswith(f"Default: {words}.")
         monkeypatch.setattr(module, name.upper(), words / 2 if name != "prompt" else 3)
     how = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "-o", tmp_path / "o"]
     got = json.loads(run(*how, "--json").stdout)["sampling"]

@@ -18,15 +18,15 @@ from runs import SPECIAL, write_corpus
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
-from acgpt.cli.mauve import Work, load_judge
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluation import mauve as mauve_score
-from acgpt.evaluation import reference
+from acgpt.evaluation import reference, score_samples
 from acgpt.evaluation.dataset import set_of_corpus
 from acgpt.evaluation.features import Featurizer
 from acgpt.evaluation.generations import Generations, find_generations
 from acgpt.evaluation.mauve import check_counts
+from acgpt.evaluation.score_samples import Scoring, load_judge
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata
 from acgpt.report.write import make_report
@@ -212,18 +212,18 @@ def test_a_judges_result_goes_where_it_is_told_and_nothing_goes_elsewhere(corpus
 def test_a_command_that_was_stopped_goes_on_and_its_index_comes_last(
     corpus: Path, model: Path, tmp_path: Path, mauve: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    folder, index, real = tmp_path / "drawn", tmp_path / "drawn" / "scores.json", Work.result
+    folder, index, real = tmp_path / "drawn", tmp_path / "drawn" / "scores.json", Scoring.result
     for mode in ("infilling", "training", "unconditional"):
         write_generations(folder, corpus, mode)
     computed: list[str] = []
 
-    def counted(self: Work, each: Generations) -> dict[str, Any]:
+    def counted(self: Scoring, each: Generations) -> dict[str, Any]:
         computed.append(each.name)
         if len(computed) == stop:
             raise KeyboardInterrupt
         return real(self, each)
 
-    monkeypatch.setattr(Work, "result", counted)
+    monkeypatch.setattr(Scoring, "result", counted)
 
     def score(*more: object, code: int = 0) -> list[str]:
         """Which of them were computed."""
@@ -330,8 +330,8 @@ def test_a_file_is_read_once_to_be_checked_and_once_to_be_scored(
     """One alone is read once in all: what was read last is kept."""
     for mode in ("infilling", "training", "unconditional")[:files]:
         write_generations(tmp_path, corpus, mode)
-    read, real = [], reference.originals
-    monkeypatch.setattr(reference, "originals", lambda each, corpus: read.append(each.name) or real(each, corpus))
+    read, real = [], score_samples.originals
+    monkeypatch.setattr(score_samples, "originals", lambda each, corpus: read.append(each.name) or real(each, corpus))
     acgpt(tmp_path, corpus, "--no-mauve", "--resume")
     assert len(read) == (1 if files == 1 else 2 * files)
     results = [json.loads(path.read_text()) for path in tmp_path.glob("*.mauve.json")]
@@ -343,7 +343,7 @@ def test_a_file_is_read_once_to_be_checked_and_once_to_be_scored(
 
 def test_the_embedded_model_judges_without_its_adapter(monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr("acgpt.models.loading.load", lambda *named: asked.append(named))
+    monkeypatch.setattr("acgpt.evaluation.score_samples.load", lambda *named: asked.append(named))
     for name in ("default", "a/folder"):
         load_judge(name, "cpu")
     assert asked == [("default", False, "cpu"), ("a/folder", None, "cpu")]
@@ -372,7 +372,7 @@ def test_the_bound_of_diffusion_is_no_perplexity(corpus: Path, tmp_path: Path):
 def test_what_cannot_be_measured_is_found_before_any_model_runs(
     corpus: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(mauve_score, "package", lambda: None)
+    monkeypatch.setattr(score_samples, "package", lambda: None)
     monkeypatch.setattr(Featurizer, "load", None)
     monkeypatch.setattr(LanguageModel, "log_prob", None)
     good, few = write_generations(tmp_path / "a", corpus), write_generations(tmp_path / "b", corpus, texts=9)
@@ -385,7 +385,8 @@ def test_what_cannot_be_measured_is_found_before_any_model_runs(
     (tmp_path / "texts.txt").write_text("a\n" * 20)
     network, tokenizer = tiny_model("gpt2", vocabulary=340), tiny_tokenizer(**SPECIAL)
     monkeypatch.setattr(
-        "acgpt.models.loading.load", lambda *_, **__: LanguageModel(network, tokenizer, metadata=Metadata("ac-gpt"))
+        "acgpt.evaluation.score_samples.load",
+        lambda *_, **__: LanguageModel(network, tokenizer, metadata=Metadata("ac-gpt")),
     )
     result = acgpt(good, strange, tmp_path / "texts.txt", "--no-mauve", "--judge", model, code=2)
     assert f"{strange}: the judge has another tokenizer" in result.stderr
@@ -488,7 +489,7 @@ def test_what_cannot_be_scored_is_refused_and_nothing_is_written(
     assert "there are 2 generations" in acgpt(*both, tmp_path / "x.json", code=2).stderr
     assert "the same name" in acgpt(*both, tmp_path / "x", code=2).stderr
     text = write_generations(tmp_path / "a", corpus).with_suffix(".json")
-    monkeypatch.setattr(mauve_score, "package", lambda: None)
+    monkeypatch.setattr(score_samples, "package", lambda: None)
     assert "name the corpus of the prompts" in acgpt(path, text, "--asked-only", code=2).stderr
     assert "neither a prepared" in acgpt(path, tmp_path / "typo", "--split", "test", "--no-mauve", code=2).stderr
     assert "no rule 'pages'" in acgpt(path, corpus, "--rule", "pages", "--no-mauve", code=2).stderr

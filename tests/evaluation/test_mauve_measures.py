@@ -131,7 +131,7 @@ def test_windows_follow_each_other_and_leave_out_where_the_prompts_are_from(corp
     assert len(again.texts) == 3 and again.about["overlaps_prompts"]
     assert again.texts[0] == tokenizer.decode(tokens[:20])
     assert reference.of_corpus(opened, "test", length=20, generated=[generated]).about["skip"] == 0
-    with pytest.raises(InputError, match="--skip 0"):
+    with pytest.raises(InputError, match="`skip=0`"):
         reference.of_corpus(opened, "validation", length=len(tokens) - begin + 1, generated=[generated])
 
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import acgpt
 from acgpt import InputError, LanguageModel, Metadata, ModelError, Query
 from acgpt.cli.main import app
-from acgpt.cli.templates import named_adapters
+from acgpt.cli.ui import named_adapters
 from acgpt.engine import decode
 from acgpt.engine.decode import Decoder, Sampling, adapter_layers, adapters_at_work
 from acgpt.engine.engine import Engine

@@ -16,7 +16,7 @@ import torch
 import yaml
 from runs import SMALL, Command, ended, loss_of, write_corpus
 from safetensors.numpy import load_file
-from toys import BOS, answer, p_value, engine_of, toy
+from toys import BOS, answer, engine_of, p_value, toy
 from toys import query as query_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

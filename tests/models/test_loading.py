@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, ModelError
-from acgpt.cli.push import check
 from acgpt.display.show import load_reader
 from acgpt.models.loading import read_metadata
 from acgpt.models.metadata import FILE, tokenizer_hash
+from acgpt.models.push import check
 
 pytestmark = pytest.mark.usefixtures("offline")
 

@@ -24,10 +24,10 @@ from typer.testing import CliRunner
 import acgpt
 from acgpt import InputError, LanguageModel, Metadata, ModelError, OutputError
 from acgpt.cli.main import app
-from acgpt.cli.merge import write_merged
-from acgpt.cli.push import Upload, send
 from acgpt.models.card import card, write_card
+from acgpt.models.merge import merge
 from acgpt.models.metadata import FILE, weights_hash
+from acgpt.models.push import Upload, send
 from acgpt.query.conditioning import Conditioning
 
 peft = pytest.importorskip("peft")
@@ -128,7 +128,7 @@ def test_what_is_merged_is_a_plain_model_that_says_what_the_adapter_said(pair, t
 def test_weights_are_merged_in_float32_and_rounded_once(pair, tmp_path):
     """The oracle is the definition of LoRA: W + B A · alpha / r, in float64, rounded to bfloat16."""
     base, adapter = pair
-    write_merged(str(base), str(adapter), tmp_path / "merged", "auto")
+    merge(str(base), str(adapter), tmp_path / "merged")
     name = "model.layers.1.mlp.down_proj"
     before, after = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / "merged"))
     lora = load_file(adapter / "adapter_model.safetensors")
@@ -143,11 +143,11 @@ def test_a_base_in_a_gguf_file_is_unpacked(tmp_path):
     gguf = write_gguf(tmp_path / "tiny.gguf")
     network = acgpt.load(gguf).model
     make_adapter(tmp_path / "adapter", network, metadata=Metadata(bos_token_id=0, mask_token_id=2))
-    written = write_merged(str(gguf), str(tmp_path / "adapter"), tmp_path / "merged", "auto")
+    written = merge(str(gguf), str(tmp_path / "adapter"), tmp_path / "merged")
     assert written["dtype"] == "float32"
     adapted = acgpt.load(gguf, tmp_path / "adapter", dtype="float64")
     assert scores(acgpt.load(tmp_path / "merged", dtype="float64")) == exactly(scores(adapted), by=1e-4)
-    write_merged(str(gguf), str(tmp_path / "adapter"), tmp_path / "wide", "float64")
+    merge(str(gguf), str(tmp_path / "adapter"), tmp_path / "wide", dtype="float64")
     assert scores(acgpt.load(tmp_path / "wide", dtype="float64")) == exactly(scores(adapted))
 
 
@@ -172,7 +172,7 @@ def write_gguf(path):
         "tokenizer_pre": "default",
         "token_list": tokens,
         "token_types": [1] * len(tokens),
-        "token_merges": [" ".join(merge) for merge in content["merges"]],
+        "token_merges": [" ".join(rule) for rule in content["merges"]],
         "bos_token_id": 0,
         "eos_token_id": 1,
     }.items():
@@ -222,7 +222,7 @@ def test_a_merge_that_fails_leaves_nothing_behind(pair, tmp_path, monkeypatch, e
 
     monkeypatch.setattr(type(tokenizer()), "save_pretrained", save_pretrained)
     with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else OutputError):
-        write_merged(str(pair[0]), str(pair[1]), tmp_path / "merged", "auto")
+        merge(str(pair[0]), str(pair[1]), tmp_path / "merged")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -236,7 +236,7 @@ def test_a_folder_that_comes_into_being_meanwhile_stays(pair, tmp_path, monkeypa
 
     monkeypatch.setattr(type(tokenizer()), "save_pretrained", save_pretrained)
     with pytest.raises(OutputError, match="merged"):
-        write_merged(str(pair[0]), str(pair[1]), target, "auto")
+        merge(str(pair[0]), str(pair[1]), target)
     assert [p.name for p in tmp_path.rglob("*")] == ["merged", "thesis.txt"]
 
 
@@ -248,7 +248,7 @@ def test_what_would_answer_otherwise_is_not_written(tmp_path):
         warnings.simplefilter("ignore")  # PEFT's
         make_adapter(adapter, AutoModelForCausalLM.from_pretrained(base), "lm_head")
         with pytest.raises(ModelError, match="answers otherwise"):
-            write_merged(str(base), str(adapter), tmp_path / "merged", "auto")
+            merge(str(base), str(adapter), tmp_path / "merged")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "base"]
 
 
@@ -264,7 +264,7 @@ def test_what_cannot_be_merged_is_named(pair, tmp_path):
 def test_an_adapter_without_a_word_makes_an_ordinary_model(pair, tmp_path):
     make_adapter(tmp_path / "adapter", AutoModelForCausalLM.from_pretrained(pair[0]))
     (tmp_path / "adapter" / FILE).unlink()
-    write_merged(str(pair[0]), str(tmp_path / "adapter"), tmp_path / "merged", "auto")
+    merge(str(pair[0]), str(tmp_path / "adapter"), tmp_path / "merged")
     assert Metadata.read(tmp_path / "merged").method == "gpt"
 
 
@@ -332,7 +332,7 @@ def code_of(text):
 
 def test_the_lines_on_a_card_load_the_model_and_ask_it(pair, tmp_path, capsys):
     base, adapter = pair
-    write_merged(str(base), str(adapter), tmp_path / "merged", "auto")
+    merge(str(base), str(adapter), tmp_path / "merged")
     of_model = code_of((tmp_path / "merged" / "README.md").read_text())
     of_adapter = code_of(card("x", Metadata.read(adapter), {}, str(base)))
     assert len(of_model.splitlines()) == len(of_adapter.splitlines()) == 5
@@ -343,7 +343,7 @@ def test_the_lines_on_a_card_load_the_model_and_ask_it(pair, tmp_path, capsys):
 
 
 def test_a_merged_model_has_a_card_that_names_both_parts(pair, tmp_path):
-    write_merged(str(pair[0]), str(pair[1]), tmp_path / "merged", "auto")
+    merge(str(pair[0]), str(pair[1]), tmp_path / "merged")
     head, body = front((tmp_path / "merged" / "README.md").read_text())
     assert head["library_name"] == "transformers" and body.lstrip().startswith("# merged\n")
     assert "| merged adapter | adapter |" in body and str(pair[0].parent) not in body
@@ -501,3 +501,11 @@ def test_what_the_hub_refuses_is_an_error_without_a_traceback(folder, hub, monke
             send(Upload.of(folder, "me/mine", private=False))
     result = run("push", folder, "me/mine", code=2)
     assert result.stderr.startswith("error: the hub did not take me/mine") and result.stdout == ""
+
+
+def test_merge_and_push_return_what_the_commands_print(pair, tmp_path):
+    done = CliRunner().invoke(app, ["merge", *map(str, pair), "-o", str(tmp_path / "command"), "--json"])
+    printed = json.loads(done.stdout) | {"folder": str(tmp_path / "function")}
+    assert acgpt.merge(*pair, tmp_path / "function") == printed
+    done = CliRunner().invoke(app, ["push", str(tmp_path / "function"), "me/mine", "--dry-run", "--json"])
+    assert acgpt.push(tmp_path / "function", "me/mine", dry_run=True) == json.loads(done.stdout)

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 import acgpt
 from acgpt import InputError, ModelError
 from acgpt.cli.main import app
-from acgpt.cli.merge import write_merged
 from acgpt.data.corpus import tokenizer_in
 from acgpt.data.tokenizer import named
 from acgpt.display.show import load_reader
 from acgpt.evaluation.features import Featurizer
+from acgpt.models.merge import merge
 from acgpt.report.samples_page import tokenizer_of
 from acgpt.training.networks import head_dim
 from acgpt.training.recipe import make
@@ -94,7 +94,7 @@ LOADERS = {
     "the tokenizer of a corpus": of_corpus,
     "features": lambda shelf, evil, tmp_path: Featurizer.load(str(evil)),
     "a look at features": lambda shelf, evil, tmp_path: Featurizer.check(str(evil)),
-    "a merge": lambda shelf, evil, tmp_path: write_merged(str(evil), str(shelf / "adapter"), tmp_path / "out", "auto"),
+    "a merge": lambda shelf, evil, tmp_path: merge(str(evil), str(shelf / "adapter"), tmp_path / "out"),
     "training": lambda shelf, evil, tmp_path: train(
         recipe(shelf, evil, tmp_path / "out", lora={"rank": 4}), quiet=True
     ),

@@ -8,21 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acgpt.cli.ui import (
-    NO_ANSWER,
-    AdapterOption,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    bar,
-    called,
-    chosen_adapter,
-    emit,
-    hush,
-    names_in,
-    note,
-    option,
-)
+from acgpt.cli.ui import Bars, called, emit, hush, note_for, option, stoppable, takes
+from acgpt.evaluation.options import AskingOptions, EvaluationOptions
 
 if TYPE_CHECKING:
     from acgpt.display.show import Page
@@ -31,47 +18,16 @@ HELP = {
     "model": "A folder, a Hugging Face hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct, "
     "with its adapter.",
     "corpus": "A folder that acgpt prepare made; may be left out with --sets.",
-    "sets": "The evaluation set: a file to read, or to make. Default: CORPUS/evaluation/….safetensors.",
-    "split": "Of the corpus. Default: test if there is one, else validation.",
-    "r_max": "The largest share of a text that is given. Default: that of --conditioning, else 0.6.",
-    "length": "Tokens a text. Default: 1023, or as many as the model has positions for.",
-    "limit": "The first N texts only.",
-    "seed": "Of the conditioning sets and of the intervals. Default: 0.",
-    "conditioning": "The training distribution, if it is not the paper's: '{b_max: 4}', as in a recipe; or model: "
-    "that of the model's acgpt.json, with its r_max.",
-    "modes": "Some modes only, with commas: unconditional,training. Default: all five.",
-    "method": "Ask the model as one of this method (acgpt methods). Default: what its acgpt.json says, else gpt.",
-    "how": "How the method asks, where it leaves a choice (see acgpt methods); may be repeated.",
-    "batch_tokens": "At most so many tokens go through the model at a time. Default: what the device can take.",
-    "compile": "Put the network through torch.compile: for methods of many passes (see acgpt methods), which it "
-    "speeds up on a GPU.",
     "json": "For programs: one JSON object in a line, with the keys named above.",
-    "output": "Write the JSON object into a file as well.",
-    "records": "Write every asked token with its log-probability into a .safetensors file.",
 }
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=HELP["model"])]
+CorpusArgument = Annotated[Path | None, typer.Argument(metavar="CORPUS", show_default=False, help=HELP["corpus"])]
+ObjectOption = Annotated[bool, option("--json", help=HELP["json"])]
 
 
+@takes(EvaluationOptions)
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=HELP["model"])],
-    corpus: Annotated[Path | None, typer.Argument(metavar="CORPUS", show_default=False, help=HELP["corpus"])] = None,
-    split: Annotated[str | None, option("--split", metavar="NAME", help=HELP["split"])] = None,
-    r_max: Annotated[float | None, option("--r-max", metavar="R", min=0, max=1, help=HELP["r_max"])] = None,
-    length: Annotated[int | None, option("--length", metavar="T", min=1, help=HELP["length"])] = None,
-    limit: Annotated[int | None, option("--limit", metavar="N", min=1, help=HELP["limit"])] = None,
-    seed: Annotated[int | None, option("--seed", "-s", metavar="N", min=0, help=HELP["seed"])] = None,
-    conditioning: Annotated[str | None, option("--conditioning", metavar="YAML", help=HELP["conditioning"])] = None,
-    sets: Annotated[Path | None, option("--sets", metavar="PATH", help=HELP["sets"])] = None,
-    modes: Annotated[str | None, option("--modes", "--mode", metavar="NAMES", help=HELP["modes"])] = None,
-    method: Annotated[str | None, option("--method", metavar="NAME", help=HELP["method"])] = None,
-    how: Annotated[list[str] | None, option("--how", metavar="KEY=VALUE", help=HELP["how"])] = None,
-    adapter: AdapterOption = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = Dtype.auto,
-    batch_tokens: Annotated[int | None, option("--batch-tokens", metavar="N", min=1, help=HELP["batch_tokens"])] = None,
-    compiled: Annotated[bool, option("--compile", help=HELP["compile"])] = False,
-    as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
-    output: Annotated[Path | None, option("--output", "-o", metavar="PATH", help=HELP["output"])] = None,
-    records: Annotated[Path | None, option("--records", metavar="PATH", help=HELP["records"])] = None,
+    model: ModelArgument, corpus: CorpusArgument = None, *, options: EvaluationOptions, as_json: ObjectOption = False
 ) -> None:
     r"""Perplexity of a model in the five modes of the paper.
 
@@ -104,22 +60,34 @@ def evaluate(
       dtype, batch_tokens, compiled, resumed (true, if it had been stopped),
       seconds, versions (of acgpt, torch, …), date, command
     """
-    if corpus is None and sets is None:
-        raise typer.BadParameter("name a CORPUS (see acgpt prepare), or an evaluation set with --sets PATH.")
-    hush()
-    from acgpt.evaluation.evaluate import evaluate
-    from acgpt.methods import parted
+    check_corpus(corpus, options)
+    bars = Bars()
+    with stoppable(lambda: way_on(options.output)):
+        hush()
+        from acgpt.evaluation.evaluate import evaluate
 
-    result = evaluate(
-        model, corpus, split=split, r_max=r_max, length=length, limit=limit, seed=seed, conditioning=conditioning,
-        sets=sets, modes=names_in(modes), method=method, options=dict(parted(text) for text in how or ()),
-        adapter=chosen_adapter(adapter), device=device, dtype=dtype.value, batch_tokens=batch_tokens,
-        compiled=compiled, output=output, records=records, note=note, progress=lambda: bar("questions"),
-    )  # fmt: skip
+        result = evaluate(model, corpus, note=note_for(options), progress=lambda: bars("questions"), **vars(options))
     if as_json:
         emit(result)
     else:
         print_evaluation(result)
+
+
+def way_on(output: str | Path | None) -> str:
+    """How an evaluation that was stopped is taken up again."""
+    if output is None:
+        return "Nothing is kept: with -o FILE an evaluation goes on where it was stopped."
+    from acgpt.evaluation.evaluate import part_of
+
+    if part_of(Path(output)).is_file():
+        return f"The same command goes on with what is in {part_of(Path(output))}."
+    return "Nothing had been answered yet: the same command begins anew."
+
+
+def check_corpus(corpus: Path | None, options: AskingOptions) -> None:
+    """Refuse a command that names neither a corpus nor an evaluation set."""
+    if corpus is None and options.sets is None:
+        raise typer.BadParameter("name a CORPUS (see acgpt prepare), or an evaluation set with --sets PATH.")
 
 
 def r_max_in_words(result: Mapping[str, Any]) -> str:
@@ -145,6 +113,8 @@ def print_evaluation(result: Mapping[str, Any]) -> None:
 def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
     """The perplexities of `Evaluation.as_dict`, mode by mode."""
     from rich.table import Table
+
+    from acgpt.display.show import NO_ANSWER
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("mode", no_wrap=True)

@@ -2,79 +2,29 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from acgpt.cli import evaluate
-from acgpt.cli.evaluate import r_max_in_words
+from acgpt.cli.evaluate import CorpusArgument, ModelArgument, ObjectOption, check_corpus, r_max_in_words
 from acgpt.cli.train import QuietOption
-from acgpt.cli.ui import (
-    NO_ANSWER,
-    AdapterOption,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    bar,
-    called,
-    chosen_adapter,
-    emit,
-    hush,
-    names_in,
-    note,
-    option,
-)
+from acgpt.cli.ui import Bars, called, emit, hush, note_for, option, stoppable, takes
+from acgpt.evaluation.options import GenerationOptions
 
-HELP = {
-    "if_possible": "Not an error if the method can answer none of the modes that were named.",
-    "output": "The folder of the files, MODE.jsonl and MODE.json; it has to be named.",
-    "samples": "Samples of each text. Default: 1.",
-    "prompt": "Of the unconditional mode: tokens of the text that are given. Default: 20.",
-    "top_p": "Draw from the likeliest tokens that together have probability P, above 0 and at most 1. Default: 0.95.",
-    "temperature": "1 is the model's own distribution, 0 is greedy. Default: 0.8.",
-    "seed": "Of the draws. Default: 0.",
-    "set_seed": "Of the conditioning sets, as acgpt evaluate --seed. Default: 0.",
-    "batch_tokens": "At most so many tokens are read by the model at a time. Default: what the device can take.",
-}
+OUTPUT = "The folder of the files, MODE.jsonl and MODE.json; it has to be named."
 
 
+@takes(GenerationOptions)
 def generate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=evaluate.HELP["model"])],
-    corpus: Annotated[
-        Path | None, typer.Argument(metavar="CORPUS", show_default=False, help=evaluate.HELP["corpus"])
-    ] = None,
-    output: Annotated[Path | None, option("--output", "-o", metavar="FOLDER", help=HELP["output"])] = None,
-    modes: Annotated[str | None, option("--modes", "--mode", metavar="NAMES", help=evaluate.HELP["modes"])] = None,
-    if_possible: Annotated[bool, option("--if-possible", help=HELP["if_possible"])] = False,
-    split: Annotated[str | None, option("--split", metavar="NAME", help=evaluate.HELP["split"])] = None,
-    r_max: Annotated[float | None, option("--r-max", metavar="R", min=0, max=1, help=evaluate.HELP["r_max"])] = None,
-    length: Annotated[int | None, option("--length", metavar="T", min=1, help=evaluate.HELP["length"])] = None,
-    limit: Annotated[int | None, option("--limit", metavar="N", min=1, help=evaluate.HELP["limit"])] = None,
-    samples: Annotated[int, option("--samples", "-n", metavar="N", min=1, help=HELP["samples"])] = 1,
-    prompt: Annotated[int | None, option("--prompt", metavar="N", min=0, help=HELP["prompt"])] = None,
-    top_p: Annotated[float | None, option("--top-p", metavar="P", help=HELP["top_p"])] = None,
-    temperature: Annotated[float | None, option("--temperature", metavar="X", min=0, help=HELP["temperature"])] = None,
-    seed: Annotated[int, option("--seed", "-s", metavar="N", min=0, help=HELP["seed"])] = 0,
-    set_seed: Annotated[int | None, option("--set-seed", metavar="N", min=0, help=HELP["set_seed"])] = None,
-    conditioning: Annotated[
-        str | None, option("--conditioning", metavar="YAML", help=evaluate.HELP["conditioning"])
-    ] = None,
-    sets: Annotated[Path | None, option("--sets", metavar="PATH", help=evaluate.HELP["sets"])] = None,
-    method: Annotated[str | None, option("--method", metavar="NAME", help=evaluate.HELP["method"])] = None,
-    how: Annotated[list[str] | None, option("--how", metavar="KEY=VALUE", help=evaluate.HELP["how"])] = None,
-    adapter: AdapterOption = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = Dtype.auto,
-    batch_tokens: Annotated[int | None, option("--batch-tokens", metavar="N", min=1, help=HELP["batch_tokens"])] = None,
-    compiled: Annotated[bool, option("--compile", help=evaluate.HELP["compile"])] = False,
+    model: ModelArgument,
+    corpus: CorpusArgument = None,
+    output: Annotated[Path | None, option("--output", "-o", metavar="FOLDER", help=OUTPUT)] = None,
+    *,
+    options: GenerationOptions,
     quiet: QuietOption = False,
-    as_json: Annotated[bool, option("--json", help=evaluate.HELP["json"])] = False,
+    as_json: ObjectOption = False,
 ) -> None:
     r"""Draw what the five modes of the paper ask, by the model's own procedure.
 
@@ -101,55 +51,20 @@ def generate(
              model), seconds, tokens_per_second, outside (the share of the time
              that was not the model's)
     """
-    if corpus is None and sets is None:
-        raise typer.BadParameter("name a CORPUS (see acgpt prepare), or an evaluation set with --sets PATH.")
+    check_corpus(corpus, options)
     if output is None:
         raise typer.BadParameter("name a folder for the files: --output FOLDER.")
-    with going_on(output):
+    bars = Bars(quiet)
+    with stoppable(lambda: way_on(output)):
         hush(quiet)
         from acgpt.evaluation.generate import complete_modes, generate
-        from acgpt.methods import parted
 
         there = complete_modes(output)
-        result = generate(
-            model, corpus, output, modes=names_in(modes), if_possible=if_possible, split=split, r_max=r_max,
-            length=length, limit=limit, samples=samples, prompt=prompt, top_p=top_p, temperature=temperature, seed=seed,
-            set_seed=set_seed, conditioning=conditioning, sets=sets, method=method,
-            options=dict(parted(text) for text in how or ()), adapter=chosen_adapter(adapter), device=device,
-            dtype=dtype.value, batch_tokens=batch_tokens, compiled=compiled, note=note,
-            progress=lambda mode: bar(mode, quiet),
-        )  # fmt: skip
+        result = generate(model, corpus, output, note=note_for(options), progress=bars, **vars(options))
     if as_json:
         emit(result)
     else:
         print_generations(result, [mode for mode in result["modes"] if mode in there])
-
-
-class Stopped(BaseException):
-    """SIGTERM has come."""
-
-
-@contextmanager
-def going_on(folder: Path) -> Iterator[None]:
-    """Within, SIGTERM and Ctrl-C end the command with words on how to go on, and with the exit codes of training."""
-
-    def stop(number: int, where: Any) -> None:
-        raise Stopped
-
-    main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
-    heard = main and signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
-    before = signal.signal(signal.SIGTERM, stop) if heard else None
-    try:
-        yield
-    except Stopped as error:
-        print(f"stopped. {way_on(folder)}", file=sys.stderr)
-        raise typer.Exit(3) from error
-    except KeyboardInterrupt as error:
-        print(f"\ninterrupted. {way_on(folder)}", file=sys.stderr)
-        raise typer.Exit(130) from error
-    finally:
-        if heard:
-            signal.signal(signal.SIGTERM, before)
 
 
 def way_on(folder: Path) -> str:
@@ -163,7 +78,7 @@ def print_generations(result: Mapping[str, Any], there: Sequence[str]) -> None:
     """The table for people; these modes were there before."""
     from rich.table import Table
 
-    from acgpt.display.show import Page, printable
+    from acgpt.display.show import NO_ANSWER, Page, printable
 
     page, about = Page(), result["set"]
     page.note(printable(called(result["model"], result["adapter"])), "bold")

@@ -4,53 +4,25 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from acgpt.cli.templates import AdapterOption, answered_by, answers, load, note_adapters, questions, score_fields
-from acgpt.cli.ui import (
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    FileOption,
-    FutureOption,
-    JsonOption,
-    ModelOption,
-    TemplateArgument,
-    emit,
-    option,
-)
+from acgpt.cli.templates import answered_by, answers, load, note_adapters, questions, score_fields
+from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, takes
+from acgpt.models.options import SampleOptions
 from acgpt.query.template import parse
 
 if TYPE_CHECKING:
     from acgpt.models.language_model import Sample
 
 
+@takes(SampleOptions)
 def infill(
     template: TemplateArgument = None,
     file: FileOption = None,
-    n: Annotated[int, option("-n", metavar="N", min=1, help="How many samples of each template. Default: 1.")] = 1,
-    temperature: Annotated[
-        float, option(metavar="X", min=0, help="1 is the model's own, the default; 0 is greedy.")
-    ] = 1.0,
-    top_p: Annotated[
-        float,
-        option(
-            metavar="P",
-            help="Draw from the likeliest tokens that together have probability P, above 0 and at most 1.",
-        ),
-    ] = 1.0,
-    top_k: Annotated[int | None, option(metavar="K", min=1, help="Draw from the K likeliest tokens.")] = None,
-    seed: Annotated[
-        int | None,
-        option("--seed", "-s", metavar="N", min=0, help="The same one repeats a run. Default: a fresh one."),
-    ] = None,
-    model: ModelOption = None,
-    adapter: AdapterOption = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = Dtype.auto,
-    future: FutureOption = None,
+    *,
+    options: SampleOptions,
     as_json: JsonOption = False,
 ) -> None:
     r"""Draw what could stand in the {{slots}}.
@@ -71,17 +43,18 @@ def infill(
       samples: text, fills (one a slot), log_prob (in nats, at temperature 1),
                perplexity, tokens: text, id, position (from 1), log_prob
     """
-    if not 0 < top_p <= 1:
-        raise typer.BadParameter(f"--top-p must be above 0 and at most 1, not {top_p:g}.")
-    if not math.isfinite(temperature):
-        raise typer.BadParameter(f"--temperature must be a finite number, not {temperature:g}.")
+    if not 0 < options.top_p <= 1:
+        raise typer.BadParameter(f"--top-p must be above 0 and at most 1, not {options.top_p:g}.")
+    if not math.isfinite(options.temperature):
+        raise typer.BadParameter(f"--temperature must be a finite number, not {options.temperature:g}.")
     groups = questions(template, file, parse)
-    used = secrets.randbits(32) if seed is None else seed
-    lm = load(model, adapter, device, dtype)
+    used = secrets.randbits(32) if options.seed is None else options.seed
+    lm = load(options)
     from acgpt.display.show import Page, print_samples
 
     def ask(texts: list[str]) -> list[list[Sample]]:
-        return lm.sample(texts, n, temperature=temperature, top_p=top_p, top_k=top_k, seed=used, future=future)
+        how = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "future")}
+        return lm.sample(texts, options.n, seed=used, **how)
 
     page = Page()
     for number, (text, samples) in enumerate(answers(groups, ask)):

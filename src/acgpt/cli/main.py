@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -38,6 +38,7 @@ from acgpt.cli import (
     train,
 )
 from acgpt.cli.ui import option, speak_plainly
+from acgpt.common.options import spelled
 from acgpt.errors import InputError, OutputError
 from acgpt.version import __version__
 
@@ -49,18 +50,34 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
-        with tidy():
+        with tidy(lambda text: in_options(text, self.commands.get(ctx.invoked_subcommand or ""))):
             return super().invoke(ctx)
 
 
+def in_options(message: str, command: Any) -> str:
+    """Write the arguments that an error or a warning of a Python function names as the options of the command.
+
+    Only its first line names any: what follows may be the user's own text.
+    """
+    if command is None:
+        return message
+    names = {each.name: next((name for name in each.opts if name.startswith("--")), None) for each in command.params}
+    first, *rest = message.split("\n", 1)
+    return "\n".join([spelled(first, {name: flag for name, flag in names.items() if flag}), *rest])
+
+
 @contextmanager
-def tidy() -> Iterator[None]:
-    """Warnings as one line each, once; errors that the user can mend, Ctrl-C and a closed pipe without a traceback."""
+def tidy(translate: Callable[[str], str] = str) -> Iterator[None]:
+    """Warnings as one line each, once; errors that the user can mend, Ctrl-C and a closed pipe without a traceback.
+
+    Args:
+        translate: Makes of a Python function's message the command's.
+    """
     speak_plainly()
     said: set[str] = set()
 
     def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-        text = " ".join(str(message).split())
+        text = translate(" ".join(str(message).split()))
         if text not in said:
             said.add(text)
             print(f"warning: {text}", file=sys.stderr)
@@ -70,10 +87,10 @@ def tidy() -> Iterator[None]:
         try:
             yield
         except InputError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {translate(str(error))}", file=sys.stderr)
             raise typer.Exit(2) from error
         except OutputError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {translate(str(error))}", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as error:
             print("\ninterrupted", file=sys.stderr)

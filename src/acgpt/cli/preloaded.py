@@ -11,9 +11,8 @@ import importlib.util
 import os
 import socket
 import sys
-import time
 
-from acgpt.cli import ui
+from acgpt.cli.ui import hush
 from acgpt.experiments.command_server import serve
 
 
@@ -30,7 +29,6 @@ def main() -> None:
     spec = importlib.util.find_spec("acgpt.__main__")
     assert spec is not None and spec.origin is not None
     sys.argv = [spec.origin, *words]  # what `python -m acgpt` has; it is in the records of results
-    ui.said = time.monotonic()  # its reports count from the start of the command
     from acgpt.cli.main import main as run
 
     run()
@@ -38,7 +36,7 @@ def main() -> None:
 
 def import_commands() -> None:
     """Import what training, evaluation, generation and scoring use."""
-    ui.hush()  # first: libraries read these settings when they are imported
+    hush()  # first: libraries read these settings when they are imported
     import acgpt.cli.main
     import acgpt.display.show
     import acgpt.evaluation.evaluate

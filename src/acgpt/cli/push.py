@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import glob
-import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from acgpt.cli.ui import emit, hush, option
-from acgpt.errors import InputError, ModelError
-
-PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
-WEIGHTS = {"config.json": "model*.safetensors", "adapter_config.json": "adapter_model*.safetensors"}
 
 HELP = {
     "folder": "A model or adapter folder, with its acgpt.json.",
@@ -49,151 +42,17 @@ def push(
       bytes, files: path, bytes
     """
     hush()
-    upload = Upload.of(folder, repo, private)
-    commit = None if dry_run else send(upload)
+    from acgpt.models.push import push
+
+    remarks: list[str] = []
+    sent = push(folder, repo, private=private, dry_run=dry_run, note=remarks.append)
     if as_json:
-        emit({**upload.as_dict(), "sent": not dry_run, "commit": commit})
+        emit(sent)
         return
     done = "would be sent to" if dry_run else "sent to"
-    for path, size in upload.files.items():
-        print(f"{size:>15,}  {path}")
+    for file in sent["files"]:
+        print(f"{file['bytes']:>15,}  {file['path']}")
     seen = "private" if private else "public"
-    print(f"{upload.bytes:>15,}  bytes in {len(upload.files)} files {done} {upload.url} ({seen})")
-    for remark in upload.remarks():
+    print(f"{sent['bytes']:>15,}  bytes in {len(sent['files'])} files {done} {sent['url']} ({seen})")
+    for remark in remarks:
         print(f"note: {remark}")
-
-
-@dataclass(frozen=True)
-class Upload:
-    """What is sent, and where to.
-
-    Args:
-        folder: Here.
-        repo: On the hub.
-        private: Is nobody else to see it?
-        files: Paths in the folder, and their sizes in bytes.
-    """
-
-    folder: Path
-    repo: str
-    private: bool
-    files: dict[str, int]
-
-    @classmethod
-    def of(cls, folder: Path, repo: str, private: bool) -> Upload:
-        """Look at a folder, and refuse it if it is not fit to be shared; no network is needed."""
-        from huggingface_hub.errors import HFValidationError
-        from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
-        try:
-            validate_repo_id(repo)
-        except HFValidationError as error:
-            raise InputError(f"{repo!r} is not the id of a repository, OWNER/NAME: {error}") from error
-        if repo.count("/") != 1:
-            raise InputError(f"{repo!r} names no owner: write OWNER/NAME.")
-        if not folder.is_dir():
-            raise InputError(f"there is no folder {folder}.")
-        files = contents(folder)
-        check(folder, list(files))
-        return cls(folder, repo, private, files)
-
-    @property
-    def url(self) -> str:
-        """Where it can be seen."""
-        from huggingface_hub import constants
-
-        return f"{constants.ENDPOINT}/{self.repo}"
-
-    @property
-    def bytes(self) -> int:
-        """Of all files together."""
-        return sum(self.files.values())
-
-    def remarks(self) -> list[str]:
-        """What others will miss."""
-        from acgpt.models.card import CARD, adapter_base, is_hub_id
-
-        remarks = (
-            [] if CARD in self.files else [f"there is no {CARD}, which the hub shows; acgpt.models.card writes one."]
-        )
-        base = adapter_base(self.folder)
-        if base is not None and not is_hub_id(base):
-            remarks.append(
-                f"the adapter names {base!r} as its base, which others cannot find: put a hub id into "
-                "base_model_name_or_path of adapter_config.json."
-            )
-        return remarks
-
-    def as_dict(self) -> dict[str, Any]:
-        """For programs."""
-        files = [{"path": path, "bytes": size} for path, size in self.files.items()]
-        return {"repo": self.repo, "url": self.url, "private": self.private, "bytes": self.bytes, "files": files}
-
-
-def contents(folder: Path) -> dict[str, int]:
-    """The files of a folder and their sizes; nothing hidden, and no link, which may lead anywhere."""
-    files: dict[str, int] = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if any(part.startswith(".") or part == "__pycache__" for part in name.parts):
-            continue
-        if path.is_symlink():
-            raise InputError(f"{path} is a link, and what it leads to may not be meant: put the file itself there.")
-        if path.is_file():
-            files[name.as_posix()] = path.stat().st_size
-    return files
-
-
-def check(folder: Path, files: list[str]) -> None:
-    """Refuse a folder that is not fit to be shared, with the reason."""
-    from acgpt.models.loading import refuse_run
-    from acgpt.models.metadata import FILE, Metadata
-
-    refuse_run(folder)
-    if pickles := [file for file in files if Path(file).suffix.lower() in PICKLES]:
-        raise InputError(
-            f"{folder} has {', '.join(pickles[:5])}: such files are pickles, which can run any code on the machine of "
-            "whoever opens them. Save the weights as safetensors, and leave the rest out."
-        )
-    whole = [weights for config, weights in WEIGHTS.items() if config in files and any(folder.glob(weights))]
-    if not whole:
-        raise InputError(
-            f"{folder} has no weights to share: expected config.json with model.safetensors, or adapter_config.json "
-            "with adapter_model.safetensors."
-        )
-    if Metadata.read(folder) is None:
-        raise InputError(
-            f"{folder} has no {FILE}, so nobody could tell what the model can do: write it with acgpt.Metadata(…)"
-            ".write(FOLDER), or save the model with LanguageModel.save_pretrained."
-        )
-
-
-def send(upload: Upload) -> str:
-    """Make the repository if need be, and send the files; the address of the commit.
-
-    Raises:
-        InputError: There is no network, nobody is logged in, or the hub refuses.
-    """
-    import huggingface_hub
-    from huggingface_hub import constants, errors
-
-    if constants.HF_HUB_OFFLINE:
-        raise InputError(
-            "HF_HUB_OFFLINE is set, so nothing can be sent: unset it, or see what would be with --dry-run."
-        )
-    if huggingface_hub.get_token() is None:
-        raise InputError("nobody is logged in to the hub: run hf auth login, or set HF_TOKEN.")
-    api = huggingface_hub.HfApi()
-    try:
-        api.create_repo(upload.repo, private=upload.private, exist_ok=True)
-        if upload.private and not api.repo_info(upload.repo).private:  # the hub leaves one that exists as it is
-            raise InputError(f"{upload.url} exists and is public: name another repository, or leave out --private.")
-        commit = api.upload_folder(
-            repo_id=upload.repo,
-            folder_path=os.fspath(upload.folder),
-            allow_patterns=[glob.escape(path) for path in upload.files],  # what was shown, and nothing else
-            commit_message="Upload with acgpt",
-        )
-    except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]
-        raise ModelError(f"the hub did not take {upload.repo}: {' '.join(str(error).split())}") from error
-    return str(commit.commit_url)

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from acgpt.cli.templates import AdapterOption, answered_by, answers, load, note_adapters, questions
-from acgpt.cli.ui import (
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    FileOption,
-    FutureOption,
-    JsonOption,
-    ModelOption,
-    TemplateArgument,
-    emit,
-)
+from acgpt.cli.templates import answered_by, answers, load, note_adapters, questions
+from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, takes
+from acgpt.models.options import QuestionOptions
 from acgpt.query.template import fillings
 
 
+@takes(QuestionOptions)
 def rank(
     template: TemplateArgument = None,
     file: FileOption = None,
-    model: ModelOption = None,
-    adapter: AdapterOption = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = Dtype.auto,
-    future: FutureOption = None,
+    *,
+    options: QuestionOptions,
     as_json: JsonOption = False,
 ) -> None:
     r"""Which alternative in the {{slots}} fits best?
@@ -47,11 +36,11 @@ def rank(
                                     log_prob (of what was compared, in nats)
     """
     groups = questions(template, file, fillings)
-    lm = load(model, adapter, device, dtype)
+    lm = load(options)
     from acgpt.display.show import Page, print_ranking
 
     page = Page()
-    for text, ranking in answers(groups, lambda texts: [lm.rank(each, future=future) for each in texts]):
+    for text, ranking in answers(groups, lambda texts: [lm.rank(each, future=options.future) for each in texts]):
         if as_json:
             ranked = [asdict(alternative) for alternative in ranking.alternatives]
             about = {"template": text, "compared": ranking.compared, "future": ranking.future}

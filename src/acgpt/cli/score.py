@@ -5,33 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from acgpt.cli.templates import AdapterOption, answered_by, answers, load, note_adapters, questions, score_fields
-from acgpt.cli.ui import (
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    FileOption,
-    FutureOption,
-    JsonOption,
-    ModelOption,
-    TemplateArgument,
-    emit,
-)
+from acgpt.cli.templates import answered_by, answers, load, note_adapters, questions, score_fields
+from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, takes
 from acgpt.errors import QueryError
+from acgpt.models.options import QuestionOptions
 from acgpt.query.template import parse
 
 if TYPE_CHECKING:
     from acgpt.models.language_model import Score
 
 
+@takes(QuestionOptions)
 def score(
     template: TemplateArgument = None,
     file: FileOption = None,
-    model: ModelOption = None,
-    adapter: AdapterOption = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = Dtype.auto,
-    future: FutureOption = None,
+    *,
+    options: QuestionOptions,
     as_json: JsonOption = False,
 ) -> None:
     r"""How likely is the text in the {{slots}}? Exact, in one forward pass.
@@ -53,8 +42,8 @@ def score(
       bound (true, of a model that only bounds them),
       tokens: text, id, position (from 1), log_prob
     """
-    groups = questions(template, file, parse)
-    lm = load(model, adapter, device, dtype)
+    groups, future = questions(template, file, parse), options.future
+    lm = load(options)
     from acgpt.display.show import NO_ANSWER, Page, print_score, printable
 
     if as_json:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from acgpt.cli.templates import AdapterOption, named_adapters
-from acgpt.cli.ui import JsonOption, ModelOption, emit, hush, option
+from acgpt.cli.ui import JsonOption, emit, hush, option, takes
+from acgpt.models.options import ModelOptions
 from acgpt.query.template import parse
 
-if TYPE_CHECKING:
-    from acgpt.display.show import Reader
 
-
+@takes(ModelOptions)
 def show(
     template: Annotated[str, typer.Argument(metavar="TEMPLATE", help="A text with {{slots}}, in quotes.")],
     output: Annotated[
         Path | None, option("--output", "-o", metavar="PATH", help="Draw a picture: .png, .svg or .pdf.")
     ] = None,
-    model: ModelOption = None,
-    adapter: AdapterOption = None,
+    *,
+    options: ModelOptions,
     future: Annotated[
         bool | None,
         option(
@@ -52,12 +49,11 @@ def show(
       predicts (null, or position, id, text), mask (0 and 1: which slots it reads)
     """
     parse(template)
-    adapters = named_adapters(adapter or ())
     hush()
     from acgpt.display import show as drawing
+    from acgpt.display.reader import choose_reader
 
-    reader, about, future = choose_reader(model, adapters, template, future)
-    future = True if future is None else future
+    reader, about, future = choose_reader(template, options.model, options.adapter, future)
     query = drawing.query_of(template, reader.tokenizer)
     drawn = drawing.figure(query, reader.tokenizer, bos=reader.bos, mask=reader.mask, future=future)
     if output is not None:
@@ -73,29 +69,3 @@ def show(
             page.note(
                 "This model has not been trained on copies: unless told --future it is run with --no-future.", "yellow"
             )
-
-
-def choose_reader(
-    model: str | None, adapters: dict[str, str] | str | Literal[False] | None, template: str, future: bool | None
-) -> tuple[Reader, dict[str, str | None], bool | None]:
-    """What drawing takes of the model; the adapter that would be asked, if there are any; and with copies or not."""
-    from transformers import AutoConfig
-
-    from acgpt.display import show as drawing
-    from acgpt.models.adapters import BARE, Adapter, statements
-    from acgpt.models.loading import from_pretrained, metadata_of, read_metadata, resolve_all, routed
-    from acgpt.models.router import route
-
-    source, folders = resolve_all(model, adapters)
-    one = next(iter(folders.values())) if isinstance(adapters, dict) else adapters
-    reader = drawing.load_reader(model, one)  # they have tokenizer and BOS in common
-    if not routed(folders):
-        return reader, {"adapter": next(iter(folders))} if adapters else {}, future
-    config = None if source.endswith(".gguf") else from_pretrained(AutoConfig, source)
-    metadata = {name: read_metadata(folder) for name, folder in folders.items()}
-    said = statements(metadata, tuple(folders), metadata_of(source, None, config))
-    query = drawing.query_of(template, reader.tokenizer)
-    way = route(query, {name: Adapter.of(name, said[name]) for name in folders}, said[BARE], future)
-    spoken = said[way.adapter or BARE]
-    reads = spoken is not None and spoken.reads_copies
-    return replace(reader, reads_future=reads), {"adapter": way.adapter}, way.future

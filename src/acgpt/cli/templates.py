@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import typer
 
-from acgpt.cli.ui import NO_ADAPTER, Dtype, hush, option
+from acgpt.cli.ui import hush
 from acgpt.errors import InputError
+from acgpt.models.options import QuestionOptions
 
 if TYPE_CHECKING:
     from acgpt.display.show import Page
     from acgpt.models.language_model import LanguageModel, Ranking, Score
 
 Answer = TypeVar("Answer")
-
-AdapterOption = Annotated[
-    list[str] | None,
-    option(
-        "--adapter",
-        "-a",
-        metavar="[NAME=]PATH",
-        help="A PEFT adapter for the model: a folder or a hub id. May be repeated, with names: infill=…, scattered=…; "
-        "each template is then answered by the one that is for such templates (docs/adapters.md). none: no adapter, "
-        "for the embedded model too.",
-    ),
-]
 
 BATCH = 16  # lines of a file that are answered together
 
@@ -123,30 +111,12 @@ def score_fields(score: Score) -> dict[str, Any]:
     return {"log_prob": score.log_prob, "perplexity": score.perplexity, **bound, "tokens": tokens}
 
 
-def named_adapters(options: Sequence[str]) -> dict[str, str] | str | Literal[False] | None:
-    """What --adapter says: nothing, one adapter, some by name, or that there is to be none."""
-    if list(options) == [NO_ADAPTER]:
-        return False
-    named: dict[str, str] = {}
-    for each in options:
-        name, equals, path = each.partition("=")
-        if not (equals and re.fullmatch(r"[\w-]+", name)) or Path(each).exists():
-            if len(options) > 1:
-                raise InputError(f"of several adapters each needs a name: --adapter NAME={each}")
-            return each
-        if name in named:
-            raise InputError(f"two adapters are called {name}: --adapter {each}")
-        named[name] = path
-    return named or None
-
-
-def load(model: str | None, adapter: list[str] | None, device: str, dtype: Dtype) -> LanguageModel:
+def load(options: QuestionOptions) -> LanguageModel:
     """Load the model, with no more noise than a progress bar on a terminal."""
-    adapters = named_adapters(adapter or ())
     hush()
     from acgpt.models.loading import load
 
-    return load(model, adapters, device, dtype.value)
+    return load(options.model, options.adapter, options.device, options.dtype)
 
 
 def answered_by(lm: LanguageModel, answer: Score | Ranking) -> dict[str, str | None]:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import codecs
+import inspect
 import io
 import json
-import math
 import os
+import re
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import Field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+
+from acgpt.common.files import finite
+from acgpt.common.options import Options, command_help, flags_of, spelled, value_types
+from acgpt.errors import InputError
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
 
@@ -28,35 +36,13 @@ def option(*names: str, **how: Any) -> Any:
 HELP = {
     "template": "A text with {{slots}}, in quotes; or - to read templates from standard input, one a line.",
     "file": "Read templates from this UTF-8 file, one a line.",
-    "model": "A folder, a Hugging Face hub id or a .gguf file. Default: the embedded SmolLM2-135M-Instruct, "
-    "with an adapter that reads the future.",
-    "adapter": "A PEFT adapter for the model: a folder or a hub id; none: no adapter, for the embedded model too.",
-    "device": "auto, cpu, cuda, cuda:1, mps. Default: auto, the best there is.",
-    "dtype": "auto, float32, bfloat16, float16, float64. Default: auto, float32; on CUDA, what the checkpoint has.",
-    "future": "Use what stands after a slot? Default: if the model says that it can (score shows both).",
     "json": "For programs: one JSON object a template, in a line of its own, with the keys named above.",
 }
-NO_ANSWER = "--"  # of a mode that a method cannot answer
 PAUSE = 30.0  # seconds between two lines on what is done, where nobody is watching
-said = time.monotonic()  # when the last of them was printed, or the program began
 NO_ADAPTER = "none"  # what --adapter says for it
 TemplateArgument = Annotated[str | None, typer.Argument(metavar="TEMPLATE", show_default=False, help=HELP["template"])]
 FileOption = Annotated[Path | None, option("--file", "-f", metavar="PATH", help=HELP["file"])]
-ModelOption = Annotated[str | None, option("--model", "-m", metavar="NAME", help=HELP["model"])]
-AdapterOption = Annotated[str | None, option("--adapter", "-a", metavar="NAME", help=HELP["adapter"])]
-DeviceOption = Annotated[str, option("--device", metavar="NAME", help=HELP["device"])]
-DtypeOption = Annotated[Dtype, option("--dtype", metavar="NAME", help=HELP["dtype"])]
-FutureOption = Annotated[bool | None, option("--future/--no-future", help=HELP["future"])]
 JsonOption = Annotated[bool, option("--json", help=HELP["json"])]
-
-
-def finite(value: Any) -> Any:
-    """What JSON can hold: an infinite number becomes null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def emit(answer: Mapping[str, Any]) -> None:
@@ -74,9 +60,87 @@ def chosen_adapter(adapter: str | None) -> str | Literal[False] | None:
     return False if adapter == NO_ADAPTER else adapter
 
 
-def note(text: str) -> None:
-    """Tell the user something on standard error."""
-    print(f"note: {text}", file=sys.stderr)
+def named_adapters(texts: Sequence[str]) -> dict[str, str] | str | Literal[False] | None:
+    """What --adapter says: nothing, one adapter, some by name, or that there is to be none."""
+    if list(texts) == [NO_ADAPTER]:
+        return False
+    named: dict[str, str] = {}
+    for each in texts:
+        name, equals, path = each.partition("=")
+        if not (equals and re.fullmatch(r"[\w-]+", name)) or Path(each).exists():
+            if len(texts) > 1:
+                raise InputError(f"of several adapters each needs a name: --adapter NAME={each}")
+            return each
+        if name in named:
+            raise InputError(f"two adapters are called {name}: --adapter {each}")
+        named[name] = path
+    return named or None
+
+
+# ---- options that a dataclass declares ----------------------------------------------------------------------------
+
+
+def key_values(texts: list[str] | None) -> dict[str, str]:
+    """The pairs of an option that takes KEY=VALUE and may be repeated."""
+    from acgpt.methods import parted
+
+    return dict(parted(text) for text in texts or ())
+
+
+# How the command line writes a value: its type there, what stands for none, and how it is read.
+FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
+    "names": (str | None, None, names_in),
+    "pairs": (list[str] | None, None, key_values),
+    "adapter": (str | None, None, chosen_adapter),
+    "adapters": (list[str] | None, None, lambda texts: named_adapters(texts or ())),
+    "dtype": (Dtype, Dtype.auto, lambda dtype: dtype.value),
+}
+
+
+def takes(options: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that a dataclass declares, in place of its parameter `options`.
+
+    The command is called with one object of that dataclass, after typer has checked the values.
+    """
+    flags, hints, words = flags_of(options), value_types(options), command_help(options)
+
+    def parameter(each: Field[Any]) -> inspect.Parameter:
+        about, kind, default, how = each.metadata, hints[each.name], each.default, {}
+        if about["form"] in FORMS:
+            kind, default, _ = FORMS[about["form"]]
+        else:
+            allowed = about["range"]
+            how = {} if kind is bool else {"min": allowed.minimum, "max": allowed.maximum}
+            kind = kind if default is not None else kind | None
+        how |= {"help": words[each.name], "metavar": about["metavar"]}
+        annotation: Any = Annotated[kind, option(*flags[each.name], **how)]
+        return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for own in signature.parameters.values():
+            named = own.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            parameters += map(parameter, fields(options)) if own.name == "options" else [named]  # type: ignore[arg-type]
+
+        def command(**values: Any) -> None:
+            chosen = {}
+            for each in fields(options):  # type: ignore[arg-type]
+                value, form = values.pop(each.name), each.metadata["form"]
+                chosen[each.name] = FORMS[form][2](value) if form in FORMS else value
+            function(**values, options=options(**chosen))
+
+        command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, function.__module__
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def note_for(options: Options) -> Callable[[str], None]:
+    """Make a function that tells the user something on standard error, in words of the command with these options."""
+    names = {name: flags[0] for name, flags in flags_of(type(options)).items()}
+    return lambda text: print(f"note: {spelled(text, names)}", file=sys.stderr)
 
 
 def called(model: str, adapter: str | None) -> str:
@@ -87,6 +151,38 @@ def called(model: str, adapter: str | None) -> str:
     if is_default(model) and adapter in (DEFAULT, None):
         return f"{model}, {'without' if adapter is None else 'with'} its adapter"
     return model if adapter is None else f"{model} + {adapter}"
+
+
+class Stopped(BaseException):
+    """SIGTERM has come."""
+
+
+@contextmanager
+def stoppable(way_on: Callable[[], str]) -> Iterator[None]:
+    """Within, SIGTERM and Ctrl-C end the command with words on how to go on, and with the exit codes of training.
+
+    Args:
+        way_on: Says how the command is taken up again; called once it has ended.
+    """
+
+    def stop(number: int, where: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut short what the first has kept
+        raise Stopped
+
+    main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
+    heard = main and signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
+    before = signal.signal(signal.SIGTERM, stop) if heard else None
+    try:
+        yield
+    except Stopped as error:
+        print(f"stopped. {way_on()}", file=sys.stderr)
+        raise typer.Exit(3) from error
+    except KeyboardInterrupt as error:
+        print(f"\ninterrupted. {way_on()}", file=sys.stderr)
+        raise typer.Exit(130) from error
+    finally:
+        if heard:
+            signal.signal(signal.SIGTERM, before)
 
 
 # What stands for characters that a terminal cannot write; for all others, a question mark.
@@ -127,41 +223,49 @@ def hush(quiet: bool = False) -> None:
         logging.disable_progress_bar()
 
 
-@contextmanager
-def bar(what: str, quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """A progress bar on standard error, or a line there now and then if that is no terminal; nothing if `quiet`.
+class Bars:
+    """The progress bars of a command, on standard error.
 
-    What it yields is called with how many are done, of how many, and, if a rate is to be shown, the tokens so far.
+    Where that is no terminal, a line says now and then how many are done, of how many: at most one in `PAUSE` seconds,
+    whichever bar it is of.
+
+    Args:
+        quiet: Show nothing.
     """
-    if quiet:
-        yield lambda *_: None
-        return
-    if not sys.stderr.isatty():
-        yield now_and_then(what)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    rate = TextColumn("{task.fields[rate]}")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(what, total=None, rate="")
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.printed = time.monotonic()  # when the last line was, or when the command began
 
-        def update(done: int, total: int, tokens: int = 0) -> None:
-            elapsed = shown.tasks[0].elapsed
-            rate = f"{tokens / elapsed:,.0f} tokens/s" if tokens and elapsed else ""
-            shown.update(task, completed=done, total=total, rate=rate)
+    @contextmanager
+    def __call__(self, what: str) -> Iterator[Callable[..., None]]:
+        """Show a bar within the context.
 
-        yield update
+        What it yields is called with how many are done, of how many, and, if a rate is to be shown, the tokens so far.
+        """
+        if self.quiet:
+            yield lambda *_: None
+            return
+        if not sys.stderr.isatty():
+            yield lambda done, total, tokens=0: self.line(what, done, total)
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+        rate = TextColumn("{task.fields[rate]}")
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+            task = shown.add_task(what, total=None, rate="")
 
-def now_and_then(what: str) -> Callable[..., None]:
-    """Say how many are done, of how many, but no more often than every `PAUSE` seconds, whatever else was said."""
+            def update(done: int, total: int, tokens: int = 0) -> None:
+                elapsed = shown.tasks[0].elapsed
+                rate = f"{tokens / elapsed:,.0f} tokens/s" if tokens and elapsed else ""
+                shown.update(task, completed=done, total=total, rate=rate)
 
-    def update(done: int, total: int, tokens: int = 0) -> None:
-        global said
-        if time.monotonic() - said >= PAUSE:
-            said = time.monotonic()
+            yield update
+
+    def line(self, what: str, done: int, total: int) -> None:
+        """Print how many are done, unless a line was printed less than `PAUSE` seconds ago."""
+        if time.monotonic() - self.printed >= PAUSE:
+            self.printed = time.monotonic()
             print(f"{what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
-
-    return update

@@ -1,1 +1,1 @@
-"""What every package shares: writing files whole, and recording how a result came about."""
+"""What every package shares: writing files whole, recording how a result came about, and declaring options."""

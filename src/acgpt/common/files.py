@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,14 +26,19 @@ def disk_errors(path: str | Path, remedy: str = REMEDY) -> Iterator[None]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}. {remedy}") from error
 
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes | Iterable[bytes]) -> None:
+def write_whole(
+    path: str | os.PathLike[str], content: str | bytes | Iterable[bytes], temporary: Path | None = None
+) -> None:
     """Write a file: under another name at first, and under its own once the disk holds it. Its folder is made.
 
-    The content may come piece by piece, so that it need not fit into memory.
+    Args:
+        path: The file.
+        content: It may come piece by piece, so that it need not fit into memory.
+        temporary: The other name, in the same folder. Default: one of this process alone.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         content = content.encode() if isinstance(content, str) else content
         with temporary.open("wb") as file:
@@ -42,6 +48,45 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes | Iterable[by
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def write_json(
+    path: str | os.PathLike[str],
+    content: object,
+    *,
+    indent: int = 2,
+    ensure_ascii: bool = True,
+    allow_nan: bool = True,
+    locked: bool = False,
+) -> None:
+    """Write a JSON file, whole or not at all, and have the disk hold its name as well.
+
+    Args:
+        path: The file; its folder is made.
+        content: What `json.dumps` takes.
+        indent: As in `json.dumps`.
+        ensure_ascii: As in `json.dumps`.
+        allow_nan: As in `json.dumps`.
+        locked: The caller has locked the folder. The file is then written under one fixed name at first, so that
+            what an interruption left there is replaced.
+    """
+    path = Path(path)
+    text = json.dumps(content, indent=indent, ensure_ascii=ensure_ascii, allow_nan=allow_nan) + "\n"
+    write_whole(path, text, path.with_name(f"{path.name}.tmp") if locked else None)
+    sync(path.parent)
+
+
+def finite(value: Any) -> Any:
+    """Replace what JSON cannot hold: an infinite number, or one that is none, becomes null.
+
+    >>> finite({"perplexity": float("inf"), "gains": (1.5, float("nan"))})
+    {'perplexity': None, 'gains': [1.5, None]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def check_writable(path: Path | None) -> None:

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from acgpt.common.files import disk_errors
+from acgpt.common.files import disk_errors, write_json
 from acgpt.data import tokenizer as corpus_tokenizer
 from acgpt.data.corpus import FORMAT_VERSION, JOURNAL, MANIFEST, Corpus
 from acgpt.data.encode import CONVENTIONS, Recipe, encode, in_order
 from acgpt.data.rows import Bad, Batch
-from acgpt.data.shards import Writer, begin, locked, read_previous, write_json
+from acgpt.data.shards import Writer, begin, locked, read_previous
 from acgpt.data.sources import File, HubSplit, Part, resolve
 from acgpt.data.tokenizer import Vocabulary
 from acgpt.errors import InputError
@@ -358,7 +358,8 @@ class Preparation:
         splits = {name: writer.state() for name, writer in self.writers.items()}
         place = {"position": [self.part, self.row], "taken": self.taken}
         place |= {"skipped": self.skipped, "damaged": self.damaged}
-        write_json(self.folder / JOURNAL, {"recipe": self.identity, **place, "splits": splits})
+        journal = {"recipe": self.identity, **place, "splits": splits}
+        write_json(self.folder / JOURNAL, journal, ensure_ascii=False, locked=True)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -437,6 +438,6 @@ class Preparation:
             "splits": splits,
             "recipe": self.identity,
         }
-        write_json(self.folder / MANIFEST, manifest)
+        write_json(self.folder / MANIFEST, manifest, ensure_ascii=False, locked=True)
         (self.folder / JOURNAL).unlink()
         return Corpus.open(self.folder)

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from acgpt.common.files import sync, try_lock
+from acgpt.common.files import try_lock, write_json
 from acgpt.data.corpus import JOURNAL, MANIFEST, Shard, check_shard
 from acgpt.errors import InputError
 
@@ -156,15 +156,6 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def write_json(path: Path, content: object) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    sync(temporary)
-    temporary.replace(path)
-    sync(path.parent)
-
-
 def read_previous(folder: Path) -> dict[str, Any] | None:
     """What an earlier run left: the manifest if it ended, else its journal; `None` in a new or empty folder."""
     needed = {MANIFEST: {"recipe", "skipped", "splits"}, JOURNAL: {"recipe", "skipped", "splits", "position"}}
@@ -190,7 +181,7 @@ def read_previous(folder: Path) -> dict[str, Any] | None:
 def begin(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
     """Make the folder ours and remove what was there before, in an order that can be interrupted; a blank journal."""
     journal = {"recipe": identity, "position": [0, 0], "skipped": [0] * len(identity["sources"]), "splits": {}}
-    write_json(folder / JOURNAL, journal)
+    write_json(folder / JOURNAL, journal, ensure_ascii=False, locked=True)
     (folder / MANIFEST).unlink(missing_ok=True)
     for file in list(folder.iterdir()):
         if OURS.fullmatch(file.name) and file.name != JOURNAL:

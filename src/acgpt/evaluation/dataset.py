@@ -243,11 +243,11 @@ def own_conditioning(model: Metadata | None, *others: Metadata | None) -> Condit
             what = (
                 "has no acgpt.json" if said is None else f"(method {said.method}) names no conditioning in acgpt.json"
             )
-            raise InputError(f"the model {what}: name one with --r-max or --conditioning.")
+            raise InputError(f"the model {what}: name one with `r_max` or `conditioning`.")
         sized = [part for part in Conditioning.from_dict(said.conditioning).parts if isinstance(part, Sized)]
         if not sized:
             raise InputError(
-                "the model was trained with nothing given, by its acgpt.json: use --r-max or --conditioning."
+                "the model was trained with nothing given, by its acgpt.json: use `r_max` or `conditioning`."
             )
         found.append(Conditioning((replace(sized[0], unknown=0.0),)))
     if any(other != found[0] for other in found):
@@ -256,32 +256,58 @@ def own_conditioning(model: Metadata | None, *others: Metadata | None) -> Condit
     return found[0]
 
 
-def set_of_corpus(
-    corpus: Corpus,
-    path: str | os.PathLike[str] | None = None,
-    *,
-    split: str,
-    length: int = LENGTH,
-    r_max: float = R_MAX,
-    seed: int = 0,
-    limit: int | None = None,
-    training: Conditioning | None = None,
-) -> tuple[EvaluationSet, Path]:
-    """The evaluation set of a corpus split, and its file: as it was saved; else made, and saved if that can be done.
+@dataclass(frozen=True)
+class SetChoice:
+    """Which evaluation set of a corpus is meant.
 
     Args:
-        corpus: As in `find_or_build`; so are the other arguments.
-        path: As there.
-        split: As there.
-        length: As there.
-        r_max: As there.
-        seed: As there.
-        limit: As there.
-        training: As there.
+        split: Of the corpus.
+        length: T, tokens a text; with BOS a text takes T + 1 positions.
+        r_max: As in `modes.distributions`.
+        seed: From 0 to 2³² - 1.
+        limit: Take the first texts only; those get what they would get without a limit.
+        training: As in `modes.distributions`.
     """
-    found, path, new = find_or_build(
-        corpus, path, split=split, length=length, r_max=r_max, seed=seed, limit=limit, training=training
-    )
+
+    split: str
+    length: int = LENGTH
+    r_max: float = R_MAX
+    seed: int = 0
+    limit: int | None = None
+    training: Conditioning | None = None
+
+    @property
+    def conditioning(self) -> dict[str, Any]:
+        """The training distribution, for the record."""
+        return distributions(self.r_max, self.training)["training"].as_dict()
+
+    @property
+    def name(self) -> str:
+        """The name of its file, without the ending: all that decides what is asked."""
+        words = [self.split, str(self.length), f"r{float(self.r_max)}", f"seed{self.seed}"]
+        words += [] if self.limit is None else [f"first{self.limit}"]
+        if self.training is not None:
+            words.append(hashlib.sha256(json.dumps(self.conditioning, sort_keys=True).encode()).hexdigest()[:8])
+        return "-".join(words)
+
+
+def set_of_corpus(
+    corpus: Corpus, path: str | os.PathLike[str] | None = None, **choice: Any
+) -> tuple[EvaluationSet, Path]:
+    """Find the evaluation set of a corpus split as it was saved, or make it, and save it if that can be done.
+
+        questions, path = set_of_corpus(Corpus.open("data/mine"), split="test", r_max=0.4, limit=100)
+        questions.hash          # results are comparable if it is the same
+
+    Args:
+        corpus: The corpus.
+        path: Where the set is kept. Default: in the corpus's folder, under a name that says what it is.
+        **choice: As in `SetChoice`: `split`, and if it is to be otherwise length, r_max, seed, limit, training.
+
+    Returns:
+        The set, and its file.
+    """
+    found, path, new = find_or_build(corpus, SetChoice(**choice), path)
     if new:
         keep(found, path)
     return found, path
@@ -294,46 +320,36 @@ def keep(evaluation_set: EvaluationSet, path: Path) -> None:
     except OSError as error:
         warnings.warn(
             f"the evaluation set cannot be kept in {path} ({error.strerror or error}): it is made each time, always "
-            "the same. --sets names another place.",
+            "the same. `sets` names another place.",
             stacklevel=2,
         )
 
 
 def find_or_build(
-    corpus: Corpus,
-    path: str | os.PathLike[str] | None = None,
-    *,
-    split: str,
-    length: int = LENGTH,
-    r_max: float = R_MAX,
-    seed: int = 0,
-    limit: int | None = None,
-    training: Conditioning | None = None,
+    corpus: Corpus, choice: SetChoice, path: str | os.PathLike[str] | None = None
 ) -> tuple[EvaluationSet, Path, bool]:
-    """The evaluation set of a corpus split, its file, and whether it is new: not there yet, or not as it should be.
+    """Find the evaluation set of a corpus split as it was saved, or make it.
+
+        questions, path, new = find_or_build(corpus, SetChoice("test", limit=100))
+        if new:
+            keep(questions, path)
 
     Args:
         corpus: The corpus.
-        path: Where the set is kept; by default in the corpus's folder, under a name that says what it is.
-        split: Of the corpus.
-        length: As in `EvaluationSet.build`; so are the other arguments.
-        r_max: As there.
-        seed: As there.
-        limit: As there.
-        training: As there.
+        choice: Which set is meant.
+        path: As in `set_of_corpus`.
+
+    Returns:
+        The set, its file, and whether it is new: not there yet, or not as it should be.
+
+    Raises:
+        InputError: The file that was named holds another set.
     """
+    split, length = choice.split, choice.length
     tokens, tokenizer_hash = corpus.tokens(split), str(corpus.manifest["tokenizer_hash"])
-    conditioning = distributions(r_max, training)["training"].as_dict()
-    wanted = Origin(float(r_max), seed, conditioning, tokenizer_hash, corpus.hash, split)
-    named, count = path is not None, chunks(tokens, length, limit, f"{split} of {corpus.folder}")
-    if path is None:
-        name = f"{split}-{length}-r{wanted.r_max}-seed{seed}"
-        if limit is not None:
-            name += f"-first{limit}"
-        if training is not None:
-            name += f"-{hashlib.sha256(json.dumps(conditioning, sort_keys=True).encode()).hexdigest()[:8]}"
-        path = corpus.folder / "evaluation" / f"{name}.safetensors"
-    path = Path(path)
+    wanted = Origin(float(choice.r_max), choice.seed, choice.conditioning, tokenizer_hash, corpus.hash, split)
+    named, count = path is not None, chunks(tokens, length, choice.limit, f"{split} of {corpus.folder}")
+    path = corpus.folder / "evaluation" / f"{choice.name}.safetensors" if path is None else Path(path)
     if path.exists():
         saved = EvaluationSet.load(path)
         if saved.origin == wanted and saved.tokens.shape == (count, length):
@@ -343,17 +359,7 @@ def find_or_build(
                 f"{path} is an evaluation set of another corpus, or was made in another way: name another."
             )
         warnings.warn(f"{path} was made of another corpus, or in another way; it is made again.", stacklevel=2)
-    made = EvaluationSet.build(
-        tokens,
-        tokenizer_hash=tokenizer_hash,
-        length=length,
-        r_max=r_max,
-        seed=seed,
-        limit=limit,
-        training=training,
-        corpus_hash=corpus.hash,
-        split=split,
-    )
+    made = EvaluationSet.build(tokens, tokenizer_hash=tokenizer_hash, corpus_hash=corpus.hash, **vars(choice))
     return made, path, True
 
 
@@ -362,6 +368,6 @@ def chunks(tokens: Tokens | np.ndarray, length: int, limit: int | None, split: s
     if length < 1 or (limit is not None and limit < 1):
         raise InputError("the length of a text and the limit on their number must be at least 1.")
     if len(tokens) < length:
-        remedy = "use a smaller length (--length)" if len(tokens) else "prepare more text (acgpt prepare --validation)"
+        remedy = "use a smaller `length`" if len(tokens) else "prepare more text (acgpt prepare --validation)"
         raise InputError(f"{split} has {len(tokens)} tokens, and one text takes {length}: {remedy}, or another split.")
     return len(tokens) // length if limit is None else min(len(tokens) // length, limit)

@@ -3,65 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from acgpt.common.files import check_writable, disk_errors, write_whole
+from acgpt.common.files import check_writable, disk_errors, write_json
+from acgpt.common.options import keywords
 from acgpt.data.corpus import Corpus
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.evaluation import generator as drawing
 from acgpt.evaluation.dataset import keep, own_r_max
 from acgpt.evaluation.generator import INDEX, STAYS, Generator
+from acgpt.evaluation.options import GenerationOptions
 from acgpt.evaluation.partial import record_in
-from acgpt.evaluation.setup import (
-    Distribution,
-    Source,
-    check_counts,
-    choose_method,
-    compiling,
-    find_set,
-    opened_corpus,
-    opened_model,
-    other_r_max,
-    training_distribution,
-)
-from acgpt.methods import method_of
+from acgpt.evaluation.setup import Setup, Source, choose_method, compiling
 from acgpt.query.modes import MODES, modes_named
 
 Progress = Callable[[int, int, int], object]  # called with how many tokens are there, of how many, and how many are new
 
 
+@keywords(GenerationOptions)
 def generate(
     model: Source,
     corpus: Corpus | str | Path | None = None,
     output: str | Path | None = None,
     *,
-    modes: Sequence[str] = (),
-    if_possible: bool = False,
-    split: str | None = None,
-    r_max: float | None = None,
-    length: int | None = None,
-    limit: int | None = None,
-    samples: int = 1,
-    prompt: int | None = None,
-    top_p: float | None = None,
-    temperature: float | None = None,
-    seed: int = 0,
-    set_seed: int | None = None,
-    conditioning: Distribution = None,
-    sets: str | Path | None = None,
-    method: str | None = None,
-    options: Mapping[str, str] | None = None,
-    adapter: str | Path | Literal[False] | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    batch_tokens: int | None = None,
-    compiled: bool = False,
     progress: Callable[[str], AbstractContextManager[Progress]] = lambda mode: nullcontext(lambda *_: None),
     note: Callable[[str], object] = lambda text: None,
+    **keywords: Any,
 ) -> dict[str, Any]:
     """Draw what the five modes of the paper ask, by the model's own procedure, into a folder.
 
@@ -70,30 +41,10 @@ def generate(
     What is complete in the folder is left as it is, and what was begun goes on.
 
     Args:
-        model: As in `acgpt.evaluate`; so are the arguments that are not named here.
+        model: A folder, a hub id or a .gguf file, "default" for the embedded one; or a `LanguageModel`.
         corpus: A folder that `acgpt.prepare` has written; may be left out with `sets`.
         output: The folder; it gets MODE.jsonl and MODE.json for each mode, and index.json.
-        modes: Some modes only. Default: all five.
-        if_possible: Is it no error if the method can answer none of the `modes`?
-        split: Of the corpus.
-        r_max: The largest share of a text that is given.
-        length: Tokens a text.
-        limit: The first texts only.
-        samples: Of each text.
-        prompt: In the unconditional mode so many tokens of each text are given. Default: 20.
-        top_p: Draw from the likeliest tokens that together have this probability. Default: 0.95.
-        temperature: 1 is the model's own distribution, 0 is greedy. Default: 0.8.
-        seed: Of the draws.
-        set_seed: Of the conditioning sets. Default: 0.
-        conditioning: The training distribution, if it is not the paper's.
-        sets: The file of the evaluation set.
-        method: Ask the model as one of this method.
-        options: Of the method.
-        adapter: As in `acgpt.load`.
-        device: As in `acgpt.load`.
-        dtype: As in `acgpt.load`.
-        batch_tokens: The most tokens of a forward pass.
-        compiled: Put the network through torch.compile.
+        **keywords: See `GenerationOptions`.
         progress: Makes, for a mode, a context in which `Progress` is called.
         note: Called with what a user should know before the work begins.
 
@@ -104,45 +55,36 @@ def generate(
         InputError: Something that the user can mend; the folder holds generations of another configuration.
         OutputError: The folder cannot be written; what has been drawn stays.
     """
+    chosen = GenerationOptions(**keywords)
     if output is None:
-        raise InputError("name a folder for the files (output).")
+        raise InputError("name a folder for the files (`output`).")
     output = Path(output)
     if output.exists() and not output.is_dir():
-        raise InputError(f"{output} is a file: name a folder with -o.")
+        raise InputError(f"{output} is a file: name a folder with `output`.")
     check_writable(output / INDEX)
-    check_counts(length=length, limit=limit, batch_tokens=batch_tokens, samples=samples)
-    wanted = [mode.name for mode in modes_named(list(modes))]
-    forced, options = None if method is None else method_of(method), dict(options or {})
-    prompt = drawing.PROMPT if prompt is None else prompt
-    top_p = drawing.TOP_P if top_p is None else top_p
-    temperature = drawing.TEMPERATURE if temperature is None else temperature
-    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
-    chosen = {"split": split, "r_max": r_max, "length": length, "seed": set_seed}
-    training = training_distribution(conditioning, r_max)
-    opened = opened_corpus(corpus)
-    lm, name, in_use = opened_model(model, adapter, device, dtype)
-    evaluation_set, path, new = find_set(opened, None if sets is None else Path(sets), chosen, limit, training, lm)
+    wanted = [mode.name for mode in modes_named(list(chosen.modes))]
+    options, samples, compiled = dict(chosen.options or {}), chosen.samples, chosen.compiled
+    prompt = drawing.PROMPT if chosen.prompt is None else chosen.prompt
+    top_p = drawing.TOP_P if chosen.top_p is None else chosen.top_p
+    temperature = drawing.TEMPERATURE if chosen.temperature is None else chosen.temperature
+    sampling = Sampling(temperature=temperature, top_p=top_p, seed=chosen.seed)
+    setup = Setup.of(model, corpus, chosen, "set_seed")
+    lm, evaluation_set = setup.lm, setup.evaluation_set
     generator = Generator(
-        lm, evaluation_set, method=choose_method(forced, lm), options=options, samples=samples, prompt=prompt,
-        sampling=sampling, budget=batch_tokens, compiled=compiled,
+        lm, evaluation_set, method=choose_method(setup.method, lm), options=options, samples=samples, prompt=prompt,
+        sampling=sampling, budget=chosen.batch_tokens, compiled=compiled,
     )  # fmt: skip
-    evaluation_set.require_tokenizer(generator.tokenizer_hash)
-    if (words := other_r_max(evaluation_set, lm)) is not None:
-        note(words)
+    setup.check(generator.tokenizer_hash, note)
     check_index(output / INDEX)
-    if modes and not if_possible and not any(generator.answers(each) for each in wanted):
+    if chosen.modes and not chosen.if_possible and not any(generator.answers(each) for each in wanted):
         raise InputError(
             f"a model of method {generator.method.name} cannot answer in the mode {' or '.join(wanted)}: name others "
-            "with --modes, or add --if-possible."
+            "with `modes`, or add `if_possible=True`."
         )
     generator.check(output)
-    if new:
-        keep(evaluation_set, path)
-    about: dict[str, Any] = {
-        "model": name,
-        "adapter": in_use,
-        "corpus": None if opened is None else str(opened.folder),
-    }
+    if setup.new:
+        keep(evaluation_set, setup.path)
+    about = setup.about
     records: dict[str, dict[str, Any] | None] = {}
     for each in wanted:
         with progress(each) as update, compiling(compiled):
@@ -152,9 +94,9 @@ def generate(
         **about,
         "method": generator.method.name,
         "options": options,
-        "set": evaluation_set.as_dict() | {"path": str(path)},
+        "set": evaluation_set.as_dict() | {"path": str(setup.path)},
         "trained_r_max": own_r_max(lm.metadata),
-        "sampling": {"temperature": temperature, "top_p": top_p, "seed": seed, "prompt": prompt},
+        "sampling": {"temperature": temperature, "top_p": top_p, "seed": chosen.seed, "prompt": prompt},
         "samples": samples,
         "folder": str(output),
         "modes": {name: summary(name, record) for name, record in records.items()},
@@ -164,7 +106,7 @@ def generate(
             records[each] = earlier
     index = {**result, "modes": {each: summary(each, records[each]) for each in MODES if each in records}}
     with disk_errors(output, STAYS):
-        write_whole(output / INDEX, json.dumps(index, indent=2) + "\n")
+        write_json(output / INDEX, index)
     return result
 
 

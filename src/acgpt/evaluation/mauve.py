@@ -35,7 +35,7 @@ FEW = 100  # below, chance decides
 FEW_A_CLUSTER = b"WARNING clustering "
 
 
-def package(otherwise: str = "--no-mauve leaves it out and measures the rest.") -> Any:
+def package(otherwise: str = "`no_mauve` leaves it out and measures the rest.") -> Any:
     """mauve-text, or how to get it, and how to do without it."""
     try:
         return importlib.import_module("mauve")

@@ -135,7 +135,7 @@ def opened(path: Path, config: Mapping[str, Any]) -> Iterator[Part]:
     """
     with path.open("a+b") as file:
         if not try_lock(file):
-            raise InputError(f"another process is drawing {path}: wait for it, or name another folder with -o.")
+            raise InputError(f"another process is drawing {path}: wait for it, or name another folder with `output`.")
         file.seek(0)
         first = file.readline()
         there = config_of(path, first)
@@ -200,5 +200,5 @@ def same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     ]
     if differ:
         raise InputError(
-            f"{path} was drawn with {'; '.join(differ)}. Name another folder with -o, or delete {path.parent}."
+            f"{path} was drawn with {'; '.join(differ)}. Name another folder with `output`, or delete {path.parent}."
         )

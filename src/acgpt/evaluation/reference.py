@@ -100,10 +100,14 @@ def of_corpus(
     about: dict[str, Any] = {"corpus": str(corpus.folder), "corpus_hash": corpus.hash, "split": split, "rule": rule}
     about |= {"length": length, "skip": begin, "overlaps_prompts": bool(texts) and begin < prompts}
     if not texts and not allow_none:
-        remedy = "another --split, a smaller --length" + (
-            ", or --skip 0: the reference then holds the very texts that the prompts are from" if begin else ""
+        remedy = "another `split`, a smaller `length`" + (
+            ", or `skip=0`: the reference then holds the very texts that the prompts are from" if begin else ""
         )
-        fewer = " Or generate fewer with --limit, which leaves texts to compare with." if skip is None and begin else ""
+        fewer = (
+            " Or generate fewer (acgpt generate --limit), which leaves texts to compare with."
+            if skip is None and begin
+            else ""
+        )
         raise InputError(f"{lack(about)}. Name {remedy}.{fewer}")
     return Reference(texts, about)
 

@@ -29,14 +29,16 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import yaml
 
+from acgpt.common.options import declared, documented, option
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.evaluation.generator import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
 from acgpt.evaluation.mauve import FEWEST
+from acgpt.evaluation.options import EvaluationOptions, GenerationOptions, ScoringOptions
 from acgpt.evaluation.reference import RULES
 from acgpt.methods import method_of, parted
 from acgpt.query.conditioning import Conditioning, check_keys
@@ -50,35 +52,32 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 AXES = ELSEWHERE | {"methods": "method", "sizes": "model", "size": "model", "models": "model", "seeds": "seed"}
 
 
+@documented
 @dataclass(frozen=True)
 class Evaluations:
     """What a cell is asked once it has been trained: `acgpt evaluate`, once for each split and r_max.
 
     The evaluation set depends on these keys, the recipe's `length` and r_max alone, so cells of one r_max share it.
-
-    Args:
-        splits: Of the corpus, a list.
-        r_max: The largest shares of a text that are given, a list. Default: the cell's own; for a method that reads no
-            future, which has none, those of all other cells.
-        limit: The first texts of a split only. Default: all.
-        seed: Of the conditioning sets.
-        conditioning: The training distribution that is asked, if it is not the paper's: {b_max: 4}, say.
-        dtype: Of the weights, as `acgpt evaluate --dtype` takes it. Default: auto.
-        batch_tokens: At most so many go through the model at a time. Default: what the device can take.
-        compile: Put the networks of methods that take many passes (see acgpt methods) through torch.compile?
-        how: For a method by name, further ways to ask it where it leaves a choice, an evaluation more each, as
-            `acgpt evaluate --how` takes them: {sigma-gpt-random: [order=random]}.
     """
 
-    splits: Sequence[str] = ("test",)
-    r_max: Sequence[float] | None = None
-    limit: int | None = None
-    seed: int = 0
-    conditioning: Mapping[str, Any] | None = None
-    dtype: Dtype = "auto"
-    batch_tokens: int | None = None
-    compile: bool = False
-    how: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    splits: Sequence[str] = option("Of the corpus, a list.", ("test",))
+    r_max: Sequence[float] | None = option(
+        "The largest shares of a text that are given, a list. Default: the cell's own; for a method that reads no "
+        "future, which has none, those of all other cells."
+    )
+    limit: int | None = declared(EvaluationOptions, "limit")
+    seed: int = declared(EvaluationOptions, "seed", default=0)
+    conditioning: Mapping[str, Any] | None = option(
+        "The training distribution that is asked, if it is not the paper's: {b_max: 4}, say."
+    )
+    dtype: Dtype = declared(EvaluationOptions, "dtype")
+    batch_tokens: int | None = declared(EvaluationOptions, "batch_tokens")
+    compile: bool = declared(EvaluationOptions, "compiled")
+    how: Mapping[str, Sequence[str]] = option(
+        "For a method by name, further ways to ask it where it leaves a choice, an evaluation more each, as `acgpt "
+        "evaluate --how` takes them: {sigma-gpt-random: [order=random]}.",
+        factory=dict,
+    )
 
     def __post_init__(self) -> None:
         ways = self.how.values() if isinstance(self.how, Mapping) else [None]
@@ -100,41 +99,27 @@ class Evaluations:
         return "-".join(words)
 
 
+@documented
 @dataclass(frozen=True)
 class Draws:
-    """What a cell draws once it has been evaluated: `acgpt generate`, once for each split and r_max.
+    """What a cell draws once it has been evaluated: `acgpt generate`, once for each split and r_max."""
 
-    Args:
-        splits: Of the corpus, a list.
-        modes: A list of their names. Default: all five; what a method cannot answer is left out.
-        r_max: As in `evaluate`.
-        limit: As in `evaluate`.
-        samples: Of each text.
-        prompt: In the unconditional mode so many tokens of a text are given.
-        top_p: Draw from the likeliest tokens that together have this probability.
-        temperature: 1 is the model's own distribution.
-        seed: Of the draws.
-        set_seed: Of the conditioning sets.
-        conditioning: As in `evaluate`.
-        dtype: As in `evaluate`.
-        batch_tokens: As in `evaluate`.
-        compile: As in `evaluate`.
-    """
-
-    splits: Sequence[str] = ("test",)
-    modes: Sequence[str] | None = None
-    r_max: Sequence[float] | None = None
-    limit: int | None = None
-    samples: int = 1
-    prompt: int = PROMPT
-    top_p: float = TOP_P
-    temperature: float = TEMPERATURE
-    seed: int = 0
-    set_seed: int = 0
-    conditioning: Mapping[str, Any] | None = None
-    dtype: Dtype = "auto"
-    batch_tokens: int | None = None
-    compile: bool = False
+    splits: Sequence[str] = declared(Evaluations, "splits")
+    modes: Sequence[str] | None = option(
+        "A list of their names. Default: all five; what a method cannot answer is left out."
+    )
+    r_max: Sequence[float] | None = declared(Evaluations, "r_max", help="As in `evaluate`.")
+    limit: int | None = declared(GenerationOptions, "limit")
+    samples: int = declared(GenerationOptions, "samples")
+    prompt: int = declared(GenerationOptions, "prompt", default=PROMPT)
+    top_p: float = declared(GenerationOptions, "top_p", default=TOP_P)
+    temperature: float = declared(GenerationOptions, "temperature", default=TEMPERATURE)
+    seed: int = declared(GenerationOptions, "seed")
+    set_seed: int = declared(GenerationOptions, "set_seed", default=0, help="Of the conditioning sets. Default: 0.")
+    conditioning: Mapping[str, Any] | None = declared(Evaluations, "conditioning", help="As in `evaluate`.")
+    dtype: Dtype = declared(GenerationOptions, "dtype")
+    batch_tokens: int | None = declared(GenerationOptions, "batch_tokens")
+    compile: bool = declared(GenerationOptions, "compiled")
 
     def __post_init__(self) -> None:
         check_sets(self, "generate")
@@ -148,9 +133,6 @@ class Draws:
             Sampling(temperature=self.temperature, top_p=self.top_p)
         except InputError as error:
             raise InputError(f"generate: {error}") from error
-        for name, least in (("samples", 1), ("prompt", 0), ("set_seed", 0)):
-            if checked(f"generate.{name}", getattr(self, name), int) < least:
-                raise InputError(f"generate.{name} must be at least {least}, not {getattr(self, name)}.")
 
     def name(self, split: str, r_max: float) -> str:
         """What the folder of generations is called: all that decides what is drawn, where it is not the usual."""
@@ -162,34 +144,29 @@ class Draws:
         return "-".join([*words, *(self.modes or ())])
 
 
+@documented
 @dataclass(frozen=True)
 class Scores:
-    """How what a cell has drawn is scored: `acgpt mauve`, once for each folder of generations.
+    """How what a cell has drawn is scored: `acgpt mauve`, once for each folder of generations."""
 
-    Args:
-        split: Of the corpus, that the reference is from. Default: test if there is one, else validation.
-        rule: How the reference is drawn: documents or windows. Default: documents where the corpus has them.
-        length: Tokens of a text of reference. Default: as many as those that are drawn have, at most 2048.
-        skip: Leave out so many tokens of the split. Default: the region that what is given is from.
-        count: At most so many texts of reference. Default: 1000.
-        features: The model whose hidden states are compared: a folder, a hub id, or default, the embedded one. Default:
-            gpt2-large.
-        seeds: So many times k-means, each from another seed. Default: 5.
-        asked_only: Score what was drawn alone as well, against what stood there: a result more each.
-        judge: A model that says how likely it finds the texts: a folder, another cell's `model` say, or a hub id.
-        no_mauve: Everything but MAUVE, which needs mauve-text and a model of features.
-    """
-
-    split: str | None = None
-    rule: str | None = None
-    length: int | None = None
-    skip: int | None = None
-    count: int | None = None
-    features: str | None = None
-    seeds: int | None = None
-    asked_only: bool = False
-    judge: str | None = None
-    no_mauve: bool = False
+    split: str | None = declared(ScoringOptions, "split")
+    rule: str | None = declared(ScoringOptions, "rule")
+    length: int | None = declared(ScoringOptions, "length")
+    skip: int | None = declared(ScoringOptions, "skip")
+    count: int | None = declared(ScoringOptions, "count")
+    features: str | None = declared(ScoringOptions, "features")
+    seeds: int | None = declared(ScoringOptions, "seeds")
+    asked_only: bool = declared(
+        ScoringOptions,
+        "asked_only",
+        help="Score what was drawn alone as well, against what stood there: a result more each.",
+    )
+    judge: str | None = declared(
+        ScoringOptions,
+        "judge",
+        help="A model that says how likely it finds the texts: a folder, another cell's `model` say, or a hub id.",
+    )
+    no_mauve: bool = declared(ScoringOptions, "no_mauve")
 
     def __post_init__(self) -> None:
         for name in ("split", "rule", "features", "judge"):
@@ -197,11 +174,9 @@ class Scores:
                 raise InputError(f"mauve.{name} is empty: name one, or leave it out.")
         for name in ("asked_only", "no_mauve"):
             checked(f"mauve.{name}", getattr(self, name), bool)
-        least = {"length": 1, "skip": 0, "count": 1 if self.no_mauve else FEWEST, "seeds": 1}
-        for name, fewest in least.items():
-            value = checked(f"mauve.{name}", getattr(self, name), int | None)
-            if value is not None and value < fewest:
-                raise InputError(f"mauve.{name} must be at least {fewest}, not {value}.")
+        check_numbers(self, "mauve")
+        if self.count is not None and not self.no_mauve and self.count < FEWEST:
+            raise InputError(f"mauve.count must be at least {FEWEST}, not {self.count}.")
         if self.rule not in (None, *RULES):
             raise InputError(f"mauve.rule must be one of {', '.join(RULES)}, not {self.rule!r}.")
         unused = [name for name in ("features", "seeds", "asked_only") if self.no_mauve and getattr(self, name)]
@@ -477,16 +452,21 @@ def check_sets(wanted: Evaluations | Draws, key: str) -> None:
         object.__setattr__(wanted, name, tuple(checked(f"{key}.{name}", value, kind) for value in values))
     if any(not 0 <= r_max <= 1 for r_max in wanted.r_max or ()):
         raise InputError(f"{key}.r_max are shares, from 0 to 1, not {list(wanted.r_max or ())}.")
-    for name in ("limit", "batch_tokens"):
-        value = checked(f"{key}.{name}", getattr(wanted, name), int | None)
-        if value is not None and value < 1:
-            raise InputError(f"{key}.{name} must be at least 1, not {value}.")
+    check_numbers(wanted, key)
     checked(f"{key}.dtype", wanted.dtype, Dtype)
     checked(f"{key}.compile", wanted.compile, bool)
-    if checked(f"{key}.seed", wanted.seed, int) < 0:
-        raise InputError(f"{key}.seed must be at least 0, not {wanted.seed}.")
     if wanted.conditioning is not None:
         Conditioning.from_dict(wanted.conditioning)
+
+
+def check_numbers(wanted: Evaluations | Draws | Scores, key: str) -> None:
+    """Refuse whole numbers outside of the ranges that their options declare, and what is no whole number."""
+    for name, kind in get_type_hints(type(wanted)).items():
+        if kind in (int, int | None):
+            (allowed,) = (each.metadata["range"] for each in fields(wanted) if each.name == name)
+            value = checked(f"{key}.{name}", getattr(wanted, name), kind)
+            if value is not None and value not in allowed:
+                raise InputError(f"{key}.{name} must be {allowed}, not {value}.")
 
 
 # ---- keys and values ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from acgpt.common.options import Range, documented, option
 from acgpt.errors import InputError
 from acgpt.query.conditioning import Conditioning, check_keys
 
@@ -79,106 +80,126 @@ SHAPES = {
 }
 
 
+@documented
 @dataclass(frozen=True)
 class Recipe:
-    """How to train a model.
+    """How to train a model."""
 
-    Args:
-        corpus: A folder that `acgpt prepare` has written.
-        output: The run's folder; it must not exist yet, unless the run is resumed.
-        method: "ac-gpt", or "gpt" for its causal twin: the same texts in the same order, nothing given, all asked. Or
-            any other that `acgpt methods` lists.
-        loss: What is learnt from: the "asked" tokens, or "all", the given ones too. The latter only with a method that
-            predicts given tokens as well (σ-GPT); it learns faster, and the paper leaves it out for fairness.
-        target_positions: With σ-GPT, how a slot is told the position that it predicts: "rotary", its query is rotated
-            to it, or "table", a learned row for it is added to the embedding (docs/methods.md). Default: rotary.
-        conditioning: The distribution of conditioning sets: r_min, r_max, b_min, b_max, the shares infilling, empty and
-            unknown, or a mixture of parts (docs/conditioning.md).
-        model: "tiny", "small", "base", "medium", or a mapping of `layers`, `width` and `heads`.
-        base: A pretrained model to tune instead of making one anew: a folder, a hub id or a .gguf file; "default" is
-            the embedded one. Its tokenizer must be the corpus's.
-        lora: With `base`: train a LoRA adapter and leave the model as it is, {rank: 8, alpha: 16, dropout: 0, targets:
-            null}. Default: all weights are trained.
-        quantize: With `lora`: "4bit" holds the frozen weights in NF4, by the package bitsandbytes.
-        checkpointing: With `base`: recompute activations in the backward pass, for less memory and more time.
-        mask: The token that stands for unknown ones, by its text. Default: the tokenizer's MASK, if it has one.
-        length: Tokens in a text; with BOS the model has one position more.
-        dropout: Of embeddings and of what each block adds.
-        attention_dropout: Of attention weights. Flash attention of variable length has none: above 0 the dense mask is
-            used, which is several times slower on a GPU.
-        steps: Optimizer steps. Either this or `epochs`.
-        epochs: Rounds over the corpus instead of steps.
-        batch: Texts in a step, over all processes.
-        micro_batch: At most so many texts in a forward pass of a process; a step takes as many passes as it needs, and
-            the result is the same but for rounding. Default: one pass.
-        optimizer: "adamw", or "muon" for the matrices of the blocks and AdamW for all else.
-        lr: AdamW's learning rate at its peak.
-        muon_lr: Muon's, on AdamW's scale. Only with Muon; default 0.002.
-        betas: AdamW's.
-        weight_decay: Decoupled; of matrices (with Muon, not of embeddings).
-        clip: The largest norm of a gradient; 0 is no limit.
-        warmup: Steps over which the learning rate rises.
-        schedule: "cosine", "linear" (stays, then falls over the `cooldown`) or "constant".
-        final_lr: The share of the peak at which the learning rate ends. Not with "constant"; default 0.1.
-        cooldown: The share of the steps after warm-up over which "linear" falls. Only with it; default 1.
-        precision: "bf16" (mixed: weights, optimizer and loss stay fp32), "fp32", or "auto": bf16 on CUDA.
-        compile: torch.compile; "auto" is yes on CUDA, except under FSDP and with `checkpointing` or `quantize`.
-        device: "auto", "cpu", "cuda" or "mps".
-        parallel: Several processes (torchrun) hold whole models ("ddp") or a share of one each ("fsdp"). A launch by
-            accelerate with an FSDP configuration counts as "fsdp".
-        workers: Processes that prepare batches.
-        log_every: Steps between two lines of the log; there is also one at each checkpoint and each evaluation.
-        save_every: Steps between two checkpoints; there is always one at the end.
-        keep: How many checkpoints are kept.
-        eval_every: Steps between two evaluations; 0 is none but the last.
-        eval_split: The split of the corpus that is evaluated on; without a validation split, by default nothing is.
-        eval_texts: How many of its texts, during training.
-        final_texts: How many in the end, in all five modes. Default: all.
-        seed: Of the weights, the order of texts, their conditioning sets and dropout.
-    """
-
-    corpus: str = ""
-    output: str = ""
-    method: str = "ac-gpt"  # the values of these three are those that methods declare: see `kinds`
-    loss: str = "asked"
-    target_positions: str | None = None
-    conditioning: Mapping[str, Any] = field(default_factory=lambda: {"r_max": 0.6})
-    model: str | Mapping[str, Any] = "small"
-    base: str = ""
-    lora: Mapping[str, Any] | None = None
-    quantize: Literal["4bit"] | None = None
-    checkpointing: bool = False
-    mask: str | None = None
-    length: int = 1023
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    steps: int | None = None
-    epochs: float | None = None
-    batch: int = 64
-    micro_batch: int | None = None
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    lr: float = 5e-4
-    muon_lr: float | None = None
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    warmup: int = 100
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    final_lr: float | None = None
-    cooldown: float | None = None
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    compile: bool | Literal["auto"] = "auto"
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    workers: int = 4
-    log_every: int = 10
-    save_every: int = 500
-    keep: int = 2
-    eval_every: int = 500
-    eval_split: str = "validation"
-    eval_texts: int = 64
-    final_texts: int | None = None
-    seed: int = 0
+    corpus: str = option("A folder that `acgpt prepare` has written.", "")
+    output: str = option("The run's folder; it must not exist yet, unless the run is resumed.", "")
+    # The values of these three are those that methods declare: see `kinds`.
+    method: str = option(
+        '"ac-gpt", or "gpt" for its causal twin: the same texts in the same order, nothing given, all asked. Or any '
+        "other that `acgpt methods` lists.",
+        "ac-gpt",
+    )
+    loss: str = option(
+        'What is learnt from: the "asked" tokens, or "all", the given ones too. The latter only with a method that '
+        "predicts given tokens as well (σ-GPT); it learns faster, and the paper leaves it out for fairness.",
+        "asked",
+    )
+    target_positions: str | None = option(
+        'With σ-GPT, how a slot is told the position that it predicts: "rotary", its query is rotated to it, or '
+        '"table", a learned row for it is added to the embedding (docs/methods.md). Default: rotary.'
+    )
+    conditioning: Mapping[str, Any] = option(
+        "The distribution of conditioning sets: r_min, r_max, b_min, b_max, the shares infilling, empty and "
+        "unknown, or a mixture of parts (docs/conditioning.md).",
+        factory=lambda: {"r_max": 0.6},
+    )
+    model: str | Mapping[str, Any] = option(
+        '"tiny", "small", "base", "medium", or a mapping of `layers`, `width` and `heads`.', "small"
+    )
+    base: str = option(
+        'A pretrained model to tune instead of making one anew: a folder, a hub id or a .gguf file; "default" is '
+        "the embedded one. Its tokenizer must be the corpus's.",
+        "",
+    )
+    lora: Mapping[str, Any] | None = option(
+        "With `base`: train a LoRA adapter and leave the model as it is, {rank: 8, alpha: 16, dropout: 0, targets: "
+        "null}. Default: all weights are trained."
+    )
+    quantize: Literal["4bit"] | None = option(
+        'With `lora`: "4bit" holds the frozen weights in NF4, by the package bitsandbytes.'
+    )
+    checkpointing: bool = option(
+        "With `base`: recompute activations in the backward pass, for less memory and more time.", False
+    )
+    mask: str | None = option(
+        "The token that stands for unknown ones, by its text. Default: the tokenizer's MASK, if it has one."
+    )
+    length: int = option("Tokens in a text; with BOS the model has one position more.", 1023, minimum=2)
+    dropout: float = option("Of embeddings and of what each block adds.", 0.0, minimum=0, below=1)
+    attention_dropout: float = option(
+        "Of attention weights. Flash attention of variable length has none: above 0 the dense mask is used, which "
+        "is several times slower on a GPU.",
+        0.0,
+        minimum=0,
+        below=1,
+    )
+    steps: int | None = option("Optimizer steps. Either this or `epochs`.", minimum=1)
+    epochs: float | None = option("Rounds over the corpus instead of steps.", above=0, below=math.inf)
+    batch: int = option("Texts in a step, over all processes.", 64, minimum=1)
+    micro_batch: int | None = option(
+        "At most so many texts in a forward pass of a process; a step takes as many passes as it needs, and the "
+        "result is the same but for rounding. Default: one pass.",
+        minimum=1,
+    )
+    optimizer: Literal["adamw", "muon"] = option(
+        '"adamw", or "muon" for the matrices of the blocks and AdamW for all else.', "adamw"
+    )
+    lr: float = option("AdamW's learning rate at its peak.", 5e-4, above=0, below=math.inf)
+    muon_lr: float | None = option("Muon's, on AdamW's scale. Only with Muon; default 0.002.", above=0, below=math.inf)
+    betas: tuple[float, float] = option("AdamW's.", (0.9, 0.999), minimum=0, below=1)
+    weight_decay: float = option("Decoupled; of matrices (with Muon, not of embeddings).", 0.1, minimum=0)
+    clip: float = option("The largest norm of a gradient; 0 is no limit.", 1.0, minimum=0)
+    warmup: int = option("Steps over which the learning rate rises.", 100, minimum=0)
+    schedule: Literal["cosine", "linear", "constant"] = option(
+        '"cosine", "linear" (stays, then falls over the `cooldown`) or "constant".', "cosine"
+    )
+    final_lr: float | None = option(
+        'The share of the peak at which the learning rate ends. Not with "constant"; default 0.1.',
+        minimum=0,
+        maximum=1,
+        words="a share, from 0 to 1",
+    )
+    cooldown: float | None = option(
+        'The share of the steps after warm-up over which "linear" falls. Only with it; default 1.',
+        above=0,
+        maximum=1,
+        words="a share, above 0 and at most 1",
+    )
+    precision: Literal["auto", "bf16", "fp32"] = option(
+        '"bf16" (mixed: weights, optimizer and loss stay fp32), "fp32", or "auto": bf16 on CUDA.', "auto"
+    )
+    compile: bool | Literal["auto"] = option(
+        'torch.compile; "auto" is yes on CUDA, except under FSDP and with `checkpointing` or `quantize`.', "auto"
+    )
+    device: Literal["auto", "cpu", "cuda", "mps"] = option('"auto", "cpu", "cuda" or "mps".', "auto")
+    parallel: Literal["ddp", "fsdp"] = option(
+        'Several processes (torchrun) hold whole models ("ddp") or a share of one each ("fsdp"). A launch by '
+        'accelerate with an FSDP configuration counts as "fsdp".',
+        "ddp",
+    )
+    workers: int = option("Processes that prepare batches.", 4, minimum=0)
+    log_every: int = option(
+        "Steps between two lines of the log; there is also one at each checkpoint and each evaluation.", 10, minimum=1
+    )
+    save_every: int = option("Steps between two checkpoints; there is always one at the end.", 500, minimum=1)
+    keep: int = option("How many checkpoints are kept.", 2, minimum=1)
+    eval_every: int = option("Steps between two evaluations; 0 is none but the last.", 500, minimum=0)
+    eval_split: str = option(
+        "The split of the corpus that is evaluated on; without a validation split, by default nothing is.", "validation"
+    )
+    eval_texts: int = option("How many of its texts, during training.", 64, minimum=1)
+    final_texts: int | None = option("How many in the end, in all five modes. Default: all.", minimum=1)
+    seed: int = option(
+        "Of the weights, the order of texts, their conditioning sets and dropout.",
+        0,
+        minimum=0,
+        below=2**32,
+        words="from 0 to 2³² - 1",
+    )
 
     def __post_init__(self) -> None:
         for name, kind in kinds().items():
@@ -194,10 +215,10 @@ class Recipe:
                     f"{name} goes with {owner}={' or '.join(choices)}, not with {owner}={value}: leave it out "
                     f"({name}=null)."
                 )
-        for name, (holds, words) in RANGES.items():
+        for name, allowed in RANGES.items():
             value = getattr(self, name)
-            if value is not None and not all(map(holds, value if isinstance(value, tuple) else (value,))):
-                raise InputError(f"{name} must be {words}, not {list(value) if isinstance(value, tuple) else value}.")
+            if value is not None and not all(x in allowed for x in (value if isinstance(value, tuple) else (value,))):
+                raise InputError(f"{name} must be {allowed}, not {list(value) if isinstance(value, tuple) else value}.")
         if self.parallel == "fsdp" and self.optimizer == "muon":
             raise InputError(MUON_AND_FSDP)
         if self.parallel == "fsdp" and self.compile is True:
@@ -294,18 +315,8 @@ BELONGS: dict[str, tuple[str, Callable[[], Mapping[str, float | str]]]] = {
     "final_lr": ("schedule", lambda: {"cosine": 0.1, "linear": 0.1}),
     "cooldown": ("schedule", lambda: {"linear": 1.0}),
 }
-RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
-    **dict.fromkeys(("weight_decay", "clip", "warmup", "workers", "eval_every"), (lambda x: x >= 0, "at least 0")),
-    **dict.fromkeys(
-        ("steps", "batch", "micro_batch", "log_every", "save_every", "keep", "eval_texts", "final_texts"),
-        (lambda x: x >= 1, "at least 1"),
-    ),
-    "length": (lambda x: x >= 2, "at least 2"),
-    **dict.fromkeys(("epochs", "lr", "muon_lr"), (lambda x: 0 < x < math.inf, "above 0")),
-    **dict.fromkeys(("dropout", "attention_dropout", "betas"), (lambda x: 0 <= x < 1, "from 0 to below 1")),
-    "final_lr": (lambda x: 0 <= x <= 1, "a share, from 0 to 1"),
-    "cooldown": (lambda x: 0 < x <= 1, "a share, above 0 and at most 1"),
-    "seed": (lambda x: 0 <= x < 2**32, "from 0 to 2³² - 1"),
+RANGES: dict[str, Range] = {
+    each.name: each.metadata["range"] for each in fields(Recipe) if each.metadata["range"] != Range()
 }
 MUON_AND_FSDP = (
     "Muon needs whole matrices, and FSDP gives each process a part of them: use optimizer=adamw (and muon_lr=null), or "

@@ -26,7 +26,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from acgpt.common.files import sync, try_lock, write_whole
+from acgpt.common import files
+from acgpt.common.files import sync, try_lock
 from acgpt.errors import InputError, OutputError
 from acgpt.training.recipe import Recipe, differences
 
@@ -57,9 +58,9 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file, whole or not at all."""
+    """Write a JSON file of a run; what the disk refuses names the way on."""
     with writing(path):
-        write_whole(path, json.dumps(content, indent=2) + "\n")
+        files.write_json(path, content)
 
 
 def commit(partial: Path, final: Path) -> None:

@@ -1,0 +1,73 @@
+"""Write the tables of options and keys in the documentation from the dataclasses that declare them.
+
+    python docs/option_tables.py            write the tables into the pages
+    python docs/option_tables.py --check    change nothing; exit code 1 and the names of pages that are out of date
+
+A table stands between `<!-- table MODULE.CLASS COLUMN … -->` and `<!-- end -->`. The columns are key (the field's
+name), option (its name on the command line), default and help.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import MISSING, Field, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from acgpt.common.options import command_help, flags_of
+
+DOCS = Path(__file__).resolve().parent
+TABLE = re.compile(r"(<!-- table (?P<path>[\w.]+) (?P<columns>[a-z ]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def cell(options: type, each: Field[Any], column: str, on_command_line: bool) -> str:
+    """One cell of a table; a help text names other options as the command line does, or as keys."""
+    if column == "key":
+        return f"`{each.name}`"
+    if column == "option":
+        flags, metavar = flags_of(options)[each.name], each.metadata["metavar"]
+        return f"`{', '.join(flags)}{f' {metavar}' if metavar else ''}`"
+    if column == "default":
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        default = list(default) if isinstance(default, tuple) else default
+        return "" if default in ("", None) else f"`{yaml.safe_dump(default, default_flow_style=True).splitlines()[0]}`"
+    assert column == "help", f"there is no column {column}"
+    return command_help(options)[each.name] if on_command_line else str(each.metadata["help"])
+
+
+def table(path: str, columns: list[str]) -> str:
+    """The table of a dataclass, a row a field."""
+    module, _, name = path.rpartition(".")
+    options = getattr(import_module(module), name)
+    rows = [[column if column != "help" else "" for column in columns]]
+    rows += [[cell(options, each, column, "option" in columns) for column in columns] for each in fields(options)]
+    head, *lines = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head.replace("|  |", "| |"), "|" + "---|" * len(columns), *lines]) + "\n"
+
+
+def rendered(page: str) -> str:
+    """A page with its tables as they should be."""
+    return TABLE.sub(lambda match: match[1] + table(match["path"], match["columns"].split()), page)
+
+
+def main() -> int:
+    """Write the pages, or check them."""
+    stale = []
+    for path in sorted(DOCS.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if (new := rendered(text)) != text:
+            stale.append(path.name)
+            if "--check" not in sys.argv[1:]:
+                path.write_text(new, encoding="utf-8")
+    if stale and "--check" in sys.argv[1:]:
+        print(f"out of date: {', '.join(stale)}. Run python docs/option_tables.py.", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
