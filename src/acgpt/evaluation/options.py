@@ -74,8 +74,8 @@ class AskingOptions(LoadingOptions):
         minimum=1,
     )
     compiled: bool = option(
-        "Put the network through torch.compile: for methods of many passes (see acgpt methods), which it speeds up on a "
-        "GPU.",
+        "Put the network through torch.compile: for methods of many passes (see acgpt methods), which it speeds up on "
+        "a GPU.",
         False,
         flags=("--compile",),
     )

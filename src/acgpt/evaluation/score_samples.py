@@ -366,7 +366,7 @@ class Scoring:
 
     def result(self, each: Generations) -> dict[str, Any]:
         """All that is measured of one file."""
-        sides = self.sides(each)
+        sides, method = self.sides(each), METHODS.get(each.record["method"])
         samples, original, texts, reference = sides.samples, sides.original, sides.texts, sides.reference
         found, real, features, cut = None, None, None, 0
         if self.featurizer is not None:
