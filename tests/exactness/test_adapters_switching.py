@@ -22,9 +22,9 @@ from acgpt import InputError, LanguageModel, Metadata, ModelError, Query
 from acgpt.cli.main import app
 from acgpt.cli.ui import named_adapters
 from acgpt.engine import decode
-from acgpt.engine.decode import Decoder, Sampling, adapter_layers, adapters_at_work
+from acgpt.engine.decode import Decoder, Sampling
 from acgpt.engine.engine import Engine
-from acgpt.models.adapters import switched
+from acgpt.engine.peft_layers import adapter_layers, adapters_at_work, switched
 from acgpt.models.metadata import weights_hash
 
 peft = pytest.importorskip("peft")

@@ -31,6 +31,7 @@ from transformers.cache_utils import Cache
 
 from acgpt.engine.attention import Backend, Cached, Ragged, head_width, run, take, words
 from acgpt.engine.layout import body_tokens, download, upload
+from acgpt.engine.peft_layers import adapters_at_work
 from acgpt.engine.score import check_numbers, forbid
 from acgpt.engine.steps import Row, Steps
 from acgpt.errors import InputError, whole_number
@@ -395,23 +396,6 @@ def prefill_tokens(model: PreTrainedModel, memory: int) -> int:
     return memory // int(slot_bytes(model) + (8 * config.hidden_size + 4 * inner) * model.dtype.itemsize)
 
 
-# What a captured step depends on besides its inputs: where the weights lie, and which adapters are at work.
-
-
 def weights_of(model: PreTrainedModel) -> tuple[tuple[int, torch.dtype], ...]:
     """Where the weights lie, and what they are: if that changes, every captured step is worthless."""
     return tuple((weight.data_ptr(), weight.dtype) for weight in model.parameters())
-
-
-def adapter_layers(model: PreTrainedModel) -> list[Any]:
-    """The layers that carry PEFT adapters; none if there are no adapters."""
-    flag = "_disable_adapters"  # of each such layer, or of its class; peft itself need not be installed
-    return [module for module in model.modules() if flag in vars(module) or hasattr(type(module), flag)]
-
-
-def adapters_at_work(model: PreTrainedModel) -> tuple[object, ...]:
-    """Which adapters are switched on, and which are merged, layer by layer: a step is captured for each such state."""
-    return tuple(
-        (layer.disable_adapters, tuple(layer.active_adapters), tuple(layer.merged_adapters))
-        for layer in adapter_layers(model)
-    )

@@ -17,7 +17,7 @@ from acgpt.common.files import check_writable, disk_errors, write_json, write_wh
 from acgpt.common.options import keywords
 from acgpt.common.provenance import versions, when
 from acgpt.data.corpus import Corpus
-from acgpt.engine.decode import adapter_layers
+from acgpt.engine.peft_layers import adapter_layers
 from acgpt.errors import InputError
 from acgpt.evaluation import perplexity
 from acgpt.evaluation.dataset import keep, own_r_max

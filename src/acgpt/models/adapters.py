@@ -6,15 +6,13 @@ Which of them answers a query is decided in `router`. PEFT is imported only wher
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch.nn import ModuleDict
 from transformers import PreTrainedModel
 
-from acgpt.engine.decode import adapter_layers
 from acgpt.errors import InputError, ModelError
 from acgpt.models.metadata import Metadata
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, Infilling
@@ -168,37 +166,3 @@ def agreed_bos(adapters: Mapping[str, Adapter]) -> int | None:
             "one token for all with bos=…."
         )
     return next(iter(stated.values()), None)
-
-
-# ---- switching ------------------------------------------------------------------------------------------------------
-
-
-def active_adapter(model: PreTrainedModel) -> str | None:
-    """The adapter at work in a model as it stands; `None` if there is none, or all are switched off."""
-    for layer in adapter_layers(model):
-        if not layer.disable_adapters and (names := list(layer.active_adapters)):
-            return "+".join(names)
-    return None
-
-
-@contextmanager
-def switched(model: PreTrainedModel, name: str | None) -> Iterator[None]:
-    """Within, this adapter alone is at work, or none; then every layer is as it was, whatever happened.
-
-    PEFT's own `set_adapter` would also change which weights want gradients, and these may be a user's, in training.
-    """
-    layers = adapter_layers(model)
-    if any(layer.merged_adapters for layer in layers):
-        raise ModelError(
-            "an adapter is merged into the weights, so adapters cannot be switched: call unmerge_adapter() first."
-        )
-    before = [(layer, layer._active_adapter, layer._disable_adapters) for layer in layers]
-    try:
-        for layer in layers:
-            # A layer that the adapter does not touch is switched off: it does what it did before there were adapters.
-            here = name is not None and any(name in key.split(".") for key, _ in layer.named_parameters())
-            layer._active_adapter, layer._disable_adapters = [name] if here else [], not here
-        yield
-    finally:
-        for layer, active, disabled in before:
-            layer._active_adapter, layer._disable_adapters = active, disabled

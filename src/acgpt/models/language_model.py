@@ -21,22 +21,19 @@ from acgpt.engine.decode import Sampling, prefill_tokens
 from acgpt.engine.engine import Engine
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import ignore
+from acgpt.engine.peft_layers import switched
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError, whole_number
 from acgpt.methods import METHODS, Method
 from acgpt.models.adapters import (
     BARE,
-    Adapter,
     Choice,
-    active_adapter,
     agreed_bos,
     statements,
-    switched,
     trains_biases,
-    unknown_name,
     without_peft,
 )
 from acgpt.models.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
-from acgpt.models.router import Route, route
+from acgpt.models.router import Route, Router, of_first
 from acgpt.query.query import Query
 from acgpt.query.template import Slot, fillings, parse, rendered
 from acgpt.query.text import Encoded, encode, encode_text, pieces
@@ -163,10 +160,11 @@ class LanguageModel:
             raise ModelError(f"expected a tokenizer of transformers, not {type(tokenizer).__name__}.")
         self.model: PreTrainedModel
         self.model, names = without_peft(model)
-        self.tokenizer, self.router = tokenizer, len(names) > 1 if router is None else router
-        self._says = statements(metadata, names, Metadata.of(self.model.config))
-        self.adapters = {name: Adapter.of(name, self._says[name]) for name in names}
-        self.metadata = self._said(self._at_work())
+        self.tokenizer = tokenizer
+        says = statements(metadata, names, Metadata.of(self.model.config))
+        self._router = Router(self.model, says, len(names) > 1 if router is None else router)
+        self.adapters = self._router.adapters
+        self.metadata = self._router.metadata(self._router.at_work())
         self._biased = trains_biases(model)
         check_model(self.model)
         if attention != "auto" and attention not in BACKENDS:
@@ -181,21 +179,21 @@ class LanguageModel:
         self.vocabulary: int = config.vocab_size
         self.positions = positions_of(config) + 1 - model_method(self.metadata).overhead  # for tokens, and one for BOS
         for name in names or (BARE,):
-            said = self._says[name]
+            said = says[name]
             if said and said.tokenizer_hash and said.tokenizer_hash != tokenizer_hash(tokenizer):
                 whose = f"the adapter {name}'s" if len(names) > 1 else "this model's"
                 raise ModelError(
                     f"the tokenizer is not the one that {whose} acgpt.json was written for: its tokens would be read "
                     "as others. Load the tokenizer that came with the model or adapter."
                 )
-        self.bos = choose_bos(agreed_bos(self.adapters) if bos is None else bos, self._says[BARE], tokenizer)
-        self._masks = {name: None if said is None else said.mask_token_id for name, said in self._says.items()}
+        self.bos = choose_bos(agreed_bos(self.adapters) if bos is None else bos, says[BARE], tokenizer)
+        self._masks = {name: None if said is None else said.mask_token_id for name, said in says.items()}
         if mask is not None:
             self._masks = dict.fromkeys(self._masks, token_id("mask", mask, tokenizer))
         for role, token in (("bos", self.bos), *(("mask", token) for token in self._masks.values())):
             if token is not None and not 0 <= token < self.vocabulary:
                 raise ModelError(f"the {role} token {token} is none of the model's ids, 0 to {self.vocabulary - 1}.")
-        self.mask = self._mask(self._at_work())
+        self.mask = self._mask(self._router.at_work())
         # Tokens of one pass: as many as keep the device busy, if their logits in fp32 fit into so much memory.
         most, memory = (2**16, 2**32) if self.model.device.type == "cuda" else (2**13, 2**30)
         self.budget = max(1024, min(most, memory // (4 * self.vocabulary)))
@@ -249,9 +247,18 @@ class LanguageModel:
         compile_blocks(self.model)
 
     @property
+    def router(self) -> bool:
+        """Is each query answered by the adapter that is for such queries, where none is named?"""
+        return self._router.enabled
+
+    @router.setter
+    def router(self, enabled: bool) -> None:
+        self._router.enabled = enabled
+
+    @property
     def reads_future(self) -> bool:
         """Does the model, or one of its adapters, say that it can read given tokens that stand after a blank?"""
-        return self._reads_future(None)
+        return self._router.reads_future(None)
 
     # ---- the three questions -----------------------------------------------------------------------------------
 
@@ -328,7 +335,7 @@ class LanguageModel:
         for way, members in together(routes):
             with self._inference(way):
                 engine = self._engine.with_mask(self._mask(way.adapter))
-                drawn = self._method(way).sample(engine, [queries[i] for i in members], n, sampling, way.future)
+                drawn = self._router.method(way).sample(engine, [queries[i] for i in members], n, sampling, way.future)
             for i, samples in zip(members, drawn, strict=True):
                 results[i] = [self._finish(encoded[i], *sample, way, sampling.seed) for sample in samples]
         return results[0] if isinstance(query, str | Query) else results
@@ -350,7 +357,7 @@ class LanguageModel:
         """
         if not isinstance(template, str):
             raise QueryError(f"rank takes one template, a string, not {type(template).__name__}.")
-        if model_method(self._said(self._named(adapter))).bound:
+        if model_method(self._router.metadata(self._router.named(adapter))).bound:
             raise QueryError(
                 "this model's log-probabilities are bounds, and which of two bounds is the larger says nothing of what "
                 "they bound: rank with a model of another method."
@@ -359,8 +366,8 @@ class LanguageModel:
         texts = [rendered(parts) for parts in candidates]
         if len(set(texts)) < len(texts):
             raise TemplateError("two alternatives make the same text; write each once.", template, 0)
-        routed = self._routing and adapter is None
-        used = not routed and self._reads_future(adapter) if future is None else future
+        routed = self._router.chooses(adapter)
+        used = not routed and self._router.reads_future(adapter) if future is None else future
         queries, compared = self._comparable(candidates, template) if used else None, "asked | given"
         # The roles are the same in all of them, and so are the routes.
         routes = [] if queries is None else self._routes(queries, future, adapter)
@@ -463,58 +470,18 @@ class LanguageModel:
         known = {(q.given, tuple(t for t, g in zip(q.tokens, q.given, strict=True) if g)) for q in queries}
         return queries if len(known) == 1 else None
 
-    def _reads_future(self, adapter: Choice) -> bool:
-        """Does whoever may answer say that it can read the future?"""
-        if adapter is None and self._routing:
-            return any(said.reads_copies for said in self._says.values() if said is not None)
-        return model_method(self._said(self._named(adapter))).reads_future
-
-    def _method(self, way: Route) -> Method:
-        """How whoever answers is asked."""
-        method = model_method(self._said(way.adapter))
-        return method.insisted() if way.future and not method.reads_future else method
-
-    @property
-    def _routing(self) -> bool:
-        return self.router and bool(self.adapters)
-
-    def _at_work(self) -> str | None:
-        """The adapter at work as the model stands, or several with + between them."""
-        with turn(self.model):  # another thread may just have switched them
-            return active_adapter(self.model) if self.adapters else None
-
-    def _said(self, adapter: str | None) -> Metadata | None:
-        return self._says[(adapter or BARE).partition("+")[0]]
-
     def _mask(self, adapter: str | None) -> int | None:
-        return self._masks[(adapter or BARE).partition("+")[0]]
-
-    def _named(self, adapter: Choice) -> str | None:
-        """The adapter that is meant; by `None`, the one at work as the model stands."""
-        if adapter is None:
-            return self._at_work()
-        if adapter is False or adapter == BARE:
-            return None
-        if not isinstance(adapter, str) or adapter not in self.adapters:
-            raise InputError(f"adapter is {adapter!r}, {unknown_name(tuple(self.adapters))}")
-        return adapter
+        return of_first(self._masks, adapter)
 
     def _routes(self, queries: Sequence[Query], future: bool | None, adapter: Choice) -> list[Route]:
-        """Who answers each query, and with what in view."""
-        if not (future is None or isinstance(future, bool)):
-            raise InputError(f"future must be True, False or None, not {future!r}.")
-        if adapter is None and self._routing:
-            routes = [route(query, self.adapters, self._says[BARE], future) for query in queries]
-        else:
-            used = self._reads_future(adapter) if future is None else future
-            # Without adapters, and where none is named, nothing is switched: the user may have, and then means it.
-            routes = [Route(self._named(adapter), used, as_it_is=adapter is None or not self.adapters)] * len(queries)
+        """Who answers each query, and with what in view; warns if a future is ignored."""
+        routes = self._router.routes(queries, future, adapter)
         ignored = future is None and any(
             query.needs_future and not way.future for query, way in zip(queries, routes, strict=True)
         )
         if ignored and not self._warned:
             self._warned = True
-            refused = adapter is not None and self._named(adapter) is None and self.reads_future
+            refused = adapter is not None and self._router.named(adapter) is None and self.reads_future
             warnings.warn(LEFT_OUT if refused or self.left_out else IGNORED, FutureIgnored, stacklevel=3)
         return routes
 
@@ -524,10 +491,10 @@ class LanguageModel:
         for way, members in together(routes):
             with self._inference(way):
                 engine = self._engine.with_mask(self._mask(way.adapter))
-                answers = self._method(way).log_probs(engine, [queries[i] for i in members], future=way.future)
+                answers = self._router.method(way).log_probs(engine, [queries[i] for i in members], future=way.future)
             for i, answer in zip(members, answers, strict=True):
                 tokens = token_scores(queries[i], self._texts(queries[i], way.adapter), answer)
-                results[i] = Score(tokens, way.future, adapter=way.adapter, bound=self._method(way).bound)
+                results[i] = Score(tokens, way.future, adapter=way.adapter, bound=self._router.method(way).bound)
         return [results[i] for i in range(len(queries))]
 
     def _texts(self, query: Query, adapter: str | None) -> list[str]:
