@@ -19,6 +19,7 @@ WHAT is a table or a figure of `acgpt report`, named as its file is within its p
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import re
@@ -458,7 +459,6 @@ def reported(kept: Sequence[str], check: bool) -> str:
         check: Is a figure only looked at?
     """
     from acgpt.report.runs import find_runs, read_runs
-    from acgpt.report.write import make_report
 
     name, what, *choices = kept
     stem = choices.pop(0) if what == "figure" else what
@@ -473,7 +473,8 @@ def reported(kept: Sequence[str], check: bool) -> str:
         return commands(runs, what == "rates")
     if what == "draws":
         return draws(runs) or sys.exit(f"{name} has no generations: see benchmarks/results/{name}.")
-    parts = make_report(folders).parts
+    newest = max(path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*"))
+    parts = parts_of(tuple(folders), newest)
     if what == "figure":
         figures = {each: (draw, part.captions.get(each, "")) for part in parts for each, draw in part.pictures.items()}
         draw, words = known(stem, figures, name)
@@ -494,6 +495,14 @@ def reported(kept: Sequence[str], check: bool) -> str:
     caption = "" if "-caption" in without else table.caption
     table = replace(table, rows=tuple(rows), columns=shown, caption=caption)
     return f"{table.markdown()}\n{table.words}"
+
+
+@functools.cache
+def parts_of(folders: tuple[Path, ...], newest: int) -> list[Any]:
+    """The parts of the report of these runs, until a file changes; several tables of a page are of the same."""
+    from acgpt.report.write import make_report
+
+    return make_report(folders).parts
 
 
 def known(key: str, there: dict[str, Any], name: str) -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import doctest
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,10 +52,7 @@ def test_the_tables_of_the_benchmarks_page_come_from_the_result_files():
 
 
 def test_the_tables_of_options_are_those_that_the_code_declares():
-    path = ROOT / "docs" / "option_tables.py"
-    check = subprocess.run(
-        [sys.executable, str(path), "--check"], env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True
-    )
+    check = program("option_tables.py", "--check", folder=ROOT / "docs")
     assert check.returncode == 0, check.stderr
 
 

@@ -202,11 +202,14 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
-        for name, kind in kinds().items():
+        plain = self.method in PLAIN and self.loss == Recipe.loss and self.target_positions is None
+        for name, kind in (type_hints() if plain else kinds()).items():
             object.__setattr__(self, name, checked(name, getattr(self, name), kind))
         if (self.steps is None) == (self.epochs is None):
             raise InputError("a recipe says how long to train: give steps or epochs, one of the two.")
         for name, (owner, defaults) in BELONGS.items():
+            if owner == "method" and plain:
+                continue
             value, choices = getattr(self, owner), defaults()
             if value in choices and getattr(self, name) is None:
                 object.__setattr__(self, name, choices[value])
@@ -308,6 +311,9 @@ def method_defaults(key: str) -> dict[str, str]:
     return {name: declared[key][0] for name, declared in training_options().items() if key in declared}
 
 
+# The default method and its causal twin take no keys of their own. Recipes of these are read without importing all
+# methods, and with them torch, which takes seconds.
+PLAIN = ("ac-gpt", "gpt")
 # Keys that mean something only beside certain values of another key: that key, and its values with the defaults.
 BELONGS: dict[str, tuple[str, Callable[[], Mapping[str, float | str]]]] = {
     "target_positions": ("method", lambda: method_defaults("target_positions")),
@@ -437,7 +443,11 @@ def with_changes(content: dict[str, Any], changes: Sequence[str] | Mapping[str, 
     if "lora.rank" in changed and "lora.alpha" not in changed:
         content["lora"].pop("alpha", None)
     for key, (owner, defaults) in BELONGS.items():
-        if owner in changed and key not in changed and content[owner] not in list(defaults()):
+        if (
+            owner in changed
+            and key not in changed
+            and (content[owner] in PLAIN or content[owner] not in list(defaults()))
+        ):
             content.pop(key, None)
     return make(content, source)
 
@@ -483,7 +493,8 @@ def read_change(change: str) -> tuple[str, Any]:
     if not equals or not key:
         raise InputError(f"{change!r} is no change: write key=value, as in steps=1000 or conditioning.r_max=0.4.")
     try:
-        return key, text if kinds().get(key) is str else yaml.load(text, Loader)  # a path is no YAML
+        path = type_hints().get(key) is str and key not in ("method", "loss")
+        return key, text if path else yaml.load(text, Loader)  # a path is no YAML
     except yaml.YAMLError as error:
         raise InputError(f"{change!r}: the value is not YAML: {error}") from error
 
