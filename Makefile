@@ -33,7 +33,7 @@ test: check ## lint, types and every test that needs no GPU
 
 quick: lint ## between edits: lint, and the tests of the mathematics and of queries (under 2 minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m 'not gpu and not soak and not slow' \
-		$(addprefix tests/,exactness methods query) --ignore=tests/methods/test_method_runs.py \
+		$(addprefix tests/,exactness methods query) --ignore=tests/methods/test_method_runs.py --ignore=tests/methods/test_plugins.py \
 		--ignore=tests/exactness/test_compiled.py --ignore=tests/exactness/test_architectures.py
 
 soak: $(STAMP) ## long variants of the tests, and ten times as many random inputs
