@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from acgpt.common.options import Options, documented, option
+from acgpt.common.options import Options, declared, documented, option
 from acgpt.errors import InputError
 from acgpt.evaluation.mauve import PAPER
 from acgpt.models.options import DeviceOptions, LoadingOptions
@@ -128,7 +128,7 @@ class GenerationOptions(AskingOptions):
 class ScoringOptions(DeviceOptions):
     """The options of `acgpt.score_samples` and of `acgpt mauve`."""
 
-    split: str | None = option("Of the corpus. Default: test if there is one, else validation.", metavar="NAME")
+    split: str | None = declared(AskingOptions, "split")
     rule: str | None = option(
         "documents: those long enough, cut; windows: all of the split. Default: documents where it has them.",
         metavar="NAME",
