@@ -87,6 +87,10 @@ def test_the_command_refuses_nonsense_with_code_2_and_a_disk_with_code_1(command
                     ["--shard-size", "nan"], ["--shard-size", "inf"]):  # fmt: skip
         command(file, "-t", named, *options, code=2)
         assert not (tmp_path / "corpus").exists()
+    assert (
+        "leave out --tokenizer or --train-tokenizer"
+        in command(file, "-t", named, "--train-tokenizer", "300", code=2).stderr
+    )  # as the command spells what the function calls train_tokenizer
     (tmp_path / "corpus").symlink_to("/proc/no-such")
     assert "error: cannot write" in command(file, "-t", named, code=1).stderr
 

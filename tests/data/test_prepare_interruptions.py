@@ -291,7 +291,7 @@ def test_what_was_made_otherwise_is_refused_by_what_differs(run, tmp_path, monke
         ([file, f"test={other}"], {}, r"sources \(test=.*b\.jsonl only here\)"),
         (f"test={file}", {}, r"sources \(train=.*a\.jsonl only there, test=.*a\.jsonl only here\)"),
     ):
-        with pytest.raises(InputError, match=f"{difference}.*--overwrite"):
+        with pytest.raises(InputError, match=f"{difference}.*`overwrite=True`"):
             run(names, **options)
         assert everything(tmp_path / "corpus") == before
     corpus = run(other, convention="lines", overwrite=True)
@@ -315,12 +315,12 @@ def test_what_a_failed_first_command_left_does_not_stand_in_the_way_of_its_corre
 def test_unfinished_work_of_value_is_kept_and_the_ways_on_are_named(run, small, tmp_path):
     file = jsonl(tmp_path / "a.jsonl", MANY)
     file.write_bytes(file.read_bytes() + b"{\n")
-    with pytest.raises(InputError, match="--skip-bad"):
+    with pytest.raises(InputError, match="`skip_bad=True`"):
         run(file, shard_bytes=1024)
     before = everything(tmp_path / "corpus")
     assert "train-00000.bin" in before
     with pytest.raises(
-        InputError, match=r"unfinished work of another command\. What differs: seed .*Repeat.*--overwrite"
+        InputError, match=r"unfinished work of another command\. What differs: seed .*Repeat.*`overwrite=True`"
     ):
         run(file, shard_bytes=1024, seed=1, skip_bad=True)
     assert everything(tmp_path / "corpus") == before

@@ -96,14 +96,14 @@ def test_options_that_make_no_sense_are_refused_with_the_remedy(run, tmp_path):
     text = tmp_path / "a.txt"
     text.write_text("a")
     for names, options, problem in (
-        (file, {"convention": "words"}, "not one of lines, documents"),
+        (file, {"convention": "words"}, "one of lines, documents, not 'words'"),
         *((file, {"validation": share}, "from 0 to 0.5 .*, not ") for share in (0.999, 1.0, 99, -0.1, float("nan"))),
-        (file, {"seed": -1}, "seed must be a whole number from 0 .*, not -1"),
+        (file, {"seed": -1}, "seed must be a whole number, from 0 .*, not -1"),
         (file, {"seed": 2**32}, "seed must be a whole number"),
-        (file, {"limit": 0}, "limit on documents must be at least 1"),
-        ([file, f"validation={text}"], {"validation": 0.1}, "leave --validation out"),
+        (file, {"limit": 0}, "limit must be a whole number, at least 1"),
+        ([file, f"validation={text}"], {"validation": 0.1}, "leave `validation` out"),
         (f"test={file}", {"validation": 0.1}, "no train split"),
-        (file, {"workers": 0}, "at least one worker"),
+        (file, {"workers": 0}, "workers must be a whole number, at least 1"),
         (file, {"shard_bytes": 10}, "at least 1,024 bytes"),
         (file, {"train_tokenizer": 256}, "at least 257 tokens"),
         (file, {"train_tokenizer": 300, "tokenizer": "gpt2"}, "either named or trained"),
@@ -117,7 +117,7 @@ def test_options_that_make_no_sense_are_refused_with_the_remedy(run, tmp_path):
 
 def test_too_few_documents_to_hold_any_out_is_said(run, tmp_path):
     file = jsonl(tmp_path / "a.jsonl", ["a"])
-    with pytest.warns(UserWarning, match=r"no document was held out: .*--validation 0.0001.*validation=PATH"):
+    with pytest.warns(UserWarning, match=r"no document was held out: .*`validation=0.0001`.*validation=PATH"):
         corpus = run(file, validation=0.0001)
     assert len(corpus.tokens("validation")) == 0
     seed = next(seed for seed in range(100) if held_out(seed, 0, 0, 0.5))
@@ -195,7 +195,7 @@ def test_a_limit_takes_the_first_documents_of_train(run, small, tokenizer, tmp_p
     assert tokens(corpus) == by_documents(tokenizer, ordered[:limit])
     assert tokens(corpus, "test") == by_documents(tokenizer, texts)
     assert corpus.manifest["limit"] == corpus.manifest["recipe"]["limit"] == limit
-    with pytest.raises(InputError, match=rf"limit \({limit} there, None here\).*--overwrite"):
+    with pytest.raises(InputError, match=rf"limit \({limit} there, None here\).*`overwrite=True`"):
         run(sources)
     whole = run(sources, tmp_path / "whole")
     assert whole.manifest["limit"] is None and "limit" not in whole.manifest["recipe"]
@@ -264,7 +264,7 @@ def test_wikitext_comes_with_its_splits_and_its_convention(run, hub, tokenizer):
     assert calls == [("Salesforce/wikitext", "wikitext-103-raw-v1", split, False, "first") for split in rows]
     run("wikitext-103")  # reused: the hub is not asked again, nor for a newer revision
     assert len(calls) == 3
-    with pytest.raises(InputError, match="--convention lines"):
+    with pytest.raises(InputError, match="`convention='lines'`"):
         run("wikitext-103", convention="documents")
 
 

@@ -240,7 +240,7 @@ def test_a_tokenizer_is_trained_on_at_most_so_much_text(run, small, tmp_path, mo
 def test_training_a_tokenizer_stops_at_a_bad_row(run, tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_bytes(GOOD + b"{\n")
-    with pytest.raises(InputError, match=r"a\.jsonl, line 2: it is not JSON.*--skip-bad"):
+    with pytest.raises(InputError, match=r"a\.jsonl, line 2: it is not JSON.*`skip_bad=True`"):
         run(file, train_tokenizer=300)
     with pytest.warns(UserWarning, match="too small"):
         assert skipped(run(file, train_tokenizer=300, skip_bad=True)) == (1, [1])

@@ -2,66 +2,34 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acgpt.cli.ui import PAUSE, emit, hush, option
+from acgpt.cli.ui import PAUSE, ObjectOption, emit, hush, option, takes
+from acgpt.data.options import PreparationOptions
 
 if TYPE_CHECKING:
     from acgpt.data.corpus import Corpus
     from acgpt.data.prepare import Progress
 
-Convention = StrEnum("Convention", ["lines", "documents"])
-
 HELP = {
     "sources": "[SPLIT=]NAME: files, folders or globs of .txt, .jsonl, .parquet; or wikitext-103 or fineweb.",
     "folder": "Where the corpus goes: a new or empty folder, or one that the same command began.",
-    "tokenizer": "gpt2 or default, the embedded model's (no download needed); or a folder, a hub id or a .gguf file. "
-    "Default: gpt2.",
-    "train_tokenizer": "Train a byte-level BPE of N tokens on the train split (at most its first 512 MB) instead.",
-    "mask_token": "Add a token <|mask|> for unknown tokens, if the tokenizer has none.",
-    "convention": "lines: EOS after each line that is not blank. documents: EOS after each document. "
-    "Default: documents (wikitext-103: lines).",
-    "field": "What holds the text in .jsonl and .parquet. Default: text.",
-    "validation": "Hold out this share of the train documents, 0.01 say, as validation; of a few text files, pieces. "
-    "Default: 0 (fineweb: 0.01).",
-    "seed": "Of the choice of those documents. Default: 0.",
-    "limit": "Take only the first N documents of train: rows; a text file is one. Default: all (fineweb: 1500000).",
-    "workers": "Processes that tokenise. Default: one a core, fewer if there is little to do.",
-    "shard_size": "MB in a shard. Default: 32.",
-    "skip_bad": "Leave out and count rows that cannot be used, and the rest of a damaged file; without this, the first "
-    "one is an error.",
-    "overwrite": "Replace a corpus that was made otherwise. Other files in the folder are left alone.",
-    "json": "For programs: one JSON object in a line, with the keys named above.",
 }
 
 
+@takes(PreparationOptions)
 def prepare(
     sources: Annotated[list[str], typer.Argument(metavar="SOURCE", show_default=False, help=HELP["sources"])],
     folder: Annotated[Path, option("--output", "-o", metavar="FOLDER", help=HELP["folder"])],
-    tokenizer: Annotated[str | None, option("--tokenizer", "-t", metavar="NAME", help=HELP["tokenizer"])] = None,
-    train_tokenizer: Annotated[
-        int | None, option("--train-tokenizer", metavar="N", help=HELP["train_tokenizer"])
-    ] = None,
-    mask_token: Annotated[bool, option("--mask-token", help=HELP["mask_token"])] = False,
-    convention: Annotated[Convention | None, option("--convention", metavar="NAME", help=HELP["convention"])] = None,
-    field: Annotated[str, option("--field", metavar="NAME", help=HELP["field"])] = "text",
-    validation: Annotated[float | None, option("--validation", metavar="SHARE", help=HELP["validation"])] = None,
-    seed: Annotated[int, option("--seed", "-s", metavar="N", help=HELP["seed"])] = 0,
-    limit: Annotated[int | None, option("--limit", metavar="N", help=HELP["limit"])] = None,
-    workers: Annotated[int | None, option("--workers", "-w", metavar="N", help=HELP["workers"])] = None,
-    shard_size: Annotated[float, option("--shard-size", metavar="MB", help=HELP["shard_size"])] = 32,
-    skip_bad: Annotated[bool, option("--skip-bad", help=HELP["skip_bad"])] = False,
-    overwrite: Annotated[bool, option("--overwrite", help=HELP["overwrite"])] = False,
-    as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
+    options: PreparationOptions,
+    as_json: ObjectOption = False,
 ) -> None:
     r"""Turn text into token shards, to train and evaluate on.
 
@@ -88,8 +56,6 @@ def prepare(
       splits: for each, documents, tokens, bytes, shards (how many),
       format_version, acgpt_version
     """
-    if not math.isfinite(shard_size):
-        raise typer.BadParameter(f"--shard-size must be a number of MB, not {shard_size}.")
     hush()
     from acgpt.data.prepare import prepare
 
@@ -101,23 +67,7 @@ def prepare(
             reused = progress.phase == "reused"
             show(progress)
 
-        corpus = prepare(
-            sources,
-            folder,
-            tokenizer=tokenizer,
-            train_tokenizer=train_tokenizer,
-            mask_token=mask_token,
-            convention=convention and convention.value,
-            field=field,
-            validation=validation,
-            seed=seed,
-            limit=limit,
-            workers=workers,
-            shard_bytes=round(shard_size * 2**20),
-            skip_bad=skip_bad,
-            overwrite=overwrite,
-            watch=watch,
-        )
+        corpus = prepare(sources, folder, watch=watch, **vars(options))
     seconds = time.perf_counter() - start
     if as_json:
         emit({**corpus.summary(), "reused": reused, "seconds": seconds})
@@ -160,14 +110,11 @@ def bar() -> Iterator[Callable[[Progress], None]]:
 
 def print_corpus(corpus: Corpus, reused: bool, seconds: float) -> None:
     """The splits as a table, and what else there is to know."""
-    from rich.table import Table
-
     from acgpt.display.show import Page
+    from acgpt.display.table import terminal_table
 
     page = Page()
-    table = Table(box=None, pad_edge=False)
-    for name in ("split", "documents", "tokens", "shards"):
-        table.add_column(name, justify="left" if name == "split" else "right")
+    table = terminal_table(("split", "documents", "tokens", "shards"), (False, True, True, True))
     for name, split in corpus.splits.items():
         table.add_row(name, f"{split.documents:,}", f"{split.tokens:,}", f"{len(split.shards):,}")
     page.table(table)

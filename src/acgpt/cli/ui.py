@@ -6,6 +6,7 @@ import codecs
 import inspect
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -22,7 +23,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from acgpt.common.files import finite
-from acgpt.common.options import Options, command_help, flags_of, spelled, value_types
+from acgpt.common.options import Options, choices, command_help, flags_of, spelled, value_types
 from acgpt.errors import InputError
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
@@ -37,12 +38,16 @@ HELP = {
     "template": "A text with {{slots}}, in quotes; or - to read templates from standard input, one a line.",
     "file": "Read templates from this UTF-8 file, one a line.",
     "json": "For programs: one JSON object a template, in a line of its own, with the keys named above.",
+    "object": "For programs: one JSON object in a line, with the keys named above.",
+    "quiet": "Show no progress.",
 }
 PAUSE = 30.0  # seconds between two lines on what is done, where nobody is watching
 NO_ADAPTER = "none"  # what --adapter says for it
 TemplateArgument = Annotated[str | None, typer.Argument(metavar="TEMPLATE", show_default=False, help=HELP["template"])]
 FileOption = Annotated[Path | None, option("--file", "-f", metavar="PATH", help=HELP["file"])]
 JsonOption = Annotated[bool, option("--json", help=HELP["json"])]
+ObjectOption = Annotated[bool, option("--json", help=HELP["object"])]
+QuietOption = Annotated[bool, option("--quiet", "-q", help=HELP["quiet"])]
 
 
 def emit(answer: Mapping[str, Any]) -> None:
@@ -87,13 +92,26 @@ def key_values(texts: list[str] | None) -> dict[str, str]:
     return dict(parted(text) for text in texts or ())
 
 
-# How the command line writes a value: its type there, what stands for none, and how it is read.
-FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
-    "names": (str | None, None, names_in),
-    "pairs": (list[str] | None, None, key_values),
-    "adapter": (str | None, None, chosen_adapter),
-    "adapters": (list[str] | None, None, lambda texts: named_adapters(texts or ())),
-    "dtype": (Dtype, Dtype.auto, lambda dtype: dtype.value),
+def bytes_in(megabytes: float) -> int:
+    """The bytes of a number of MB."""
+    if not math.isfinite(megabytes):
+        raise typer.BadParameter(f"{megabytes} is no number of MB.")
+    return round(megabytes * 2**20)
+
+
+def no_value(default: Any) -> None:
+    """The default of an option whose form has nothing to stand for the field's."""
+
+
+# How the command line writes a value: its type there, its default, made of the field's, and how it is read.
+FORMS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "names": (str | None, no_value, names_in),
+    "list": (list[str] | None, no_value, lambda texts: tuple(texts or ())),
+    "pairs": (list[str] | None, no_value, key_values),
+    "adapter": (str | None, no_value, chosen_adapter),
+    "adapters": (list[str] | None, no_value, lambda texts: named_adapters(texts or ())),
+    "dtype": (Dtype, Dtype, lambda dtype: dtype.value),
+    "megabytes": (float, lambda size: size / 2**20, bytes_in),
 }
 
 
@@ -105,12 +123,14 @@ def takes(options: type[Options]) -> Callable[[Callable[..., None]], Callable[..
     flags, hints, words = flags_of(options), value_types(options), command_help(options)
 
     def parameter(each: Field[Any]) -> inspect.Parameter:
-        about, kind, default, how = each.metadata, hints[each.name], each.default, {}
+        about, default, how = each.metadata, each.default, {}
+        kind: Any = hints[each.name]
         if about["form"] in FORMS:
-            kind, default, _ = FORMS[about["form"]]
+            kind, default = FORMS[about["form"]][0], FORMS[about["form"]][1](each.default)
         else:
-            allowed = about["range"]
-            how = {} if kind is bool else {"min": allowed.minimum, "max": allowed.maximum}
+            allowed, words_of = about["range"], choices(kind)
+            kind = StrEnum(each.name, list(words_of)) if words_of else kind
+            how = {} if kind is bool or words_of else {"min": allowed.minimum, "max": allowed.maximum}
             kind = kind if default is not None else kind | None
         how |= {"help": words[each.name], "metavar": about["metavar"]}
         annotation: Any = Annotated[kind, option(*flags[each.name], **how)]
@@ -127,6 +147,7 @@ def takes(options: type[Options]) -> Callable[[Callable[..., None]], Callable[..
             chosen = {}
             for each in fields(options):  # type: ignore[arg-type]
                 value, form = values.pop(each.name), each.metadata["form"]
+                value = value.value if isinstance(value, StrEnum) and form not in FORMS else value
                 chosen[each.name] = FORMS[form][2](value) if form in FORMS else value
             function(**values, options=options(**chosen))
 

@@ -17,12 +17,13 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from operator import index
 from types import UnionType
-from typing import Any, Literal, SupportsFloat, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from acgpt.errors import InputError, whole_number
+from acgpt.errors import InputError
 
-Form = Literal["value", "names", "pairs", "adapter", "adapters", "dtype"]
+Form = Literal["value", "names", "list", "pairs", "adapter", "adapters", "dtype", "megabytes"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
 NAMED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")  # an option as Python spells it: `limit`, `limit=3`
@@ -49,7 +50,7 @@ class Range:
     def __contains__(self, number: float) -> bool:
         low = (self.minimum is None or number >= self.minimum) and (self.above is None or number > self.above)
         high = (self.maximum is None or number <= self.maximum) and (self.below is None or number < self.below)
-        return low and high and not math.isnan(number)
+        return low and high and number == number  # false for NaN
 
     def __str__(self) -> str:
         """The range in words: "at least 1", "from 0 to below 1"."""
@@ -78,13 +79,15 @@ def option(
     """Declare an option as a dataclass field.
 
     Args:
-        help: One or two sentences for users; other options are named in backticks.
+        help: One or two sentences for users; other options are named in backticks. Empty, if `python` and `shell` say
+            all of it.
         default: The value where none is given. The help says what it stands for.
         factory: Makes the default, where that can be changed.
         metavar: The placeholder of the value in the command's help.
         flags: Names on the command line, if they are not `--` and the field's name.
-        form: How the command line writes the value: "names" with commas, "pairs" as KEY=VALUE, repeatedly, "adapter"
-            with "none" for no adapter, "adapters" likewise and repeatedly, with names, "dtype" as one of its names.
+        form: How the command line writes the value: "names" with commas, "list" as a repeated option, "pairs" as
+            KEY=VALUE, repeatedly, "adapter" with "none" for no adapter, "adapters" likewise and repeatedly, with names,
+            "dtype" as one of its names, "megabytes" for a number of bytes.
         python: A further sentence, on how Python writes the value.
         shell: A further sentence, on how the command line does.
         **bounds: As in `Range`.
@@ -110,7 +113,7 @@ def declared(options: type, name: str, **changes: Any) -> Any:
 
 
 class Options:
-    """Base of dataclasses of options: checks the range of every value.
+    """Base of dataclasses of options: checks the range of every number, and words of which there are only some.
 
     Raises:
         InputError: A value is outside of its range, or of another type.
@@ -119,13 +122,23 @@ class Options:
     def __post_init__(self) -> None:
         hints = value_types(type(self))
         for each in fields(self):  # type: ignore[arg-type]
-            value, allowed = getattr(self, each.name), each.metadata["range"]
-            if value is None or allowed == Range():
+            value, allowed, words = getattr(self, each.name), each.metadata["range"], choices(hints[each.name])
+            if value is None:
                 continue
-            if hints[each.name] is int:
-                whole_number(each.name, value, least=allowed.minimum)
-            elif isinstance(value, bool) or not isinstance(value, SupportsFloat) or float(value) not in allowed:
-                raise InputError(f"{each.name} must be a number, {allowed}, not {value!r}.")
+            if words and value not in words:
+                raise InputError(f"{each.name} must be one of {', '.join(words)}, not {value!r}.")
+            if allowed == Range():
+                continue
+            whole = hints[each.name] is int
+            fits = not isinstance(value, bool) and isinstance(value, SupportsIndex if whole else SupportsFloat)
+            if not fits or (index(value) if whole else float(value)) not in allowed:
+                raise InputError(f"{each.name} must be a {'whole ' * whole}number, {allowed}, not {value!r}.")
+
+
+def choices(hint: Any) -> tuple[str, ...]:
+    """The words of a type that is one of some words, `Literal["lines", "documents"]`; of other types none."""
+    words = get_args(hint) if get_origin(hint) is Literal else ()
+    return words if all(isinstance(word, str) for word in words) else ()
 
 
 def value_types(options: type) -> dict[str, Any]:
@@ -150,18 +163,22 @@ def documented(options: Class) -> Class:
 def keywords(options: type[Options]) -> Callable[[Function], Function]:
     """Document the `**keywords` of a function as the fields of a dataclass, in its signature and its docstring.
 
-    The docstring has a line `**keywords: …` in its section Args, in whose place the fields are listed.
+    The docstring has a line `**keywords: …` in its section Args, in whose place the fields are listed. Fields that are
+    parameters of the function keep their place in the signature. A `**` parameter of another name takes keywords that
+    are no fields too, and is kept.
     """
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        own = [each for each in signature.parameters.values() if each.name != "keywords"]
         added = [
             inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
             for each in fields(options)  # type: ignore[arg-type]
+            if each.name not in signature.parameters
         ]
-        positional = [each for each in own if each.kind is not inspect.Parameter.KEYWORD_ONLY]
-        rest = [each for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY]
+        last = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+        positional = [each for each in own if each.kind not in last]
+        rest = [each for each in own if each.kind in last]
         function.__signature__ = signature.replace(parameters=[*positional, *added, *rest])  # type: ignore[attr-defined]
         if function.__doc__:
             lines = "\n".join(argument_lines(options))
@@ -175,7 +192,7 @@ def argument_lines(options: type) -> list[str]:
     """The fields as lines of a docstring's section Args."""
     found = []
     for each in fields(options):
-        text = f"{each.name}: {each.metadata['help']} {each.metadata['python']}"
+        text = f"{each.name}: {sentences(each.metadata['help'], each.metadata['python'])}"
         found += textwrap.wrap(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
     return found
 
@@ -189,9 +206,13 @@ def command_help(options: type) -> dict[str, str]:
     """The help of each field on the command line, with options named as it spells them."""
     names = {name: flags[0] for name, flags in flags_of(options).items()}
     return {
-        each.name: spelled(f"{each.metadata['help']} {each.metadata['shell']}".rstrip(), names)
-        for each in fields(options)
+        each.name: spelled(sentences(each.metadata["help"], each.metadata["shell"]), names) for each in fields(options)
     }
+
+
+def sentences(*parts: str) -> str:
+    """These parts of a text, those that are not empty, with spaces between them."""
+    return " ".join(filter(None, parts))
 
 
 def spelled(text: str, flags: Mapping[str, str]) -> str:

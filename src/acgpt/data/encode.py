@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-CONVENTIONS = ("lines", "documents")
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -175,7 +173,7 @@ def in_order(
             yield waiting.popleft().result()
     except BrokenProcessPool as error:
         raise InputError(
-            "a worker process has died. If the memory was full, use fewer --workers; in a script of your own, call "
+            "a worker process has died. If the memory was full, use fewer `workers`; in a script of your own, call "
             'prepare under `if __name__ == "__main__":`. What was done is kept: the same command goes on from there.'
         ) from error
     finally:

@@ -23,9 +23,11 @@ from typing import Any
 import numpy as np
 
 from acgpt.common.files import disk_errors, write_json
+from acgpt.common.options import keywords
 from acgpt.data import tokenizer as corpus_tokenizer
 from acgpt.data.corpus import FORMAT_VERSION, JOURNAL, MANIFEST, Corpus
-from acgpt.data.encode import CONVENTIONS, Recipe, encode, in_order
+from acgpt.data.encode import Recipe, encode, in_order
+from acgpt.data.options import PreparationOptions
 from acgpt.data.rows import Bad, Batch
 from acgpt.data.shards import Writer, begin, locked, read_previous
 from acgpt.data.sources import File, HubSplit, Part, resolve
@@ -33,10 +35,8 @@ from acgpt.data.tokenizer import Vocabulary
 from acgpt.errors import InputError
 from acgpt.version import __version__
 
-SHARD_BYTES = 32 << 20
 CHECKPOINT = 64 << 20  # bytes of text after which the journal is written, if no shard has been filled before
 TRAINED_ON = 512 << 20  # bytes of text that a tokenizer is trained on, at most
-MOST_HELD_OUT = 0.5  # of train; more is a mistake: 99 for 1 %, say
 PIECE = 1 << 12  # bytes in a piece of a text file that is held out
 GOES_ON = (
     "Make room or name another folder; what is there is safe, and the same command goes on where this one stopped."
@@ -66,23 +66,13 @@ class Progress:
     text: int = 0
 
 
+@keywords(PreparationOptions)
 def prepare(
     sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     folder: str | os.PathLike[str],
     *,
-    tokenizer: str | None = None,
-    train_tokenizer: int | None = None,
-    mask_token: bool = False,
-    convention: str | None = None,
-    field: str = "text",
-    validation: float | None = None,
-    seed: int = 0,
-    limit: int | None = None,
-    workers: int | None = None,
-    shard_bytes: int = SHARD_BYTES,
-    skip_bad: bool = False,
-    overwrite: bool = False,
     watch: Callable[[Progress], None] | None = None,
+    **keywords: Any,
 ) -> Corpus:
     """Turn sources into a corpus of token shards; go on where an interrupted run of the same stopped.
 
@@ -92,64 +82,57 @@ def prepare(
         sources: Each a file, folder or glob (`.txt`, `.jsonl`, `.parquet`; see `acgpt.data.sources`) or a data set by
             name ("wikitext-103", "fineweb"), with `SPLIT=` before it if it is not for train: `"test=heldout.txt"`.
         folder: Where the corpus goes. New, empty, or one that the same call began.
-        tokenizer: "gpt2", which is the default; "default", that of the embedded model; a folder, hub id or .gguf file.
-        train_tokenizer: Instead, train a byte-level BPE of so many tokens on the train split (its first 512 MB).
-        mask_token: Add a token `<|mask|>` for unknown tokens, if the tokenizer has no mask token.
-        convention: "lines" (EOS after each line that is not blank) or "documents" (EOS after each document). By default
-            "lines" for wikitext-103, else "documents".
-        field: The field of a JSON object, or the column of a table, that holds the text.
-        validation: The share of train documents, at most half, to hold out as the split validation; of a few text
-            files, pieces. By default 0.01 for fineweb, else 0.
-        seed: Of the choice of those documents.
-        limit: Take only the first so many documents (rows; a text file is one) of train. By default all; of fineweb
-            1,500,000.
-        workers: Processes that tokenise; by default one a core, fewer if there is little to do.
-        shard_bytes: The size of a shard.
-        skip_bad: Leave out and count rows that cannot be used, instead of stopping at the first.
-        overwrite: Replace a corpus that was made otherwise. Other files in the folder are left alone.
+        **keywords: See `PreparationOptions`.
         watch: Called with the `Progress` now and then.
+
+    Raises:
+        InputError: Something that the user can mend.
+        OutputError: The folder cannot be written. What is there stays, and the same call goes on.
     """
+    chosen = PreparationOptions(**keywords)
     watch = watch or (lambda progress: None)
     names = [sources] if isinstance(sources, str | os.PathLike) else sources
     folder = Path(folder)
-    check_options(tokenizer, train_tokenizer, seed, limit, workers, shard_bytes)
+    check_options(chosen)
+    limit, train_tokenizer, mask_token = chosen.limit, chosen.train_tokenizer, chosen.mask_token
     with disk_errors(folder, GOES_ON):
         revisions = known_revisions(read_previous(folder))
     parts = resolve([os.fspath(name) for name in names], revisions, limit)
-    recipe = choose(parts, Recipe(convention or "", validation or 0.0, field, seed, limit=limit), validation is None)
-    loaded = None if train_tokenizer else corpus_tokenizer.load(tokenizer or "gpt2", mask_token)
+    asked = Recipe(chosen.convention or "", chosen.validation or 0.0, chosen.field, chosen.seed, limit=limit)
+    recipe = choose(parts, asked, chosen.validation is None)
+    loaded = None if train_tokenizer else corpus_tokenizer.load(chosen.tokenizer or "gpt2", mask_token)
     watch(Progress("sources"))
     identity: dict[str, Any] = {
         "tokenizer": f"trained, {train_tokenizer} tokens" if loaded is None else corpus_tokenizer.hash_of(loaded),
         "mask_token": mask_token,
         **{key: value for key, value in asdict(recipe).items() if value is not None},
-        "shard_bytes": shard_bytes,
+        "shard_bytes": chosen.shard_bytes,
         "sources": [part.describe() for part in parts],
     }
     with disk_errors(folder, GOES_ON), locked(folder):
         previous = read_previous(folder)
-        if previous is not None and not overwrite:
+        if previous is not None and not chosen.overwrite:
             finished = (folder / MANIFEST).exists()
             if differ := differences(previous["recipe"], identity):
                 if finished or any(split["shards"] for split in previous["splits"].values()):
                     raise made_otherwise(folder, finished, differ)
                 previous = None  # some seconds' work that failed, say: this is its correction
             elif finished:
-                corpus = reuse(folder, skip_bad)
+                corpus = reuse(folder, chosen.skip_bad)
                 watch(Progress("reused"))
                 return corpus
-        if previous is None or overwrite or previous["position"] == [0, 0]:
+        if previous is None or chosen.overwrite or previous["position"] == [0, 0]:
             previous = begin(folder, identity)
             if loaded is None:
                 watch(Progress("tokenizer"))
-                texts = training_texts(parts, recipe, skip_bad)
+                texts = training_texts(parts, recipe, chosen.skip_bad)
                 loaded = corpus_tokenizer.train(texts, train_tokenizer or 0, mask_token)
             corpus_tokenizer.save(loaded, folder)
         vocabulary = corpus_tokenizer.vocabulary_in(folder, None if train_tokenizer else identity["tokenizer"])
-        work = Preparation(folder, parts, recipe, identity, vocabulary, skip_bad, watch)
+        work = Preparation(folder, parts, recipe, identity, vocabulary, chosen.skip_bad, watch)
         work.restore(previous)
         with closing(work):
-            work.run(workers or default_workers(parts))
+            work.run(chosen.workers or default_workers(parts))
             corpus = work.finish()
         watch(Progress("prepared"))
         return corpus
@@ -158,30 +141,15 @@ def prepare(
 # ---- what is asked for ----------------------------------------------------------------------------------------------
 
 
-def check_options(
-    tokenizer: str | None,
-    train_tokenizer: int | None,
-    seed: int,
-    limit: int | None,
-    workers: int | None,
-    shard_bytes: int,
-) -> None:
+def check_options(options: PreparationOptions) -> None:
     """Refuse what makes no sense, before anything is read."""
-    smallest = corpus_tokenizer.SMALLEST
-    if tokenizer is not None and train_tokenizer is not None:
-        raise InputError("a tokenizer is either named or trained: leave out --tokenizer or --train-tokenizer.")
-    if train_tokenizer is not None and train_tokenizer < smallest:
-        raise InputError(
-            f"a byte-level tokenizer has at least {smallest} tokens (one a byte, and EOS), not {train_tokenizer}."
-        )
-    if not 0 <= seed < 2**32:
-        raise InputError(f"the seed must be a whole number from 0 to 2**32 - 1, not {seed}.")
-    if limit is not None and limit < 1:
-        raise InputError(f"the limit on documents must be at least 1, not {limit}.")
-    if workers is not None and workers < 1:
-        raise InputError(f"it takes at least one worker, not {workers}.")
-    if shard_bytes < 1024:
-        raise InputError(f"a shard has at least 1,024 bytes, not {shard_bytes}.")
+    smallest, size = corpus_tokenizer.SMALLEST, options.train_tokenizer
+    if options.tokenizer is not None and size is not None:
+        raise InputError("a tokenizer is either named or trained: leave out `tokenizer` or `train_tokenizer`.")
+    if size is not None and size < smallest:
+        raise InputError(f"a byte-level tokenizer has at least {smallest} tokens (one a byte, and EOS), not {size}.")
+    if options.shard_bytes < 1024:
+        raise InputError(f"a shard has at least 1,024 bytes, not {options.shard_bytes}.")
 
 
 def choose(parts: Sequence[Part], asked: Recipe, default: bool) -> Recipe:
@@ -195,22 +163,15 @@ def choose(parts: Sequence[Part], asked: Recipe, default: bool) -> Recipe:
     named = [part for part in parts if isinstance(part, HubSplit)]
     by_lines = [part.title for part in named if part.hub.convention == "lines"]
     convention = asked.convention or ("lines" if by_lines else "documents")
-    if convention not in CONVENTIONS:
-        raise InputError(f"the convention {convention!r} is not one of {', '.join(CONVENTIONS)}.")
     if by_lines and convention != "lines":
-        raise InputError(f"{by_lines[0]} is a data set of lines, not of documents: use --convention lines.")
+        raise InputError(f"{by_lines[0]} is a data set of lines, not of documents: use `convention='lines'`.")
     splits, share = {part.split for part in parts}, asked.validation
     if default:
         share = 0.0 if "validation" in splits else max([part.hub.validation for part in named], default=0.0)
-    if not 0 <= share <= MOST_HELD_OUT:
-        raise InputError(
-            f"the share of documents to hold out must be from 0 to {MOST_HELD_OUT} (0.01 is one in a hundred), not "
-            f"{share}."
-        )
     if share and "validation" in splits:
-        raise InputError("the sources have a validation split of their own: leave --validation out, or that source.")
+        raise InputError("the sources have a validation split of their own: leave `validation` out, or that source.")
     if share and "train" not in splits:
-        raise InputError("there is no train split to hold documents out of: leave --validation out.")
+        raise InputError("there is no train split to hold documents out of: leave `validation` out.")
     recipe = replace(asked, convention=convention, validation=share)
     train = [(number, part) for number, part in enumerate(parts) if part.split == "train"][: asked.limit]
     text_only = all(isinstance(part, File) and part.format == "txt" for _, part in train)
@@ -256,10 +217,10 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
 
 def made_otherwise(folder: Path, finished: bool, differ: Sequence[str]) -> InputError:
     """What to do about a folder that holds the work of another request."""
-    what, way = "a corpus that was made otherwise", "Name another folder, or replace it with --overwrite."
+    what, way = "a corpus that was made otherwise", "Name another folder, or replace it with `overwrite=True`."
     if not finished:
         what = "the unfinished work of another command"
-        way = "Repeat that command to finish it; or name another folder, or begin anew with --overwrite."
+        way = "Repeat that command to finish it; or name another folder, or begin anew with `overwrite=True`."
     return InputError(f"{folder} holds {what}. What differs: {', '.join(differ)}. {way}")
 
 
@@ -272,7 +233,7 @@ def reuse(folder: Path, skip_bad: bool) -> Corpus:
         lost = f", and what follows in {count} damaged files" if (count := corpus.manifest.get("damaged")) else ""
         skipped = corpus.manifest["skipped"]
         raise InputError(
-            f"{folder} was made without {skipped} rows that cannot be used{lost}; --skip-bad accepts that."
+            f"{folder} was made without {skipped} rows that cannot be used{lost}; `skip_bad=True` accepts that."
         )
     (folder / JOURNAL).unlink(missing_ok=True)
     return corpus
@@ -284,7 +245,7 @@ def reuse(folder: Path, skip_bad: bool) -> Corpus:
 def unusable(part: Part, bad: Bad) -> InputError:
     """What to do about a row."""
     out = bad.lost or "such rows"
-    return InputError(f"{part.name}, {bad.where}: {bad.why}. Mend it, or leave {out} out with --skip-bad.")
+    return InputError(f"{part.name}, {bad.where}: {bad.why}. Mend it, or leave {out} out with `skip_bad=True`.")
 
 
 def read(
@@ -416,8 +377,8 @@ class Preparation:
         for name, what in {"validation": "no document was", "train": "every document was"}.items():
             if self.recipe.validation and not splits[name]["documents"]:
                 warnings.warn(
-                    f"{what} held out: there are too few for --validation {self.recipe.validation}. Choose another "
-                    "share or --seed, or name a source for it: validation=PATH.",
+                    f"{what} held out: there are too few for `validation={self.recipe.validation}`. Choose another "
+                    "share or `seed`, or name a source for it: validation=PATH.",
                     stacklevel=3,
                 )
         vocabulary = {key: value for key, value in asdict(self.vocabulary).items() if key != "folder"}

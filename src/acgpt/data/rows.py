@@ -135,7 +135,7 @@ def parse_json(raw: bytes, number: int, where: str, field: str) -> Document | Ba
         return Bad(where, f"it is not a JSON object, as in {{{json.dumps(field)}: …}}")
     if field not in content:
         there = ", ".join(map(repr, content)) or "none"
-        return Bad(where, f"it has no field {field!r} (its fields: {there}); --field names another")
+        return Bad(where, f"it has no field {field!r} (its fields: {there}); `field` names another")
     return checked(content[field], number, where, field)
 
 

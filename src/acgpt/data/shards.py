@@ -133,7 +133,7 @@ class Writer:
         if self.partial:
             size = self.partial * np.dtype(self.dtype).itemsize
             if not self.part.exists() or self.part.stat().st_size < size:
-                raise InputError(f"{self.part} is not what was written. Begin again with --overwrite.")
+                raise InputError(f"{self.part} is not what was written. Begin again with `overwrite=True`.")
             os.truncate(self.part, size)
 
 

