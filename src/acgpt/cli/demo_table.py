@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
+from acgpt.display.table import terminal_table
 from acgpt.models.adapters import Choice
 from acgpt.models.language_model import LanguageModel, Question, Score
 
@@ -85,10 +84,9 @@ def perplexity(scores: Sequence[Score]) -> float:
 
 def print_worth(page: Page, table: Mapping[str, Mapping[str, Worth]]) -> None:
     """The table, a row a model, with what the future changes."""
-    drawn = Table("perplexity", box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for kind in next(iter(table.values())):
-        for column in (f"{kind}, past only", "with future", "change"):
-            drawn.add_column(column, justify="right", no_wrap=True)
+    kinds_of = next(iter(table.values()))
+    columns = [column for kind in kinds_of for column in (f"{kind}, past only", "with future", "change")]
+    drawn = terminal_table(("perplexity", *columns))
     for name, kinds in table.items():
         cells = [(f"{w.past:.2f}", f"{w.future:.2f}", f"{w.change:+.0%}") for w in kinds.values()]
         drawn.add_row(name, *(cell for three in cells for cell in three))

@@ -79,9 +79,8 @@ def mauve(
 
 def print_result(result: Mapping[str, Any], path: Path) -> None:
     """Print the table for people."""
-    from rich.table import Table
-
     from acgpt.display.show import NO_ANSWER, Page, printable
+    from acgpt.display.table import terminal_table
 
     page, record, found = Page(), result["record"], result["mauve"]
     page.note(printable(result["generated"]), "bold")
@@ -100,9 +99,7 @@ def print_result(result: Mapping[str, Any], path: Path) -> None:
             )
         )
     own, original, judge = result["companions"]["generated"], result["companions"]["original"], result["judge"]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for title in ("", "generated", "original"):
-        table.add_column(title, justify="left" if not title else "right")
+    table = terminal_table(("", "generated", "original"))
     for key, title in {
         "distinct_1": "distinct-1", "distinct_2": "distinct-2", "distinct_3": "distinct-3",
         "repetition": "repeated 4-grams", "loops": "end in a loop",

@@ -36,9 +36,8 @@ def methods(
     options (of acgpt evaluate --how)
     """
     hush()
-    from rich.table import Table
-
     from acgpt.display.show import Page
+    from acgpt.display.table import terminal_table
     from acgpt.methods import METHODS
 
     if as_json:
@@ -49,10 +48,9 @@ def methods(
         emit({"methods": found})
         return
     page, notes = Page(), [method for method in METHODS.values() if method.abilities.note]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("method=", no_wrap=True)
-    for heading, _ in COLUMNS.values():
-        table.add_column(heading, justify="center")
+    table = terminal_table(("method=", *(heading for heading, _ in COLUMNS.values())), fold=False)
+    for column in table.columns[1:]:
+        column.justify = "center"
     for method in METHODS.values():
         marks = [MARKS[getattr(method.abilities, name)] for name in COLUMNS]
         mark = f" {notes.index(method) + 1}" if method in notes else ""

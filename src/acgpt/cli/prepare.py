@@ -114,7 +114,7 @@ def print_corpus(corpus: Corpus, reused: bool, seconds: float) -> None:
     from acgpt.display.table import terminal_table
 
     page = Page()
-    table = terminal_table(("split", "documents", "tokens", "shards"), (False, True, True, True))
+    table = terminal_table(("split", "documents", "tokens", "shards"))
     for name, split in corpus.splits.items():
         table.add_row(name, f"{split.documents:,}", f"{split.tokens:,}", f"{len(split.shards):,}")
     page.table(table)

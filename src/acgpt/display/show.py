@@ -30,7 +30,7 @@ from rich.table import Table
 from rich.text import Text
 
 from acgpt.common.files import disk_errors
-from acgpt.display.table import print_table
+from acgpt.display.table import print_table, terminal_table
 from acgpt.engine.layout import body_tokens, build, visible
 from acgpt.errors import CONTROLS, InputError, QueryError
 from acgpt.query.query import Query
@@ -131,12 +131,10 @@ def print_score(page: Page, lm: LanguageModel, template: str, ways: Mapping[str,
             for position, surprise in zip(query.asked_positions, surprises, strict=True)
         }
         page.print(Text.assemble((f"{name:13}", "bold"), marked(texts, notes, page.plain)), soft_wrap=True)
-    table = Table("surprise in bits", box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     if len(columns) == 2:
         columns["difference"] = [new - old for old, new in zip(*columns.values(), strict=True)]
     headings = dict.fromkeys((*ways, *columns))
-    for name in headings:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = terminal_table(("surprise in bits", *headings))
 
     def cells(values: Mapping[str, float]) -> list[str]:
         signed = {name: f"{value:{'+' * (name == 'difference')}z.2f}" for name, value in values.items()}
@@ -426,7 +424,9 @@ def picture(drawn: Figure, path: str | Path, title: str = "") -> None:
     if Path(path).suffix[1:].lower() not in FigureCanvasAgg.get_supported_filetypes():
         raise InputError(f"{path}: end the name in a format that can be drawn, such as .png, .svg or .pdf.")
     if count > MOST_DRAWN:
-        raise InputError(f"a picture shows at most {MOST_DRAWN} slots, and this question has {count}: use --json.")
+        raise InputError(
+            f"a picture shows at most {MOST_DRAWN} slots, and this question has {count}: acgpt show --json lists them."
+        )
 
     side = 0.3 if count <= 60 else 18 / count  # inches a cell
     small = min(9.0, 30 * side)  # points, the size of letters beside the cells

@@ -91,11 +91,22 @@ def escape_latex(text: str) -> str:
 # ---- the terminal ---------------------------------------------------------------------------------------------------
 
 
-def terminal_table(headings: Iterable[str], numbers: Iterable[bool]) -> Table:
-    """An empty table for `print_table`, columns of numbers to the right."""
+def terminal_table(headings: Iterable[str], numbers: Iterable[bool] | None = None, *, fold: bool = True) -> Table:
+    """An empty table for `print_table`, in the style that all tables have.
+
+    Args:
+        headings: Of its columns.
+        numbers: Is this column one of numbers, to the right? Default: all are but the first.
+        fold: May the words of the other columns be folded?
+    """
+    headings = list(headings)
+    numbers = [number > 0 for number in range(len(headings))] if numbers is None else numbers
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
     for heading, number in zip(headings, numbers, strict=True):
-        table.add_column(heading, justify="right" if number else "left")
+        if number:
+            table.add_column(heading, justify="right", no_wrap=True)
+        else:
+            table.add_column(heading, no_wrap=not fold, overflow="fold")
     return table
 
 
