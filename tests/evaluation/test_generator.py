@@ -21,7 +21,7 @@ from toys import all_fillings, answer, engine_of, p_value, query, toy
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
-from acgpt.common.files import write_whole
+from acgpt.common.files import write_json, write_whole
 from acgpt.data.corpus import Corpus
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, QueryError
@@ -411,16 +411,21 @@ def test_a_part_that_another_process_draws_is_left_alone(tmp_path):
 def test_a_part_is_locked_until_all_is_written(tmp_path, monkeypatch):
     seen = []
 
-    def write(path, content):
-        with (tmp_path / "unconditional.jsonl.part").open("rb") as file, pytest.raises(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        seen.append(path.name)
-        write_whole(path, content)
-        if path.suffix == ".json":
-            (tmp_path / "unconditional.jsonl.part").unlink()  # as one does who finds both files there
+    def watched(write):
+        def watch(path, content):
+            with (tmp_path / "unconditional.jsonl.part").open("rb") as file, pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            seen.append(path.name)
+            write(path, content)
+            if path.suffix == ".json":
+                (tmp_path / "unconditional.jsonl.part").unlink()  # as one does who finds both files there
 
-    monkeypatch.setattr(module, "write_whole", write)
-    assert Generator(model_of("gpt"), set_of(texts=1)).write("unconditional", tmp_path)
+        return watch
+
+    for write in (write_whole, write_json):
+        monkeypatch.setattr(module, write.__name__, watched(write))
+    record = Generator(model_of("gpt"), set_of(texts=1)).write("unconditional", tmp_path)
+    assert (tmp_path / "unconditional.json").read_text() == json.dumps(record, indent=2) + "\n"
     assert seen == ["unconditional.jsonl", "unconditional.json"]
 
 

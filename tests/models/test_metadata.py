@@ -22,6 +22,7 @@ def test_what_is_written_is_read_again(tmp_path):
     assert Metadata.read(tmp_path) == FULL
     assert [file.name for file in tmp_path.iterdir()] == [FILE]  # and no temporary file stays
     assert json.loads((tmp_path / FILE).read_text())["format_version"] == FORMAT_VERSION
+    assert (tmp_path / FILE).read_bytes() == (json.dumps(asdict(FULL), indent=2) + "\n").encode()
     Metadata(method="gpt").write(tmp_path)  # over the old one
     assert Metadata.read(tmp_path) == Metadata(method="gpt")
 

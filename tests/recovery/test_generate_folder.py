@@ -55,12 +55,15 @@ def test_a_run_that_was_killed_before_its_record_was_written_goes_on(tmp_path, m
 
     def write(path, content):
         written.append(path.name)
-        if path.suffix == ".json":
-            raise KeyboardInterrupt
         write_whole(path, content)
+
+    def cut_off(path, content):
+        written.append(path.name)
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module, "write_whole", write)
+        patch.setattr(module, "write_json", cut_off)
         generator.write("training", tmp_path)
     whole = (tmp_path / "training.jsonl").read_bytes()
     assert written == ["training.jsonl", "training.json"]

@@ -50,6 +50,11 @@ def write_whole(
             temporary.unlink(missing_ok=True)
 
 
+def json_text(content: object, *, indent: int = 2, ensure_ascii: bool = True, allow_nan: bool = True) -> str:
+    """A JSON file's text, as `write_json` writes it: for files that are written together with others."""
+    return json.dumps(content, indent=indent, ensure_ascii=ensure_ascii, allow_nan=allow_nan) + "\n"
+
+
 def write_json(
     path: str | os.PathLike[str],
     content: object,
@@ -71,7 +76,7 @@ def write_json(
             what an interruption left there is replaced.
     """
     path = Path(path)
-    text = json.dumps(content, indent=indent, ensure_ascii=ensure_ascii, allow_nan=allow_nan) + "\n"
+    text = json_text(content, indent=indent, ensure_ascii=ensure_ascii, allow_nan=allow_nan)
     write_whole(path, text, path.with_name(f"{path.name}.tmp") if locked else None)
     sync(path.parent)
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import platform
 import re
 import time
@@ -34,7 +33,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from acgpt.common.files import disk_errors, write_whole
+from acgpt.common.files import disk_errors, write_json, write_whole
 from acgpt.common.provenance import versions, when
 from acgpt.engine.attention import evaluating
 from acgpt.engine.decode import GREEDY, Answer, Sampling
@@ -88,7 +87,7 @@ class Generator:
     ) -> None:
         if samples < 1:
             raise InputError(f"the number of samples of a text must be at least 1, not {samples}.")
-        check_prompt(prompt, evaluation_set.length, "--prompt")
+        check_prompt(prompt, evaluation_set.length, "`prompt`")
         self.lm, self.evaluation_set, self.options = lm, evaluation_set, dict(options or {})
         self.method = (method or model_method(lm.metadata)).configured(self.options)
         self.samples, self.prompt, self.compiled = samples, prompt, compiled
@@ -174,7 +173,9 @@ class Generator:
         here = self.config("", False)
         for path in (folder / f"{mode}{end}" for mode in MODES for end in (".jsonl", ".json", ".jsonl.part")):
             if path.is_dir():
-                raise InputError(f"{path} is a folder, and a file is to be written there: move it, or name another -o.")
+                raise InputError(
+                    f"{path} is a folder, and a file is to be written there: move it, or name another `output`."
+                )
             if path.suffix == ".jsonl":
                 if path.is_file():
                     check_samples(path)
@@ -224,7 +225,7 @@ class Generator:
                 write_whole(lines, drawn.lines())
                 drawn.took["seconds"] += time.perf_counter() - counted
                 written = self.record(mode, queries, config, drawn.took, lines) | dict(about or {})
-                write_whole(record, json.dumps(written, indent=2) + "\n")
+                write_json(record, written)
             part.unlink(missing_ok=True)
         return written
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from acgpt.common.files import write_whole
+from acgpt.common.files import write_json
 from acgpt.errors import InputError, ModelError, reason
 from acgpt.methods import METHODS, Method, method_of
 
@@ -117,7 +117,7 @@ class Metadata:
 
     def write(self, folder: str | Path) -> None:
         """Write `acgpt.json` into a folder, whole or not at all."""
-        write_whole(Path(folder) / FILE, json.dumps(asdict(self), indent=2) + "\n")
+        write_json(Path(folder) / FILE, asdict(self))
 
 
 def model_method(metadata: Metadata | None) -> Method:

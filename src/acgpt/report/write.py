@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from typing import Any
 
 import pandas as pd
 
-from acgpt.common.files import disk_errors
+from acgpt.common.files import disk_errors, finite, json_text
 from acgpt.errors import InputError
 from acgpt.report import finetuning, from_scratch, generation
 from acgpt.report.page import Provenance, html_page, markdown_page
@@ -142,7 +141,7 @@ def write_report(report: Report, output: Path) -> Report:
     pages = {PAGE: markdown_page(parts, made_by, notes, files), WEB: html_page(parts, made_by, notes, files)}
     files |= {name: text.encode() for name, text in pages.items()}
     report = replace(report, notes=notes, files=tuple(sorted([*files, DATA])))
-    files[DATA] = (json.dumps(finite(report.content), indent=1, allow_nan=False) + "\n").encode()
+    files[DATA] = json_text(finite(report.content), indent=1, allow_nan=False).encode()
     write_files(files, output)
     return report
 
@@ -168,14 +167,16 @@ def check_output(output: Path) -> None:
     if not output.exists():
         return
     if not output.is_dir():
-        raise InputError(f"{output} is a file: name a folder with -o.")
+        raise InputError(f"{output} is a file: name a folder with `output`.")
     earlier: set[str] = set()
     if (output / DATA).is_file():
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # then it is somebody else's
             earlier = set(json.loads((output / DATA).read_text(encoding="utf-8"))["files"])
     for path in sorted(output.rglob("*")):
         if not path.is_dir() and path.relative_to(output).as_posix() not in earlier:
-            raise InputError(f"{output} holds {path.name}, which is not of an earlier report: name another with -o.")
+            raise InputError(
+                f"{output} holds {path.name}, which is not of an earlier report: name another with `output`."
+            )
 
 
 def table_files(part: Part) -> dict[str, bytes]:
@@ -208,15 +209,6 @@ def described(run: Run) -> dict[str, Any]:
         for each in run.evaluations
     ]
     return {"name": run.name, **{key: run.results.get(key) for key in kept}, "evaluations": found}
-
-
-def finite(value: Any) -> Any:
-    """What JSON can hold: an infinite number becomes null."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_files(files: Mapping[str, bytes], output: Path) -> None:
