@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from acgpt.cli import main
 from acgpt.cli.ui import takes
-from acgpt.common.options import Options, keywords, option, spelled
+from acgpt.common.options import Options, keywords, option, separated, spelled
 from acgpt.errors import InputError
 
 
@@ -22,6 +25,9 @@ class Some(Options):
     adapter: str | bool | None = option("none: no adapter.", form="adapter")
     place: str | Path | None = option("A folder.", flags=("--place", "-p"))
     quiet: bool = option("Print nothing.", False)
+    by: Literal["lines", "documents"] | None = option("One of two words.", metavar="NAME")
+    only: tuple[str, ...] = option("May be repeated.", (), form="list")
+    size: int = option("", 3 << 20, python="In bytes.", shell="In MB.", flags=("--size",), form="megabytes")
 
 
 def test_a_value_outside_of_its_range_is_refused_by_its_name():
@@ -32,6 +38,8 @@ def test_a_value_outside_of_its_range_is_refused_by_its_name():
         ({"share": 1.1}, "share must be a number, from 0 to 1, not 1.1"),
         ({"share": float("nan")}, "share must be a number"),
         ({"share": "x"}, "share must be a number, from 0 to 1, not 'x'"),
+        ({"limit": True}, "limit must be a whole number, at least 1, not True"),
+        ({"by": "pages"}, "by must be one of lines, documents, not 'pages'"),
     ]:
         with pytest.raises(InputError, match=words):
             Some(**wrong)
@@ -49,11 +57,14 @@ def test_a_command_gets_the_options_that_the_fields_declare():
         return CliRunner().invoke(app, list(words)).exit_code
 
     assert run("a") == 0 and run("b", "--limit", "2", "--mode", "x, y", "--adapter", "none", "-p", "q", "--quiet") == 0
-    assert got[0] == ("a", Some(modes=[]), False)
-    assert got[1] == ("b", Some(limit=2, modes=["x", "y"], adapter=False, place=Path("q"), quiet=True), False)
-    assert run("c", "--limit", "0") == 2 and run("c", "--share", "2") == 2 and len(got) == 2
+    assert got.pop(0) == ("a", Some(modes=[]), False)
+    assert got.pop() == ("b", Some(limit=2, modes=["x", "y"], adapter=False, place=Path("q"), quiet=True), False)
+    assert run("c", "--limit", "0") == 2 and run("c", "--share", "2") == 2 and run("c", "--by", "pages") == 2
+    assert run("c", "--size", "inf") == 2 and not got
+    assert run("d", "--by", "lines", "--only", "1", "--only", "x-*", "--size", "0.5") == 0
+    assert got == [("d", Some(modes=[], by="lines", only=("1", "x-*"), size=1 << 19), False)]
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "NO_COLOR": "1"}).stdout
-    assert "Of the texts that --limit leaves." in text and "x>=1" in text
+    assert "Of the texts that --limit leaves." in text and "x>=1" in text and "In MB." in text
 
 
 def test_only_names_in_backticks_that_are_options_are_respelled():
@@ -76,3 +87,37 @@ def test_keywords_are_documented_as_the_fields_are():
         """
 
     assert "limit: The first N texts only.\n" in function.__doc__ and "keywords" not in function.__doc__
+
+
+def test_a_function_that_takes_other_keywords_too_keeps_its_own_parameters():
+    @keywords(Some)
+    def function(place: str | None = None, *, note: bool = False, **changes: object) -> dict[str, object]:
+        """Do it.
+
+        Args:
+            **keywords: See `Some`.
+            note: A note.
+            **changes: All else.
+        """
+        options, others = separated(Some, changes | {"place": place})
+        return vars(options) | {"others": others}
+
+    names = list(inspect.signature(function).parameters)
+    assert names[0] == "place" and names.count("place") == 1 and names[-2:] == ["note", "changes"]
+    assert "place: A folder.\n" in function.__doc__ and "size: In bytes.\n" in function.__doc__
+    assert "**changes: All else." in function.__doc__
+    result = function("here", limit=2, steps=None)
+    assert (result["place"], result["limit"], result["others"]) == ("here", 2, {"steps": None})
+    with pytest.raises(InputError, match="limit must be"):
+        function(limit=0, steps=3)
+
+
+def test_a_command_names_its_options_where_an_error_names_arguments(tmp_path):
+    for words, said in (
+        (["finetune", "--full", "--rank", "8"], "--full trains all weights, and --rank and --4bit are for adapters"),
+        (["experiment", "tiny-cpu", "-o", str(Path(__file__))], "name a folder with --output."),
+        (["train", "tiny-cpu", "--minutes", "0"], "minutes must be a number, above 0, not 0"),
+        (["evaluate", "default", str(tmp_path), "--how", "order"], "'order' is no option of a method"),
+    ):
+        result = CliRunner().invoke(main.app, words)
+        assert result.exit_code == 2 and said in result.stderr

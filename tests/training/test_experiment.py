@@ -275,7 +275,7 @@ def test_a_mistake_ends_the_command_with_code_2_before_anything_is_written(tmp_p
 def test_a_file_is_no_folder_of_an_experiment(tmp_path):
     (tmp_path / "mine.txt").write_text("text")
     said = run_cli("tiny-cpu", "-o", tmp_path / "mine.txt", code=2).stderr
-    assert "mine.txt is a file: name a folder with -o" in said
+    assert "mine.txt is a file: name a folder with --output" in said
     assert (tmp_path / "mine.txt").read_text() == "text"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acgpt.cli.ui import Bars, called, emit, hush, note_for, option, stoppable, takes
+from acgpt.cli.ui import Bars, ObjectOption, called, emit, hush, note_for, stoppable, takes
 from acgpt.evaluation.options import AskingOptions, EvaluationOptions
 
 if TYPE_CHECKING:
@@ -18,11 +18,9 @@ HELP = {
     "model": "A folder, a Hugging Face hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct, "
     "with its adapter.",
     "corpus": "A folder that acgpt prepare made; may be left out with --sets.",
-    "json": "For programs: one JSON object in a line, with the keys named above.",
 }
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=HELP["model"])]
 CorpusArgument = Annotated[Path | None, typer.Argument(metavar="CORPUS", show_default=False, help=HELP["corpus"])]
-ObjectOption = Annotated[bool, option("--json", help=HELP["json"])]
 
 
 @takes(EvaluationOptions)
@@ -112,14 +110,10 @@ def print_evaluation(result: Mapping[str, Any]) -> None:
 
 def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
     """The perplexities of `Evaluation.as_dict`, mode by mode."""
-    from rich.table import Table
-
     from acgpt.display.show import NO_ANSWER
+    from acgpt.display.table import terminal_table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("mode", no_wrap=True)
-    for heading in ("perplexity", "95 % interval", "asked", "gain from the future"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = terminal_table(("mode", "perplexity", "95 % interval", "asked", "gain from the future"), fold=False)
     for mode, answer in result["modes"].items():
         row, gained = [NO_ANSWER] * 3, NO_ANSWER if mode in result["gains"] else ""
         if answer is not None:

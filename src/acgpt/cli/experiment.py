@@ -5,17 +5,16 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acgpt.cli.train import ChangesArgument, QuietOption, print_recipes
-from acgpt.cli.ui import PAUSE, emit, option
-from acgpt.errors import InputError
+from acgpt.cli.train import ChangesArgument, print_recipes
+from acgpt.cli.ui import PAUSE, ObjectOption, QuietOption, emit, option, takes
+from acgpt.experiments.options import ExperimentOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,14 +25,8 @@ if TYPE_CHECKING:
 
 HELP = {
     "file": "A YAML file, or the name of an experiment that comes with acgpt (see --list).",
-    "output": "The folder of the experiment. Default: what the file says.",
-    "only": "Some cells only: a number, a name or a pattern, 'ac-gpt-*'. May be repeated.",
     "list": "List the cells and how far each has come; without FILE, the experiments that come with acgpt.",
     "print": "Print a command for each cell that is not done, for a scheduler, and run none.",
-    "minutes": "Stop with a checkpoint after so many minutes (exit code 3); the same command goes on.",
-    "scoring": "Leave scoring for later, or for a machine with mauve-text: the same command without this scores.",
-    "processes": "Train each cell with N processes, by torchrun.",
-    "json": "For programs: one JSON object in a line, with the keys named above.",
 }
 COLOURS = {
     "done": "green",
@@ -49,18 +42,16 @@ PARTS = {"evaluated": "evaluations", "generated": "generations", "scored": "scor
 ASKING = {"evaluating": "evaluated", "generating": "generated", "scoring": "scored"}
 
 
+@takes(ExperimentOptions)
 def experiment(
     file: Annotated[str | None, typer.Argument(metavar="FILE", show_default=False, help=HELP["file"])] = None,
     changes: ChangesArgument = None,
-    output: Annotated[str | None, option("--output", "-o", metavar="FOLDER", help=HELP["output"])] = None,
-    only: Annotated[list[str] | None, option("--only", metavar="CELL", help=HELP["only"])] = None,
     list_cells: Annotated[bool, option("--list", help=HELP["list"])] = False,
     print_commands: Annotated[bool, option("--print-commands", help=HELP["print"])] = False,
-    processes: Annotated[int, option("--nproc-per-node", metavar="N", min=1, help=HELP["processes"])] = 1,
-    no_scoring: Annotated[bool, option("--no-scoring", help=HELP["scoring"])] = False,
-    minutes: Annotated[float | None, option("--minutes", metavar="N", help=HELP["minutes"])] = None,
+    *,
+    options: ExperimentOptions,
     quiet: QuietOption = False,
-    as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
+    as_json: ObjectOption = False,
 ) -> None:
     r"""Train and evaluate every cell of a grid: methods, r_max, sizes, seeds.
 
@@ -89,7 +80,7 @@ def experiment(
              evaluations, generated, generations, scored, scores (numbers),
              error, commands
     """
-    from acgpt.experiments.experiment import BUILT_IN, load_experiment
+    from acgpt.experiments.experiment import BUILT_IN, opened
     from acgpt.training.recipe import built_in
 
     if file is None:
@@ -97,17 +88,15 @@ def experiment(
             raise typer.BadParameter("name a FILE: a YAML file, or one of those that --list shows.")
         print_recipes(built_in(BUILT_IN), as_json)
         return
-    loaded = load_experiment(file, changes or (), output)
-    if Path(loaded.output).is_file():
-        raise InputError(f"{loaded.output} is a file: name a folder with -o.")
-    loaded = replace(loaded, mauve=None) if no_scoring else loaded
-    cells = loaded.chosen(only or ())
-    from acgpt.experiments.runner import Runner, check_corpora, check_scoring, is_held, state_of
+    loaded = opened(file, changes or (), options)
+    cells = loaded.chosen(options.only)
+    from acgpt.experiments.runner import is_held, run_experiment, state_of
 
     if print_commands:
-        words = ["acgpt", "experiment", file, *(changes or ()), *(("-o", output) if output else ())]
-        words += ["--nproc-per-node", str(processes)] if processes > 1 else []
-        words += ["--no-scoring"] if no_scoring else []
+        words = ["acgpt", "experiment", file, *(changes or ())]
+        words += ["-o", str(options.output)] if options.output else []
+        words += ["--nproc-per-node", str(options.processes)] if options.processes > 1 else []
+        words += ["--no-scoring"] if options.no_scoring else []
         for cell in cells:
             if state_of(cell).state != "done":
                 print(shlex.join([*words, "--only", cell.name]))
@@ -117,10 +106,7 @@ def experiment(
         held = {cell.name for cell in cells if states[cell.name].state != "done" and is_held(cell)}
         show_all(loaded.output, cells, states, held, as_json)
         return
-    check_corpora(cells)
-    check_scoring(loaded, cells)
-    with Display(cells, quiet) as display:
-        states = Runner(cells, processes=processes, minutes=minutes, show=display.show).run()
+    states = run_experiment(loaded, watch=lambda cells: Display(cells, quiet), **vars(options))
     show_all(loaded.output, cells, states, set(), as_json)
     counts = [state.state for state in states.values()]
     if "failed" in counts:
@@ -153,14 +139,13 @@ def show_all(output: str, cells: Sequence[Cell], states: Mapping[str, State], he
 
 def table_of(rows: Sequence[tuple[Cell, State]]) -> Table:
     """A row a cell."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    from acgpt.display.table import terminal_table
+
     parts = {part: of for part, of in PARTS.items() if part == "evaluated" or any(getattr(s, of) for _, s in rows)}
-    for heading in ("", "cell", "state", "step", "loss", *parts, "trained", "left"):
-        words = heading in ("cell", "state")
-        table.add_column(heading, justify="left" if words else "right", overflow="fold" if words else "ellipsis")
+    headings = ("", "cell", "state", "step", "loss", *parts, "trained", "left")
+    table = terminal_table(headings, [heading not in ("cell", "state") for heading in headings])
     for cell, state in rows:
         table.add_row(
             str(cell.number),
@@ -202,13 +187,13 @@ class Display:
         self.live: Any = None
         self.said, self.when = "", 0.0
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Callable[[Cell, State], None]:
         if self.console.is_terminal and not self.quiet:
             from rich.live import Live
 
             self.live = Live(console=self.console, auto_refresh=False, transient=True)
             self.live.start()
-        return self
+        return self.show
 
     def __exit__(self, *_: object) -> None:
         if self.live is not None:

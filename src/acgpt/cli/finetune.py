@@ -7,56 +7,24 @@ from typing import Annotated
 
 import typer
 
-from acgpt.cli.train import (
-    ChangesArgument,
-    JsonOption,
-    ListOption,
-    MinutesOption,
-    QuietOption,
-    ResumeOption,
-    print_recipes,
-    train_and_report,
+from acgpt.cli.train import ChangesArgument, ListOption, print_recipes, train_and_report
+from acgpt.cli.ui import ObjectOption, takes
+from acgpt.training.options import FinetuningOptions
+
+RECIPE = (
+    "A YAML file, or the name of a recipe that comes with acgpt (see --list). "
+    "Default: finetune-lora; with --full, finetune-full."
 )
-from acgpt.cli.ui import option
-
-HELP = {
-    "recipe": "A YAML file, or the name of a recipe that comes with acgpt (see --list). "
-    "Default: finetune-lora; with --full, finetune-full.",
-    "base": "The model: a folder, a hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct.",
-    "corpus": "A folder that acgpt prepare has written, with this model's tokenizer.",
-    "output": "The run's folder.",
-    "rank": "LoRA's rank; alpha is then twice that.",
-    "full": "Train all weights instead of an adapter.",
-    "quantize": "Hold the frozen weights in 4 bits (needs bitsandbytes).",
-    "r_max": "At most this share of a text is given.",
-    "mix": "So many texts, as a share, are read left to right with nothing given (autoregressive mixing).",
-    "infilling": "So many, as a share, ask for one gap, all else given.",
-    "causal": "Train the causal twin: the same texts in the same order, nothing given.",
-    "steps": "Optimizer steps.",
-    "lr": "The learning rate at its peak.",
-}
 
 
+@takes(FinetuningOptions)
 def finetune(
-    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", show_default=False, help=HELP["recipe"])] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", show_default=False, help=RECIPE)] = None,
     changes: ChangesArgument = None,
-    base: Annotated[str | None, option("--base", "-b", metavar="MODEL", help=HELP["base"])] = None,
-    corpus: Annotated[str | None, option("--corpus", "-c", metavar="FOLDER", help=HELP["corpus"])] = None,
-    output: Annotated[str | None, option("--output", "-o", metavar="FOLDER", help=HELP["output"])] = None,
-    rank: Annotated[int | None, option("--rank", metavar="N", help=HELP["rank"])] = None,
-    full: Annotated[bool, option("--full", help=HELP["full"])] = False,
-    four_bits: Annotated[bool, option("--4bit", help=HELP["quantize"])] = False,
-    r_max: Annotated[float | None, option("--r-max", metavar="X", help=HELP["r_max"])] = None,
-    mix: Annotated[float | None, option("--mix", metavar="X", help=HELP["mix"])] = None,
-    infilling: Annotated[float | None, option("--infilling", metavar="X", help=HELP["infilling"])] = None,
-    causal: Annotated[bool, option("--causal", help=HELP["causal"])] = False,
-    steps: Annotated[int | None, option("--steps", metavar="N", help=HELP["steps"])] = None,
-    lr: Annotated[float | None, option("--lr", metavar="X", help=HELP["lr"])] = None,
-    resume: ResumeOption = False,
+    *,
+    options: FinetuningOptions,
     list_recipes: ListOption = False,
-    minutes: MinutesOption = None,
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
+    as_json: ObjectOption = False,
 ) -> None:
     r"""Teach a pretrained model to condition on the future.
 
@@ -83,11 +51,5 @@ def finetune(
     changes = list(changes or ())
     if recipe is not None and "=" in recipe and not Path(recipe).is_file():
         changes, recipe = [recipe, *changes], None
-    named = {"base": base, "corpus": corpus, "output": output, "steps": steps, "lr": lr}
-    train_and_report(
-        lambda: finetuning_recipe(
-            recipe, dict(map(read_change, changes)), rank=rank, full=full, four_bits=four_bits, r_max=r_max, mix=mix,
-            infilling=infilling, causal=causal, **named,
-        ),
-        resume=resume, minutes=minutes, quiet=quiet, as_json=as_json,
-    )  # fmt: skip
+    changed = dict(map(read_change, changes))
+    train_and_report(lambda: finetuning_recipe(recipe, options, changed), options, as_json)

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from acgpt.cli.evaluate import CorpusArgument, ModelArgument, ObjectOption, check_corpus, r_max_in_words
-from acgpt.cli.train import QuietOption
-from acgpt.cli.ui import Bars, called, emit, hush, note_for, option, stoppable, takes
+from acgpt.cli.evaluate import CorpusArgument, ModelArgument, check_corpus, r_max_in_words
+from acgpt.cli.ui import Bars, ObjectOption, QuietOption, called, emit, hush, note_for, option, stoppable, takes
 from acgpt.evaluation.options import GenerationOptions
 
 OUTPUT = "The folder of the files, MODE.jsonl and MODE.json; it has to be named."
@@ -76,9 +75,8 @@ def way_on(folder: Path) -> str:
 
 def print_generations(result: Mapping[str, Any], there: Sequence[str]) -> None:
     """The table for people; these modes were there before."""
-    from rich.table import Table
-
     from acgpt.display.show import NO_ANSWER, Page, printable
+    from acgpt.display.table import terminal_table
 
     page, about = Page(), result["set"]
     page.note(printable(called(result["model"], result["adapter"])), "bold")
@@ -86,10 +84,7 @@ def print_generations(result: Mapping[str, Any], there: Sequence[str]) -> None:
         f"method {result['method']}; {about['texts']} texts of {about['length']} tokens, {result['samples']} of each, "
         f"{r_max_in_words(result)}, set {about['hash'][:12]}\n"
     )
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("mode", no_wrap=True)
-    for heading in ("tokens", "calls", "seconds", "tokens/s", "outside the model"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = terminal_table(("mode", "tokens", "calls", "seconds", "tokens/s", "outside the model"), fold=False)
     for mode, one in result["modes"].items():
         cells = [NO_ANSWER] * 5
         if one is not None:

@@ -61,9 +61,10 @@ def in_options(message: str, command: Any) -> str:
     """
     if command is None:
         return message
-    names = {each.name: next((name for name in each.opts if name.startswith("--")), None) for each in command.params}
+    flags = {each.name: [name for name in each.opts if name.startswith("--")][:1] for each in command.params}
+    names = {each.name: "/".join([*flags[each.name], *each.secondary_opts]) for each in command.params}
     first, *rest = message.split("\n", 1)
-    return "\n".join([spelled(first, {name: flag for name, flag in names.items() if flag}), *rest])
+    return "\n".join([spelled(first, {name: names[name] for name in names if flags[name]}), *rest])
 
 
 @contextmanager

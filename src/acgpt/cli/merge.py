@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from acgpt.cli.ui import Dtype, emit, hush, option
+from acgpt.cli.ui import Dtype, ObjectOption, emit, hush, option
 
 HELP = {
     "base": "A folder, a Hugging Face hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct.",
@@ -15,7 +15,6 @@ HELP = {
     "output": "Where the model goes: a folder that is not there yet.",
     "dtype": "Of the weights that are written: float32, bfloat16, float16, float64. "
     "Default: auto, as the base has them (a .gguf file: float32).",
-    "json": "For programs: one JSON object in a line, with the keys named above.",
 }
 
 
@@ -24,7 +23,7 @@ def merge(
     adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help=HELP["adapter"])],
     output: Annotated[Path, option("--output", "-o", metavar="FOLDER", help=HELP["output"])],
     dtype: Annotated[Dtype, option("--dtype", metavar="NAME", help=HELP["dtype"])] = Dtype.auto,
-    as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
+    as_json: ObjectOption = False,
 ) -> None:
     r"""Merge an adapter into its model: one plain model, for any program.
 

@@ -7,14 +7,13 @@ from typing import Annotated
 
 import typer
 
-from acgpt.cli.ui import emit, hush, option
+from acgpt.cli.ui import ObjectOption, emit, hush, option
 
 HELP = {
     "folder": "A model or adapter folder, with its acgpt.json.",
     "repo": "OWNER/NAME on the hub. It is made if it is not there.",
     "private": "A repository that only you, or your organisation, can see. Default: public.",
     "dry_run": "Say what would be sent, and send nothing.",
-    "json": "For programs: one JSON object in a line, with the keys named above.",
 }
 
 
@@ -23,7 +22,7 @@ def push(
     repo: Annotated[str, typer.Argument(metavar="REPO_ID", help=HELP["repo"])],
     private: Annotated[bool, option("--private", help=HELP["private"])] = False,
     dry_run: Annotated[bool, option("--dry-run", help=HELP["dry_run"])] = False,
-    as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
+    as_json: ObjectOption = False,
 ) -> None:
     r"""Share a model or adapter on the Hugging Face hub.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acgpt.cli.ui import emit, option
+from acgpt.cli.ui import ObjectOption, emit, option
 from acgpt.common.files import check_writable
 
 if TYPE_CHECKING:
@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 HELP = {
     "runs": "Folders of finished runs, or folders of such folders, as acgpt experiment makes them; or of generations.",
     "output": "The report's folder; an earlier report in it is replaced.",
-    "json": "For programs: one JSON object in a line, with the keys named above.",
 }
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", show_default=False, help=HELP["runs"])],
     output: Annotated[Path, option("--output", "-o", metavar="FOLDER", help=HELP["output"])],
-    as_json: Annotated[bool, option("--json", help=HELP["json"])] = False,
+    as_json: ObjectOption = False,
 ) -> None:
     r"""Compare what was trained, as the paper does, in tables and figures.
 

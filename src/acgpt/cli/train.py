@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acgpt.cli.evaluate import print_perplexities
-from acgpt.cli.ui import emit, hush, option
+from acgpt.cli.ui import ObjectOption, emit, hush, option, takes
 from acgpt.errors import InputError
+from acgpt.training.options import RunOptions
 
 if TYPE_CHECKING:
     from acgpt.training.recipe import Recipe
@@ -20,30 +21,22 @@ if TYPE_CHECKING:
 HELP = {
     "recipe": "A YAML file, or the name of a recipe that comes with acgpt (see --list).",
     "changes": "key=value: what is to be otherwise than in the recipe.",
-    "resume": "Go on from the last checkpoint of the run in the output folder, if there is one.",
     "list": "List the recipes that come with acgpt.",
-    "quiet": "Show no progress.",
-    "minutes": "Stop with a checkpoint after so many minutes (exit code 3); --resume goes on.",
-    "json": "For programs: one JSON object in a line, with the keys named above.",
 }
 ChangesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False, help=HELP["changes"])
 ]
-ResumeOption = Annotated[bool, option("--resume", help=HELP["resume"])]
 ListOption = Annotated[bool, option("--list", help=HELP["list"])]
-MinutesOption = Annotated[float | None, option("--minutes", metavar="N", help=HELP["minutes"])]
-QuietOption = Annotated[bool, option("--quiet", "-q", help=HELP["quiet"])]
-JsonOption = Annotated[bool, option("--json", help=HELP["json"])]
 
 
+@takes(RunOptions)
 def train(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", show_default=False, help=HELP["recipe"])] = None,
     changes: ChangesArgument = None,
-    resume: ResumeOption = False,
     list_recipes: ListOption = False,
-    minutes: MinutesOption = None,
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
+    *,
+    options: RunOptions,
+    as_json: ObjectOption = False,
 ) -> None:
     r"""Train a model from scratch, as a recipe says.
 
@@ -74,19 +67,15 @@ def train(
         return
     if recipe is None:
         raise typer.BadParameter("name a RECIPE: a YAML file, or one of those that --list shows.")
-    train_and_report(
-        lambda: load_recipe(recipe, changes or ()), resume=resume, minutes=minutes, quiet=quiet, as_json=as_json
-    )
+    train_and_report(lambda: load_recipe(recipe, changes or ()), options, as_json)
 
 
-def train_and_report(
-    load: Callable[[], Recipe], *, resume: bool, minutes: float | None, quiet: bool, as_json: bool
-) -> None:
+def train_and_report(load: Callable[[], Recipe], options: RunOptions, as_json: bool) -> None:
     """Load a recipe, train as it says and print the results."""
     main = int(os.environ.get("RANK", 0)) == 0  # one of several processes speaks
     try:
         loaded = load()
-        results = run(loaded, resume=resume, quiet=quiet or not main, minutes=minutes)
+        results = run(loaded, resume=options.resume, quiet=options.quiet or not main, minutes=options.minutes)
     except InputError as error:
         if main:
             raise

@@ -26,6 +26,7 @@ from acgpt.errors import InputError
 Form = Literal["value", "names", "list", "pairs", "adapter", "adapters", "dtype", "megabytes"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
+Chosen = TypeVar("Chosen", bound="Options")
 NAMED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")  # an option as Python spells it: `limit`, `limit=3`
 
 
@@ -188,6 +189,13 @@ def keywords(options: type[Options]) -> Callable[[Function], Function]:
     return decorate
 
 
+def separated(options: type[Chosen], keywords: Mapping[str, Any]) -> tuple[Chosen, dict[str, Any]]:
+    """The keywords that are fields of a dataclass, as an object of it, and all others."""
+    names = {each.name for each in fields(options)}  # type: ignore[arg-type]
+    others = {name: value for name, value in keywords.items() if name not in names}
+    return options(**{name: value for name, value in keywords.items() if name in names}), others
+
+
 def argument_lines(options: type) -> list[str]:
     """The fields as lines of a docstring's section Args."""
     found = []
@@ -221,16 +229,22 @@ def spelled(text: str, flags: Mapping[str, str]) -> str:
     >>> flags = {"r_max": "--r-max", "if_possible": "--if-possible"}
     >>> spelled("leave out `r_max=0.5`, or add `if_possible=True`.", flags)
     'leave out --r-max 0.5, or add --if-possible.'
+    >>> spelled("`future=False`, `adapter=False`", {"future": "--future/--no-future", "adapter": "--adapter"})
+    '--no-future, --adapter none'
 
     Args:
         text: A help text or an error.
-        flags: The name on the command line by the name in Python; what is not among them stays as it is.
+        flags: The name on the command line by the name in Python, with that for false after a slash; what is not among
+            them stays as it is.
     """
 
     def replace(match: re.Match[str]) -> str:
         name, value = match.groups()
         if name not in flags:
             return match.group()
-        return flags[name] if value in (None, "True") else f"{flags[name]} {value.strip(chr(34) + chr(39))}"
+        flag, _, opposite = flags[name].partition("/")
+        if value in (None, "True"):
+            return flag
+        return opposite or f"{flag} none" if value == "False" else f"{flag} {value.strip(chr(34) + chr(39))}"
 
     return NAMED.sub(replace, text)

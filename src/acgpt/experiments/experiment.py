@@ -23,7 +23,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -40,6 +40,7 @@ from acgpt.evaluation.generator import INDEX, PROMPT, TEMPERATURE, TOP_P, check_
 from acgpt.evaluation.mauve import FEWEST
 from acgpt.evaluation.options import EvaluationOptions, GenerationOptions, ScoringOptions
 from acgpt.evaluation.reference import RULES
+from acgpt.experiments.options import ExperimentOptions
 from acgpt.methods import method_of, parted
 from acgpt.query.conditioning import Conditioning, check_keys
 from acgpt.query.modes import MODES, modes_named
@@ -352,7 +353,7 @@ class Experiment:
             if not mine:
                 near = get_close_matches(each, [cell.name for cell in self.cells], n=1)
                 hint = f"did you mean {near[0]}?" if near else f"they have the numbers 1 to {len(self.cells)}."
-                raise InputError(f"there is no cell {each}: {hint} --list shows them.")
+                raise InputError(f"there is no cell {each}: {hint} acgpt experiment … --list shows them.")
             found |= mine
         return [cell for cell in self.cells if not found or cell.name in found]
 
@@ -526,6 +527,23 @@ def load_experiment(name: str | Path, changes: Sequence[str] = (), output: str |
     if isinstance(recipe := content.get("recipe"), str) and (path.parent / recipe).is_file():
         content["recipe"] = str(path.parent / recipe)
     return make(content, str(name), changes)
+
+
+def opened(experiment: Experiment | str | Path, changes: Sequence[str], options: ExperimentOptions) -> Experiment:
+    """An experiment, or that in a file, as the options want it.
+
+    Raises:
+        InputError: As in `load_experiment`; there are changes to an experiment that is loaded; its output is a file.
+    """
+    if not isinstance(experiment, Experiment):
+        experiment = load_experiment(experiment, changes, options.output)
+    elif changes:
+        raise InputError("`changes` are for an experiment from a file: name one, or load it with them.")
+    elif options.output is not None and str(options.output) != experiment.output:
+        experiment = replace(experiment, output=str(options.output))
+    if Path(experiment.output).is_file():
+        raise InputError(f"{experiment.output} is a file: name a folder with `output`.")
+    return replace(experiment, mauve=None) if options.no_scoring and experiment.mauve is not None else experiment
 
 
 def make(content: Mapping[str, Any], source: str, changes: Sequence[str] = ()) -> Experiment:

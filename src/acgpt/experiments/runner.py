@@ -24,11 +24,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from acgpt.common.files import try_lock
+from acgpt.common.options import keywords
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError, OutputError
 from acgpt.evaluation.dataset import chunks
@@ -37,7 +39,8 @@ from acgpt.evaluation.generations import Generations
 from acgpt.evaluation.mauve import FEWEST, PAPER, check_counts, package
 from acgpt.evaluation.reference import lack, of_corpus
 from acgpt.experiments.command_server import SUPPORTED, CommandServer, ServedCommand
-from acgpt.experiments.experiment import Cell, Experiment
+from acgpt.experiments.experiment import Cell, Experiment, opened
+from acgpt.experiments.options import ExperimentOptions
 from acgpt.training.log import read_log
 from acgpt.training.run_folder import CONFIG, LOG, RESULTS, check_same
 
@@ -89,6 +92,9 @@ class State:
     error: str | None = None
 
 
+Show = Callable[[Cell, State], object]  # called with a cell and how far it has come
+
+
 def state_of(cell: Cell) -> State:
     """How far a cell has come, from its folder: done, stopped, failed if the folder is another run's, or waiting."""
     asked = (cell.evaluations, cell.generations, cell.scores)
@@ -120,6 +126,42 @@ def state_of(cell: Cell) -> State:
     )
 
 
+@keywords(ExperimentOptions)
+def run_experiment(
+    experiment: Experiment | str | Path,
+    changes: Sequence[str] = (),
+    *,
+    watch: Callable[[Sequence[Cell]], AbstractContextManager[Show]] = lambda cells: nullcontext(
+        lambda cell, state: None
+    ),
+    **keywords: Any,
+) -> dict[str, State]:
+    """Train, evaluate and sample from all cells of an experiment that are not done.
+
+        states = run_experiment("mine.yaml", ["steps=500"], only=["ac-gpt-*"])
+        states["ac-gpt-r_max0.6-seed0"].state
+
+    Args:
+        experiment: A YAML file, the name of an experiment that comes with acgpt, or an `Experiment`.
+        changes: `key=value` each, keys of the recipe that are otherwise in all cells.
+        **keywords: See `ExperimentOptions`.
+        watch: Makes, for the cells that were chosen, a context in which `Show` is called.
+
+    Returns:
+        What became of each cell, by its name.
+
+    Raises:
+        InputError: Something that the user can mend. Errors within a cell are in its state.
+    """
+    options = ExperimentOptions(**keywords)
+    loaded = opened(experiment, changes, options)
+    cells = loaded.chosen(options.only)
+    check_corpora(cells)
+    check_scoring(loaded, cells)
+    with watch(cells) as show:
+        return Runner(cells, processes=options.processes, minutes=options.minutes, show=show).run()
+
+
 def check_corpora(cells: Sequence[Cell]) -> None:
     """Find out before hours of training that a corpus, or a split that is to be asked, is not there.
 
@@ -148,7 +190,9 @@ def check_scoring(experiment: Experiment, cells: Sequence[Cell]) -> None:
     if drawn is None or wanted is None or not left:
         return
     if not wanted.no_mauve:
-        package("mauve: {no_mauve: true} measures the rest; with --no-scoring the cells draw, and are scored later.")
+        package(
+            "mauve: {no_mauve: true} measures the rest; with `no_scoring=True` the cells draw, and are scored later."
+        )
     for place, length in dict.fromkeys((cell.recipe.corpus, cell.recipe.length) for cell in left):
         corpus = Corpus.open(place)
         for split in drawn.splits:
@@ -168,7 +212,7 @@ def check_scoring(experiment: Experiment, cells: Sequence[Cell]) -> None:
             except InputError as error:
                 raise InputError(
                     f"mauve, of the first {texts} texts of {split}: {error} generate.splits and generate.limit decide "
-                    "what is drawn, mauve.split, mauve.length and mauve.skip the reference; with --no-scoring the "
+                    "what is drawn, mauve.split, mauve.length and mauve.skip the reference; with `no_scoring=True` the "
                     "cells draw, and are scored later."
                 ) from error
     if not wanted.no_mauve:
@@ -176,7 +220,7 @@ def check_scoring(experiment: Experiment, cells: Sequence[Cell]) -> None:
             Featurizer.check(wanted.features or PAPER)
         except ModelError as error:
             raise InputError(
-                f"mauve.features: {error} With --no-scoring the cells draw, and are scored later."
+                f"mauve.features: {error} With `no_scoring=True` the cells draw, and are scored later."
             ) from error
 
 
@@ -191,7 +235,7 @@ def held(cell: Cell) -> Iterator[int | None]:
         descriptor = os.open(cell.lock, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise OutputError(
-            f"cannot write {cell.lock}: {error.strerror}. Make room there, or name another -o."
+            f"cannot write {cell.lock}: {error.strerror}. Make room there, or name another `output`."
         ) from error
     try:
         yield descriptor if try_lock(descriptor) else None
@@ -223,7 +267,7 @@ class Runner:
         *,
         processes: int = 1,
         minutes: float | None = None,
-        show: Callable[[Cell, State], object] = lambda cell, state: None,
+        show: Show = lambda cell, state: None,
     ) -> None:
         if minutes is not None and not minutes > 0:
             raise InputError(f"the minutes that an experiment may take must be above 0, not {minutes}.")

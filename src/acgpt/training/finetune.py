@@ -5,31 +5,25 @@ A recipe says how, as in training from scratch; the arguments of `finetune` are 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from acgpt.common.options import keywords, separated
 from acgpt.errors import InputError
+from acgpt.training.options import FinetuningOptions
 from acgpt.training.recipe import Recipe, load_recipe
 
 LORA, FULL = "finetune-lora", "finetune-full"  # the recipes taken where none is named
 
 
+@keywords(FinetuningOptions)
 def finetune(
     base: str | Path | None = None,
     corpus: str | Path | None = None,
     output: str | Path | None = None,
     *,
     recipe: str | Path | None = None,
-    rank: int | None = None,
-    full: bool = False,
-    four_bits: bool = False,
-    r_max: float | None = None,
-    mix: float | None = None,
-    infilling: float | None = None,
-    causal: bool = False,
-    resume: bool = False,
-    quiet: bool = False,
-    minutes: float | None = None,
     **changes: Any,
 ) -> dict[str, Any] | None:
     """Teach a pretrained model to condition on the future, through a LoRA adapter or in all its weights.
@@ -38,21 +32,9 @@ def finetune(
         lm = acgpt.load("Qwen/Qwen3-1.7B", adapter="runs/mine/adapter")
 
     Args:
-        base: The model: a folder, a hub id or a .gguf file; "default" is the embedded one.
-        corpus: A folder that `acgpt.prepare` has written, with this model's tokenizer.
-        output: The run's folder.
+        **keywords: See `FinetuningOptions`.
         recipe: A YAML file, or the name of a recipe that comes with acgpt. Default: finetune-lora; with `full`,
             finetune-full.
-        rank: LoRA's rank; alpha is then twice that.
-        full: Train all weights instead of an adapter.
-        four_bits: Hold the frozen weights in 4 bits (needs bitsandbytes).
-        r_max: The largest share of a text that is given.
-        mix: The share of texts that are read left to right with nothing given (autoregressive mixing).
-        infilling: The share of texts that ask for one gap, all else given.
-        causal: Train the causal twin: the same texts in the same order, nothing given.
-        resume: As in `acgpt.train`.
-        quiet: As in `acgpt.train`.
-        minutes: As in `acgpt.train`.
         **changes: Keys of the recipe and their values, as in `acgpt.train`.
 
     Returns:
@@ -60,36 +42,31 @@ def finetune(
     """
     from acgpt.training.train import train  # torch and transformers, seconds to import
 
-    chosen = finetuning_recipe(
-        recipe, changes, base=base, corpus=corpus, output=output, rank=rank, full=full, four_bits=four_bits,
-        r_max=r_max, mix=mix, infilling=infilling, causal=causal,
-    )  # fmt: skip
-    return train(chosen, resume=resume, quiet=quiet, minutes=minutes)
+    options, others = separated(FinetuningOptions, changes | {"base": base, "corpus": corpus, "output": output})
+    others |= {key: changes[key] for key in ("steps", "lr") if key in changes}  # None too: steps=None, epochs=3
+    chosen = finetuning_recipe(recipe, options, others)
+    return train(chosen, resume=options.resume, quiet=options.quiet, minutes=options.minutes)
 
 
-def finetuning_recipe(
-    recipe: str | Path | None,
-    changes: dict[str, Any],
-    *,
-    rank: int | None,
-    full: bool,
-    four_bits: bool,
-    r_max: float | None,
-    mix: float | None,
-    infilling: float | None,
-    causal: bool,
-    **named: Any,
-) -> Recipe:
+def finetuning_recipe(recipe: str | Path | None, options: FinetuningOptions, changes: Mapping[str, Any]) -> Recipe:
     """The recipe that the arguments of `finetune` come to; `changes` have the last word."""
-    if full and (rank is not None or four_bits):
-        raise InputError("full trains all weights, and rank and 4bit are for adapters: leave one or the other out.")
+    full = options.full
+    if full and (options.rank is not None or options.four_bits):
+        raise InputError(
+            "`full` trains all weights, and `rank` and `four_bits` are for adapters: leave one or the other out."
+        )
     name = recipe or (FULL if full else LORA)
     settings = {
-        **named, "conditioning.r_max": r_max, "conditioning.empty": mix, "conditioning.infilling": infilling,
-        "quantize": "4bit" if four_bits else None, "method": "gpt" if causal else None, "lora.rank": rank,
-    }  # fmt: skip
+        **{key: getattr(options, key) for key in ("base", "corpus", "output", "steps", "lr")},
+        "conditioning.r_max": options.r_max,
+        "conditioning.empty": options.mix,
+        "conditioning.infilling": options.infilling,
+        "quantize": "4bit" if options.four_bits else None,
+        "method": "gpt" if options.causal else None,
+        "lora.rank": options.rank,
+    }
     settings = {key: value for key, value in settings.items() if value is not None}
     loaded = load_recipe(name, {**settings, **({"lora": None} if full else {}), **changes})
     if not loaded.base:
-        raise InputError(f"the recipe {name} begins from nothing: name a model with base, or train from scratch.")
+        raise InputError(f"the recipe {name} begins from nothing: name a model with `base`, or train from scratch.")
     return loaded
