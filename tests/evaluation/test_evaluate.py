@@ -167,7 +167,7 @@ def test_records_hold_every_asked_token_with_its_place():
 
 def test_texts_that_do_not_fit_the_model_are_refused():
     ours = tiny_model(positions=20)
-    with pytest.raises(InputError, match=r"20 tokens.*20 positions.*--length 19"):
+    with pytest.raises(InputError, match=r"20 tokens.*20 positions.*`length=19`"):
         ask(ours, small_set())
     beyond = EvaluationSet.build(np.full(20, 50), tokenizer_hash="t", length=19)
     with pytest.raises(InputError, match=r"token 50.*end at 49"):

@@ -88,7 +88,7 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
     said = json.loads(acgpt(folder / "training.jsonl", corpus, *of_documents, "--seeds", 1, "--json").stdout)["notes"][
         0
     ]
-    assert said.endswith("--rule windows may find more to compare with.")
+    assert said.endswith("The rule windows may find more to compare with.")
     features = Featurizer.load(str(model), "cpu")
     opened, path = Corpus.open(corpus), folder / "training.jsonl"
     ours = features.features([each.text for each in Generations.open(path).samples])

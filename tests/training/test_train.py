@@ -418,7 +418,7 @@ def test_unknown_tokens_need_a_corpus_with_a_mask_token(tmp_path):
 
 def test_a_folder_that_is_there_is_never_written_over(run, corpus, tmp_path):
     before = (run / "results.json").read_bytes()
-    with pytest.raises(InputError, match="is there already: resume that run with --resume, or name another"):
+    with pytest.raises(InputError, match="is there already: resume that run with `resume=True`, or name another"):
         train(recipe_of(corpus, run), quiet=True)
     assert (run / "results.json").read_bytes() == before
     (tmp_path / "mine.txt").write_text("mine")

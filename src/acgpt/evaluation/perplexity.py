@@ -307,7 +307,7 @@ def check_fit(model: PreTrainedModel, evaluation_set: EvaluationSet, overhead: i
     if evaluation_set.length + overhead > (positions := positions_of(config)):
         raise InputError(
             f"the texts have {evaluation_set.length} tokens; the model has {positions} positions, one of them for BOS: "
-            f"use --length {positions - overhead} or less."
+            f"use `length={positions - overhead}` or less."
         )
     if (highest := int(evaluation_set.tokens.max())) >= config.vocab_size:
         raise InputError(f"the texts have the token {highest}, but the model's ids end at {config.vocab_size - 1}.")

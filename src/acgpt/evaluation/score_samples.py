@@ -383,7 +383,7 @@ class Scoring:
         notes = []
         if found is not None and min(len(texts), len(reference.texts)) < FEW:
             by_document = len(reference.texts) < FEW and reference.about.get("rule") == "documents"
-            remedy = " --rule windows may find more to compare with." if by_document else ""
+            remedy = " The rule windows may find more to compare with." if by_document else ""
             notes.append(f"fewer than {FEW} texts on one side: MAUVE is mostly chance.{remedy}")
         if found is not None and len(texts) + sides.empty < len(samples):
             notes.append("there are several samples of a text: MAUVE is of the first of each.")

@@ -28,7 +28,7 @@ def parted(text: str) -> tuple[str, str]:
     """
     name, equals, value = text.partition("=")
     if not (name and equals and value):
-        raise InputError(f"--how {text} is no option of a method: write KEY=VALUE, as in --how order=random.")
+        raise InputError(f"{text!r} is no option of a method: write KEY=VALUE, as in order=random.")
     return name, value
 
 

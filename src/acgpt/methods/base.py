@@ -199,7 +199,7 @@ class Method(ABC):
         if not self.chain:
             raise QueryError(
                 f"{self.name} does not take a text apart from left to right, so it cannot say what a token has from "
-                "its past alone: leave out future=False (--no-future), or use a model that was trained with ac-gpt."
+                "its past alone: leave out `future=False`, or use a model that was trained with ac-gpt."
             )
         asked = map(or_, query.given, query.asked) if query.has_unknown else (True,) * len(query)
         return Query.trusted(query.tokens, (False,) * len(query), asked)

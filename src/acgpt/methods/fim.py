@@ -49,7 +49,7 @@ class Fim(Method):
     overhead: ClassVar[int] = 2
     refusal: ClassVar[str] = (
         "it asks for something else than one run of tokens with everything around it given. Read it from left to "
-        "right with future=False (--no-future), or use a model that was trained with ac-gpt."
+        "right with `future=False`, or use a model that was trained with ac-gpt."
     )
 
     def answers(self, query: Query) -> bool:

@@ -44,12 +44,11 @@ class FutureIgnored(UserWarning):
 
 IGNORED = (
     "this model does not say (in an acgpt.json) that it can read the future, so what stands after a slot is ignored. "
-    "Load an adapter that can, say future=False (--no-future) if that is what you want, or future=True (--future) to "
-    "use the future anyway."
+    "Load an adapter that can, say `future=False` if that is what you want, or `future=True` to use the future anyway."
 )
 LEFT_OUT = (
-    "without its adapter this model reads from left to right, so what stands after a slot is ignored. Say future=False "
-    "(--no-future) if that is what you want, or leave out adapter=False (--adapter none)."
+    "without its adapter this model reads from left to right, so what stands after a slot is ignored. Say "
+    "`future=False` if that is what you want, or leave out `adapter=False`."
 )
 
 

@@ -53,7 +53,7 @@ def writing(path: Path) -> Iterator[None]:
                 raise
             words = f"the disk is full, or the file may not grow ({words})"  # torch has no better ones
         last = last_checkpoint(path.parents[1] if path.parent.name == CHECKPOINTS else path.parent)
-        way_on = f" The run can be resumed from {last} with --resume." if last else ""
+        way_on = f" The run can be resumed from {last} with `resume=True`." if last else ""
         raise OutputError(f"cannot write {path}: {words}. Make room there, or see who may write.{way_on}") from error
 
 
@@ -103,7 +103,7 @@ def open_folder(folder: Path, recipe: Recipe, resume: bool, about: dict[str, Any
         return sittings
     with writing(folder):
         if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
-            hint = "resume that run with --resume, or " if config.exists() else ""
+            hint = "resume that run with `resume=True`, or " if config.exists() else ""
             raise InputError(f"{folder} is there already: {hint}name another folder with output=….")
         folder.mkdir(parents=True, exist_ok=True)
         write_json(config, about | {"sittings": [sitting]})
