@@ -36,7 +36,8 @@ def cell(options: type, each: Field[Any], column: str, on_command_line: bool) ->
         default = list(default) if isinstance(default, tuple) else default
         return "" if default in ("", None) else f"`{yaml.safe_dump(default, default_flow_style=True).splitlines()[0]}`"
     assert column == "help", f"there is no column {column}"
-    return command_help(options)[each.name] if on_command_line else str(each.metadata["help"])
+    text = command_help(options)[each.name] if on_command_line else str(each.metadata["help"])
+    return re.sub(r"<\S+>", r"`\g<0>`", text).replace("|", r"\|")  # <|mask|> is neither HTML nor two columns
 
 
 def table(path: str, columns: list[str]) -> str:
