@@ -7,22 +7,22 @@ from typing import Annotated
 
 import typer
 
-from acgpt.cli.ui import Dtype, ObjectOption, emit, hush, option
+from acgpt.cli.ui import ObjectOption, emit, hush, option, takes
+from acgpt.models.options import MergeOptions
 
 HELP = {
     "base": "A folder, a Hugging Face hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct.",
     "adapter": "A PEFT adapter for it: a folder or a hub id; default: the embedded model's.",
     "output": "Where the model goes: a folder that is not there yet.",
-    "dtype": "Of the weights that are written: float32, bfloat16, float16, float64. "
-    "Default: auto, as the base has them (a .gguf file: float32).",
 }
 
 
+@takes(MergeOptions)
 def merge(
     base: Annotated[str, typer.Argument(metavar="BASE", help=HELP["base"])],
     adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help=HELP["adapter"])],
     output: Annotated[Path, option("--output", "-o", metavar="FOLDER", help=HELP["output"])],
-    dtype: Annotated[Dtype, option("--dtype", metavar="NAME", help=HELP["dtype"])] = Dtype.auto,
+    options: MergeOptions,
     as_json: ObjectOption = False,
 ) -> None:
     r"""Merge an adapter into its model: one plain model, for any program.
@@ -42,7 +42,7 @@ def merge(
     hush()
     from acgpt.models.merge import merge
 
-    written = merge(base, adapter, output, dtype=dtype.value)
+    written = merge(base, adapter, output, **vars(options))
     if as_json:
         emit(written)
         return

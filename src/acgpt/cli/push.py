@@ -7,21 +7,20 @@ from typing import Annotated
 
 import typer
 
-from acgpt.cli.ui import ObjectOption, emit, hush, option
+from acgpt.cli.ui import ObjectOption, emit, hush, takes
+from acgpt.models.options import PushOptions
 
 HELP = {
     "folder": "A model or adapter folder, with its acgpt.json.",
     "repo": "OWNER/NAME on the hub. It is made if it is not there.",
-    "private": "A repository that only you, or your organisation, can see. Default: public.",
-    "dry_run": "Say what would be sent, and send nothing.",
 }
 
 
+@takes(PushOptions)
 def push(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help=HELP["folder"])],
     repo: Annotated[str, typer.Argument(metavar="REPO_ID", help=HELP["repo"])],
-    private: Annotated[bool, option("--private", help=HELP["private"])] = False,
-    dry_run: Annotated[bool, option("--dry-run", help=HELP["dry_run"])] = False,
+    options: PushOptions,
     as_json: ObjectOption = False,
 ) -> None:
     r"""Share a model or adapter on the Hugging Face hub.
@@ -44,14 +43,14 @@ def push(
     from acgpt.models.push import push
 
     remarks: list[str] = []
-    sent = push(folder, repo, private=private, dry_run=dry_run, note=remarks.append)
+    sent = push(folder, repo, note=remarks.append, **vars(options))
     if as_json:
         emit(sent)
         return
-    done = "would be sent to" if dry_run else "sent to"
+    done = "would be sent to" if options.dry_run else "sent to"
     for file in sent["files"]:
         print(f"{file['bytes']:>15,}  {file['path']}")
-    seen = "private" if private else "public"
+    seen = "private" if options.private else "public"
     print(f"{sent['bytes']:>15,}  bytes in {len(sent['files'])} files {done} {sent['url']} ({seen})")
     for remark in remarks:
         print(f"note: {remark}")

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from acgpt.common.options import keywords
 from acgpt.engine.device import choose_dtype
 from acgpt.engine.peft import DEFAULT
 from acgpt.errors import InputError, ModelError, OutputError
@@ -22,9 +23,11 @@ from acgpt.models.checkpoint import check_finite
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.loading import add_adapters, default_bos, is_default, load_base, metadata_of, read_metadata, resolve
 from acgpt.models.metadata import Metadata
+from acgpt.models.options import MergeOptions
 
 
-def merge(base: str | Path | None, adapter: str | Path, output: str | Path, *, dtype: str = "auto") -> dict[str, Any]:
+@keywords(MergeOptions)
+def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **keywords: Any) -> dict[str, Any]:
     """Merge an adapter into its model and write one plain model, whole or not at all.
 
         acgpt.merge("runs/base/model", "runs/infill/adapter", "merged", dtype="bfloat16")
@@ -37,7 +40,7 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, *, d
         base: A folder, a hub id or a .gguf file; "default" or `None` is the embedded model.
         adapter: A PEFT adapter for it: a folder or a hub id; "default" is the embedded model's.
         output: The folder; it must not be there yet.
-        dtype: Of the weights that are written. Default: as the base has them (a .gguf file: float32).
+        **keywords: See `MergeOptions`.
 
     Returns:
         What was written, with the keys that `acgpt merge --help` lists under --json.
@@ -47,7 +50,7 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, *, d
         ModelError: The model or the adapter cannot be loaded, or the two cannot be merged.
         OutputError: The folder cannot be written.
     """
-    named, folder, adapter = base, Path(output), str(adapter)
+    named, folder, adapter, dtype = base, Path(output), str(adapter), MergeOptions(**keywords).dtype
     base = None if base is None or is_default(base) else str(base)
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already, and nothing is overwritten: name another folder with `output`.")

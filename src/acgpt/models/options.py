@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from acgpt.common.options import Options, documented, option
+from acgpt.common.options import Options, declared, documented, option
 
 
 @documented
@@ -79,3 +79,25 @@ class SampleOptions(QuestionOptions):
     seed: int | None = option(
         "The same one repeats a run. Default: a fresh one.", metavar="N", minimum=0, flags=("--seed", "-s")
     )
+
+
+@documented
+@dataclass(frozen=True)
+class MergeOptions(Options):
+    """The options of `acgpt.merge` and of `acgpt merge`."""
+
+    dtype: str = declared(
+        LoadingOptions,
+        "dtype",
+        help="Of the weights that are written: float32, bfloat16, float16, float64. Default: auto, as the base has "
+        "them (a .gguf file: float32).",
+    )
+
+
+@documented
+@dataclass(frozen=True)
+class PushOptions(Options):
+    """The options of `acgpt.push` and of `acgpt push`."""
+
+    private: bool = option("A repository that only you, or your organisation, can see. Default: public.", False)
+    dry_run: bool = option("Say what would be sent, and send nothing.", False)

@@ -14,22 +14,24 @@ from huggingface_hub import constants, errors
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+from acgpt.common.options import keywords
 from acgpt.errors import InputError, ModelError
 from acgpt.models.card import CARD, adapter_base, is_hub_id
 from acgpt.models.loading import refuse_run
 from acgpt.models.metadata import FILE, Metadata
+from acgpt.models.options import PushOptions
 
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 WEIGHTS = {"config.json": "model*.safetensors", "adapter_config.json": "adapter_model*.safetensors"}
 
 
+@keywords(PushOptions)
 def push(
     folder: str | Path,
     repo: str,
     *,
-    private: bool = False,
-    dry_run: bool = False,
     note: Callable[[str], object] = lambda text: None,
+    **keywords: Any,
 ) -> dict[str, Any]:
     """Share a model or adapter folder on the Hugging Face hub, after a check that it is fit to be shared.
 
@@ -42,8 +44,7 @@ def push(
     Args:
         folder: A model or adapter folder, with its `acgpt.json`.
         repo: OWNER/NAME on the hub. It is made if it is not there.
-        private: Make a repository that only you, or your organisation, can see.
-        dry_run: Send nothing; no network is needed.
+        **keywords: See `PushOptions`.
         note: Called with what others will miss in the folder.
 
     Returns:
@@ -53,11 +54,12 @@ def push(
         InputError: The folder is not fit to be shared, there is no network, or nobody is logged in.
         ModelError: The hub refuses.
     """
-    upload = Upload.of(Path(folder), repo, private)
-    commit = None if dry_run else send(upload)
+    options = PushOptions(**keywords)
+    upload = Upload.of(Path(folder), repo, options.private)
+    commit = None if options.dry_run else send(upload)
     for remark in upload.remarks():
         note(remark)
-    return {**upload.as_dict(), "sent": not dry_run, "commit": commit}
+    return {**upload.as_dict(), "sent": not options.dry_run, "commit": commit}
 
 
 @dataclass(frozen=True)
