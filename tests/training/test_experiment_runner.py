@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -19,11 +20,12 @@ from runs import SMALL, Command, forked, read_rows, until, write_corpus
 from test_experiment import ROOT, made, run_cli
 
 from acgpt.cli import preloaded
+from acgpt.errors import InputError
 from acgpt.experiments import experiment
 from acgpt.experiments import runner as experiment_runner
 from acgpt.experiments.command_server import SUPPORTED, CommandServer
 from acgpt.experiments.experiment import BUILT_IN, Experiment
-from acgpt.experiments.runner import Runner, held, state_of
+from acgpt.experiments.runner import Runner, held, run_experiment, state_of
 from acgpt.report import write
 
 # ---- running, with a stand-in for acgpt -----------------------------------------------------------------------------
@@ -284,6 +286,26 @@ def run_cli_on(found: Experiment, tmp_path: Path, *arguments: str) -> dict[str, 
     content = {"recipe": found.recipe, "output": found.output, "grid": found.grid, "set": found.set}
     file.write_text(yaml.safe_dump(content | {"evaluate": {"splits": list(found.evaluate.splits)}}))
     return json.loads(run_cli(file, *arguments).stdout)
+
+
+def test_an_experiment_is_run_by_one_function_with_the_options_of_the_command(tmp_path, told, monkeypatch):
+    monkeypatch.setattr(experiment_runner, "check_corpora", lambda cells: None)
+    found, shown = three(tmp_path), []
+
+    @contextlib.contextmanager
+    def watch(cells):
+        shown.append([cell.name for cell in cells])
+        yield lambda cell, state: shown.append(state.state)
+
+    other = tmp_path / "other"
+    states = run_experiment(found, output=other, only=["seed1", "3"], no_scoring=True, watch=watch)
+    assert {name: state.state for name, state in states.items()} == {"seed1": "done", "seed2": "done"}
+    assert shown[0] == ["seed1", "seed2"] and shown[-1] == "done"
+    assert (other / "seed1").is_dir() and not Path(found.output).exists()
+    with pytest.raises(InputError, match="`changes` are for an experiment from a file"):
+        run_experiment(found, ["steps=3"])
+    with pytest.raises(InputError, match="processes must be a whole number, at least 1, not 0"):
+        run_experiment(found, processes=0)
 
 
 def test_a_cell_stays_locked_while_its_command_outlives_the_runner(tmp_path, told):

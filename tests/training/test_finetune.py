@@ -449,3 +449,17 @@ def test_a_model_that_was_tuned_before_keeps_its_bos(corpus, base, tmp_path):
     LanguageModel(lm.model, lm.tokenizer, bos="<eos>").save_pretrained(tmp_path / "base")
     train(recipe_of(corpus, tmp_path / "base", tmp_path / "run", steps=3), quiet=True)
     assert Metadata.read(tmp_path / "run" / "adapter").bos_token_id == lm.tokenizer.eos_token_id
+
+
+def test_arguments_become_keys_of_the_recipe_and_changes_have_the_last_word(monkeypatch):
+    got = []
+    monkeypatch.setattr("acgpt.training.train.train", lambda recipe, **how: got.append((recipe, how)))
+    acgpt.finetune("default", "c", "o", steps=None, epochs=2, rank=4, mix=0.5, resume=True, **{"lora.dropout": 0.1})
+    ((recipe, how),) = got
+    assert (recipe.base, recipe.corpus, recipe.output, recipe.steps, recipe.epochs) == ("default", "c", "o", None, 2)
+    assert (recipe.lora["rank"], recipe.lora["dropout"], recipe.conditioning["empty"]) == (4, 0.1, 0.5)
+    assert how == {"resume": True, "quiet": False, "minutes": None}
+    with pytest.raises(InputError, match="`full` trains all weights, and `rank` and `four_bits` are for adapters"):
+        acgpt.finetune("default", "c", "o", full=True, four_bits=True)
+    with pytest.raises(InputError, match="minutes must be a number, above 0, not 0"):
+        acgpt.finetune("default", "c", "o", minutes=0)
