@@ -33,6 +33,7 @@ from acgpt.engine.attention import matrix_products
 from acgpt.engine.engine import Engine
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.per_text import write_per_text
 from acgpt.evaluation.perplexity import Evaluation, evaluate
 from acgpt.methods import Method, method_of
 from acgpt.models.card import write_card
@@ -390,6 +391,9 @@ def finish(
         draw_curve(log.rows, folder / CURVE)
         with writing(place):
             write_card(place, results | {"base_model": base_name(recipe)}, name=folder.name)
+        if evaluation is not None:
+            with writing(folder):
+                write_per_text(folder / RESULTS, evaluation.per_text)
         write_json(folder / RESULTS, results)
     trainer.accelerator.wait_for_everyone()
     return results
