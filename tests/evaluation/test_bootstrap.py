@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from acgpt.errors import InputError
-from acgpt.evaluation.bootstrap import Difference, MeasuredPerplexity, PerText, TextSums, compared
+from acgpt.evaluation.bootstrap import Difference, MeasuredPerplexity, PerText, TextSums, paired_difference
 from acgpt.evaluation.per_text import ENDING, as_dict, from_dict, path_beside, read_per_text, write_per_text
 
 Z = NormalDist().inv_cdf(0.975)
@@ -24,7 +24,7 @@ def kept(nats: np.ndarray, tokens: np.ndarray | int = 100, mode: str = "training
 
 def interval(ours: PerText | list[PerText], theirs: PerText | list[PerText]) -> Difference:
     sides = (each if isinstance(each, list) else [each] for each in (ours, theirs))
-    return compared(*(MeasuredPerplexity.of(side, "training") for side in sides))
+    return paired_difference(*(MeasuredPerplexity.of(side, "training") for side in sides))
 
 
 def pair(rng: np.random.Generator, texts: int, effect: float = 0.03, spread: float = 4.0) -> tuple[PerText, PerText]:
@@ -118,7 +118,7 @@ def test_without_sums_of_each_text_there_is_a_difference_and_no_interval(missing
     ours, theirs = pair(np.random.default_rng(10), 10)
     first = {"ours": (None,), "theirs": (ours,), "one seed": (ours, None)}[missing]
     second = (None,) if missing == "theirs" else (theirs,)
-    found = compared(MeasuredPerplexity(9.0, "training", first), MeasuredPerplexity(10.0, "training", second))
+    found = paired_difference(MeasuredPerplexity(9.0, "training", first), MeasuredPerplexity(10.0, "training", second))
     assert found.percent == pytest.approx(10) and found.interval is None and not found.clear
 
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import acgpt
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
-from acgpt.evaluation.bootstrap import MeasuredPerplexity, compared
+from acgpt.evaluation.bootstrap import MeasuredPerplexity, paired_difference
 from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.evaluation.per_text import read_per_text
 from acgpt.evaluation.perplexity import evaluate
@@ -132,7 +132,7 @@ def test_the_results_are_those_of_the_exported_model_on_the_set_that_evaluate_ma
         assert results["evaluation"]["modes"][mode]["perplexity"] == pytest.approx(perplexity, rel=1e-5)
     kept = read_per_text(run / "results.json", results["evaluation"])  # which compares all sums with the results
     assert kept.set_hash == set_hash and len(kept.modes) == 5
-    gain = compared(*(MeasuredPerplexity.of([kept], mode) for mode in ("training", "training-no-future")))
+    gain = paired_difference(*(MeasuredPerplexity.of([kept], mode) for mode in ("training", "training-no-future")))
     recorded = results["evaluation"]["gains"]["training"]
     assert [gain.percent, *gain.interval] == pytest.approx([recorded["percent"], *recorded["interval"]], abs=0.01)
 

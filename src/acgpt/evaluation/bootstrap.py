@@ -1,7 +1,7 @@
 """The paired bootstrap over texts: how much of a difference between perplexities is due to the texts that were asked.
 
     ours, theirs = PerText(set_hash, {"training": TextSums(nats, tokens)}), PerText(…)
-    compared(MeasuredPerplexity.of([ours], "training"), MeasuredPerplexity.of([theirs], "training-no-future"))
+    paired_difference(MeasuredPerplexity.of([ours], "training"), MeasuredPerplexity.of([theirs], "training-no-future"))
     # Difference(percent=17.4, interval=(16.3, 18.8))
 
 A resample is as many texts as there are, drawn with replacement; both sides of a difference are computed on the same
@@ -114,7 +114,7 @@ class MeasuredPerplexity:
             return np.asarray(np.exp(means).mean(axis=0))
 
 
-def compared(ours: MeasuredPerplexity, theirs: MeasuredPerplexity) -> Difference:
+def paired_difference(ours: MeasuredPerplexity, theirs: MeasuredPerplexity) -> Difference:
     """Compare two perplexities on the same texts: by how many percent the first is below the second.
 
     Raises:

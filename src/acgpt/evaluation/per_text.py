@@ -103,7 +103,7 @@ def read_per_text(results: Path, evaluation: Mapping[str, Any]) -> PerText | Non
     try:
         kept = from_dict(read_object(path))
         check_same(kept, evaluation)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} does not belong to {results.name} ({error}): evaluate again.") from error
     return kept
 
