@@ -277,13 +277,11 @@ def from_scratch(record: dict[str, Any]) -> str:
     columns = ["", "steps", "sequences", "tokens", "training time", "tokens/s", "waiting for data"]
     parts.append(markdown(columns, rows))
     about = f"Trained on: {record['text']}."
-    if any(
-        found["interval"] for modes in record.get("over", {}).get("splits", {}).values() for found in modes.values()
-    ):
-        about += (
-            f" In brackets: the 95 % interval over texts (paired bootstrap, {record['over']['bootstrap']['resamples']:,} "
-            "resamples); bold where it excludes zero."
-        )
+    differences = [found for modes in record.get("over", {}).get("splits", {}).values() for found in modes.values()]
+    if any(found["interval"] for found in differences):
+        resamples = record["over"]["bootstrap"]["resamples"]
+        about += f" In brackets: the 95 % interval over texts (paired bootstrap, {resamples:,} resamples). Bold: it "
+        about += "excludes zero."
     return "\n\n".join([*parts, about])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -134,9 +135,7 @@ def test_of_two_evaluations_on_one_set_the_one_with_sums_of_texts_is_taken(tmp_p
 def test_the_best_is_bold_only_where_its_lead_lies_outside_noise(tmp_path):
     values = (7.5, 6.9, 6.2, 7.1, 7.4)
     ahead, close = (write_run(tmp_path / name, values, lora=LORA | {"alpha": a}) for a, name in ((1, "a"), (2, "b")))
-    far = write_run(
-        tmp_path / "c", tuple(x * (1.3 if mode == "training" else 1.0) for mode, x in zip(MODES, values, strict=True))
-    )
+    far = write_run(tmp_path / "c", (*values[:2], 1.3 * values[2], *values[3:]))
     for seed, run in enumerate((ahead, close, far)):
         add_texts(run, seed)
     assert not any(bold_cells([ahead, close, far]).values())  # in training too, `b` is as good as `a`
@@ -199,3 +198,45 @@ def test_differences_are_written_with_their_ends_and_without():
     assert column == ["**+1.2% (+0.5 to +2.0)**", "-1.0% (-2.0 to +0.5)", "+3.0%", "--", "+4.0%"]
     assert table.as_csv().splitlines()[1:3] == ["run,0,1.25,0.5,2.0,", "run,1,-1.0,-2.0,0.5,"]
     assert [row["gain_interval"] for row in table.as_dicts()] == [[0.5, 2.0], [-2.0, 0.5], None, None, None]
+
+
+# ---- benchmarks -----------------------------------------------------------------------------------------------------
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def test_sums_of_texts_are_kept_with_the_runs_and_give_the_same_report(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    program = importlib.import_module("keep_runs")
+    ac, gpt = write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt")
+    add_texts(ac, 1), add_texts(gpt, 2)
+    kept = tmp_path / "kept"
+    monkeypatch.setattr("sys.argv", ["keep_runs.py", str(ac), str(gpt), "--date", "2026-01-01", "-o", str(kept)])
+    program.main()
+    before, after = (make_report(runs).content["finetuning"] for runs in ([ac, gpt], [kept]))
+    assert after == before and after["splits"]["validation"]["advantages"][0]["training_interval"]
+
+
+@pytest.mark.parametrize("texts", [True, False])
+def test_the_table_of_two_runs_has_the_interval_of_what_one_costs(tmp_path, monkeypatch, texts):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    program, render = (importlib.import_module(name) for name in ("from_scratch", "render"))
+    about = {"parameters": 1, "loss": 2.0, "tokens_per_second": 9.0, "wait": 0.0, "memory_gib": None}
+    ours, theirs = scratch(tmp_path / "ac", AC, about=about), scratch(tmp_path / "gpt", GPT, method="gpt", about=about)
+    kept = [add_texts(run, seed, noise=0.3) for seed, run in enumerate((ours, theirs))]
+    if not texts:
+        path_beside(ours / "results.json").unlink()
+    found = program.over(ours, theirs)["splits"]["validation"]
+    assert set(found) == {"unconditional", "infilling-no-future", "training-no-future"}  # what both can answer
+    less = paired_difference(*(MeasuredPerplexity.of([each], "unconditional") for each in kept))
+    assert found["unconditional"]["percent"] == pytest.approx(-less.percent)
+    if texts:
+        assert found["unconditional"]["interval"] == pytest.approx([-less.interval[1], -less.interval[0]])
+    runs = {name: program.collect(run) for name, run in (("AC-GPT", ours), ("GPT", theirs))}
+    assert list(runs["AC-GPT"]["splits"]) == ["validation"]
+    page = render.from_scratch({"runs": runs, "text": "prose", "over": program.over(ours, theirs)})
+    (row,) = [line for line in page.splitlines() if line.startswith("| AC-GPT over GPT")]
+    cells = row.strip("| ").split(" | ")
+    number = r"[+-]\d+\.\d"
+    shape = rf"\*\*{number}% \({number} to {number}\)\*\*" if texts else rf"{number}%"
+    assert re.fullmatch(shape, cells[1]) and cells[2:4] == ["--", "--"] and ("In brackets" in page) is texts

@@ -38,11 +38,11 @@ def report(
     perplexities, the advantage over the causal twin (method=gpt on the same
     base, corpus and number of texts, asked the same evaluation set), and the
     sweep over r_max. Differences have 95 % intervals over texts, and are bold
-    where these exclude zero. Generations, anywhere in these folders: MAUVE by method
-    and mode, what else acgpt mauve has measured, and a page of samples. FOLDER
-    gets them as one HTML page, as Markdown, CSV and LaTeX with the paper's own
-    rows, and as figures where matplotlib is installed. docs/report.md explains
-    all of it.
+    where these exclude zero. Generations, anywhere in these folders: MAUVE by
+    method and mode, what else acgpt mauve has measured, and a page of samples.
+    FOLDER gets them as one HTML page, as Markdown, CSV and LaTeX with the
+    paper's own rows, and as figures where matplotlib is installed.
+    docs/report.md explains all of it.
 
     Keys of --json:
       folder, acgpt (version),
