@@ -167,13 +167,14 @@ def test_results_without_the_file_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"set": "other"}, "of the evaluation set other, not set"),
+        ({"set": {"hash": "other"}}, "of the evaluation set other, not set"),
         ({"nats": {"training": [300.0, 310.1]}}, "not those of the mode training"),
         ({"tokens": {"training": [100, 99]}}, "not those of the mode training"),
         ({"nats": {"training": [300.0]}}, "not of as many texts"),
         ({"nats": {}}, "other modes"),
         ({"nats": None}, "damaged"),
         ({"tokens": {}}, "damaged"),
+        ({"set": "other"}, "damaged"),
         ({"kind": "mauve"}, "kind per-text"),
         ({"format_version": 2}, "version 1"),
     ],

@@ -3,7 +3,7 @@
     RUN/results.json    RUN/results.per-text.json      the evaluation at the end of training
     RUN/test.json       RUN/test.per-text.json         `acgpt evaluate … -o RUN/test.json`
 
-    {"kind": "per-text", "format_version": 1, "set": the evaluation set's hash,
+    {"kind": "per-text", "format_version": 1, "set": {"hash": of the evaluation set, "texts": 276},
      "nats": {"unconditional": [3012.418, …], …}, "tokens": {"unconditional": [1023, …], …}}
 
 A list has a number for each text of the set, in its order. Results without such a file are read as before; their
@@ -35,10 +35,11 @@ def as_dict(kept: PerText) -> dict[str, Any]:
     def rounded(nats: np.ndarray) -> list[float | None]:
         return [round(x, DIGITS) if math.isfinite(x) else None for x in nats.tolist()]
 
+    texts = len(next(iter(kept.modes.values())).nats) if kept.modes else 0
     return {
         "kind": KIND,
         "format_version": FORMAT,
-        "set": kept.set_hash,
+        "set": {"hash": kept.set_hash, "texts": texts},
         "nats": {mode: rounded(sums.nats) for mode, sums in kept.modes.items()},
         "tokens": {mode: sums.tokens.astype(int).tolist() for mode, sums in kept.modes.items()},
     }
@@ -60,7 +61,7 @@ def from_dict(content: Mapping[str, Any]) -> PerText:
             )
             for mode, nats in content["nats"].items()
         }
-        found = PerText(str(content["set"]), modes)
+        found = PerText(str(content["set"]["hash"]), modes)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is damaged: {error!r}") from error
     if len({array.shape for sums in modes.values() for array in sums}) > 1:
