@@ -8,6 +8,7 @@
 
 Writes benchmarks/results/NAME.json, NAME.csv (the learning curves) and docs/NAME.png. Every SPLIT.json in a run's
 folder is taken as the evaluation of that split; besides, the run's own results hold the one on its validation split.
+Where both runs kept the sums of each text (SPLIT.per-text.json), AC-GPT over GPT has a 95 % interval over texts.
 """
 
 from __future__ import annotations
@@ -16,20 +17,52 @@ import argparse
 import csv
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from acgpt.evaluation.bootstrap import LEVEL, RESAMPLES, SEED, MeasuredPerplexity, PerText, paired_difference
+from acgpt.evaluation.per_text import ENDING, read_per_text
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {"ac-gpt": "AC-GPT", "gpt": "GPT"}
 
 
+def evaluations(run: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """The evaluations of a run by split, each with the file that it is in."""
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    splits = {results["recipe"]["eval_split"]: (run / "results.json", results["evaluation"])}
+    for path in sorted(run.glob("*.json")):
+        if path.stem not in ("results", "config") and not path.name.endswith(ENDING):
+            splits[path.stem] = path, json.loads(path.read_text(encoding="utf-8"))
+    return {split: found for split, found in splits.items() if found[1] is not None}
+
+
+def over(ours: Path, theirs: Path) -> dict[str, Any]:
+    """By split and mode, by how many percent one run's perplexity is above another's, and the interval of that."""
+
+    def measured(found: tuple[Path, Mapping[str, Any]], kept: PerText | None, mode: str) -> MeasuredPerplexity:
+        return MeasuredPerplexity(found[1]["modes"][mode]["perplexity"], mode, (kept,))
+
+    differences: dict[str, Any] = {}
+    others = evaluations(theirs)
+    for split, found in evaluations(ours).items():
+        beside = others.get(split)
+        if beside is None or beside[1]["set"]["hash"] != found[1]["set"]["hash"]:
+            continue
+        kept = [read_per_text(*each) for each in (found, beside)]
+        both = [mode for mode, answer in found[1]["modes"].items() if answer and beside[1]["modes"].get(mode)]
+        differences[split] = {}
+        for mode in both:
+            less = paired_difference(measured(found, kept[0], mode), measured(beside, kept[1], mode))
+            ends = None if less.interval is None else [-less.interval[1], -less.interval[0]]
+            differences[split][mode] = {"percent": -less.percent, "interval": ends}
+    return {"bootstrap": {"resamples": RESAMPLES, "level": LEVEL, "seed": SEED}, "splits": differences}
+
+
 def collect(run: Path) -> dict[str, Any]:
     """What is kept of one run."""
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    splits = {results["recipe"]["eval_split"]: results["evaluation"]}
-    for path in sorted(run.glob("*.json")):
-        if path.stem not in ("results", "config"):
-            splits[path.stem] = json.loads(path.read_text(encoding="utf-8"))
     kept = ("steps", "texts", "tokens", "parameters", "loss", "seconds", "tokens_per_second", "wait", "memory_gib")
     places = {results["recipe"]["corpus"]: "DATA", results["recipe"]["output"]: run.name}
     words = [
@@ -49,8 +82,7 @@ def collect(run: Path) -> dict[str, Any]:
                 "modes": found["modes"],
                 "gains": found["gains"],
             }
-            for name, found in splits.items()
-            if found is not None
+            for name, (_, found) in evaluations(run).items()
         },
     }
 
@@ -119,6 +151,7 @@ def main() -> None:
         "transformers": first["versions"]["transformers"],
         "date": args.date,
         "runs": records,
+        **({"over": over(runs["AC-GPT"], runs["GPT"])} if len(runs) == len(NAMES) else {}),
     }
     (results / f"{args.output}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

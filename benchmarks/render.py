@@ -262,6 +262,8 @@ def from_scratch(record: dict[str, Any]) -> str:
         if ours and causal:
             pairs = zip(*(run["splits"][split]["modes"].values() for run in (ours, causal)), strict=True)
             over = [f"{a['perplexity'] / b['perplexity'] - 1:+.1%}" if a and b else "--" for a, b in pairs]
+            intervals = record.get("over", {}).get("splits", {}).get(split, {})
+            over = [over_others(text, intervals.get(mode)) for text, mode in zip(over, modes, strict=True)]
             rows.append(["AC-GPT over GPT", *over])
         columns = [f"{split} split", *(mode.replace("-", " ") for mode in modes)]
         parts.append(markdown(columns, rows))
@@ -274,7 +276,22 @@ def from_scratch(record: dict[str, Any]) -> str:
     ]  # fmt: skip
     columns = ["", "steps", "sequences", "tokens", "training time", "tokens/s", "waiting for data"]
     parts.append(markdown(columns, rows))
-    return "\n\n".join([*parts, f"Trained on: {record['text']}."])
+    about = f"Trained on: {record['text']}."
+    differences = [found for modes in record.get("over", {}).get("splits", {}).values() for found in modes.values()]
+    if any(found["interval"] for found in differences):
+        resamples = record["over"]["bootstrap"]["resamples"]
+        about += f" In brackets: the 95 % interval over texts (paired bootstrap, {resamples:,} resamples). Bold: it "
+        about += "excludes zero."
+    return "\n\n".join([*parts, about])
+
+
+def over_others(text: str, found: Mapping[str, Any] | None) -> str:
+    """A relative difference with its interval, bold where that excludes zero; without one, as it is."""
+    if not found or not found["interval"]:
+        return text
+    low, high = found["interval"]
+    text = f"{text} ({low:+.1f} to {high:+.1f})"
+    return f"**{text}**" if low > 0 or high < 0 else text
 
 
 def finetuning_rates(record: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ from render import where_rows
 from safetensors import SafetensorError, safe_open
 
 from acgpt.errors import InputError
-from acgpt.evaluation.perplexity import percentiles, resampled_means
+from acgpt.evaluation.bootstrap import percentiles, resampled_means
 from acgpt.query.conditioning import Conditioning
 from acgpt.query.modes import WITHOUT_FUTURE
 

@@ -33,6 +33,7 @@ from acgpt.display.show import Page
 from acgpt.engine.layout import batches
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import LENGTH, EvaluationSet, set_of_corpus
+from acgpt.evaluation.per_text import read_per_text
 from acgpt.evaluation.perplexity import Unfinished, evaluate, few_at_once
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.ac_gpt import AcGpt
@@ -139,6 +140,11 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
         "seed": 0,
     }
     assert json.loads(output.read_text()) == got
+    kept = read_per_text(output, got)
+    assert {path.name for path in output.parent.iterdir()} == {"results.json", "results.per-text.json"}
+    for mode, sums in kept.modes.items():
+        assert sums.nats == pytest.approx(want.per_text.modes[mode].nats, abs=1e-3)
+        assert sums.tokens.tolist() == want.per_text.modes[mode].tokens.tolist()
     columns = load_file(records)
     for mode, result in got["modes"].items():
         assert math.exp(-columns[f"{mode}.log_prob"].mean()) == pytest.approx(result["perplexity"])

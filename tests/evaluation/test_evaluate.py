@@ -15,8 +15,9 @@ from test_evaluation_set import CONDITIONAL, small_set
 from acgpt.engine.attention import check_model
 from acgpt.engine.engine import Engine
 from acgpt.errors import InputError, ModelError
+from acgpt.evaluation.bootstrap import percentiles, resampled_means
 from acgpt.evaluation.dataset import EvaluationSet
-from acgpt.evaluation.perplexity import Evaluation, evaluate, percentiles, resampled_means
+from acgpt.evaluation.perplexity import Evaluation, evaluate
 from acgpt.methods import method_of
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.query.conditioning import ASKED, GIVEN, Conditioning

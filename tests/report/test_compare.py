@@ -87,11 +87,14 @@ def test_measurements_have_a_row_for_each_run_set_and_mode(runs):
     assert [None if pd.isna(x) else x for x in pivot.loc["gpt"]] == list(CAUSAL)
 
 
+SMALL = ("small", "small-differences")
+
+
 def test_one_folder_may_be_named_by_itself(tmp_path):
     run = scratch(tmp_path / "run")
     for folder in (run, str(run), [run], (str(run),)):
-        assert list(acgpt.compare(folder).tables) == ["from-scratch/validation/small"]
-    assert repr(acgpt.compare(run)) == "Report(runs=1, tables=['from-scratch/validation/small'])"
+        assert list(acgpt.compare(folder).tables) == [f"from-scratch/validation/{name}" for name in SMALL]
+    assert repr(acgpt.compare(run)) == f"Report(runs=1, tables={[f'from-scratch/validation/{name}' for name in SMALL]})"
 
 
 def test_generations_without_runs_have_tables_and_no_measurements(tmp_path):

@@ -176,7 +176,7 @@ def test_only_what_was_asked_and_compared_in_the_same_way_is_ranked(corpus: Path
 
 
 def is_bold(table: Any, row: Any) -> bool:
-    return any(table.is_best(row, column) for column in table.columns)
+    return any(table.is_bold(row, column) for column in table.columns)
 
 
 def test_what_else_was_measured_stands_beside_the_original(corpus: Path, tmp_path: Path):

@@ -20,7 +20,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import acgpt
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
+from acgpt.evaluation.bootstrap import MeasuredPerplexity, paired_difference
 from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.per_text import read_per_text
 from acgpt.evaluation.perplexity import evaluate
 from acgpt.methods import method_of
 from acgpt.models.metadata import Metadata
@@ -69,7 +71,7 @@ def gradients_of(run, step=1):
 def test_a_finished_run_holds_what_is_documented_and_nothing_half_done(run):
     names = {path.name for path in run.iterdir()}
     assert names - {"tensorboard"} == {
-        "config.json", "log.csv", "loss.png", "checkpoints", "model", "results.json"
+        "config.json", "log.csv", "loss.png", "checkpoints", "model", "results.per-text.json", "results.json"
     }  # fmt: skip
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"checkpoint-8", "checkpoint-12"}  # keep: 2
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
@@ -128,6 +130,11 @@ def test_the_results_are_those_of_the_exported_model_on_the_set_that_evaluate_ma
     assert results["evaluation"]["set"]["hash"] == set_hash
     for mode, perplexity in perplexities.items():
         assert results["evaluation"]["modes"][mode]["perplexity"] == pytest.approx(perplexity, rel=1e-5)
+    kept = read_per_text(run / "results.json", results["evaluation"])  # which compares all sums with the results
+    assert kept.set_hash == set_hash and len(kept.modes) == 5
+    gain = paired_difference(*(MeasuredPerplexity.of([kept], mode) for mode in ("training", "training-no-future")))
+    recorded = results["evaluation"]["gains"]["training"]
+    assert [gain.percent, *gain.interval] == pytest.approx([recorded["percent"], *recorded["interval"]], abs=0.01)
 
 
 def test_results_and_config_say_all_that_it_takes_to_repeat_the_run(run, corpus):

@@ -42,7 +42,9 @@ def evaluate(
     What is asked given what is drawn once and kept beside the corpus, so that
     every model answers the same; results are comparable if the set's hash is the
     same. A mode that a method cannot answer is --, in JSON null. With -o, an
-    evaluation that was stopped goes on when the same command is given again.
+    evaluation that was stopped goes on when the same command is given again, and
+    FILE.per-text.json keeps the sums of each text, from which acgpt report takes
+    the intervals of differences between models.
 
     Keys of --json:
       model, adapter, corpus, method, options (of the method), bound (are the

@@ -32,22 +32,26 @@ def report(
     acgpt report runs/* -o report --json
 
     For each split that the runs were evaluated on. From scratch: the methods in
-    the five modes by size and r_max, mean and deviation over seeds. Fine-tuned:
+    the five modes by size and r_max, mean and deviation over seeds, and what
+    they gain and lose against GPT and from the future. Fine-tuned:
     perplexities, the advantage over the causal twin (method=gpt on the same
     base, corpus and number of texts, asked the same evaluation set), and the
-    sweep over r_max. Generations, anywhere in these folders: MAUVE by method
-    and mode, what else acgpt mauve has measured, and a page of samples. FOLDER
-    gets them as one HTML page, as Markdown, CSV and LaTeX with the paper's own
-    rows, and as figures where matplotlib is installed. docs/report.md explains
-    all of it.
+    sweep over r_max. Differences have 95 % intervals over texts, and are bold
+    where these exclude zero. Generations, anywhere in these folders: MAUVE by
+    method and mode, what else acgpt mauve has measured, and a page of samples.
+    FOLDER gets them as one HTML page, as Markdown, CSV and LaTeX with the
+    paper's own rows, and as figures where matplotlib is installed.
+    docs/report.md explains all of it.
 
     Keys of --json:
       folder, acgpt (version),
       from-scratch: splits: for each, by size, a list of rows (each mode null or
-      mean, std, runs, bound), paper: where its rows are from,
-      finetuning: splits: for each, perplexities,
-      advantages (percent) and, if there is one, sweep: lists of rows; curve:
-      the advantages in the course of training; paper: where its rows are from,
+      mean, std, runs, bound); differences: likewise, rows of advantages over GPT
+      and gains from the future (percent, and KEY_interval: null or the 95 %
+      interval over texts); paper: where its rows are from,
+      finetuning: splits: for each, perplexities, advantages (percent, and
+      KEY_interval) and, if there is one, sweep: lists of rows; curve: the
+      advantages in the course of training; paper: where its rows are from,
       generation: sizes: for each, mauve (each mode null or mean, std, runs) and
       companions: lists of rows; paper: where its rows are from,
       runs: name, steps, texts, tokens, seconds, hardware, versions, command,

@@ -22,6 +22,7 @@ from acgpt.errors import InputError
 from acgpt.evaluation import perplexity
 from acgpt.evaluation.dataset import keep, own_r_max
 from acgpt.evaluation.options import EvaluationOptions
+from acgpt.evaluation.per_text import write_per_text
 from acgpt.evaluation.perplexity import Evaluation, Unfinished
 from acgpt.evaluation.setup import Setup, Source, choose_method, compiling
 from acgpt.models.metadata import every_weight_hash, tokenizer_hash
@@ -144,9 +145,10 @@ def kept(unfinished: Unfinished | None) -> Iterator[None]:
 
 
 def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path | None, records: Path | None) -> None:
-    """The files that were asked for, each whole or not at all."""
+    """The files that were asked for, each whole or not at all; beside the result, what was found of each text."""
     if output is not None:
         with disk_errors(output):
+            write_per_text(output, evaluation.per_text)
             write_json(output, result, allow_nan=False)
     if records is not None:
         keys = ("model", "adapter", "method", "set", "device", "dtype", "versions")

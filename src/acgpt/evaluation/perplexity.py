@@ -35,6 +35,7 @@ from acgpt.engine.attention import evaluating
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import batches
 from acgpt.errors import InputError
+from acgpt.evaluation.bootstrap import LEVEL, RESAMPLES, Difference, PerText, TextSums, percentiles, resampled_means
 from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.methods import Method
 from acgpt.models.language_model import positions_of
@@ -42,9 +43,6 @@ from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.modes import WITHOUT_FUTURE, modes_named
 from acgpt.query.query import Query
 
-RESAMPLES = 1000
-LEVEL = 0.95
-CELLS = 2**22  # of the resampling matrix that is held at a time
 PAUSE, SHARE = 10.0, 0.05  # between two writes of unfinished answers: seconds; and of the time, at most this for them
 
 
@@ -68,14 +66,6 @@ class ModeResult:
     texts: int
 
 
-@dataclass(frozen=True)
-class Gain:
-    """By how many percent the future lowers the perplexity of the same tokens, with its interval on the same texts."""
-
-    percent: float
-    interval: tuple[float, float] | None
-
-
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """The result: of every mode that was wanted, `None` where the method cannot answer it.
@@ -97,39 +87,43 @@ class Evaluation:
     bound: bool = False
 
     @cached_property
+    def per_text(self) -> PerText:
+        """What each perplexity is made of, text by text."""
+        sums = {mode: text_sums(log_probs) for mode, log_probs in self.log_probs.items()}
+        return PerText(self.evaluation_set.hash, sums)
+
+    @cached_property
     def resampled(self) -> dict[str, np.ndarray]:
         """For each mode, the `RESAMPLES` mean NLLs of resampled texts, the same texts in every mode."""
-        sums = {mode: text_sums(log_probs) for mode, log_probs in self.log_probs.items()}
-        return resampled_means(sums, self.seed)
+        return resampled_means(self.per_text.modes, self.seed)
 
     @cached_property
     def modes(self) -> dict[str, ModeResult | None]:
         """The results by mode, in the paper's order."""
         results: dict[str, ModeResult | None] = dict.fromkeys(self.unanswered)
-        for mode, log_probs in self.log_probs.items():
-            nll, count = (float(x.sum()) for x in text_sums(log_probs))
-            interval = percentiles(np.exp(self.resampled[mode])) if len(log_probs) > 1 else None
-            perplexity = float(np.exp(nll / count))
-            results[mode] = ModeResult(perplexity, interval, nll / count, int(count), len(log_probs))
+        for mode, sums in self.per_text.modes.items():
+            nll, count, texts = float(sums.nats.sum()), float(sums.tokens.sum()), len(sums.nats)
+            interval = percentiles(np.exp(self.resampled[mode])) if texts > 1 else None
+            results[mode] = ModeResult(float(np.exp(nll / count)), interval, nll / count, int(count), texts)
         return {mode.name: results[mode.name] for mode in modes_named(tuple(results))}
 
     @cached_property
-    def gains(self) -> dict[str, Gain | None]:
+    def gains(self) -> dict[str, Difference | None]:
         """What the future is worth to the modes that read it; `None` where one of a pair was not answered."""
-        gains: dict[str, Gain | None] = {}
+        gains: dict[str, Difference | None] = {}
         for mode, without in WITHOUT_FUTURE.items():
             one, other = self.modes.get(mode), self.modes.get(without)
             gains[mode] = None
             if one is not None and other is not None:
                 resampled = 100 * -np.expm1(self.resampled[mode] - self.resampled[without])
                 percent = float(100 * -np.expm1(one.mean_nll - other.mean_nll))
-                gains[mode] = Gain(percent, percentiles(resampled) if one.texts > 1 else None)
+                gains[mode] = Difference(percent, percentiles(resampled) if one.texts > 1 else None)
         return gains
 
     def as_dict(self) -> dict[str, Any]:
         """For programs, as JSON has it: what is infinite is `None`."""
 
-        def plain(result: ModeResult | Gain | None) -> dict[str, Any] | None:
+        def plain(result: ModeResult | Difference | None) -> dict[str, Any] | None:
             if result is None:
                 return None
             return {name: value if finite(value) else None for name, value in asdict(result).items()}
@@ -326,33 +320,6 @@ def queries_of(tokens: np.ndarray, roles: np.ndarray) -> list[Query]:
     return [Query(*row) for row in rows]
 
 
-def text_sums(log_probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def text_sums(log_probs: np.ndarray) -> TextSums:
     """For each text the sum of the asked tokens' negative log-probabilities, and their number."""
-    return -np.nansum(log_probs, axis=1), (~np.isnan(log_probs)).sum(axis=1).astype(np.float64)
-
-
-def resampled_means(sums: Mapping[str, tuple[np.ndarray, np.ndarray]], seed: int) -> dict[str, np.ndarray]:
-    """For each mode, `RESAMPLES` times the mean NLL of as many texts as there are, drawn with replacement.
-
-    Args:
-        sums: For each mode, of every text the sum of NLLs and the number of tokens.
-        seed: The same draws for the same number of texts.
-    """
-    rng = np.random.default_rng(seed)
-    texts = len(next(iter(sums.values()))[0]) if sums else 1
-    means: dict[str, list[np.ndarray]] = {mode: [] for mode in sums}
-    size = max(1, CELLS // texts)
-    for start in range(0, RESAMPLES, size):
-        times = rng.multinomial(texts, np.full(texts, 1 / texts), size=min(size, RESAMPLES - start)).astype(np.float64)
-        for mode, (nlls, counts) in sums.items():
-            with np.errstate(invalid="ignore"):  # 0 × ∞, where a model finds a text impossible
-                means[mode].append(times @ nlls / (times @ counts))
-    return {mode: np.concatenate(parts) for mode, parts in means.items()}
-
-
-def percentiles(values: np.ndarray) -> tuple[float, float] | None:
-    """The interval that holds `LEVEL` of the values, with as many on either side; `None` if they are not all finite."""
-    if not np.isfinite(values).all():
-        return None
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+    return TextSums(-np.nansum(log_probs, axis=1), (~np.isnan(log_probs)).sum(axis=1).astype(np.float64))

@@ -364,7 +364,7 @@ def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata
     """
     embedded = adapters == {DEFAULT: str(DEFAULT_ADAPTER)}
     peft = (
-        require("the embedded model's adapter", "pip install 'acgpt[default]', or leave it out with adapter=False.")
+        require("the embedded model's adapter", "pip install 'acgpt[default]', or leave it out with `adapter=False`.")
         if embedded
         else require("an adapter")
     )

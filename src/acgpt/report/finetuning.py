@@ -6,6 +6,8 @@ of a run over its twin, in percent of the twin's perplexity, positive where the 
     unconditional    the run's unconditional perplexity        against the twin's unconditional
     infilling        the run's infilling, with the future      against the twin's infilling-no-future
     training         the run's training, with the future       against the twin's training-no-future
+
+Where both evaluations kept the sums of each text, an advantage has a 95 % interval (the paired bootstrap over texts).
 """
 
 from __future__ import annotations
@@ -21,16 +23,24 @@ from typing import Any
 import pandas as pd
 
 from acgpt.errors import InputError
-from acgpt.query.modes import WITHOUT_FUTURE
+from acgpt.evaluation.bootstrap import Difference, paired_difference
 from acgpt.report import pictures
 from acgpt.report.left_out import listed, not_shown
 from acgpt.report.part import Part
-from acgpt.report.runs import Measured, Run, backbones, command_for, set_in_words, sets_in_words
-from acgpt.report.tables import Cell, Column, Row, Table, file_name, numbered
+from acgpt.report.runs import (
+    ADVANTAGES,
+    Measured,
+    Run,
+    backbones,
+    command_for,
+    set_in_words,
+    sets_in_words,
+    without_intervals,
+)
+from acgpt.report.tables import INTERVALS, UNLESS, Cell, Column, Row, Table, file_name, numbered, rank
 from acgpt.training.recipe import differences
 
 PAPER = Path(__file__).parent / "paper" / "finetuning.json"
-ADVANTAGES = {"unconditional": "unconditional", **WITHOUT_FUTURE}  # the run's mode, and its twin's
 
 ABOUT = (
     Column("run", "run"),
@@ -55,9 +65,9 @@ PERPLEXITIES = (
 )
 ADVANTAGE_COLUMNS = (
     *ABOUT,
-    Column("unconditional", "UC adv", form="+z.2f%", best=max),
-    Column("infilling", "Inf adv", form="+z.2f%", best=max),
-    Column("training", "TD adv", form="+z.2f%", best=max),
+    Column("unconditional", "UC adv", form="+z.2f%", interval=True),
+    Column("infilling", "Inf adv", form="+z.2f%", interval=True),
+    Column("training", "TD adv", form="+z.2f%", interval=True),
     Column("twin", "over", spare=2),
     SET,
 )
@@ -65,7 +75,7 @@ SWEEP = (
     *ABOUT,
     Column("training", "training", form=".2f"),
     Column("baseline", "baseline's training no future", form=".2f"),
-    Column("advantage", "TD adv", form="+z.2f%", best=max),
+    Column("advantage", "TD adv", form="+z.2f%", interval=True),
     SET,
 )
 CURVE = (
@@ -79,11 +89,14 @@ CURVE = (
 WATCHED = {"unconditional": "unconditional", "training": "training-no-future"}  # in the log of a run, and of its twin
 CAPTIONS = {
     "perplexities": "r_max 0 is the causal baseline; mix is the share of training texts of which nothing is given. "
-    "Bold, in the paper's rows too: the best of those that read as much of the same text and were asked the same.",
+    "Bold, in the paper's rows too: the best of those that read as much of the same text and were asked the same, "
+    f"{UNLESS}.",
     "advantages": "In percent of the causal baseline's perplexity, positive where AC-GPT is better. UC: unconditional; "
-    "Inf: infilling with the future, over the baseline's without it; TD: the training distribution, likewise.",
-    "sweep": "The training distribution with the future, over the causal baseline's without it, each at its own r_max.",
-    "curve": "Over the causal twin after as many steps.",
+    "Inf: infilling with the future, over the baseline's without it; TD: the training distribution, likewise. A "
+    f"negative UC adv is what reading the future costs. {INTERVALS}",
+    "sweep": "The training distribution with the future, over the causal baseline's without it, each at its own r_max. "
+    f"{INTERVALS}",
+    "curve": "Over the causal twin after as many steps. Logs keep no sums per text, so there are no intervals.",
 }
 FIGURES = {
     "modes": "Perplexities with the future and without it, beside the causal baseline's.",
@@ -126,10 +139,13 @@ class Comparison:
         return None if self.twin is None else self.twin.on(self.measured.hash)
 
     @property
-    def advantages(self) -> dict[str, float | None]:
-        """By the run's mode, in percent."""
-        theirs = {} if self.baseline is None else self.baseline.modes
-        return {mode: advantage(self.measured.modes[mode], theirs.get(other)) for mode, other in ADVANTAGES.items()}
+    def advantages(self) -> dict[str, Difference | None]:
+        """By the run's mode, in percent, with its interval over texts."""
+        found: dict[str, Difference | None] = {}
+        for mode, other in ADVANTAGES.items():
+            ours, theirs = self.measured.perplexity(mode), self.baseline and self.baseline.perplexity(other)
+            found[mode] = paired_difference(ours, theirs) if ours and theirs else None
+        return found
 
 
 def compare(run: Run, measured: Measured, causal: Sequence[Run]) -> Comparison:
@@ -225,6 +241,7 @@ def make(runs: Sequence[Run]) -> Part | None:
             folder += "_"
         part.tables.update({f"{folder}/{name}": table for name, table in tables.items()})
         part.notes.extend(hidden_baselines(tuned, split))
+        part.notes.extend(without_intervals(split, unpaired(own)))
         add_pictures(part, folder, own, tables)
         if own:
             part.left_out.update(left_out(folder, own, swept, [run for run in causal if asked_in(run, split)]))
@@ -293,7 +310,7 @@ def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], pap
     rows = []
     for run, each in (found[i] for i in frame.sort_values(["group", "future"], kind="stable").index):
         cells = {**about(run, names), "texts": run.budget[0], **each.modes, "set": each.hash[:8]}
-        rows.append(Row(cells, group(run, each)))
+        rows.append(Row(cells, group(run, each), resampled=each.resampled()))
     rows += paper_rows(paper, "perplexities")
     caption = captioned("perplexities", [each for _, each in found])
     return Table(f"Perplexities, {split}", caption, PERPLEXITIES, tuple(rows), "backbone")
@@ -311,6 +328,13 @@ def advantage_table(compared: Sequence[Comparison], names: dict[str, str], paper
     caption = captioned("advantages", [each.measured for each in compared])
     title = f"Advantage over the causal baseline, {compared[0].measured.split}"
     return Table(title, caption, ADVANTAGE_COLUMNS, tuple(rows), "backbone")
+
+
+def unpaired(compared: Sequence[Comparison]) -> list[tuple[Run, Measured]]:
+    """The evaluations, of runs and of their twins, that kept no sums per text."""
+    both = [(each.run, each.measured) for each in compared if each.twin is not None]
+    both += [(each.twin, each.baseline) for each in compared if each.twin is not None and each.baseline is not None]
+    return [(run, each) for run, each in both if each.per_text is None]
 
 
 def sweep(compared: Sequence[Comparison]) -> list[list[Comparison]]:
@@ -381,7 +405,7 @@ def add_pictures(part: Part, folder: str, compared: Sequence[Comparison], tables
         for each in compared
     ]
     part.pictures[f"{folder}/modes"] = partial(pictures.modes, panels)
-    gains = [(row, row.cells["training"]) for row in rows]
+    gains = [(row, rank(row.cells["training"])) for row in rows]
     bars = [(label(row, rows), gain, row.paper) for row, gain in gains if gain is not None]
     if any(not paper for *_, paper in bars):
         part.pictures[f"{folder}/advantages"] = partial(pictures.bars, bars)
@@ -390,7 +414,7 @@ def add_pictures(part: Part, folder: str, compared: Sequence[Comparison], tables
         for own in tables["sweep"].grouped():
             paper, cells = own[0].paper, own[0].cells
             name = f"{'the paper: ' if paper else ''}{cells['backbone']}, {cells['adapter']}"
-            curves.append((name, paper, [(row.cells["r_max"], row.cells["advantage"]) for row in own]))
+            curves.append((name, paper, [(row.cells["r_max"], rank(row.cells["advantage"])) for row in own]))
         part.pictures[f"{folder}/sweep"] = partial(pictures.sweep, curves)
 
 

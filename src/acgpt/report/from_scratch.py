@@ -2,6 +2,11 @@
 
 Runs that differ in their seed only are one row: the mean of their perplexities and its standard deviation. Rows may be
 compared if they are of one size, have read as much of the same text, and were asked the same evaluation set.
+
+Differences, in percent, each with its 95 % interval over texts (the paired bootstrap) where the sums were kept:
+
+    unconditional, infilling, training    advantage over GPT, as in the part on fine-tuning
+    infilling_gain, training_gain         what the future is worth to the method: with it, over the same without it
 """
 
 from __future__ import annotations
@@ -14,21 +19,34 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from acgpt.evaluation.bootstrap import Difference, MeasuredPerplexity, paired_difference
 from acgpt.methods import METHODS, method_of
 from acgpt.query.modes import MODES, WITHOUT_FUTURE
 from acgpt.report import pictures
 from acgpt.report.left_out import listed, not_shown
 from acgpt.report.part import Part
 from acgpt.report.pictures import Curve, Panel
-from acgpt.report.runs import SETS, Measured, Run, command_for, measurements, set_in_words
-from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, numbered, rank
+from acgpt.report.runs import (
+    ADVANTAGES,
+    SETS,
+    Measured,
+    Run,
+    command_for,
+    measurements,
+    set_in_words,
+    without_intervals,
+)
+from acgpt.report.tables import INTERVALS, UNLESS, Cell, Column, Mean, Row, Table, file_name, numbered, rank
 from acgpt.training.recipe import FREE, Recipe
 
 PAPER = Path(__file__).parent / "paper" / "from_scratch.json"
 R_MAX = 0.6  # of the paper's main results
 MOST_PANELS = 8  # of a size in one picture
+CAUSAL = "gpt"  # what costs and advantages are over
+OF_A_METHOD = frozenset({"method", "conditioning", "loss", "target_positions"})  # keys in which methods may differ
 
 COLUMNS = (
     Column("from", "from", terminal=False),
@@ -51,7 +69,24 @@ CAPTION = (
     "and the number of asked texts are those of the evaluation set. 95 % ±: half of the widest 95 % interval over "
     "texts in a row, in percent of the perplexity (differences between rows that were asked the same texts vary less). "
     "Bold: the best of the exact numbers of one size that have read as much of the same text and were asked the same "
-    "set; across sets nothing is compared. ≤ is a bound and is not ranked; -- is what a method cannot answer."
+    f"set, {UNLESS}; across sets nothing is compared. ≤ is a bound and is not ranked; -- is what a method cannot "
+    "answer."
+)
+DIFFERENCES = (
+    *(column for column in COLUMNS if column.key in ("r_max", "asked", "method", "corpus", "texts")),
+    Column("unconditional", "UC adv", form="+z.2f%", interval=True),
+    Column("infilling", "Inf adv", form="+z.2f%", interval=True),
+    Column("training", "TD adv", form="+z.2f%", interval=True),
+    Column("infilling_gain", "Inf gain", form="+z.2f%", interval=True),
+    Column("training_gain", "TD gain", form="+z.2f%", interval=True),
+    *(column for column in COLUMNS if column.key in ("seeds", "set")),
+)
+DIFFERENCES_CAPTION = (
+    "In percent, positive where the perplexity is lower; of several seeds, between mean perplexities. adv: over GPT of "
+    "the same size that has read as much of the same text and was asked the same (UC: unconditional, negative where "
+    "reading the future costs something; Inf, TD: infilling and the training distribution with the future, over GPT's "
+    f"without it). gain: with the future, over the same method's without it. {INTERVALS} Other seeds may move a "
+    "difference further than its interval says."
 )
 OTHERS = (
     "The paper's rows are of other texts, budgets and evaluation sets: compare the order of the methods, not the "
@@ -94,6 +129,19 @@ class Entry:
     def r_max(self) -> float:
         """Of the evaluation set."""
         return float(self.asked.set.get("r_max") or 0.0)
+
+    def perplexity(self, mode: str) -> MeasuredPerplexity | None:
+        """The mean perplexity over the runs with what is known of each text; `None` unless it is exact and finite."""
+        value = rank(self.modes.get(mode))
+        if value is None:
+            return None
+        return MeasuredPerplexity(value, mode, tuple(m.per_text for m in self.measured if m.modes[mode] is not None))
+
+    @cached_property
+    def resampled(self) -> dict[str, np.ndarray]:
+        """By mode, (resamples,) the mean perplexity on resampled texts, where the sums of each text were kept."""
+        found = {mode: each.resampled for mode in self.modes if (each := self.perplexity(mode)) is not None}
+        return {mode: values for mode, values in found.items() if values is not None}
 
     @property
     def own(self) -> bool:
@@ -166,7 +214,13 @@ def make(runs: Sequence[Run]) -> Part | None:
         return None
     paper = read_paper()
     entries, notes = entries_of(scratch)
-    part = Part("from-scratch", "Training from scratch", {"splits": {}, "paper": paper["source"]}, {}, notes=notes)
+    part = Part(
+        "from-scratch",
+        "Training from scratch",
+        {"splits": {}, "differences": {}, "paper": paper["source"]},
+        {},
+        notes=notes,
+    )
     for split in dict.fromkeys(entry.asked.split for entry in entries):
         own = [entry for entry in entries if entry.asked.split == split]
         names = in_words(own, paper["methods"])
@@ -175,10 +229,16 @@ def make(runs: Sequence[Run]) -> Part | None:
             folder += "_"
         content = {}
         for size in sizes_of(own, paper):
-            table = ablation(split, size, [entry for entry in own if entry.first.size == size], names, paper)
+            of_size = [entry for entry in own if entry.first.size == size]
+            table = ablation(split, size, of_size, names, paper)
             part.tables[f"{folder}/{file_name(size)}"] = table
             content[size] = table.as_dicts()
+            beside = differences(split, size, of_size, names, paper)
+            if beside is not None:
+                part.tables[f"{folder}/{file_name(size)}-differences"] = beside
+                part.content["differences"].setdefault(split, {})[size] = beside.as_dicts()
         part.content["splits"][split] = content
+        part.notes.extend(without_intervals(split, unpaired(own)))
         add_pictures(part, folder, own, names, paper)
     return part
 
@@ -207,10 +267,27 @@ def in_words(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry,
 def ablation(
     split: str, size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
 ) -> Table:
-    """One size's table: by r_max, by set with the largest first, then by method as the paper orders them.
+    """One size's table, with the paper's own rows after each r_max."""
+    rows = []
+    for entry in in_order(entries, paper):
+        about: dict[str, Cell] = {"from": "here", **described(entry, names)}
+        cells = {**about, **entry.modes, "chance": entry.chance, "seeds": len(entry.runs), "set": entry.asked.hash[:8]}
+        about_set = (set_in_words(entry.asked),)
+        rows.append(Row(cells, entry.group, entry.note, about=about_set, resampled=entry.resampled))
+    theirs = paper_rows(paper, size, {entry.r_max for entry in entries})
+    title = f"{paper['sizes'].get(size, size)}, {split}"
+    beside = sorted([*rows, *theirs], key=lambda row: (row.cells["r_max"], row.paper))
+    return Table(title, CAPTION, COLUMNS, tuple(beside), "method", SETS, OTHERS)
 
-    The paper's own rows stand after each r_max.
-    """
+
+def described(entry: Entry, names: Mapping[Entry, str]) -> dict[str, Cell]:
+    """The cells that say which row it is."""
+    asked: dict[str, Cell] = {"r_max": entry.r_max, "asked": entry.asked.texts}
+    return asked | {"method": names[entry], "corpus": entry.first.corpus, "texts": entry.first.budget[0]}
+
+
+def in_order(entries: Sequence[Entry], paper: Mapping[str, Any]) -> list[Entry]:
+    """The entries by r_max, by set with the largest first, then by method as the paper orders them."""
     found = pd.DataFrame(
         {
             "entry": entries,
@@ -221,16 +298,76 @@ def ablation(
             "options": [entry.asked.options for entry in entries],
         }
     )
+    return list(found.sort_values(["r_max", "fewer", "group", "place", "options"], kind="stable")["entry"])
+
+
+def differences(
+    split: str, size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
+) -> Table | None:
+    """What the methods of one size gain and lose; `None` where nothing can be compared."""
     rows = []
-    for entry in found.sort_values(["r_max", "fewer", "group", "place", "options"], kind="stable")["entry"]:
-        about: dict[str, Cell] = {"from": "here", "r_max": entry.r_max, "asked": entry.asked.texts}
-        about |= {"method": names[entry], "corpus": entry.first.corpus, "texts": entry.first.budget[0]}
-        cells = {**about, **entry.modes, "chance": entry.chance, "seeds": len(entry.runs), "set": entry.asked.hash[:8]}
-        rows.append(Row(cells, entry.group, entry.note, about=(set_in_words(entry.asked),)))
-    theirs = paper_rows(paper, size, {entry.r_max for entry in entries})
-    title = f"{paper['sizes'].get(size, size)}, {split}"
-    beside = sorted([*rows, *theirs], key=lambda row: (row.cells["r_max"], row.paper))
-    return Table(title, CAPTION, COLUMNS, tuple(beside), "method", SETS, OTHERS)
+    for entry in in_order(entries, paper):
+        twin = causal_twin(entry, entries)
+        if found := differences_of(entry, twin):
+            cells = {**described(entry, names), **found, "seeds": len(entry.runs), "set": entry.asked.hash[:8]}
+            note = entry.note if twin is None else against(entry, twin)
+            rows.append(Row(cells, entry.group, note, about=(set_in_words(entry.asked),)))
+    title = f"{paper['sizes'].get(size, size)}, {split}: differences"
+    return Table(title, DIFFERENCES_CAPTION, DIFFERENCES, tuple(rows), "method", SETS) if rows else None
+
+
+def differences_of(entry: Entry, twin: Entry | None) -> dict[str, Difference]:
+    """The differences of an entry that there are, by the key of their column."""
+    found: dict[str, Difference | None] = {f"{mode}_gain": gain(entry, mode) for mode in WITHOUT_FUTURE}
+    for mode, other in ADVANTAGES.items():
+        ours, theirs = entry.perplexity(mode), twin and twin.perplexity(other)
+        found[mode] = paired_difference(ours, theirs) if ours and theirs else None
+    return {key: each for key, each in found.items() if each is not None}
+
+
+def causal_twin(entry: Entry, entries: Sequence[Entry]) -> Entry | None:
+    """The runs of GPT that an entry may be compared with; of several, those whose recipe differs least."""
+    if entry.method == CAUSAL:
+        return None
+    twins = [other for other in entries if other.method == CAUSAL and other.group == entry.group]
+    return min(twins, key=lambda twin: len(otherwise(entry, twin)), default=None)
+
+
+def otherwise(entry: Entry, twin: Entry) -> list[str]:
+    """The keys of the recipe, beyond those of its method, in which training differed from GPT's."""
+    ours, theirs = variant(entry.first), variant(twin.first)
+    return [key for key in theirs if key not in OF_A_METHOD and ours.get(key) != theirs[key]]
+
+
+def against(entry: Entry, twin: Entry) -> str | None:
+    """What a footnote has to say of an entry beside its causal twin."""
+    keys = otherwise(entry, twin)
+    words = [*([entry.note] if entry.note else []), *([f"GPT differs in {', '.join(keys)}."] if keys else [])]
+    return " ".join(words) or None
+
+
+def gain(entry: Entry, mode: str) -> Difference | None:
+    """What the future is worth to a method in a mode. A single run has recorded the interval of it."""
+    ours, without = entry.perplexity(mode), entry.perplexity(WITHOUT_FUTURE[mode])
+    if ours is None or without is None:
+        return None
+    found = paired_difference(ours, without)
+    recorded = (entry.asked.found.get("gains") or {}).get(mode) or {}
+    if found.interval is None and len(entry.runs) == 1 and recorded.get("interval"):
+        low, high = recorded["interval"]
+        return replace(found, interval=(float(low), float(high)))
+    return found
+
+
+def unpaired(entries: Sequence[Entry]) -> list[tuple[Run, Measured]]:
+    """The evaluations for which differences have no interval, for they kept no sums per text."""
+    found = []
+    for entry in entries:
+        twin = causal_twin(entry, entries)
+        if any(each.interval is None for each in differences_of(entry, twin).values()):
+            for each in filter(None, (entry, twin)):
+                found += [pair for pair in zip(each.runs, each.measured, strict=True) if pair[1].per_text is None]
+    return found
 
 
 def place(method: str, paper: Mapping[str, Any]) -> int:

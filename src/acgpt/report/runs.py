@@ -2,6 +2,7 @@
 
     RUN/results.json     the run, and the evaluation at its end
     RUN/*.json           further ones, as `acgpt evaluate … -o RUN/test.json` writes them
+    RUN/*.per-text.json  of each of these, the sums of each text (evaluation/per_text.py); earlier versions kept none
     RUN/log.csv          perplexities while it was trained
 
 Nothing is computed here, and no model is read.
@@ -12,24 +13,29 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from acgpt.common.files import read_object
 from acgpt.errors import InputError
+from acgpt.evaluation.bootstrap import MeasuredPerplexity, PerText
 from acgpt.evaluation.generations import has_record
+from acgpt.evaluation.per_text import ENDING, read_per_text
 from acgpt.methods import method_of
 from acgpt.query.conditioning import Conditioning, Empty
-from acgpt.query.modes import MODES
+from acgpt.query.modes import MODES, WITHOUT_FUTURE
+from acgpt.report.left_out import listed
 from acgpt.training.log import Row, read_log
 from acgpt.training.run_folder import CONFIG, LOG, RESULTS
 
 EMBEDDED = "SmolLM2-135M-Instruct"  # what the base "default" is
 SETS = "Evaluation sets"
+ADVANTAGES = {"unconditional": "unconditional", **WITHOUT_FUTURE}  # a run's mode, and its causal twin's
 MEASUREMENTS = [  # the columns of `measurements`
     "run", "name", "method", "model", "corpus", "texts", "tokens", "r_max", "seed",
     "measured", "split", "set", "set_texts", "set_r_max", "options", "mode", "perplexity", "bound", "chance",
@@ -46,6 +52,7 @@ class Measured:
         modes: The perplexity in each mode, infinity included; `None` for what was not or cannot be answered.
         chance: How far other texts might take a perplexity, in percent of it: half of the widest interval of a mode.
         found: The evaluation as it was written.
+        per_text: What was found of each text, if that was kept.
     """
 
     split: str
@@ -53,6 +60,7 @@ class Measured:
     modes: Mapping[str, float | None]
     chance: float | None
     found: Mapping[str, Any]
+    per_text: PerText | None = None
 
     @property
     def hash(self) -> str:
@@ -68,6 +76,18 @@ class Measured:
     def options(self) -> str:
         """How the method was asked, where it leaves a choice: "order=random"; "" is its own way."""
         return ", ".join(f"{key}={value}" for key, value in (self.found.get("options") or {}).items())
+
+    def perplexity(self, mode: str) -> MeasuredPerplexity | None:
+        """The perplexity in a mode with what is known of each text; `None` if it is missing or infinite."""
+        value = self.modes[mode]
+        if value is None or not math.isfinite(value):
+            return None
+        return MeasuredPerplexity(value, mode, (self.per_text,))
+
+    def resampled(self) -> dict[str, np.ndarray]:
+        """By mode, (resamples,) the perplexity on resampled texts, where the sums of each text were kept."""
+        found = {mode: each.resampled for mode in self.modes if (each := self.perplexity(mode)) is not None}
+        return {mode: values for mode, values in found.items() if values is not None}
 
     @property
     def bound(self) -> bool:
@@ -260,7 +280,7 @@ def read_run(folder: Path, name: str) -> Run:
         raise InputError(f"{what}: name the folder of a run, its recipe's output=….")
     if not (folder / RESULTS).exists():
         if (folder / CONFIG).exists() and "recipe" in read_json(folder / CONFIG):
-            raise InputError(f"the run in {folder} is not finished: finish it with --resume, or leave it out.")
+            raise InputError(f"the run in {folder} is not finished: resume it, or leave it out.")
         for path in folder.glob("*.jsonl"):
             has_record(path)  # or it says what is wrong with what was generated there
         inside = (folder.parent / RESULTS).exists()
@@ -283,10 +303,13 @@ def read_run(folder: Path, name: str) -> Run:
 
 
 def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[Measured, ...], tuple[str, ...]]:
-    """The evaluation at the end of a run, then those that were added; of two that ask the same, that of more modes.
+    """The evaluation at the end of a run, then those that were added.
+
+    Of two that ask the same, that of more modes is kept; of as many, one with the sums of each text.
 
     Returns:
-        The evaluations; and a note on each that was left out, unless the one that was kept says the same.
+        The evaluations; and a note on each that was left out, unless the one that was kept says the same, and on sums
+        of texts that do not belong to their evaluation.
     """
     method, found = results["recipe"]["method"], {}
     if results["evaluation"] is not None:
@@ -296,16 +319,20 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[Meas
             content = read_json(path)
             if "modes" in content and "set" in content and "kind" not in content:  # any other is somebody else's
                 found[path] = (path.stem, content)
-    records = []
+    records, foreign = [], []
     for path, (name, content) in found.items():
         try:
             split = content["set"].get("split") or name
             each = Measured(split, content["set"], perplexities(content), chance(content), content)
+            try:
+                each = replace(each, per_text=read_per_text(path, content))
+            except InputError as error:
+                foreign.append(str(error))
             asked_as, asked = content["method"], content.get("adapter") or content.get("model")
             if each.texts < 0:
                 raise ValueError(f"{each.texts} texts")
             answered = sum(value is not None for value in each.modes.values())
-            records.append((path, each, each.hash, each.options, answered))
+            records.append((path, each, each.hash, each.options, answered + 0.5 * (each.per_text is not None)))
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise InputError(f"{path} is no evaluation that acgpt writes ({error!r}): evaluate again.") from error
         if asked is not None and Path(results["recipe"]["output"]).name not in Path(asked).parts:
@@ -315,7 +342,7 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[Meas
         if asked_as != method:
             raise InputError(
                 f"{path} asks the model as one of {asked_as}, and the run is one of {method}: evaluate it without "
-                "--method."
+                "a method."
             )
     rivals = pd.DataFrame(records, columns=["path", "measured", "set", "options", "answered"])
     by_question = rivals.groupby(["set", "options"], sort=False)["answered"]
@@ -329,7 +356,7 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[Meas
         )
         if not same_answers(dropped, better)
     ]
-    return tuple(fullest["measured"]), tuple(notes)
+    return tuple(fullest["measured"]), (*foreign, *notes)
 
 
 def same_answers(dropped: Measured, kept: Measured) -> bool:
@@ -391,3 +418,12 @@ def set_in_words(measured: Measured) -> str:
     """The evaluation set that was asked."""
     of = measured.set
     return f"{measured.hash[:8]} ({of.get('texts')} texts of {of.get('length')} tokens, r_max {of.get('r_max')})"
+
+
+def without_intervals(split: str, evaluations: Sequence[tuple[Run, Measured]]) -> list[str]:
+    """A note on evaluations whose differences have no intervals, for they kept no sums per text."""
+    names = listed(run.name for run, _ in evaluations)
+    return [
+        f"{split}: no interval for differences with {names}: no sums per text were kept (*{ENDING}). Evaluate again: "
+        f"{command_for(evaluations[0][1])} -o RUN/NAME.json"
+    ] if evaluations else []  # fmt: skip

@@ -1,7 +1,8 @@
 """Tables, written once and shown as Markdown, CSV, LaTeX (booktabs), HTML, JSON, and in the terminal.
 
-Rows belong to groups, within which numbers may be compared: the best of each group is bold. A row's note becomes a
-footnote. `--` is what cannot be answered or compared, `≤` what is only a bound, which is never the best.
+Rows belong to groups, within which numbers may be compared: the best of each group is bold, unless its lead lies within
+noise. A `Difference` is bold where its interval excludes zero. A row's note becomes a footnote. `--` is what cannot be
+answered or compared, `≤` what is only a bound, which is never the best.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from acgpt.display.table import escape_latex, latex_table, markdown_table, plain_markdown, terminal_table
 from acgpt.errors import CONTROLS
+from acgpt.evaluation.bootstrap import LEVEL, RESAMPLES, Difference, percentiles
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -24,6 +27,14 @@ if TYPE_CHECKING:
 NOTHING, INFINITE = "--", "∞"
 # What pdflatex shows without further packages: ASCII and most of Latin-1.
 PDFLATEX = frozenset(map(chr, range(256))) - set("«»ÐÞðþ")
+INTERVALS = (
+    f"In brackets: the {100 * LEVEL:g} % interval over texts (paired bootstrap, {RESAMPLES:,} resamples). Bold: it "
+    "excludes zero. A difference without an interval is not bold: the sums of each text were not kept."
+)
+UNLESS = (
+    f"unless zero lies in the {100 * LEVEL:g} % interval of its lead over one of them (paired bootstrap over texts, "
+    "where their sums were kept)"
+)
 WIDTHS = (40, 60, 80, 100, 1000)  # of windows, in rem: a page is never wider than about 100
 LINES = 56  # of a table, rules counted, that fit on a page of LaTeX below the caption
 
@@ -62,12 +73,16 @@ class Mean:
         return cls(mean, std, len(there), bound)
 
 
-Cell = str | float | Mean | None
+Cell = str | float | Mean | Difference | None
 
 
 def rank(cell: Cell) -> float | None:
     """The number by which a cell is compared: none for words, for what is missing or infinite, and for bounds."""
-    number = (None if cell.bound else cell.mean) if isinstance(cell, Mean) else cell
+    number = cell
+    if isinstance(cell, Mean):
+        number = None if cell.bound else cell.mean
+    elif isinstance(cell, Difference):
+        number = cell.percent
     return number if isinstance(number, int | float) and math.isfinite(number) else None
 
 
@@ -84,6 +99,7 @@ class Column:
         terminal: Does it say anything in the terminal, where the paper's own rows are left out?
         spare: May a narrow terminal leave it out? 0: never; 1: if it must, for it may tell rows apart; 2: first.
         spread: Are its cells `Mean`? Their parts then have columns of their own in CSV.
+        interval: Are its cells `Difference`? Their intervals then have columns of their own in CSV, and a key in JSON.
     """
 
     key: str
@@ -94,6 +110,7 @@ class Column:
     terminal: bool = True
     spare: int = 0
     spread: bool = False
+    interval: bool = False
 
     def show(self, value: Cell) -> str:
         """A cell, for people."""
@@ -104,9 +121,17 @@ class Column:
         if isinstance(value, Mean):
             mean, std = self.parts(value)
             return ("≤ " if value.bound else "") + mean + (f" ± {std}" if std else "")
+        if isinstance(value, Difference):
+            return " ".join(filter(None, self.with_interval(value)))
         if math.isinf(value):
             return INFINITE
         return format(value, self.form.removesuffix("%")) + ("%" if self.form.endswith("%") else "")
+
+    def with_interval(self, value: Difference) -> tuple[str, str]:
+        """A difference and its interval, for people; "" where there is none."""
+        form = self.form.removesuffix("%")
+        ends = [] if value.interval is None else [format(end, form) for end in value.interval]
+        return self.show(value.percent), f"({' to '.join(ends)})" if ends else ""
 
     def same_text(self, cell: Cell, own: float, other: float) -> bool:
         """Are two numbers written alike in this column, with the digits of a cell? What is missing is like nothing."""
@@ -133,6 +158,8 @@ class Row:
         note: The text of a footnote.
         paper: Is it one of the paper's own?
         about: What it was asked or compared with, for the caption: each is said once, of the rows that there are.
+        resampled: By column, (resamples,) the cell on resampled texts, where that is known. Rows of a group share the
+            resamples.
     """
 
     cells: Mapping[str, Cell]
@@ -140,6 +167,7 @@ class Row:
     note: str | None = None
     paper: bool = False
     about: tuple[str, ...] = ()
+    resampled: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -201,22 +229,45 @@ class Table:
 
     @cached_property
     def best(self) -> pd.DataFrame:
-        """For each row and column: is the cell, as it is written, the best of two or more in its group?"""
+        """For each row and column: is the cell, as it is written, the best of two or more in its group?
+
+        None is where the best leads another by a difference whose interval over texts holds zero.
+        """
         found = {}
         for column in (column for column in self.columns if column.best is not None):
             cells = [row.cells.get(column.key) for row in self.rows]
             ranks = pd.Series([rank(cell) for cell in cells], dtype=float)
             by_group = ranks.groupby(self.groups)
             winners, rivals = by_group.transform("min" if column.best is min else "max"), by_group.transform("count")
+            unclear = {group for group, own in by_group if self.within_noise(column, own)}
             found[column.key] = [
-                several > 1 and column.same_text(cell, own, winner)
-                for cell, own, winner, several in zip(cells, ranks, winners, rivals, strict=True)
+                several > 1 and group not in unclear and column.same_text(cell, own, winner)
+                for cell, own, winner, several, group in zip(cells, ranks, winners, rivals, self.groups, strict=True)
             ]
         return pd.DataFrame(found, index=[id(row) for row in self.rows])
 
-    def is_best(self, row: Row, column: Column) -> bool:
-        """Is this cell, as it is written, the best of two or more in its group?"""
-        return column.best is not None and bool(self.best.at[id(row), column.key])
+    def within_noise(self, column: Column, ranks: pd.Series) -> bool:
+        """Does the interval of a difference between the best of some rows and another hold zero, where it is known?
+
+        Args:
+            column: The column.
+            ranks: The numbers of the rows of one group, by their index.
+        """
+        there = ranks.dropna()
+        if there.empty:
+            return False
+        first = there.idxmin() if column.best is min else there.idxmax()
+        best = self.rows[first].resampled.get(column.key)
+        others = [self.rows[i].resampled.get(column.key) for i in there.index if i != first]
+        intervals = [percentiles(other - best) for other in others if other is not None and best is not None]
+        return any(ends is not None and ends[0] <= 0 <= ends[1] for ends in intervals)
+
+    def is_bold(self, row: Row, column: Column) -> bool:
+        """Is this cell the best of two or more in its group, or a difference that lies outside noise?"""
+        if column.best is not None:
+            return bool(self.best.at[id(row), column.key])
+        cell = row.cells.get(column.key)
+        return isinstance(cell, Difference) and cell.clear
 
     def grouped(self) -> list[list[Row]]:
         """The rows, group by group."""
@@ -236,7 +287,7 @@ class Table:
 
         def cell(row: Row, column: Column) -> str:
             text = plain_markdown(self.text(row, column))
-            text = f"**{text}**" if self.is_best(row, column) else text
+            text = f"**{text}**" if self.is_bold(row, column) else text
             return f"{text}<sup>{self.notes[row.note]}</sup>" if row.note and column.key == self.mark else text
 
         rows = [[cell(row, column) for column in self.columns] for row in self.rows]
@@ -248,11 +299,16 @@ class Table:
     def cells(self) -> pd.DataFrame:
         """All cells as objects: numbers with all their digits, and `None` for what is missing.
 
-        `source` is "run" or "paper". A column of means has its deviations and bounds in columns beside it.
+        `source` is "run" or "paper". A column of means has its deviations and bounds in columns beside it, one of
+        differences the ends of their intervals.
         """
 
         def parts(row: Row, column: Column) -> dict[str, Any]:
             cell = row.cells.get(column.key)
+            if column.interval:
+                ends = cell.interval if isinstance(cell, Difference) and cell.interval else (None, None)
+                values = [rank(cell), *ends]
+                return dict(zip([column.key, f"{column.key}_low", f"{column.key}_high"], values, strict=True))
             if not column.spread:
                 return {column.key: cell.translate(CONTROLS) if isinstance(cell, str) else cell}
             mean = [cell.mean, cell.std, int(cell.bound)] if isinstance(cell, Mean) else [None] * 3
@@ -285,14 +341,18 @@ class Table:
         """
 
         def cell(row: Row, column: Column) -> str:
-            value = row.cells.get(column.key)
+            value, ends = row.cells.get(column.key), ""
+            if isinstance(value, Difference):
+                ends = re.sub(r"([+-][\d.]+)", r"$\1$", column.with_interval(value)[1])
+                value, ends = value.percent, rf" {{\scriptsize {ends}}}" if ends else ""
             text = NOTHING if value is None else escape_latex(column.show(value))
             if isinstance(value, Mean):  # as the paper writes it
                 text = re.sub(r" \$\\pm\$ (.*)", r" {\\scriptsize $\\pm$ \1}", text)
             if column.form.startswith("+") and isinstance(value, int | float):
-                text = rf"$\mathbf{{{text}}}$" if self.is_best(row, column) else f"${text}$"  # a minus, not a hyphen
-            elif self.is_best(row, column):
+                text = rf"$\mathbf{{{text}}}$" if self.is_bold(row, column) else f"${text}$"  # a minus, not a hyphen
+            elif self.is_bold(row, column):
                 text = rf"\textbf{{{text}}}"
+            text += ends
             marked = row.note and column.key == self.mark
             return text + rf"\textsuperscript{{{self.notes[row.note or '']}}}" if marked else text
 
@@ -315,14 +375,25 @@ class Table:
         return "\n".join([r"% \usepackage{booktabs,graphicx}", *font, *parts]) + "\n"
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """For programs: the cells of each row, with its note; the paper's own rows left out."""
-        keys = [column.key for column in self.columns]
-        rows = [row for row in self.rows if not row.paper]
+        """For programs: the cells of each row, with its note; the paper's own rows left out.
 
-        def plain(cell: Cell) -> Any:
-            return asdict(cell) if isinstance(cell, Mean) else cell
+        The interval of a difference has a key of its own, `KEY_interval`.
+        """
 
-        return [{**{key: plain(row.cells.get(key)) for key in keys}, "note": row.note} for row in rows]
+        def plain(row: Row, column: Column) -> dict[str, Any]:
+            cell = row.cells.get(column.key)
+            if column.interval:
+                ends = cell.interval if isinstance(cell, Difference) else None
+                return {column.key: rank(cell), f"{column.key}_interval": ends and list(ends)}
+            return {column.key: asdict(cell) if isinstance(cell, Mean) else cell}
+
+        records: list[dict[str, Any]] = []
+        for row in (row for row in self.rows if not row.paper):
+            record: dict[str, Any] = {}
+            for column in self.columns:
+                record |= plain(row, column)
+            records.append(record | {"note": row.note})
+        return records
 
     @property
     def page_width(self) -> int:
@@ -354,7 +425,7 @@ class Table:
         def cell(row: Row, column: Column) -> Text:
             text = self.text(row, column)
             text += f" [{self.notes[row.note]}]" if row.note and column.key == self.mark else ""
-            return Text(text, "bold" if self.is_best(row, column) else "")
+            return Text(text, "bold" if self.is_bold(row, column) else "")
 
         for number, group in enumerate(group for group in self.grouped() if not group[0].paper):
             if number:

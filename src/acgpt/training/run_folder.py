@@ -7,6 +7,7 @@
       tensorboard/     the same for TensorBoard, where that is installed
       checkpoints/     checkpoint-500, …: what a run is resumed from, each a plain Hugging Face folder as well
       model/           the trained model, a plain Hugging Face folder (adapter/: a PEFT adapter); written last but one
+      results.per-text.json    nats and asked tokens of each text of the last evaluation
       results.json     the outcome; written last: a run that has it is finished
 
 A file or folder gets its name when all of it is on the disk. What begins with a dot is work in progress, or what an
@@ -29,6 +30,7 @@ from safetensors import SafetensorError
 from acgpt.common import files
 from acgpt.common.files import sync, try_lock
 from acgpt.errors import InputError, OutputError
+from acgpt.evaluation.per_text import path_beside
 from acgpt.training.recipe import Recipe, differences
 
 CONFIG, LOG, CURVE, BOARD, RESULTS = "config.json", "log.csv", "loss.png", "tensorboard", "results.json"
@@ -94,7 +96,8 @@ def open_folder(folder: Path, recipe: Recipe, resume: bool, about: dict[str, Any
     if resume and config.exists():
         if check_same(folder, recipe) != about["corpus_hash"]:
             raise InputError(f"the corpus {recipe.corpus} is not the one that the run in {folder} was begun on.")
-        ours = [f".{name}*" for name in (CONFIG, LOG, CURVE, RESULTS, *PLACES)]  # and nobody else's
+        beside = path_beside(Path(RESULTS)).name
+        ours = [f".{name}*" for name in (CONFIG, LOG, CURVE, beside, RESULTS, *PLACES)]  # and nobody else's
         for left in (*(path for name in ours for path in folder.glob(name)), *(folder / CHECKPOINTS).glob(".*")):
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
         before = json.loads(config.read_text(encoding="utf-8"))

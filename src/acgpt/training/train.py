@@ -26,10 +26,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from acgpt.common.options import keywords, separated
 from acgpt.common.provenance import versions
 from acgpt.data.corpus import Corpus, Tokens
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.per_text import write_per_text
 from acgpt.methods import Method, method_of
 from acgpt.models.card import write_card
 from acgpt.models.metadata import Metadata
@@ -39,6 +41,7 @@ from acgpt.training.learner import Learner
 from acgpt.training.log import draw_curve
 from acgpt.training.networks import Tuned, check_method, fresh, head_dim, pretrained
 from acgpt.training.optimizer import build_optimizer, rate
+from acgpt.training.options import RunOptions
 from acgpt.training.plan import Plan, arguments, settle
 from acgpt.training.recipe import Recipe, load_recipe, with_changes
 from acgpt.training.reporter import Reporter
@@ -58,27 +61,20 @@ from acgpt.training.trainer import AcTrainer
 FEW = 8  # texts of the final evaluation, where a text takes hundreds of forward passes
 
 
-def train(
-    recipe: Recipe | str | Path,
-    *,
-    resume: bool = False,
-    quiet: bool = False,
-    minutes: float | None = None,
-    **changes: Any,
-) -> dict[str, Any] | None:
+@keywords(RunOptions)
+def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
     """Train a model as a recipe says.
 
         acgpt.train("tiny-cpu", corpus="data/mine", output="runs/mine", steps=100)
 
+    A time limit, SIGTERM (which schedulers send before they end a job) and Ctrl-C stop the run with a checkpoint, to be
+    resumed later. A second Ctrl-C does not wait for the checkpoint. Before the first step has ended there is nothing to
+    save, and signals stop the run at once. A finished run is not changed by resuming it.
+
     Args:
         recipe: A YAML file, the name of a recipe that comes with acgpt, or a `Recipe`; it or the changes name `corpus`
             and `output`.
-        resume: Go on from the last checkpoint of the run in `output`; if it has none, or there is no such run, begin.
-            A finished run is left as it is.
-        quiet: Show no progress.
-        minutes: Stop with a checkpoint when training has taken so long, to be resumed later. So do SIGTERM, which
-            schedulers send before they end a job, and Ctrl-C; a second Ctrl-C does not wait for the checkpoint. Before
-            the first step has ended there is nothing to save, and both stop at once.
+        **keywords: See `RunOptions`.
         **changes: Keys of the recipe and their values, as in `load_recipe`: steps=100. A mapping replaces the recipe's;
             **{"conditioning.r_max": 0.4} changes one key in it.
 
@@ -89,15 +85,14 @@ def train(
         InputError: Something that the user can mend.
         OutputError: The run's folder cannot be written. The last checkpoint stays, and can be resumed from.
     """
-    if minutes is not None and not minutes > 0:
-        raise InputError(f"the minutes that training may take must be above 0, not {minutes}.")
-    stopping = StopRequests(math.inf if minutes is None else time.monotonic() + 60 * minutes)
+    options, changes = separated(RunOptions, changes)
+    stopping = StopRequests(math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes)
     recipe = loaded(recipe, changes)
     for name in ("corpus", "output"):
         if not getattr(recipe, name):
             raise InputError(f"the recipe names no {name}: add {name}=FOLDER.")
     folder = Path(recipe.output)
-    if resume and (folder / RESULTS).exists():
+    if options.resume and (folder / RESULTS).exists():
         check_same(folder, recipe)
         finished: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
         return finished
@@ -128,7 +123,7 @@ def train(
     main = args.process_index == 0
     with alone(folder) if main else nullcontext():
         if main:
-            config["sittings"] = open_folder(folder, recipe, resume, config)
+            config["sittings"] = open_folder(folder, recipe, options.resume, config)
         trainer = AcTrainer(
             learner, batches, args, product=product, fsdp=plan.fsdp, keep=recipe.keep, workers=recipe.workers,
             optimizer=partial(
@@ -143,7 +138,7 @@ def train(
         torch.manual_seed(recipe.seed + args.process_index)  # dropout: processes with other texts need other noise
         reporter = Reporter(
             trainer, folder, method, evaluation_set=evaluation_sets.get("during"), eval_every=recipe.eval_every,
-            stopping=stopping, quiet=quiet,
+            stopping=stopping, quiet=options.quiet,
         )  # fmt: skip
         trainer.add_callback(reporter)
         if not evaluation_sets:
@@ -152,7 +147,7 @@ def train(
             )
         try:
             with stopping:
-                trainer.resume(last_checkpoint(folder) if resume else None)
+                trainer.resume(last_checkpoint(folder) if options.resume else None)
             return None if reporter.stopped else finish(trainer, reporter, evaluation_sets.get("final"), config)
         except NothingToSave:
             return None
@@ -312,6 +307,9 @@ def finish(
         draw_curve(log.rows, folder / CURVE)
         with writing(path):
             write_card(path, results | {"base_model": trainer.product.base}, name=folder.name)
+        if evaluation is not None:
+            with writing(folder):
+                write_per_text(folder / RESULTS, evaluation.per_text)
         write_json(folder / RESULTS, results)
     trainer.accelerator.wait_for_everyone()
     return results

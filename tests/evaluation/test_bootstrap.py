@@ -1,0 +1,186 @@
+"""The paired bootstrap against closed forms and simulation; the file that keeps what is known of each text."""
+
+from __future__ import annotations
+
+import json
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from acgpt.errors import InputError
+from acgpt.evaluation.bootstrap import Difference, MeasuredPerplexity, PerText, TextSums, paired_difference
+from acgpt.evaluation.per_text import ENDING, as_dict, from_dict, path_beside, read_per_text, write_per_text
+
+Z = NormalDist().inv_cdf(0.975)
+
+
+def kept(nats: np.ndarray, tokens: np.ndarray | int = 100, mode: str = "training", name: str = "set") -> PerText:
+    """An evaluation in one mode."""
+    counts = np.broadcast_to(np.asarray(tokens, dtype=float), nats.shape).copy()
+    return PerText(name, {mode: TextSums(np.asarray(nats, dtype=float), counts)})
+
+
+def interval(ours: PerText | list[PerText], theirs: PerText | list[PerText]) -> Difference:
+    sides = (each if isinstance(each, list) else [each] for each in (ours, theirs))
+    return paired_difference(*(MeasuredPerplexity.of(side, "training") for side in sides))
+
+
+def pair(rng: np.random.Generator, texts: int, effect: float = 0.03, spread: float = 4.0) -> tuple[PerText, PerText]:
+    """Two models on texts that are easy or hard for both: the first needs `effect` nats a token less on average."""
+    hard = rng.normal(300, 60, texts)
+    return kept(hard - 100 * effect + rng.normal(0, spread, texts)), kept(hard + rng.normal(0, spread, texts))
+
+
+# ---- intervals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", [np.full(400, 100), np.arange(400) % 7 * 30 + 20])
+def test_the_interval_is_the_normal_one_of_the_delta_method(lengths):
+    # The logarithm of the ratio is a difference of two ratios of sums; linearised, a mean of one number for each text.
+    rng = np.random.default_rng(1)
+    ours, theirs = (
+        TextSums(lengths * (3 + rng.normal(0, 0.2, 400) + shift), lengths.astype(float)) for shift in (0, 0.01)
+    )
+    found = interval(PerText("set", {"training": ours}), PerText("set", {"training": theirs}))
+    log_ratio = ours.nats.sum() / ours.tokens.sum() - theirs.nats.sum() / theirs.tokens.sum()
+    influence = ours.nats - theirs.nats - log_ratio * lengths
+    error = influence.std(ddof=1) * math.sqrt(len(lengths)) / lengths.sum()
+    assert found.percent == pytest.approx(100 * (1 - math.exp(log_ratio)))
+    wanted = sorted(100 * (1 - math.exp(log_ratio + sign * Z * error)) for sign in (-1, 1))
+    assert found.interval == pytest.approx(wanted, abs=0.12 * (wanted[1] - wanted[0]))  # 1,000 resamples: 5 % each
+
+
+def test_intervals_hold_the_true_difference_as_often_as_they_say():
+    trials, effect = 300, 0.03
+    rng = np.random.default_rng(2)
+    found = [interval(*pair(rng, 100, effect)).interval for _ in range(trials)]
+    true = 100 * (1 - math.exp(-effect))
+    held = sum(low <= true <= high for low, high in found) / trials
+    assert held == pytest.approx(0.95, abs=0.04)  # three standard errors of 300 trials
+
+
+def test_no_difference_is_called_clear_about_as_rarely_as_the_level_says():
+    rng = np.random.default_rng(3)
+    clear = sum(interval(*pair(rng, 100, effect=0.0)).clear for _ in range(300)) / 300
+    assert clear == pytest.approx(0.05, abs=0.04)
+    assert interval(*pair(rng, 100, effect=0.1)).clear and interval(*pair(rng, 100, effect=-0.1)).clear
+
+
+def test_pairing_matters():
+    ours, theirs = pair(np.random.default_rng(4), 200)
+    sums = theirs.modes["training"]
+    order = np.random.default_rng(5).permutation(200)
+    shuffled = PerText("set", {"training": TextSums(sums.nats[order], sums.tokens[order])})
+    paired, unpaired = interval(ours, theirs), interval(ours, shuffled)
+    assert paired.percent == pytest.approx(unpaired.percent)
+    widths = [high - low for low, high in (paired.interval, unpaired.interval)]
+    # By hand: a text differs by sqrt(2) · 4 nats where it is paired, and by sqrt(2 · (60² + 4²)) where it is not.
+    assert widths[1] / widths[0] == pytest.approx(math.sqrt(60**2 + 4**2) / 4, rel=0.25)
+    assert paired.clear and not unpaired.clear
+
+
+def test_equal_runs_differ_by_exactly_nothing():
+    ours, _ = pair(np.random.default_rng(6), 50)
+    same = from_dict(as_dict(ours))
+    found = interval(same, from_dict(as_dict(ours)))
+    assert found == Difference(0.0, (0.0, 0.0)) and not found.clear
+    assert interval([same] * 3, same).interval == pytest.approx((0.0, 0.0), abs=1e-12)
+
+
+def test_means_over_seeds_are_those_of_perplexities():
+    rng = np.random.default_rng(7)
+    runs = [kept(rng.normal(300, 5, 80)) for _ in range(3)]
+    other = kept(rng.normal(305, 5, 80))
+    values = [run.modes["training"].perplexity for run in runs]
+    assert interval(runs, other).percent == pytest.approx(
+        100 * (1 - np.mean(values) / other.modes["training"].perplexity)
+    )
+    low, high = interval(runs, other).interval
+    assert low < interval(runs, other).percent < high
+    assert high - low < np.subtract(*interval(runs[0], other).interval[::-1])  # three seeds average out
+
+
+def test_the_same_numbers_give_the_same_interval():
+    found = [interval(*pair(np.random.default_rng(8), 60)) for _ in range(2)]
+    assert found[0] == found[1]
+
+
+def test_evaluations_of_different_sets_are_refused():
+    ours, theirs = pair(np.random.default_rng(9), 10)
+    with pytest.raises(InputError, match="different sets, other and set"):
+        interval(ours, PerText("other", theirs.modes))
+
+
+@pytest.mark.parametrize("missing", ["ours", "theirs", "one seed"])
+def test_without_sums_of_each_text_there_is_a_difference_and_no_interval(missing):
+    ours, theirs = pair(np.random.default_rng(10), 10)
+    first = {"ours": (None,), "theirs": (ours,), "one seed": (ours, None)}[missing]
+    second = (None,) if missing == "theirs" else (theirs,)
+    found = paired_difference(MeasuredPerplexity(9.0, "training", first), MeasuredPerplexity(10.0, "training", second))
+    assert found.percent == pytest.approx(10) and found.interval is None and not found.clear
+
+
+def test_one_text_and_impossible_texts_have_no_interval():
+    assert interval(kept(np.array([300.0])), kept(np.array([310.0]))).interval is None
+    impossible = kept(np.array([300.0, math.inf, 310.0]))
+    assert interval(impossible, kept(np.array([300.0, 305.0, 310.0]))).interval is None
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+def results(found: PerText) -> dict:
+    """What results say of the same evaluation."""
+    modes = {
+        mode: {"perplexity": p if math.isfinite(p := sums.perplexity) else None, "tokens": int(sums.tokens.sum())}
+        for mode, sums in found.modes.items()
+    }
+    texts = len(next(iter(found.modes.values())).nats)
+    return {"set": {"hash": found.set_hash, "texts": texts}, "modes": {**modes, "infilling": None}}
+
+
+def test_what_is_written_is_read_to_a_thousandth(tmp_path):
+    rng = np.random.default_rng(11)
+    found = kept(rng.normal(3000, 100, 276), rng.integers(1, 1023, 276))
+    write_per_text(tmp_path / "test.json", found)
+    path = path_beside(tmp_path / "test.json")
+    assert path.name == f"test{ENDING}" and path.stat().st_size < 276 * 15
+    back = read_per_text(tmp_path / "test.json", results(found))
+    assert back.set_hash == "set" and np.array_equal(back.modes["training"].tokens, found.modes["training"].tokens)
+    assert np.abs(back.modes["training"].nats - found.modes["training"].nats).max() <= 5.1e-4
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_what_is_infinite_is_null_in_the_file(tmp_path):
+    found = kept(np.array([300.0, math.inf]))
+    write_per_text(tmp_path / "test.json", found)
+    assert json.loads(path_beside(tmp_path / "test.json").read_text())["nats"]["training"] == [300.0, None]
+    assert math.isinf(read_per_text(tmp_path / "test.json", results(found)).modes["training"].nats[1])
+
+
+def test_results_without_the_file_are_read(tmp_path):
+    assert read_per_text(tmp_path / "test.json", results(kept(np.array([300.0, 310.0])))) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"set": {"hash": "other"}}, "of the evaluation set other, not set"),
+        ({"nats": {"training": [300.0, 310.1]}}, "not those of the mode training"),
+        ({"tokens": {"training": [100, 99]}}, "not those of the mode training"),
+        ({"nats": {"training": [300.0]}}, "not of as many texts"),
+        ({"nats": {}}, "other modes"),
+        ({"nats": None}, "damaged"),
+        ({"tokens": {}}, "damaged"),
+        ({"set": "other"}, "damaged"),
+        ({"kind": "mauve"}, "kind per-text"),
+        ({"format_version": 2}, "version 1"),
+    ],
+)
+def test_a_file_of_another_evaluation_is_refused(tmp_path, change, said):
+    found = kept(np.array([300.0, 310.0]))
+    path_beside(tmp_path / "test.json").write_text(json.dumps(as_dict(found) | change))
+    with pytest.raises(InputError, match=said):
+        read_per_text(tmp_path / "test.json", results(found))
