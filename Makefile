@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test quick soak rounding-test check lint format types imports gpu-test bench-help clean
+.PHONY: help install demo test quick soak rounding-test check lint format types imports gpu-test bench-help docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -75,8 +75,13 @@ bench-help: ## list the benchmarks and what each one measures
 			doc and print(f"  $(BIN)/python {sys.argv[1]} --help\n      {doc.splitlines()[0]}")' "$$file"; \
 	done
 
+docs: $(STAMP) ## build the documentation site into site/, warnings as errors, and check that it loads nothing from elsewhere
+	@$(PIP) install -c constraints.txt -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean --quiet
+	@$(BIN)/python docs/check_site.py site
+
 clean: ## remove .venv, caches and builds
-	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an install that failed is tried again.

@@ -39,8 +39,8 @@ def report(
     sweep over r_max. Generations, anywhere in these folders: MAUVE by method
     and mode, what else acgpt mauve has measured, and a page of samples. FOLDER
     gets them as one HTML page, as Markdown, CSV and LaTeX with the paper's own
-    rows, and as figures where matplotlib is installed. docs/report.md explains
-    all of it.
+    rows, and as figures where matplotlib is installed. docs/how-to/report.md
+    explains all of it.
 
     Keys of --json:
       folder, acgpt (version),
