@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -21,7 +22,10 @@ CSS = re.compile(r"""(?:url\(|@import)\s*["']?\s*((?:https?:)?//[^"')\s]+)""", r
 # A file that a script could load: a module, a style sheet, a font, a program.
 SCRIPT = re.compile(r"""["'`](https?://[^"'`\s]+?\.(?:m?js|css|woff2?|ttf|wasm|json)(?:\?[^"'`]*)?)["'`]""")
 # Material's script names these, and loads them only for what no page may have.
-ONLY_FOR = {"https://unpkg.com/mermaid": 'class="mermaid"', "https://unpkg.com/iframe-worker": 'src="https://unpkg.com/'}
+ONLY_FOR = {
+    "https://unpkg.com/mermaid": 'class="mermaid"',
+    "https://unpkg.com/iframe-worker": 'src="https://unpkg.com/',
+}
 
 
 class Page(HTMLParser):
@@ -69,10 +73,10 @@ def loaded_from_elsewhere(site: Path) -> list[str]:
     return [f"{path.relative_to(site)}: {url}" for path, url in found]
 
 
-def unused(url: str, pages: object) -> bool:
+def unused(url: str, pages: Iterable[str]) -> bool:
     """Does the theme's script load this only for something that no page has?"""
     marks = [mark for start, mark in ONLY_FOR.items() if url.startswith(start)]
-    return bool(marks) and not any(mark in page for mark in marks for page in pages)  # type: ignore[attr-defined]
+    return bool(marks) and not any(mark in page for mark in marks for page in pages)
 
 
 def main() -> int:

@@ -45,7 +45,7 @@ def changelog() -> str:
     return LEAVES_DOCS.sub("](", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
 
 
-# ---- the command reference --------------------------------------------------------------------------------------------
+# ---- the command reference ------------------------------------------------------------------------------------------
 
 
 def command_reference() -> str:
@@ -58,8 +58,8 @@ def command_reference() -> str:
     parts = [
         "# Commands",
         "This page is generated from the commands. `acgpt COMMAND --help` prints the same.",
-        "Exit codes: 0 for success; 1 for an error that is not the caller's, such as a full disk or a failed cell of an "
-        "experiment; 2 for a mistake in the call or its input; 3 for work that was stopped and can be resumed; 130 "
+        "Exit codes: 0 for success; 1 for an error that is not the caller's, such as a full disk or a failed cell of "
+        "an experiment; 2 for a mistake in the call or its input; 3 for work that was stopped and can be resumed; 130 "
         "after Ctrl-C.",
         *section("acgpt", main),
     ]
@@ -94,7 +94,7 @@ def as_code(paragraph: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text with the characters escaped that mean something in Markdown or HTML, and with links to the pages it names."""
+    """Text with the characters of Markdown and HTML escaped, and with links to the pages that it names."""
     return PAGE.sub(r"[\1](../\1)", re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", text))
 
 
