@@ -24,13 +24,13 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from acgpt.engine.attention import check_model
+from acgpt.engine.peft import add_lora
 from acgpt.models.loading import load_base, resolve
 from acgpt.query.conditioning import Conditioning
-from acgpt.training.batches import COUNTS, Batches
+from acgpt.training.batches import Batches
 from acgpt.training.learner import Learner, flops, matmul_rate, new_model
-from acgpt.training.networks import add_lora
 from acgpt.training.optimizer import build_optimizer
-from acgpt.training.recipe import SHAPES, Lora
+from acgpt.training.recipe import SHAPES
 
 SIZES = {"tiny": "tiny", "82M": "small", "124M": "base", "204M": "medium"}
 VOCABULARY = 50304
@@ -56,7 +56,7 @@ def make_model(args: argparse.Namespace) -> PreTrainedModel:
     frozen = torch.bfloat16 if args.device == "cuda" else torch.float32
     model, _ = load_base(resolve(args.base, False)[0], frozen if args.lora else torch.float32)
     check_model(model)
-    return add_lora(model, Lora(args.lora), 0)[0] if args.lora else model
+    return add_lora(model, rank=args.lora, alpha=2 * args.lora)[0] if args.lora else model
 
 
 class Runner:
@@ -67,7 +67,7 @@ class Runner:
         self.device, self.half = args.device, cuda
         model = make_model(args).to(args.device)
         self.model = model.train()
-        self.learner = Learner(model, backend=args.backend, length=args.tokens - 1, compiled=args.compile)
+        self.learner = Learner(model, backend=args.backend, compiled=args.compile)
         muon = args.base is None
         self.optimizer = build_optimizer(model, muon=muon, lr=1e-3, muon_lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
         batches = Batches(
@@ -90,13 +90,10 @@ class Runner:
         start = time.perf_counter()
         batch = next(self.loader)
         self.waited += time.perf_counter() - start
-        self.flops += flops(self.model, **{name: batch[name] for name in COUNTS})
-        asked = batch["asked"]
-        batch = {
-            k: v.to(self.device, non_blocking=True) if isinstance(v, torch.Tensor) else v for k, v in batch.items()
-        }
+        self.flops += flops(self.model, slots=batch.slots, pairs=batch.pairs, asked=batch.asked)
+        batch = batch.to(self.device, non_blocking=True)
         with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
-            loss = self.learner(**batch) / asked
+            loss = self.learner(batch) / batch.asked
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()

@@ -24,7 +24,7 @@ from acgpt.cli.ui import named_adapters
 from acgpt.engine import decode
 from acgpt.engine.decode import Decoder, Sampling
 from acgpt.engine.engine import Engine
-from acgpt.engine.peft_layers import adapter_layers, adapters_at_work, switched
+from acgpt.engine.peft import adapter_layers, adapters_at_work, switched
 from acgpt.models.metadata import weights_hash
 
 peft = pytest.importorskip("peft")

@@ -20,7 +20,7 @@ from acgpt.methods import method_of
 from acgpt.methods.diffusion import Diffusion
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator
 from acgpt.query.query import Query
-from acgpt.training.batches import training_batch
+from acgpt.training.batches import Batch
 
 MODEL = toy("diffusion", vocabulary=3, scale=3.0, seed=2)  # one in which what is read, and when, makes a difference
 MASK = mask_of(MODEL, "diffusion")
@@ -284,7 +284,7 @@ def batch_of(words, seed=0, tokens=None, budget=None):
     tokens = np.random.default_rng(seed).integers(0, 3, roles.shape) if tokens is None else tokens
     rngs = [generator(seed, 0, item) for item in range(len(words))]
     slots = method_of("diffusion").lay_out(tokens, roles, rngs, bos=BOS, mask=MASK)
-    return tokens, slots, training_batch(slots, longest=roles.shape[1] + 1, bos=BOS, budget=budget)
+    return tokens, slots, Batch.of(slots, longest=roles.shape[1] + 1, bos=BOS, budget=budget)
 
 
 @pytest.mark.parametrize("budget", [None, Budget(64, 64)])
@@ -298,8 +298,8 @@ def test_the_loss_is_that_of_its_definition(budget):
         revealed = set(question.asked_positions) - set(hidden)
         assert tuple(seen) == shown(question, revealed)[1:] and hidden
         expected -= len(question.asked_positions) / len(hidden) * masked_sum(question, hidden)
-    assert learner_of(MODEL, "diffusion", 6)(**batch).item() == pytest.approx(expected, rel=1e-6)
-    assert batch["asked"] == "".join(words).count("a")
+    assert learner_of(MODEL, "diffusion")(batch).item() == pytest.approx(expected, rel=1e-6)
+    assert batch.asked == "".join(words).count("a")
 
 
 def test_the_loss_is_the_bound_on_average():
@@ -307,7 +307,7 @@ def test_the_loss_is_the_bound_on_average():
     tokens = np.tile(np.array(question.tokens), (texts, 1))
     _, slots, batch = batch_of(["gaag"] * texts, tokens=tokens)
     with torch.no_grad():
-        mean = learner_of(MODEL, "diffusion", 4)(**batch).item() / texts
+        mean = learner_of(MODEL, "diffusion")(batch).item() / texts
     hidden = slots.ids[: 5 * texts].reshape(texts, 5).numpy() == MASK
     assert p_value(np.bincount(hidden.sum(1), minlength=3)[1:], [1 / 2, 1 / 2]) > 1e-3  # k is uniform
     spread = [2 / size * masked_sum(question, each) for size in (1, 2) for each in itertools.combinations((2, 3), size)]

@@ -27,7 +27,7 @@ from acgpt.engine.layout import Budget
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import method_of
 from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Empty, Infilling
-from acgpt.training.batches import training_batch
+from acgpt.training.batches import Batch
 
 
 def by_hand(model, prefix, middle, suffix):
@@ -114,9 +114,9 @@ def test_the_loss_is_that_of_the_moved_text(budget):
     expected = 0.0
     for text, word in zip(tokens.tolist(), words, strict=True):
         expected -= sum(by_hand(model, *split(query(word, text))))
-    batch = training_batch(slots, longest=8, bos=BOS, budget=budget)
-    assert learner_of(model, "fim", 6)(**batch).item() == pytest.approx(expected, rel=1e-10)
-    assert (batch["asked"], batch["slots"]) == ("".join(words).count("a"), 4 * 8)
+    batch = Batch.of(slots, longest=8, bos=BOS, budget=budget)
+    assert learner_of(model, "fim")(batch).item() == pytest.approx(expected, rel=1e-10)
+    assert (batch.asked, batch.slots) == ("".join(words).count("a"), 4 * 8)
 
 
 def test_it_is_trained_on_gaps_of_the_sizes_that_a_recipe_names():

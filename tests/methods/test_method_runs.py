@@ -91,7 +91,7 @@ def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(name, corpus, runs
         return step == 15
 
     with monkeypatch.context() as patch:
-        patch.setattr("acgpt.training.train.Reporter.stops", stop_half_way)
+        patch.setattr("acgpt.training.train.Reporter.should_stop", stop_half_way)
         assert train(recipe(name, corpus, broken), quiet=True) is None
     assert max(asked) == 15 and not (broken / "model").exists()
     assert train(recipe(name, corpus, broken), resume=True, quiet=True) is not None
@@ -210,11 +210,19 @@ def test_every_batch_of_a_run_has_one_shape_and_is_a_function_of_the_seed(name, 
     shapes, filled, again, other = set(), batches(True), batches(True), batches(True, seed=4)
     for number in range(24):
         batch = filled[number]
-        shapes.add(tuple((key, tuple(value.shape)) for key, value in batch.items() if torch.is_tensor(value)))
-        for key, value in again[number].items():
-            assert torch.equal(torch.as_tensor(value), torch.as_tensor(batch[key])), key
+        tensors, others = tensors_of(batch), tensors_of(again[number])
+        shapes.add(tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items()))
+        assert tensors.keys() == others.keys()
+        for name, tensor in others.items():
+            assert torch.equal(tensor, tensors[name]), name
     assert len(shapes) == 1
-    assert any(not torch.equal(filled[n]["ids"], other[n]["ids"]) for n in range(4))
+    assert any(not torch.equal(filled[n].ids, other[n].ids) for n in range(4))
+
+
+def tensors_of(batch):
+    return {
+        name: value for name, value in (vars(batch) | vars(batch.segments)).items() if isinstance(value, torch.Tensor)
+    }
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -223,7 +231,7 @@ def test_filling_up_a_batch_teaches_nothing(name, corpus):
 
     from acgpt.engine.layout import Budget
     from acgpt.query.conditioning import generator
-    from acgpt.training.batches import training_batch
+    from acgpt.training.batches import Batch
 
     method, model, length = method_of(name), toy(name, vocabulary=12, length=9), 9
     distribution = method.conditioning(Conditioning.from_dict({"r_max": 0.8}))
@@ -231,11 +239,11 @@ def test_filling_up_a_batch_teaches_nothing(name, corpus):
     tokens = np.random.default_rng(1).integers(1, 12, (4, length))
     roles = np.stack([distribution.roles(length, rng) for rng in rngs])
     slots = method.lay_out(tokens, roles, rngs, bos=0, mask=12 if method.needs_mask else None)
-    learner = learner_of(model, name, length)
+    learner = learner_of(model, name)
     gradients = []
     for budget in (None, Budget(sum(slots.copies) + 64 * any(slots.copies), 64)):
         learner.zero_grad()
-        loss = learner(**training_batch(slots, longest=method.longest(length), bos=0, budget=budget))
+        loss = learner(Batch.of(slots, longest=method.longest(length), bos=0, budget=budget))
         loss.backward()
         gradients.append((loss.item(), [weight.grad.clone() for weight in learner.parameters()]))
     assert gradients[0][0] == pytest.approx(gradients[1][0], rel=1e-12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import get_args
@@ -34,7 +35,7 @@ from acgpt.query.query import Query
 from acgpt.query.template import parse
 from acgpt.query.text import encode
 from acgpt.report.from_scratch import PAPER
-from acgpt.training.batches import training_batch
+from acgpt.training.batches import Batch
 from acgpt.training.recipe import kinds
 
 
@@ -231,18 +232,14 @@ def test_who_is_ticked_for_left_to_right_learns_each_token_from_those_asked_befo
     for tokens in (first, changed):
         rngs = [generator(0, 0, item) for item in range(8)]
         slots = method.lay_out(tokens, roles, rngs, bos=0, mask=mask)
-        batch = training_batch(slots, longest=method.longest(6), bos=0)
-        learner = learner_of(model, name, 6)
+        batch = Batch.of(slots, longest=method.longest(6), bos=0)
+        learner = learner_of(model, name)
         found = {}
         for number in range(len(slots.rows)):  # a loss of its own for every prediction
-            one = {
-                **batch,
-                "rows": batch["rows"][number : number + 1],
-                "targets": batch["targets"][number : number + 1],
-            }
-            one = {key: value for key, value in one.items() if key != "weights"}
+            row = slice(number, number + 1)
+            one = replace(batch, rows=batch.rows[row], targets=batch.targets[row], weights=None)
             with torch.no_grad():
-                found[number] = learner(**one).item()
+                found[number] = learner(one).item()
         losses.append(found)
     positions = [3 if token == 7 else int(token) for token in slots.targets]
     moved = {positions[n] for n in losses[0] if abs(losses[0][n] - losses[1][n]) > 1e-9} - {3}

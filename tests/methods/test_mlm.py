@@ -29,7 +29,7 @@ from acgpt.errors import QueryError
 from acgpt.methods import method_of
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.query import Query
-from acgpt.training.batches import training_batch
+from acgpt.training.batches import Batch
 
 
 def scores_of(model, text):
@@ -132,6 +132,6 @@ def test_the_loss_is_that_of_predicting_all_asked_tokens_at_once(budget):
         shown = [BOS, *(token if role == "g" else mask for token, role in zip(text, word, strict=True))]
         scores = scores_of(model, shown)
         expected -= sum(scores[p, text[p - 1]].item() for p in range(1, 7) if word[p - 1] == "a")
-    batch = training_batch(slots, longest=7, bos=BOS, budget=budget)
-    assert learner_of(model, "mlm", 6)(**batch).item() == pytest.approx(expected, rel=1e-10)
-    assert batch["asked"] == "".join(words).count("a")
+    batch = Batch.of(slots, longest=7, bos=BOS, budget=budget)
+    assert learner_of(model, "mlm")(batch).item() == pytest.approx(expected, rel=1e-10)
+    assert batch.asked == "".join(words).count("a")

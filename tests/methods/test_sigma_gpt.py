@@ -33,7 +33,7 @@ from acgpt.methods import method_of
 from acgpt.methods.sigma_gpt import SigmaGptRandom
 from acgpt.methods.sigma_network import REACH, SigmaGPTConfig, SigmaGPTForCausalLM
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator
-from acgpt.training.batches import training_batch
+from acgpt.training.batches import Batch
 
 TEMPORAL, RANDOM = "sigma-gpt-temporal", "sigma-gpt-random"
 ROTATED = {"rtol": 0, "atol": 1e-6}  # the network's sines, and the softmax of "eager", are of float32
@@ -292,7 +292,7 @@ def batch_of(name, roles, seed=0, budget=None):
     tokens = np.random.default_rng(seed).integers(0, 4, roles.shape)
     rngs = [generator(seed, 0, item) for item in range(len(roles))]
     slots = method_of(name).lay_out(tokens, roles, rngs, bos=BOS, mask=None)
-    return tokens, slots, training_batch(slots, longest=roles.shape[1], bos=BOS, budget=budget)
+    return tokens, slots, Batch.of(slots, longest=roles.shape[1], bos=BOS, budget=budget)
 
 
 @both_kinds
@@ -309,8 +309,8 @@ def test_the_loss_is_that_of_its_definition(name, budget, kind):
             kinds = [word[position - 1] for position in order]
             assert kinds == sorted(kinds, key="gau".index)  # given first, then asked, then what nobody needs
             expected -= sum(by_hand(model, order.tolist(), text.tolist(), [role == "a" for role in word]))
-    assert learner_of(model, name, 6)(**batch).item() == pytest.approx(expected, rel=1e-10)
-    assert batch["asked"] == "".join(words).count("a")
+    assert learner_of(model, name)(batch).item() == pytest.approx(expected, rel=1e-10)
+    assert batch.asked == "".join(words).count("a")
 
 
 def test_random_orders_are_new_for_every_text_and_uniform_within_the_parts():
@@ -337,10 +337,10 @@ def test_given_tokens_are_learnt_from_too_if_wanted(name):
     with torch.no_grad():
         for text, word, order in zip(tokens, words, slots.target_positions.reshape(2, 6), strict=True):
             expected -= sum(by_hand(model, order.tolist(), text.tolist(), [role != "u" for role in word]))
-    batch = training_batch(slots, longest=6, bos=BOS)
-    assert learner_of(model, name, 6)(**batch).item() == pytest.approx(expected, rel=1e-10)
+    batch = Batch.of(slots, longest=6, bos=BOS)
+    assert learner_of(model, name)(batch).item() == pytest.approx(expected, rel=1e-10)
     room = method.room(6, np.array([3, 2]), np.array([3, 3]))
-    assert [each.tolist() for each in room] == [[0, 0], [6, 5]] and batch["asked"] == 11
+    assert [each.tolist() for each in room] == [[0, 0], [6, 5]] and batch.asked == 11
     assert not method_of(name).learns_given  # the method that all share is as it was
     with pytest.raises(InputError, match="cannot learn to predict it"):
         method_of("ac-gpt").learning_from("all")

@@ -99,7 +99,7 @@ LOADERS = {
         recipe(shelf, evil, tmp_path / "out", lora={"rank": 4}), quiet=True
     ),
     "full training": lambda shelf, evil, tmp_path: train(recipe(shelf, evil, tmp_path / "out"), quiet=True),
-    "a plan of training": lambda shelf, evil, tmp_path: head_dim(recipe(shelf, evil, tmp_path / "out")),
+    "a plan of training": lambda shelf, evil, tmp_path: head_dim(str(evil)),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from acgpt.engine.layout import Budget, Sequences, lay_out
-from acgpt.training.batches import training_batch
+from acgpt.training.batches import Batch
 
 
 def pack(
@@ -15,4 +15,4 @@ def pack(
 ) -> dict[str, Any]:
     """A batch of (B, T) tokens and their roles, filled up to a budget if there is one."""
     layout = lay_out(Sequences.rows(tokens, roles), bos=bos, mask=mask, copies=True)
-    return training_batch(layout, longest=tokens.shape[1], bos=bos, budget=budget)
+    return Batch.of(layout, longest=tokens.shape[1], bos=bos, budget=budget)

@@ -52,10 +52,8 @@ def engine_of(model, name, *, budget=2**13, notice=ignore):
     return Engine(model, bos=BOS, mask=mask_of(model, name), backend="dense", budget=budget, notice=notice)
 
 
-def learner_of(model, name, length):
-    method = method_of(name)
-    never = mask_of(model, name)
-    return Learner(model, backend="dense", length=method.longest(length), compiled=False, never=never)
+def learner_of(model, name):
+    return Learner(model, backend="dense", compiled=False, forbidden_token=mask_of(model, name))
 
 
 def all_fillings(query, vocabulary):

@@ -14,12 +14,12 @@ from models import by_definition, masked_logits, tiny_model
 from packing import pack
 from torch.utils.data import DataLoader
 
-from acgpt.engine.attention import check_model
+from acgpt.engine.attention import Segments, check_model
 from acgpt.engine.layout import ALIGN, Budget, build
 from acgpt.errors import InputError
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Blocks, Conditioning, Empty
 from acgpt.query.query import Query
-from acgpt.training.batches import COUNTS, Batches
+from acgpt.training.batches import Batch, Batches
 from acgpt.training.learner import Learner
 
 BOS, MASK, VOCABULARY = 0, 1, 50
@@ -50,15 +50,25 @@ def queries_of(tokens, roles):
     return [Query(row, [r == GIVEN for r in kinds], [r == ASKED for r in kinds]) for row, kinds in rows]
 
 
-def learner_of(length, **how):
+def tensors_of(batch):
+    return {
+        name: value for name, value in (vars(batch) | vars(batch.segments)).items() if isinstance(value, torch.Tensor)
+    }
+
+
+def shapes_of(batch):
+    return tuple((name, tuple(tensor.shape)) for name, tensor in tensors_of(batch).items())
+
+
+def learner_of(**how):
     model = tiny_model("gpt_neox", vocabulary=VOCABULARY, positions=64).double().train()
     check_model(model)
-    return Learner(model, backend="dense", length=length, compiled=False, **how)
+    return Learner(model, backend="dense", compiled=False, **how)
 
 
 def loss_and_gradients(learner, batch):
     learner.zero_grad()
-    loss = learner(**batch)
+    loss = learner(batch)
     loss.backward()
     return loss.item(), {name: weight.grad.clone() for name, weight in learner.named_parameters()}
 
@@ -74,7 +84,7 @@ def batches_of(texts, size, *, conditioning=None, **how):
 @pytest.mark.parametrize("seed", range(4))
 def test_the_loss_is_that_of_the_papers_definition(seed):
     tokens, roles = random_batch(seed)
-    learner = learner_of(tokens.shape[1])
+    learner = learner_of()
     reference = tiny_model("gpt_neox", vocabulary=VOCABULARY, positions=64).double()
     reference.set_attn_implementation("sdpa")
     expected = 0.0
@@ -82,21 +92,18 @@ def test_the_loss_is_that_of_the_papers_definition(seed):
         ids, positions, sees, predictions = by_definition(query, bos=BOS, mask=MASK)
         scores = masked_logits(reference, ids, positions, sees).log_softmax(-1)
         expected -= sum(scores[slot, token].item() for slot, token in predictions)
-    assert learner(**pack(tokens, roles, bos=BOS, mask=MASK)).item() == pytest.approx(expected, rel=1e-10)
+    assert learner(pack(tokens, roles, bos=BOS, mask=MASK)).item() == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("budget", [None, Budget(30, 40), Budget(256, 128), Budget(0, 0)], ids=str)
 def test_a_packed_batch_teaches_what_its_layout_teaches_and_dummies_teach_nothing(seed, budget):
     tokens, roles = random_batch(seed)
-    learner = learner_of(tokens.shape[1])
+    learner = learner_of()
     layout = build(queries_of(tokens, roles), bos=BOS, mask=MASK, future=True)
-    copies, texts = (torch.tensor(x).cumsum(0) for x in (layout.copies, layout.texts))
-    by_layout = {
-        "ids": layout.ids, "positions": layout.positions, "rows": layout.rows, "targets": layout.targets,
-        "copy_starts": torch.nn.functional.pad(copies, (1, 0)), "text_starts": torch.nn.functional.pad(texts, (1, 0)),
-        "key_starts": None, "keys": None, "homes": None, "copies": None,
-    }  # fmt: skip
+    copies, texts = (torch.nn.functional.pad(torch.tensor(x).cumsum(0), (1, 0)) for x in (layout.copies, layout.texts))
+    segments = Segments(None, None, copies, texts, None, None, None)
+    by_layout = Batch(layout.ids, layout.positions, layout.rows, layout.targets, segments)
     loss, gradients = loss_and_gradients(learner, by_layout)
     packed = pack(tokens, roles, bos=BOS, mask=MASK, budget=budget)
     other_loss, other_gradients = loss_and_gradients(learner, packed)
@@ -115,15 +122,15 @@ def test_a_packed_batch_teaches_what_its_layout_teaches_and_dummies_teach_nothin
 def test_segments_say_where_each_query_lies(seed, texts, length, room):
     tokens, roles = random_batch(seed, texts, length)
     batch = pack(tokens, roles, bos=BOS, mask=MASK, budget=None if room is None else Budget(*room))
-    starts = {name: batch[f"{name}_starts"].tolist() for name in ("copy", "text", "key")}
-    total, copies = len(batch["ids"]), batch["copies"]
+    starts = {name: getattr(batch.segments, f"{name}_starts").tolist() for name in ("copy", "text", "key")}
+    total, copies = len(batch.ids), batch.segments.copies
     assert (starts["copy"][-1], starts["text"][-1], starts["key"][-1]) == (copies, total - copies, total)
     expected = []
     for query in range(len(starts["copy"]) - 1):
         expected += range(*starts["copy"][query : query + 2])
         expected += range(copies + starts["text"][query], copies + starts["text"][query + 1])
-    assert batch["keys"].tolist() == expected
-    assert batch["homes"][batch["keys"]].tolist() == list(range(total))
+    assert batch.segments.keys.tolist() == expected
+    assert batch.segments.homes[batch.segments.keys].tolist() == list(range(total))
     for name in ("copy", "text"):  # no query is longer than what flash attention is told
         assert max(np.diff(starts[name])) <= length
     assert min(np.diff(starts["text"])) >= 1  # copies that no text reads would get no gradient from it
@@ -134,7 +141,7 @@ def test_a_fixed_shape_is_the_same_for_every_batch_that_fits():
     shapes = set()
     for seed in range(20):
         batch = pack(*random_batch(seed), bos=BOS, mask=MASK, budget=budget)
-        shapes.add(tuple(tuple(batch[name].shape) for name in ("ids", "rows", "targets", "copy_starts", "keys")))
+        shapes.add(shapes_of(batch))
     assert len(shapes) == 1
 
 
@@ -147,8 +154,8 @@ def test_every_batch_of_a_run_has_one_shape_over_all_its_epochs(texts, length, s
     shapes = set()
     for number in range(60):
         batch = batches[number]
-        assert (batch["copies"], len(batch["rows"])) == (batches.budget.copies, batches.budget.asked)
-        shapes.add(tuple((name, tuple(value.shape)) for name, value in batch.items() if torch.is_tensor(value)))
+        assert (batch.segments.copies, len(batch.rows)) == (batches.budget.copies, batches.budget.asked)
+        shapes.add(shapes_of(batch))
     assert len(shapes) == 1
 
 
@@ -159,17 +166,15 @@ def test_a_causal_twin_reads_the_same_texts_in_the_same_order():
     twin = Batches(Texts(40, 12), conditioning=Conditioning((Empty(),)), balance=given, **how)
     for number in range(30):
         assert one.items_of(number)[1].tolist() == twin.items_of(number)[1].tolist()
-        assert twin[number]["copies"] == 0
+        assert twin[number].segments.copies == 0
 
 
 def test_a_batch_that_outgrows_the_budget_gets_more_room_and_loses_nothing():
     tokens, roles = random_batch(0, texts=4, length=9)
     small = pack(tokens, roles, bos=BOS, mask=MASK, budget=Budget(1, 1))
-    assert small["copies"] == len(small["rows"]) == 1024
-    learner = learner_of(9)
-    assert learner(**small).item() == pytest.approx(
-        learner(**pack(tokens, roles, bos=BOS, mask=MASK)).item(), rel=1e-12
-    )
+    assert small.segments.copies == len(small.rows) == 1024
+    learner = learner_of()
+    assert learner(small).item() == pytest.approx(learner(pack(tokens, roles, bos=BOS, mask=MASK)).item(), rel=1e-12)
 
 
 def test_a_batch_counts_its_asked_tokens_slots_and_pairs_without_dummies():
@@ -182,9 +187,7 @@ def test_a_batch_counts_its_asked_tokens_slots_and_pairs_without_dummies():
             sees = [row[:-1] for row in sees[:-1]]  # the last token of the text predicts nothing and is not run
             slots += len(sees)
             pairs += sum(map(sum, sees))
-        assert {name: batch[name] for name in COUNTS} == {
-            "asked": int((roles == ASKED).sum()), "slots": slots, "pairs": pairs
-        }  # fmt: skip
+        assert (batch.asked, batch.slots, batch.pairs) == ((roles == ASKED).sum(), slots, pairs)
 
 
 def test_unknown_tokens_need_a_mask_token():
@@ -199,7 +202,7 @@ def test_a_target_is_never_shown_before_it_is_asked():
     tokens = rng.permutation(np.arange(2, 44)).reshape(6, 7)  # all different
     _, roles = random_batch(1, texts=6)
     batch = pack(tokens, roles, bos=BOS, mask=MASK)
-    copies, text = batch["ids"][: batch["copies"]].tolist(), batch["ids"][batch["copies"] :].tolist()
+    copies, text = batch.ids[: batch.segments.copies].tolist(), batch.ids[batch.segments.copies :].tolist()
     assert sorted(copies) == sorted(tokens[roles == GIVEN])
     assert not set(tokens[roles == UNKNOWN]) & set(copies + text)
     assert all(text.count(token) == 1 for token in tokens[:, :-1][roles[:, :-1] == ASKED])
@@ -232,12 +235,13 @@ def test_a_batch_holds_the_texts_and_the_sets_that_it_says():
         epoch, items = batches.items_of(number)
         roles = np.stack([batches.roles(epoch, item) for item in items])
         expected = pack(texts.tokens[items], roles, bos=BOS, mask=MASK)
-        for name, value in batches[number].items():
-            assert (
-                value.tolist() == expected[name].tolist()
-                if isinstance(value, torch.Tensor)
-                else value == expected[name]
-            )
+        batch = batches[number]
+        tensors, others = tensors_of(batch), tensors_of(expected)
+        assert tensors.keys() == others.keys()
+        assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
+        for name in ("asked", "slots", "pairs"):
+            assert getattr(batch, name) == getattr(expected, name)
+        assert batch.segments.copies == expected.segments.copies
 
 
 def test_sets_differ_from_epoch_to_epoch_and_from_seed_to_seed():
@@ -260,9 +264,9 @@ def test_batches_are_balanced_and_lie_within_a_budget_that_wastes_little(conditi
     drawn = np.random.default_rng(0)
     totals, unbalanced = [], []
     for batch in map(batches.__getitem__, range(count)):
-        assert batch["copies"] == batches.budget.copies
-        assert len(batch["rows"]) == batches.budget.asked
-        totals.append(batch["slots"] - size * length)
+        assert batch.segments.copies == batches.budget.copies
+        assert len(batch.rows) == batches.budget.asked
+        totals.append(batch.slots - size * length)
         unbalanced.append(sum((batches.roles(0, item) == GIVEN).sum() for item in drawn.integers(640, size=size)))
     assert np.std(totals) < np.std(unbalanced) / 4
     waste = batches.budget.copies - np.mean(totals)
@@ -297,10 +301,10 @@ def test_a_step_has_the_same_texts_however_it_is_divided(parts):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_batches_do_not_depend_on_the_number_of_workers_nor_on_where_they_begin(workers):
     batches = batches_of(Texts(20, 9), 4, count=14)
-    expected = [batches_of(Texts(20, 9), 4)[number]["ids"].tolist() for number in range(14)]
+    expected = [batches_of(Texts(20, 9), 4)[number].ids.tolist() for number in range(14)]
     loader = DataLoader(batches, batch_size=None, num_workers=workers, multiprocessing_context="fork")
-    assert [batch["ids"].tolist() for batch in loader] == expected
-    assert [batches[number]["ids"].tolist() for number in (9, 2, 13)] == [expected[number] for number in (9, 2, 13)]
+    assert [batch.ids.tolist() for batch in loader] == expected
+    assert [batches[number].ids.tolist() for number in (9, 2, 13)] == [expected[number] for number in (9, 2, 13)]
 
 
 def test_a_corpus_with_too_few_texts_for_a_step_says_so():

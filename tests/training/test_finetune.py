@@ -17,13 +17,14 @@ from typer.testing import CliRunner
 import acgpt
 from acgpt.cli.main import app
 from acgpt.data.corpus import Corpus
+from acgpt.engine.peft import add_lora
 from acgpt.errors import InputError, ModelError
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata, weights_hash
 from acgpt.training.learner import flops, has_plain_head
-from acgpt.training.networks import add_lora, drop_nothing, load_pretrained
+from acgpt.training.networks import drop_nothing, load_pretrained
 from acgpt.training.plan import settle
-from acgpt.training.recipe import Lora, make
+from acgpt.training.recipe import make
 from acgpt.training.train import train
 
 LORA = {"rank": 4, "alpha": 8.0}
@@ -139,7 +140,7 @@ def test_every_linear_layer_of_the_blocks_is_a_target_by_default_and_the_head_is
     tables = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
     matrices = {name for name, weight in model.named_parameters() if weight.ndim == 2 and id(weight) not in tables}
     matrices -= {name for name in matrices if "wpe" in name}  # GPT-2's positions
-    adapted, _ = add_lora(model, Lora(2), 0)
+    adapted, _ = add_lora(model, rank=2, alpha=4)
     trained = {name.partition(".lora_A")[0] for name, weight in adapted.named_parameters() if weight.requires_grad}
     assert {name for name in trained if ".lora_B" not in name} == {name.removesuffix(".weight") for name in matrices}
 
@@ -156,7 +157,7 @@ def test_every_architecture_learns_the_layout(architecture, lora, corpus, tmp_pa
 
 
 def test_an_adapter_on_the_head_keeps_its_part_in_the_loss():
-    model, _ = add_lora(tiny_model(tie_word_embeddings=False), Lora(2, targets=["lm_head"]), 0)
+    model, _ = add_lora(tiny_model(tie_word_embeddings=False), rank=2, alpha=4, targets=["lm_head"])
     assert has_plain_head(tiny_model()) and not has_plain_head(model)
 
 
@@ -180,7 +181,7 @@ def test_dropout_that_cannot_be_switched_off_is_refused(monkeypatch):
 
 def test_the_same_seed_gives_the_same_adapter_and_another_another():
     def first(seed):
-        adapted, _ = add_lora(tiny_model(), Lora(2), seed)
+        adapted, _ = add_lora(tiny_model(), rank=2, alpha=4, seed=seed)
         return next(weight for name, weight in adapted.named_parameters() if "lora_A" in name)
 
     assert torch.equal(first(1), first(1)) and not torch.equal(first(1), first(2))
@@ -313,7 +314,7 @@ def test_two_processes_learn_what_one_does(parallel, lora, precision, corpus, ba
 def test_frozen_weights_need_fewer_operations():
     model, counts = tiny_model(), {"slots": 100, "pairs": 0, "asked": 0}
     free = flops(model, **counts)
-    adapted, _ = add_lora(model, Lora(2), 0)
+    adapted, _ = add_lora(model, rank=2, alpha=4)
     added = sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
     assert flops(adapted, **counts) == pytest.approx(free * 4 / 6 + 6 * added * 100)
 
@@ -364,7 +365,8 @@ def test_options_are_taken_as_they_are_and_a_rank_takes_its_alpha_along(corpus, 
 def test_four_bits_of_a_packed_file_are_refused(corpus, tmp_path):
     recipe = recipe_of(corpus, tmp_path / "model.gguf", tmp_path / "run", quantize="4bit")
     with pytest.raises(InputError, match="is packed already"):
-        load_pretrained(str(tmp_path / "model.gguf"), recipe, settle(replaced(recipe, quantize=None), 100))
+        plan = settle(replaced(recipe, quantize=None), 100)
+        load_pretrained(str(tmp_path / "model.gguf"), plan, frozen=True, quantize="4bit")
 
 
 def test_only_recipes_with_a_base_are_listed_and_run(corpus, tmp_path):
@@ -395,7 +397,7 @@ def test_four_bits_without_bitsandbytes_are_refused_with_the_way_on(corpus, base
     plan = replaced(settle(replaced(recipe, quantize=None), 100), device="cuda")
     monkeypatch.setattr("acgpt.training.networks.importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match="needs the package bitsandbytes: pip install bitsandbytes"):
-        load_pretrained(str(base), recipe, plan)
+        load_pretrained(str(base), plan, frozen=True, quantize="4bit")
 
 
 def test_a_corpus_of_another_tokenizer_is_refused_with_the_way_on(corpus, base, tmp_path):

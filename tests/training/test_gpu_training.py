@@ -15,15 +15,15 @@ from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import check_model
 from acgpt.engine.engine import Engine
 from acgpt.engine.kernels.loss import linear_cross_entropy
+from acgpt.engine.peft import add_lora
 from acgpt.evaluation.dataset import set_of_corpus
 from acgpt.evaluation.perplexity import evaluate
 from acgpt.methods import METHODS, method_of
 from acgpt.models.metadata import model_method
 from acgpt.query.conditioning import Conditioning
-from acgpt.training.batches import Batches
+from acgpt.training.batches import Batch, Batches
 from acgpt.training.learner import Learner, new_model
-from acgpt.training.networks import add_lora
-from acgpt.training.recipe import Lora, Shape, make
+from acgpt.training.recipe import Shape, make
 from acgpt.training.train import train
 
 pytestmark = [
@@ -53,8 +53,8 @@ def batches(fixed: bool, length: int = 255, conditioning: dict | None = None) ->
     )  # fmt: skip
 
 
-def on_gpu(batch: dict) -> dict:
-    return {name: value.cuda() if torch.is_tensor(value) else value for name, value in batch.items()}
+def on_gpu(batch: Batch) -> Batch:
+    return batch.to("cuda")
 
 
 def learn(learner: Learner, data: Batches) -> list[float]:
@@ -66,7 +66,7 @@ def learn(learner: Learner, data: Batches) -> list[float]:
     for number in range(60):
         batch = on_gpu(data[number])
         with torch.autocast("cuda", torch.bfloat16):
-            loss = learner(**batch) / batch["asked"]
+            loss = learner(batch) / batch.asked
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -102,10 +102,10 @@ def test_loss_and_gradients_of_a_packed_step_are_those_of_the_dense_mask_in_fp32
     model = new_model(Shape(2, 128, 2), vocabulary=512, positions=256).cuda()
     plain, padded = (batches(fixed, conditioning=conditioning) for fixed in (False, True))
     for number in range(3):
-        reference = Learner(model, backend="dense", length=255, compiled=False)(**on_gpu(plain[number]))
+        reference = Learner(model, backend="dense", compiled=False)(on_gpu(plain[number]))
         wanted = torch.autograd.grad(reference, list(model.parameters()))
         with torch.autocast("cuda", torch.bfloat16):
-            loss = Learner(model, backend=backend, length=255, compiled=False)(**on_gpu(padded[number]))
+            loss = Learner(model, backend=backend, compiled=False)(on_gpu(padded[number]))
         got = torch.autograd.grad(loss, list(model.parameters()))
         assert loss.item() == pytest.approx(reference.item(), rel=2e-3)
         for one, other in zip(got, wanted, strict=True):
@@ -115,7 +115,7 @@ def test_loss_and_gradients_of_a_packed_step_are_those_of_the_dense_mask_in_fp32
 
 def test_a_compiled_step_learns_and_every_batch_has_the_one_shape():
     model = new_model(Shape(2, 128, 2), vocabulary=512, positions=256).cuda()
-    losses = learn(Learner(model, backend="fused", length=255, compiled=True), batches(True))
+    losses = learn(Learner(model, backend="fused", compiled=True), batches(True))
     assert np.mean(losses[-5:]) < 0.7 * losses[0]
 
 
@@ -144,7 +144,7 @@ def test_a_pretrained_model_is_tuned_in_bf16_and_measures_the_same_in_fp32(lora,
 @pytest.mark.parametrize(("compiled", "deep"), [(False, 16), (True, 16), (True, 1)], ids=["eager", "whole", "blocks"])
 def test_the_gradients_of_an_adapter_on_a_bf16_model_are_those_of_the_dense_mask_in_fp32(compiled, deep, monkeypatch):
     monkeypatch.setattr("acgpt.training.learner.DEEP", deep)
-    model, _ = add_lora(tiny_model("llama", vocabulary=512, width=128, positions=256, scale=0.05), Lora(4), 0)
+    model, _ = add_lora(tiny_model("llama", vocabulary=512, width=128, positions=256, scale=0.05), rank=4, alpha=8)
     check_model(model.cuda())
     learnt = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     with torch.no_grad():
@@ -152,13 +152,13 @@ def test_the_gradients_of_an_adapter_on_a_bf16_model_are_those_of_the_dense_mask
             if "lora_B" in name:  # zero at first, and the gradients of lora_A with it
                 weight.normal_(std=0.05)
     plain, padded = batches(False), batches(True)
-    reference = Learner(model, backend="dense", length=255, compiled=False)(**on_gpu(plain[0]))
+    reference = Learner(model, backend="dense", compiled=False)(on_gpu(plain[0]))
     wanted = torch.autograd.grad(reference, list(learnt.values()))
     for name, weight in model.named_parameters():
         if name not in learnt:
             weight.data = weight.data.bfloat16()
     with torch.autocast("cuda", torch.bfloat16):
-        loss = Learner(model, backend="fused", length=255, compiled=compiled)(**on_gpu(padded[0]))
+        loss = Learner(model, backend="fused", compiled=compiled)(on_gpu(padded[0]))
     got = torch.autograd.grad(loss, list(learnt.values()))
     assert loss.item() == pytest.approx(reference.item(), rel=5e-3)
     for name, one, other in zip(learnt, got, wanted, strict=True):
@@ -179,7 +179,7 @@ def batches_of(method, fixed: bool, length: int = 255) -> Batches:
 
 def learner_of(method, model, backend: str, compiled: bool = False) -> Learner:
     never = 511 if method.needs_mask else None
-    return Learner(model, backend=backend, length=method.longest(255), compiled=compiled, never=never)
+    return Learner(model, backend=backend, compiled=compiled, forbidden_token=never)
 
 
 @pytest.mark.parametrize("backend", ["varlen", "fused"])
@@ -191,10 +191,10 @@ def test_every_methods_loss_and_gradients_are_those_of_the_dense_mask_in_fp32(na
     ).cuda()  # fmt: skip
     plain, padded = batches_of(method, False), batches_of(method, True)
     for number in range(2):
-        reference = learner_of(method, model, "dense")(**on_gpu(plain[number]))
+        reference = learner_of(method, model, "dense")(on_gpu(plain[number]))
         wanted = torch.autograd.grad(reference, list(model.parameters()))
         with torch.autocast("cuda", torch.bfloat16):
-            loss = learner_of(method, model, backend)(**on_gpu(padded[number]))
+            loss = learner_of(method, model, backend)(on_gpu(padded[number]))
         got = torch.autograd.grad(loss, list(model.parameters()))
         assert loss.item() == pytest.approx(reference.item(), rel=3e-3)
         for one, other in zip(got, wanted, strict=True):

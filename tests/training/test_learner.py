@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -16,12 +17,12 @@ import acgpt.training.learner as learner_module
 from acgpt.engine.attention import check_model
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Budget
+from acgpt.engine.peft import add_lora
 from acgpt.errors import ModelError
 from acgpt.evaluation.perplexity import queries_of
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, generator
-from acgpt.training.batches import COUNTS
 from acgpt.training.learner import Learner, choose_attention, flops, has_plain_head, matmul_rate, new_model
-from acgpt.training.networks import add_lora, drop_nothing
+from acgpt.training.networks import drop_nothing
 from acgpt.training.recipe import SHAPES, Lora, Shape
 
 BOS, MASK, VOCABULARY, LENGTH = 0, 1, 64, 11
@@ -43,7 +44,7 @@ def batch_of(conditioning, texts=5, budget=None, seed=0):
 
 
 def learner_of(model, backend="dense"):
-    return Learner(model, backend=backend, length=LENGTH, compiled=False)
+    return Learner(model, backend=backend, compiled=False)
 
 
 MIXED = Conditioning((Blocks(r_max=0.8, unknown=0.2), Empty()), (0.7, 0.3))
@@ -57,21 +58,21 @@ def test_the_loss_is_the_sum_that_scoring_gives(conditioning, budget):
     queries = queries_of(tokens, roles)
     with torch.no_grad():
         scores = Engine(model, bos=BOS, mask=MASK, backend="dense", budget=10**6).log_probs(queries, future=True)
-    assert learner_of(model)(**batch).item() == pytest.approx(-sum(map(sum, scores)), rel=1e-9)
-    assert batch["asked"] == sum(map(len, scores))
+    assert learner_of(model)(batch).item() == pytest.approx(-sum(map(sum, scores)), rel=1e-9)
+    assert batch.asked == sum(map(len, scores))
 
 
 def test_gradients_are_those_of_a_difference_quotient():
     model = small_model().double()
     learner, (_, _, batch) = learner_of(model), batch_of(MIXED, budget=Budget(64, 64))
-    learner(**batch).backward()
+    learner(batch).backward()
     rng = torch.Generator().manual_seed(0)
     for name, weight in model.named_parameters():
         direction = torch.randn(weight.shape, generator=rng, dtype=torch.float64)
         around = []
         for sign in (1, -1):
             weight.data += sign * 1e-5 * direction
-            around.append(learner(**batch).item())
+            around.append(learner(batch).item())
             weight.data -= sign * 1e-5 * direction
         slope = (around[0] - around[1]) / 2e-5
         assert (weight.grad * direction).sum().item() == pytest.approx(slope, rel=1e-4, abs=1e-4), name
@@ -80,9 +81,9 @@ def test_gradients_are_those_of_a_difference_quotient():
 def test_bf16_on_a_cpu_is_near_fp32_and_learns():
     model = small_model()
     learner, (_, _, batch) = learner_of(model), batch_of(MIXED)
-    exact = learner(**batch).item()
+    exact = learner(batch).item()
     with torch.autocast("cpu", torch.bfloat16):
-        loss = learner(**batch)
+        loss = learner(batch)
     loss.backward()
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(exact, rel=2e-2)
@@ -106,16 +107,16 @@ def test_the_blocks_of_a_deep_network_are_compiled_once_for_all_of_them(architec
     torch._dynamo.reset()
     model = tiny_model(architecture, vocabulary=VOCABULARY, layers=4)
     if lora is not None:
-        model, _ = add_lora(model, lora, 0)
+        model, _ = add_lora(model, **asdict(lora))
     drop_nothing(model)
     check_model(model)
     model.train()
     learnt = [weight for weight in model.parameters() if weight.requires_grad]
     _, _, first = batch_of(MIXED, budget=Budget(64, 64))
-    batches = [{**first, "ids": (first["ids"] + by) % VOCABULARY} for by in range(3)]  # of one shape, as on CUDA
-    one, other = (Learner(model, backend="dense", length=LENGTH, compiled=compiled) for compiled in (True, False))
+    batches = [replace(first, ids=(first.ids + by) % VOCABULARY) for by in range(3)]  # of one shape, as on CUDA
+    one, other = (Learner(model, backend="dense", compiled=compiled) for compiled in (True, False))
     for batch in batches:
-        losses = [learner(**batch) for learner in (one, other)]
+        losses = [learner(batch) for learner in (one, other)]
         assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
         for got, wanted in zip(*(torch.autograd.grad(loss, learnt) for loss in losses), strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4 * wanted.abs().max().item())
@@ -125,7 +126,7 @@ def test_the_blocks_of_a_deep_network_are_compiled_once_for_all_of_them(architec
 def test_evaluation_finds_a_model_as_it_was(monkeypatch):
     monkeypatch.setattr(learner_module, "DEEP", 2)
     model = small_model()
-    learner = Learner(model, backend="dense", length=LENGTH, compiled=True)
+    learner = Learner(model, backend="dense", compiled=True)
     assert [block for block, _ in learner.calls] == list(model.gpt_neox.layers)
     with pytest.raises(ZeroDivisionError), learner.compiled_blocks():
         assert all(block._compiled_call_impl is not None for block, _ in learner.calls)
@@ -141,7 +142,7 @@ def losses(model, seeds=(0, 1, 0)):
     found = []
     for seed in seeds:
         torch.manual_seed(seed)
-        found.append(learner(**batch).item())
+        found.append(learner(batch).item())
     return found
 
 
@@ -160,14 +161,13 @@ def test_attention_dropout_leaves_a_share_of_the_attention_weights_out():
     tokens, roles, batch = batch_of(Conditioning())
     other = tokens.copy()
     other[roles == 1] = (other[roles == 1] + 7) % (VOCABULARY - 2) + 2
-    copies = batch["copies"]
-    changed = dict(
-        batch, ids=torch.cat([pack(other, roles, bos=BOS, mask=MASK)["ids"][:copies], batch["ids"][copies:]])
-    )
+    copies = batch.segments.copies
+    others = pack(other, roles, bos=BOS, mask=MASK)
+    changed = replace(batch, ids=torch.cat([others.ids[:copies], batch.ids[copies:]]))
     learner = learner_of(model)
     torch.manual_seed(0)
-    dropped = learner(**batch).item(), learner(**changed).item()
-    kept = learner_of(model.eval())(**batch).item(), learner_of(model.eval())(**changed).item()
+    dropped = learner(batch).item(), learner(changed).item()
+    kept = learner_of(model.eval())(batch).item(), learner_of(model.eval())(changed).item()
     assert dropped[0] == pytest.approx(dropped[1], rel=1e-6)
     assert kept[0] != pytest.approx(kept[1], rel=1e-3)
 
@@ -177,7 +177,7 @@ def test_a_backend_without_attention_dropout_refuses_it(backend):
     model = small_model(attention_dropout=0.1)
     _, _, batch = batch_of(Conditioning())
     with pytest.raises(ModelError, match=r"no (attention )?dropout"):
-        learner_of(model, backend)(**batch)
+        learner_of(model, backend)(batch)
 
 
 def test_attention_dropout_and_full_precision_go_through_the_dense_mask():
@@ -239,11 +239,10 @@ def test_the_count_of_operations_is_that_of_the_matrix_products():
     _, _, batch = batch_of(MIXED)
     learner = learner_of(model)
     with FlopCounterMode(display=False) as counter:
-        learner(**batch).backward()
+        learner(batch).backward()
     done = counter.get_flop_counts()["Global"]
     products = sum(count for op, count in done.items() if str(op) in ("aten.mm", "aten.addmm"))
-    counts = {name: batch[name] for name in COUNTS}
-    assert flops(model, **(counts | {"pairs": 0})) == products
+    assert flops(model, slots=batch.slots, asked=batch.asked, pairs=0) == products
     assert flops(model, slots=0, asked=0, pairs=10) == 12 * 2 * 32 * 10  # q·k and a·v, forward and twice backward
 
 

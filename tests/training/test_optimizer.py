@@ -10,11 +10,11 @@ import pytest
 import torch
 from models import tiny_model
 
+from acgpt.engine.peft import add_lora
 from acgpt.methods.sigma_network import SigmaGPTForCausalLM
 from acgpt.training.learner import new_model
-from acgpt.training.networks import add_lora
 from acgpt.training.optimizer import Joined, Muon, build_optimizer, orthogonalise, rate
-from acgpt.training.recipe import Lora, Shape
+from acgpt.training.recipe import Shape
 
 RATES = {"lr": 1e-3, "muon_lr": 2e-2, "betas": (0.8, 0.9), "weight_decay": 0.3}
 
@@ -71,7 +71,7 @@ def test_a_table_of_positions_is_no_matrix_of_a_block(kind):
 
 @pytest.mark.parametrize("muon", [False, True])
 def test_an_adapter_is_all_matrices(muon):
-    model, _ = add_lora(tiny_model("llama", vocabulary=64), Lora(2), 0)
+    model, _ = add_lora(tiny_model("llama", vocabulary=64), rank=2, alpha=4)
     optimizer = build_optimizer(model, muon=muon, **RATES)
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     assert {*map(id, held)} == {id(weight) for weight in model.parameters() if weight.requires_grad}

@@ -380,7 +380,8 @@ def test_accelerates_fsdp_counts_as_fsdp():
 def test_the_recipe_decides_the_precision_and_not_the_launcher(precision, launched, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
     recipe = make({"steps": 1000, "device": "cpu", "precision": precision, "output": str(tmp_path)}, "x")
-    assert arguments(recipe, settle(recipe, 1000)).mixed_precision == {"fp32": "no", "bf16": "bf16"}[precision]
+    args = arguments(settle(recipe, 1000), output=tmp_path, seed=0, lr=1e-3, clip=1.0, log_every=1, save_every=1)
+    assert args.mixed_precision == {"fp32": "no", "bf16": "bf16"}[precision]
 
 
 # ---- what it refuses ------------------------------------------------------------------------------------------------
@@ -411,7 +412,7 @@ def test_what_is_missing_is_named(keys, words, corpus, tmp_path):
 
 def test_unknown_tokens_need_a_corpus_with_a_mask_token(tmp_path):
     corpus = write_corpus(tmp_path / "corpus", mask=False)
-    with pytest.raises(InputError, match="--mask-token"):
+    with pytest.raises(InputError, match="prepare the corpus with a mask token"):
         train(recipe_of(corpus, tmp_path / "run", conditioning={"unknown": 0.1}), quiet=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import signal
 
@@ -16,7 +15,8 @@ from acgpt.cli.main import app
 from acgpt.errors import InputError
 from acgpt.training.learner import Learner
 from acgpt.training.run_folder import last_checkpoint
-from acgpt.training.train import asked_to_stop, train
+from acgpt.training.stopping import StopRequests
+from acgpt.training.train import train
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +125,11 @@ def listening():
 
 def test_a_second_ctrl_c_does_not_wait(listening):
     before = signal.getsignal(signal.SIGINT)
-    with asked_to_stop(math.inf, lambda: True) as time_to_stop:
-        assert not time_to_stop()
+    with StopRequests() as stopping:
+        stopping.step_done()
+        assert not stopping
         signal.raise_signal(signal.SIGINT)
-        assert time_to_stop()
+        assert stopping
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
@@ -158,9 +159,10 @@ def test_once_training_is_over_ctrl_c_ends_the_last_evaluation(corpus, tmp_path,
 
 def test_a_run_in_the_background_goes_on_ignoring_ctrl_c(listening):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with asked_to_stop(math.inf, lambda: True) as time_to_stop:
+    with StopRequests() as stopping:
+        stopping.step_done()
         signal.raise_signal(signal.SIGINT)
-        assert not time_to_stop()
+        assert not stopping
 
 
 def test_a_run_that_is_broken_off_at_once_says_how_to_go_on(recipe_file, tmp_path, monkeypatch):

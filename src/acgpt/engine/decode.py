@@ -31,7 +31,7 @@ from transformers.cache_utils import Cache
 
 from acgpt.engine.attention import Backend, Cached, Ragged, head_width, run, take, words
 from acgpt.engine.layout import body_tokens, download, upload
-from acgpt.engine.peft_layers import adapters_at_work
+from acgpt.engine.peft import adapters_at_work
 from acgpt.engine.score import check_numbers, forbid
 from acgpt.engine.steps import Row, Steps
 from acgpt.errors import InputError, whole_number

@@ -35,7 +35,7 @@ from acgpt.engine.decode import (
 from acgpt.engine.layout import Layout, batches, build, upload
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import Meter, ignore
-from acgpt.engine.peft_layers import adapters_at_work
+from acgpt.engine.peft import adapters_at_work
 from acgpt.engine.score import check_numbers, forbid, token_log_probs
 from acgpt.engine.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
 from acgpt.query.query import Query

@@ -17,7 +17,7 @@ from acgpt.common.files import check_writable, disk_errors, write_json, write_wh
 from acgpt.common.options import keywords
 from acgpt.common.provenance import versions, when
 from acgpt.data.corpus import Corpus
-from acgpt.engine.peft_layers import adapter_layers
+from acgpt.engine.peft import adapter_scales
 from acgpt.errors import InputError
 from acgpt.evaluation import perplexity
 from acgpt.evaluation.dataset import keep, own_r_max
@@ -78,8 +78,15 @@ def evaluate(
         asked = {"method": asked_by.name, "options": options, "set": evaluation_set.hash, "compiled": compiled}
         network = {"weights": every_weight_hash(lm.model), "config": lm.model.config.to_json_string()}
         place = {"dtype": str(lm.model.dtype), "device": lm.model.device.type, "attention": lm.attention}
-        scales = [str(getattr(layer, "scaling", None)) for layer in adapter_layers(lm.model)]
-        return {**asked, **network, **place, "bos": lm.bos, "mask": lm.mask, "adapters": scales, **versions()}
+        return {
+            **asked,
+            **network,
+            **place,
+            "bos": lm.bos,
+            "mask": lm.mask,
+            "adapters": adapter_scales(lm.model),
+            **versions(),
+        }
 
     unfinished = None if output is None else Unfinished(part_of(output), about)
     with progress() as update, compiling(compiled), kept(unfinished):

@@ -1,6 +1,6 @@
 """Several PEFT adapters on one frozen backbone: what each says it is for, and how the model is switched to it.
 
-Which of them answers a query is decided in `router`. PEFT is imported only where a model has adapters.
+Which of them answers a query is decided in `router`. What depends on PEFT is in `engine.peft`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch.nn import ModuleDict
 from transformers import PreTrainedModel
 
+from acgpt.engine.peft import is_reserved, unwrap
 from acgpt.errors import InputError, ModelError
 from acgpt.models.metadata import Metadata
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, Infilling
 
 BARE = "none"  # the backbone without any adapter, where a name is wanted
-DEFAULT = "default"  # PEFT's name for an adapter that was given none
 MODES = {
     "infill": Infilling.kind,
     "infilling": Infilling.kind,
@@ -86,46 +85,17 @@ def check_name(name: object) -> None:
         raise InputError(f"an adapter's name is made of letters, digits, - and _, not {name!r}.")
     if name == BARE:
         raise InputError(f"no adapter can be called {BARE!r}: that stands for the model without any.")
-    if name in dir(ModuleDict()):  # PEFT keeps adapters in such a dictionary, by name
+    if is_reserved(name):
         raise InputError(f"no adapter can be called {name!r}: PEFT has another use for that name.")
 
 
-def without_peft(model: Any) -> tuple[PreTrainedModel, tuple[str, ...]]:
-    """The Hugging Face model inside a PEFT one (its adapters are in its layers) and their names; else as it is."""
-    if isinstance(model, PreTrainedModel):
-        return model, ()
-    try:
-        from peft import PeftModel
-    except ImportError:
-        PeftModel = None
-    if PeftModel is None or not isinstance(model, PeftModel):
-        raise ModelError(f"expected a causal language model of transformers or peft, not {type(model).__name__}.")
-    for config in model.peft_config.values():
-        check_kind(config)
-    if len(model.peft_config) > 1 and trains_biases(model):
-        raise ModelError(
-            "one of several adapters has trained the backbone's own biases, which cannot be switched with it: use it "
-            'alone, or train it with bias="none".'
-        )
-    for name in model.peft_config:
+def unwrapped(model: Any) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """Return the Hugging Face model inside a PEFT model and the names of its adapters; see `peft.unwrap`."""
+    network, names = unwrap(model)
+    for name in names:
         if name == BARE or "+" in name:
             raise InputError(f"an adapter called {name!r} could not be told from {BARE!r} or from two: rename it.")
-    return model.get_base_model(), tuple(model.peft_config)
-
-
-def check_kind(config: Any) -> None:
-    """Refuse a PEFT config of a kind that does not leave positions as they are."""
-    if config.is_prompt_learning:
-        raise ModelError(
-            f"the adapter is of type {config.peft_type}, which adds virtual tokens to the text; only adapters "
-            "inside the layers (LoRA and the like) leave positions as they are."
-        )
-
-
-def trains_biases(model: Any) -> bool:
-    """Has an adapter of this model trained biases of the backbone? These stay when the adapter is switched off."""
-    configs = [] if isinstance(model, PreTrainedModel) else model.peft_config.values()
-    return any(config.to_dict().get("bias", "none") != "none" for config in configs)
+    return network, names
 
 
 def statements(

@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file, cached_files
 
 from acgpt.common.files import read_object
+from acgpt.engine import peft
 from acgpt.errors import NO_CODE, ModelError, reason
-from acgpt.models.adapters import check_kind
 from acgpt.models.metadata import ADAPTER_CONFIG
 
 Shapes = dict[str, tuple[int, ...]]
@@ -38,7 +38,6 @@ WEIGHTS = (  # in the order in which transformers looks for them
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # likewise for PEFT
 AGAIN = "Copy it there again."
 LARGEST_JSON = 2**26  # bytes
 MOST_LAYERS = 1000  # of a model in a file that does not say how many tensors it has
@@ -327,37 +326,15 @@ def check_adapter(source: str, network: PreTrainedModel) -> None:
     path = check_adapter_config(source)
     if path is None:
         return  # PEFT says why
-    weights = next(filter(None, (fetch(source, name) for name in ADAPTER_WEIGHTS)), None)
+    weights = next(filter(None, (fetch(source, name) for name in peft.WEIGHTS)), None)
     if weights is None:
         if Path(source).is_dir():
-            raise ModelError(f"the adapter {source} has no {ADAPTER_WEIGHTS[0]}. {AGAIN}")
+            raise ModelError(f"the adapter {source} has no {peft.WEIGHTS[0]}. {AGAIN}")
         return
-    wanted, held = adapter_shapes(path.parent, network), shapes(weights)
+    wanted, held = peft.adapter_shapes(path.parent, network), shapes(weights)
     differ = any(held.get(name, shape) != shape for name, shape in wanted.items())
     if differ or numbers(wanted) > 2 * numbers(held) + SLACK:
         raise ModelError(
             f"cannot put the adapter {source} on {type(network).__name__}: by its config it has {numbers(wanted):,} "
             f"parameters, and {weights.name} holds {numbers(held):,}; {first_difference(wanted, held)}."
         )
-
-
-def adapter_shapes(folder: Path, network: PreTrainedModel) -> Shapes:
-    """The shapes of the weights that an adapter has on this model; empty if PEFT cannot tell on the meta device."""
-    from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
-
-    try:
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            config = PeftConfig.from_pretrained(str(folder))
-            check_kind(config)
-            config.inference_mode = True
-            for name in ("init_lora_weights", "init_weights"):
-                if hasattr(config, name):
-                    setattr(config, name, False)  # some take the weights of the model
-            adapted = get_peft_model(type(network)(copy.deepcopy(network.config)), config)
-            weights = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    except ModelError:
-        raise
-    except Exception:
-        return {}
-    return {name: tuple(weight.shape) for name, weight in weights.items()}

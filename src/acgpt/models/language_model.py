@@ -21,7 +21,7 @@ from acgpt.engine.decode import Sampling, prefill_tokens
 from acgpt.engine.engine import Engine
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import ignore
-from acgpt.engine.peft_layers import switched
+from acgpt.engine.peft import switched, trains_biases
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError, whole_number
 from acgpt.methods import METHODS, Method
 from acgpt.models.adapters import (
@@ -29,8 +29,7 @@ from acgpt.models.adapters import (
     Choice,
     agreed_bos,
     statements,
-    trains_biases,
-    without_peft,
+    unwrapped,
 )
 from acgpt.models.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
 from acgpt.models.router import Route, Router, of_first
@@ -159,7 +158,7 @@ class LanguageModel:
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ModelError(f"expected a tokenizer of transformers, not {type(tokenizer).__name__}.")
         self.model: PreTrainedModel
-        self.model, names = without_peft(model)
+        self.model, names = unwrapped(model)
         self.tokenizer = tokenizer
         says = statements(metadata, names, Metadata.of(self.model.config))
         self._router = Router(self.model, says, len(names) > 1 if router is None else router)

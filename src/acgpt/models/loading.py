@@ -30,9 +30,10 @@ from transformers import (
 )
 
 from acgpt.engine.device import choose_device, choose_dtype
+from acgpt.engine.peft import DEFAULT, load_adapter, require
 from acgpt.errors import NO_CODE, InputError, ModelError, reason
 from acgpt.methods import METHODS
-from acgpt.models.adapters import BARE, DEFAULT, check_name, without_peft
+from acgpt.models.adapters import BARE, check_name
 from acgpt.models.checkpoint import (
     check_adapter,
     check_adapter_config,
@@ -361,36 +362,29 @@ def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata
     Raises:
         ModelError: One does not fit the model, or not beside the others.
     """
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        if adapters == {DEFAULT: str(DEFAULT_ADAPTER)}:
-            raise ModelError(
-                "the embedded model's adapter needs the package peft: pip install 'acgpt[default]', or leave it out "
-                "with adapter=False (--adapter none)."
-            ) from error
-        raise ModelError("an adapter needs the package peft: pip install 'acgpt[peft]'") from error
+    embedded = adapters == {DEFAULT: str(DEFAULT_ADAPTER)}
+    peft = (
+        require("the embedded model's adapter", "pip install 'acgpt[default]', or leave it out with adapter=False.")
+        if embedded
+        else require("an adapter")
+    )
     stated = {name: said.base_hash for name in adapters if (said := metadata[name]) and said.base_hash}
     fingerprint = weights_hash(network) if stated else None
     weights = list(network.parameters()) if len(adapters) > 1 else []
     before = [(weight.data_ptr(), weight._version) for weight in weights]
-    adapted = None
+    adapted: Any = network
     for name, source in adapters.items():
         where = f"the adapter {source} on {type(network).__name__}"
         if source != str(DEFAULT_ADAPTER):
             check_adapter(source, network)
         try:
-            if adapted is None:
-                adapted = PeftModel.from_pretrained(network, source, adapter_name=name)
-                without_peft(adapted)  # refuses kinds that do not leave positions as they are
-            found = adapted.load_adapter(source, name)  # a second time for the first: only this says what was left out
+            adapted, missing, unexpected = load_adapter(peft, adapted, source, name)
         except ModelError:
             raise
         except Exception as error:  # PEFT, safetensors, torch and the hub: each has its own
             here = "" if Path(source).is_dir() else f"there is no folder {source} here, and from the hub: "
             raise ModelError(f"cannot put {where}: {here}{reason(error)}.") from error
-        missing = [key for key in found.missing_keys if name in key.split(".")]
-        if strays := missing or found.unexpected_keys:
+        if strays := missing or unexpected:
             what = "lacks weights for" if missing else "has weights for what is not there:"
             raise ModelError(f"cannot put {where}: it was made for another architecture; it {what} {strays[0]}.")
         # Biases and embeddings that an adapter brings, and initialisations that subtract it from the weights.

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from acgpt.engine.device import choose_dtype
+from acgpt.engine.peft import DEFAULT
 from acgpt.errors import InputError, ModelError, OutputError
-from acgpt.models.adapters import DEFAULT
 from acgpt.models.card import adapter_base, is_hub_id, write_card
 from acgpt.models.checkpoint import check_finite
 from acgpt.models.language_model import LanguageModel

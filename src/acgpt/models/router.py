@@ -25,7 +25,7 @@ from typing import TypeVar
 from transformers import PreTrainedModel
 
 from acgpt.engine.locks import turn
-from acgpt.engine.peft_layers import active_adapter
+from acgpt.engine.peft import active_adapter
 from acgpt.errors import InputError
 from acgpt.methods import Method
 from acgpt.models.adapters import BARE, Adapter, Choice, unknown_name

@@ -19,6 +19,8 @@ batches it is run in, of workers, processes or restarts.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,7 +37,6 @@ from acgpt.query.conditioning import Conditioning, first_draws, generator
 
 FORESEEN = 2**24  # texts whose sizes are looked at before a run: some ten seconds
 SLACK = 1.01  # of the budget over the largest batch of those, if there are more
-COUNTS = ("asked", "slots", "pairs")  # what a batch says of itself, for the record
 
 
 class Texts(Protocol):
@@ -50,32 +51,76 @@ class Texts(Protocol):
         ...
 
 
-def training_batch(layout: Layout, *, longest: int, bos: int, budget: Budget | None = None) -> dict[str, Any]:
-    """A layout as what a training step takes: tensors by name, which worker processes can hand over.
+@dataclass  # not frozen: torch.compile would then guard on every field
+class Batch:
+    """A training batch: the tensors of a layout, where each text begins in them, and counts for the record.
 
-    Args:
-        layout: Of the texts.
-        longest: As in `Layout.padded`.
-        bos: As in `Layout.padded`.
-        budget: Fill up to this shape.
-
-    Returns:
-        What `learner.Learner` takes, by name; and, for the record, how many tokens are `asked`, how many `slots` run
-        and how many `pairs` of slots of which one reads the other, dummies not counted.
+    The tensors are those of `Layout`. Padding is not counted.
     """
-    copies, texts = np.array(layout.copies), np.array(layout.texts)
-    counts = {
-        "asked": len(layout.rows) if layout.weights is None else round(float(layout.weights.double().sum())),
-        "slots": int(copies.sum() + texts.sum()),
-        "pairs": int((copies * (copies + texts)).sum() + (texts * (texts + 1) // 2).sum()),
-    }
-    full = layout if budget is None else layout.padded(budget, longest=longest, bos=bos)
-    segments = Segments.of(full.copies, full.texts, torch.device("cpu"))
-    tensors = {name: value for name, value in (vars(full) | vars(segments)).items() if isinstance(value, Tensor)}
-    return tensors | {"copies": segments.copies} | counts
+
+    ids: Tensor
+    positions: Tensor
+    rows: Tensor
+    targets: Tensor
+    segments: Segments
+    target_positions: Tensor | None = None
+    weights: Tensor | None = None
+    asked: int = 0  # predicted tokens
+    slots: int = 0
+    pairs: int = 0  # pairs of slots of which one reads the other
+
+    @classmethod
+    def of(cls, layout: Layout, *, longest: int, bos: int, budget: Budget | None = None) -> Batch:
+        """Make a batch of a layout.
+
+        Args:
+            layout: The laid out texts.
+            longest: Maximum number of copies, and of text slots, of a text.
+            bos: Token id to pad with.
+            budget: Shape to pad to.
+        """
+        copies, texts = np.array(layout.copies), np.array(layout.texts)
+        full = layout if budget is None else layout.padded(budget, longest=longest, bos=bos)
+        segments = Segments.of(full.copies, full.texts, torch.device("cpu"))
+        return cls(
+            full.ids,
+            full.positions,
+            full.rows,
+            full.targets,
+            replace(segments, longest=(longest, longest, 2 * longest)),  # the same for all batches
+            full.target_positions,
+            full.weights,
+            asked=len(layout.rows) if layout.weights is None else round(float(layout.weights.double().sum())),
+            slots=int(copies.sum() + texts.sum()),
+            pairs=int((copies * (copies + texts)).sum() + (texts * (texts + 1) // 2).sum()),
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of these tensors."""
+        copies, texts = (
+            tuple(starts.diff().tolist()) for starts in (self.segments.copy_starts, self.segments.text_starts)
+        )
+        return Layout(self.ids, self.positions, copies, texts, self.rows, self.targets, ())
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with a function applied to each of its tensors."""
+
+        def mapped(fields: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: function(value) if isinstance(value, Tensor) else value for name, value in fields.items()}
+
+        return Batch(**mapped(vars(self)) | {"segments": Segments(**mapped(vars(self.segments)))})
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """Move the tensors to a device; Accelerate calls it."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        """Copy the tensors to page-locked memory; the data loader calls it."""
+        return self.map(Tensor.pin_memory)
 
 
-class Batches(Dataset[dict[str, Any]]):
+class Batches(Dataset[Batch]):
     """The batches of a training run, by number: those of step 0, those of step 1, and so on.
 
     Args:
@@ -133,14 +178,14 @@ class Batches(Dataset[dict[str, Any]]):
         """The number of batches in the run."""
         return self.count
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
+    def __getitem__(self, number: int) -> Batch:
         """Batch `number`, from 0."""
         epoch, items = self.items_of(number)
         tokens = np.stack([self.texts.chunk(int(item), self.length) for item in items])
         rngs = [generator(self.seed, epoch, int(item)) for item in items]
         roles = np.stack([self.conditioning.roles(self.length, rng) for rng in rngs])
         layout = self.method.lay_out(tokens, roles, rngs, bos=self.bos, mask=self.mask)
-        return training_batch(layout, longest=self.method.longest(self.length), bos=self.bos, budget=self.budget)
+        return Batch.of(layout, longest=self.method.longest(self.length), bos=self.bos, budget=self.budget)
 
     def items_of(self, number: int) -> tuple[int, np.ndarray]:
         """The epoch of batch `number`, and the numbers of its texts."""

@@ -1,8 +1,8 @@
 """The training step: a network of a given shape, and the loss of one packed batch.
 
-`Learner` wraps a causal language model so that a batch of `batches.training_batch` goes in and one number comes out:
-the summed negative log-likelihood of its asked tokens. That keeps the step in one graph for torch.compile, and the
-logits, which are larger than all else together, inside it: the vocabulary projection runs on the asked tokens alone.
+`Learner` wraps a causal language model: a `Batch` goes in, the summed negative log-likelihood of its asked tokens comes
+out. The whole step is one graph for torch.compile, and the logits, by far the largest tensor, never leave it. The
+vocabulary projection runs on the asked tokens only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
-from acgpt.engine.attention import NAME, Dense, Fused, Segments, Varlen, blocks_of, evaluating, head_width
+from acgpt.engine.attention import NAME, Dense, Fused, Varlen, blocks_of, evaluating, head_width
 from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels.loss import linear_cross_entropy
-from acgpt.engine.layout import IGNORED, Layout
+from acgpt.engine.layout import IGNORED
 from acgpt.engine.score import forbid
-from acgpt.training.batches import COUNTS
+from acgpt.training.batches import Batch
 from acgpt.training.recipe import Shape
 
 DEEP = 16  # blocks, from which on they are compiled one by one rather than together
@@ -90,33 +90,32 @@ class Learner(nn.Module):
     """A causal language model and its loss on a packed batch.
 
     Args:
-        model: A model that `attention.check_model` would accept.
+        model: A model that `attention.check_model` accepts.
         backend: "varlen" or "fused" (CUDA, half precision), or "dense".
-        length: No text has more copies than this, nor more text slots; for most methods T.
-        compiled: Put the step through torch.compile; batches must then have one shape. The blocks of a deep network
-            are alike and are compiled once for all, which takes seconds; its whole graph would take minutes.
-        never: A token that the network is not to predict, and gets no probability.
+        compiled: Compile the step with torch.compile; all batches must then have one shape. The blocks of a deep
+            network share one graph, which compiles in seconds; a graph of the whole network would take minutes.
+        forbidden_token: Token id that gets no probability.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, backend: str, length: int, compiled: bool, never: int | None = None
+        self, model: PreTrainedModel, *, backend: str, compiled: bool, forbidden_token: int | None = None
     ) -> None:
         super().__init__()
-        self.model, self.backend, self.length, self.never = model, backend, length, never
+        self.model, self.backend, self.forbidden_token = model, backend, forbidden_token
         self.fused_loss = backend == "fused" and has_plain_head(model)
         blocks = blocks_of(model) if compiled else []
         deep = len(blocks) >= DEEP
         self.run = torch.compile(self.loss, dynamic=False) if compiled and not deep else self.loss
         self.calls = [(block, torch.compile(block._call_impl, dynamic=False)) for block in blocks] if deep else []
 
-    def forward(self, **batch: Any) -> Tensor:
-        """The summed negative log-likelihood of the batch's asked tokens, in nats."""
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the summed negative log-likelihood of the batch's asked tokens, in nats."""
         with self.compiled_blocks():
-            return self.run(**{name: value for name, value in batch.items() if name not in COUNTS})
+            return self.run(batch)
 
     @contextmanager
     def compiled_blocks(self) -> Iterator[None]:
-        """Within, the blocks run as they were compiled; others who ask the model, evaluation say, find it as it was."""
+        """Use the compiled blocks inside the context; other callers of the model, such as evaluation, do not."""
         for block, call in self.calls:
             block._compiled_call_impl = call
         try:
@@ -125,48 +124,31 @@ class Learner(nn.Module):
             for block, _ in self.calls:
                 block._compiled_call_impl = None
 
-    def loss(
-        self,
-        *,
-        ids: Tensor,
-        positions: Tensor,
-        rows: Tensor,
-        targets: Tensor,
-        copy_starts: Tensor,
-        text_starts: Tensor,
-        key_starts: Tensor,
-        keys: Tensor,
-        homes: Tensor,
-        copies: int,
-        target_positions: Tensor | None = None,
-        weights: Tensor | None = None,
-    ) -> Tensor:
-        """As `forward`; the arguments are those of `batches.training_batch`."""
+    def loss(self, batch: Batch) -> Tensor:
+        """Compute the loss of `forward`; this is what torch.compile compiles."""
         backend: Varlen | Fused | Dense
-        if self.backend != "dense":
-            longest = self.length, self.length, 2 * self.length
-            segments = Segments(copies, longest, copy_starts, text_starts, key_starts, keys, homes)
-            backend = Fused(segments) if self.backend == "fused" else Varlen(segments)
+        if self.backend == "dense":
+            backend = Dense(batch.layout)
         else:
-            n_copies, n_texts = (tuple(starts.diff().tolist()) for starts in (copy_starts, text_starts))
-            backend = Dense(Layout(ids, positions, n_copies, n_texts, rows, targets, ()))
+            backend = Fused(batch.segments) if self.backend == "fused" else Varlen(batch.segments)
+        ids, rows, targets, weights = batch.ids, batch.rows, batch.targets, batch.weights
         embedded = self.model.get_input_embeddings()(ids[None])
         if torch.is_autocast_enabled(ids.device.type):  # a half-precision residual stream: half the bytes to move
             embedded = embedded.to(torch.get_autocast_dtype(ids.device.type))
         inputs: dict[str, Any] = {
             "inputs_embeds": embedded,
-            "position_ids": positions[None],
+            "position_ids": batch.positions[None],
             "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # see `attention.run`
             "use_cache": False,
             NAME: backend,
         }
-        if target_positions is not None:
-            inputs["target_positions"] = target_positions[None]
+        if batch.target_positions is not None:
+            inputs["target_positions"] = batch.target_positions[None]
         if self.fused_loss:
             hidden = self.model.base_model(**inputs).last_hidden_state[0, rows].to(embedded.dtype)
             weight = self.model.get_output_embeddings().weight.to(embedded.dtype)
-            return linear_cross_entropy(hidden, weight, targets, weights, self.never)
-        logits = forbid(self.model(**inputs, logits_to_keep=rows).logits[0], self.never)
+            return linear_cross_entropy(hidden, weight, targets, weights, self.forbidden_token)
+        logits = forbid(self.model(**inputs, logits_to_keep=rows).logits[0], self.forbidden_token)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if weights is None:
             return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
@@ -187,11 +169,10 @@ def has_plain_head(model: PreTrainedModel) -> bool:
 
 
 def flops(model: PreTrainedModel, *, slots: int, pairs: int, asked: int) -> float:
-    """Floating-point operations that training on a batch needs, forward and backward; `training_batch` counts them.
+    """Count the floating-point operations that training on a batch needs, forward and backward; see `Batch`.
 
-    Six for each weight of a matrix and each slot that goes through it, four if it is frozen, the vocabulary projection
-    on asked tokens alone; and for attention, twelve for each channel and each pair of slots of which one reads the
-    other.
+    A matrix takes six operations per weight and slot, or four if it is frozen; the vocabulary projection runs on asked
+    tokens only. Attention takes twelve per channel and pair of slots of which one reads the other.
     """
     config, head = model.config.get_text_config(), model.get_output_embeddings().weight
     tables = {id(head), *(id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding))}

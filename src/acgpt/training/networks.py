@@ -1,18 +1,17 @@
-"""The network of a run: made anew, or a pretrained one that is tuned, whole or through an adapter.
+"""The network of a run: new, or pretrained and tuned, in all its weights or through an adapter.
 
-    Fresh      new weights; written with the vocabulary that its tokenizer has (in training it is padded)
+    Fresh      new weights; the vocabulary is padded in training, and written without the padding
     Tuned      all weights of a pretrained model
-    Adapted    a LoRA adapter on a frozen one; the adapter alone is trained, kept and written
+    Adapted    a LoRA adapter on a frozen model; only the adapter is trained and written
 
-What is trained, what a checkpoint keeps of it and what is written in the end is all that they differ in.
+The classes differ only in what is trained, what a checkpoint holds and what is written in the end.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,77 +22,83 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import open_weights
+from acgpt.engine import peft
 from acgpt.engine.attention import check_model, head_width
+from acgpt.engine.peft import add_lora
 from acgpt.errors import InputError, ModelError
-from acgpt.methods import METHODS, method_of
-from acgpt.models.adapters import without_peft
+from acgpt.methods import METHODS, Method, method_of
 from acgpt.models.checkpoint import check_finite, finite_answers
 from acgpt.models.language_model import LanguageModel, positions_of
 from acgpt.models.loading import default_bos, from_pretrained, is_default, load_base, metadata_of, resolve
 from acgpt.models.metadata import DEFAULT, DEFAULT_HUB_ID, Metadata, choose_bos, token_id, tokenizer_hash, weights_hash
 from acgpt.training.learner import VOCABULARY_ALIGN, new_model
 from acgpt.training.plan import Plan
-from acgpt.training.recipe import Lora, Recipe
+from acgpt.training.recipe import Lora, Shape
 
-WEIGHTS, ADAPTER_WEIGHTS = "model.safetensors", "adapter_model.safetensors"
-OUTER, SLOT = "base_model.model.", ".default"  # what PEFT adds to the name of a weight, and leaves out in files
+WEIGHTS, ADAPTER_WEIGHTS = "model.safetensors", peft.WEIGHTS[0]
 
 
 class Tuned:
     """A network all of whose weights are trained.
 
     Args:
-        model: What is trained and asked.
-        tokenizer: Goes with it wherever it is written.
-        metadata: So does its acgpt.json.
-        dtype: Of the weights that are written in the end; in a checkpoint they are as they are trained.
+        model: The network.
+        tokenizer: Its tokenizer, written with it.
+        metadata: Contents of its acgpt.json.
+        dtype: Data type of the final weights. A checkpoint holds them as they are trained.
+        base: Public name of the pretrained model; empty if there is none.
     """
 
-    place = "model"  # the folder of the run that gets what was trained
+    folder = "model"  # subfolder of the run for the final model
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, metadata: Metadata, dtype: torch.dtype
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        metadata: Metadata,
+        dtype: torch.dtype,
+        base: str = "",
     ) -> None:
-        self.model, self.tokenizer, self.metadata, self.dtype = model, tokenizer, metadata, dtype
+        self.model, self.tokenizer, self.metadata, self.dtype, self.base = model, tokenizer, metadata, dtype, base
         self.kept = self.trained()
 
     @property
     def vocabulary(self) -> int | None:
-        """How many tokens it predicts, if that is fewer than it has logits for."""
+        """Number of tokens it predicts, if fewer than it has logits."""
         return None
 
     def trained(self) -> set[str]:
-        """The names of the weights that a checkpoint keeps: of those that are tied, one."""
+        """Return the names of the weights in a checkpoint, one for each group of tied weights."""
         first: dict[int, str] = {}
         for name, weight in self.model.named_parameters(remove_duplicate=False):
             first.setdefault(id(weight), name)
         return set(first.values()) | {name for name, _ in self.model.named_buffers()} & set(self.model.state_dict())
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of a checkpoint."""
+        """Load the weights of a checkpoint."""
         load(self.model, weights, self.kept)
 
     def write(self, weights: Mapping[str, Tensor], folder: Path) -> None:
-        """Write a checkpoint's share: a Hugging Face folder."""
+        """Write a checkpoint as a Hugging Face folder."""
         safetensors.torch.save_file(dict(weights), folder / WEIGHTS, metadata={"format": "pt"})
         self.model.config.architectures = [type(self.model).__name__]
         self.model.config.save_pretrained(folder)
-        self.accompany(folder)
+        self.write_companions(folder)
 
     def read(self, folder: Path) -> dict[str, Tensor]:
-        """The weights of a checkpoint."""
+        """Read the weights of a checkpoint."""
         return safetensors.torch.load_file(folder / WEIGHTS)
 
-    def accompany(self, folder: Path) -> None:
-        """Write what goes with the weights."""
+    def write_companions(self, folder: Path) -> None:
+        """Write the files that go with the weights."""
         self.tokenizer.save_pretrained(folder)
         self.metadata.write(folder)
         open_weights(folder)
 
     def export(self, weights: Mapping[str, Tensor], folder: Path) -> int:
-        """Write what was trained as a model of its own; returns how many parameters that is.
+        """Write the final model and return its number of parameters.
 
-        It is built once more, on the CPU: that in training may be shared out among processes.
+        It is built again on the CPU: the network in training may be sharded over processes.
         """
         model = type(self.model)(self.model.config)
         model.generation_config = self.model.generation_config
@@ -103,7 +108,7 @@ class Tuned:
         return sum(parameter.numel() for parameter in model.parameters())
 
     def trim(self, model: PreTrainedModel) -> None:
-        """Take off what only training needed."""
+        """Remove what only training needed."""
 
 
 class Fresh(Tuned):
@@ -111,19 +116,19 @@ class Fresh(Tuned):
 
     @property
     def vocabulary(self) -> int:
-        """Its tokenizer's, and a MASK that its tokenizer has not; the rest is padding."""
+        """Size of the tokenizer, and a MASK that the tokenizer lacks; the rest is padding."""
         mask = self.metadata.mask_token_id
         return len(self.tokenizer) if mask is None else max(len(self.tokenizer), mask + 1)
 
     def trim(self, model: PreTrainedModel) -> None:
-        """Cut the padding off."""
+        """Remove the padding."""
         model.resize_token_embeddings(self.vocabulary, mean_resizing=False)
 
 
 class Adapted(Tuned):
-    """A LoRA adapter on a frozen network; `config` is PEFT's word for it. The rest is as in `Tuned`."""
+    """A LoRA adapter on a frozen network; `config` is PEFT's config of it."""
 
-    place = "adapter"
+    folder = "adapter"
 
     def __init__(
         self,
@@ -131,9 +136,10 @@ class Adapted(Tuned):
         tokenizer: PreTrainedTokenizerBase,
         metadata: Metadata,
         dtype: torch.dtype,
+        base: str,
         config: Any,
     ) -> None:
-        super().__init__(model, tokenizer, metadata, dtype)
+        super().__init__(model, tokenizer, metadata, dtype, base)
         self.config = config
 
     def trained(self) -> set[str]:
@@ -142,190 +148,192 @@ class Adapted(Tuned):
 
     def write(self, weights: Mapping[str, Tensor], folder: Path) -> None:
         """Write the adapter as PEFT does."""
-        named = {OUTER + name.replace(SLOT, ""): weight.contiguous() for name, weight in weights.items()}
+        named = {peft.file_name(name): weight.contiguous() for name, weight in weights.items()}
         safetensors.torch.save_file(named, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         self.config.target_modules = sorted(self.config.target_modules)  # a set: its order would change from run to run
         self.config.save_pretrained(folder)
-        self.accompany(folder)
+        self.write_companions(folder)
 
     def read(self, folder: Path) -> dict[str, Tensor]:
         """The weights of an adapter that `write` has written."""
-        found = safetensors.torch.load_file(folder / ADAPTER_WEIGHTS)
-        names = {OUTER + name.replace(SLOT, ""): name for name in self.kept}
-        return {names.get(name, name): weight for name, weight in found.items()}
+        weights = safetensors.torch.load_file(folder / ADAPTER_WEIGHTS)
+        names = {peft.file_name(name): name for name in self.kept}
+        return {names.get(name, name): weight for name, weight in weights.items()}
 
     def export(self, weights: Mapping[str, Tensor], folder: Path) -> int:
-        """Write the adapter; returns how many parameters it has."""
+        """Write the adapter and return its number of parameters."""
         folder.mkdir(parents=True)
         self.write({name: weight.to(self.dtype) for name, weight in weights.items()}, folder)
         return sum(weight.numel() for weight in weights.values())
 
 
 def load(model: PreTrainedModel, weights: Mapping[str, Tensor], names: set[str]) -> None:
-    """Give a model the weights of these names, no fewer and no others."""
+    """Load weights into a model; they must have exactly these names."""
     if set(weights) != names:
         raise SafetensorError("its weights are not those of this network.")
     model.load_state_dict(weights, strict=False)
     model.tie_weights()
 
 
-# ---- how they come about --------------------------------------------------------------------------------------------
+# ---- making them ----------------------------------------------------------------------------------------------------
 
 
-def check_method(recipe: Recipe) -> None:
-    """Refuse to tune a pretrained model to a method that would need another network."""
-    if recipe.base and method_of(recipe.method).abilities.fine_tunes is False:
+def check_method(method: Method, base: str) -> None:
+    """Refuse to tune a pretrained model, if one is named, to a method that needs another network."""
+    if base and method.abilities.fine_tunes is False:
         able = ", ".join(name for name, each in METHODS.items() if each.abilities.fine_tunes is not False)
         raise InputError(
-            f"method={recipe.method} is not for pretrained models, whose layers it would use otherwise than they were "
-            f"made for: leave out base={recipe.base}, or use one of {able}."
+            f"method={method.name} is not for pretrained models, whose layers it would use otherwise than they were "
+            f"made for: leave out base={base}, or use one of {able}."
         )
 
 
-def head_dim(recipe: Recipe) -> int:
-    """The width of an attention head of the network that a recipe asks for."""
-    if not recipe.base:
-        return recipe.shape.width // recipe.shape.heads
-    return head_width(from_pretrained(AutoConfig, base_of(recipe)).get_text_config())
+def head_dim(base: str) -> int:
+    """Return the width of an attention head of a pretrained model."""
+    return head_width(from_pretrained(AutoConfig, resolve_base(base)).get_text_config())
 
 
-def base_of(recipe: Recipe) -> str:
-    """Where the recipe's pretrained model is."""
-    source, adapter = resolve(recipe.base, False if is_default(recipe.base) else None)
+def resolve_base(base: str) -> str:
+    """Return the folder, hub id or file of a pretrained model; refuse an adapter."""
+    source, adapter = resolve(base, False if is_default(base) else None)
     if adapter is not None:
-        raise ModelError(f"base={recipe.base} is an adapter: merge it first (acgpt merge), or name its base model.")
+        raise ModelError(f"base={base} is an adapter: merge it first (acgpt merge), or name its base model.")
     return source
 
 
-def base_name(recipe: Recipe) -> str:
-    """How others will know the recipe's pretrained model."""
-    return DEFAULT_HUB_ID if recipe.base == DEFAULT else recipe.base
-
-
-def make_network(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, metadata: Metadata, plan: Plan) -> Tuned:
-    """The network that a recipe asks for.
+def fresh(
+    shape: Shape,
+    tokenizer: PreTrainedTokenizerBase,
+    metadata: Metadata,
+    *,
+    length: int,
+    mask: str | None,
+    dropout: float,
+    attention_dropout: float,
+    seed: int,
+    options: Mapping[str, Any],
+) -> Fresh:
+    """Make a network with new weights.
 
     Args:
-        recipe: The recipe.
-        tokenizer: The corpus's.
-        metadata: The method and conditioning; BOS, MASK and hashes are added.
-        plan: What the recipe comes to on this machine.
+        shape: Its size.
+        tokenizer: Tokenizer of the corpus.
+        metadata: Method and conditioning; BOS, MASK and the tokenizer's hash are added.
+        length: Tokens in a text.
+        mask: Token that stands for unknown ones, as text. Default: the tokenizer's MASK.
+        dropout: Dropout of embeddings and of what each block adds.
+        attention_dropout: Dropout of attention weights.
+        seed: Seed of the weights.
+        options: Keys of the method's own network.
     """
-    if recipe.base:
-        return pretrained(recipe, tokenizer, metadata, plan)
     method = method_of(metadata.method)
-    bos, mask, size = choose_bos(None, None, tokenizer), choose_mask(recipe, None, tokenizer), len(tokenizer)
-    if mask is None and method.needs_mask:  # one more token, which no text has: the first after the tokenizer's
-        mask, size = size, size + 1
-    own = {key: getattr(recipe, key) for key in method.training_options if key != "loss"}
+    bos, mask_id, size = choose_bos(None, None, tokenizer), choose_mask(mask, None, tokenizer), len(tokenizer)
+    if mask_id is None and method.needs_mask:  # add a token that no text has, the first after the tokenizer's
+        mask_id, size = size, size + 1
     model = new_model(
-        recipe.shape, vocabulary=-(-size // VOCABULARY_ALIGN) * VOCABULARY_ALIGN,
-        positions=recipe.length + method.overhead, dropout=recipe.dropout, attention_dropout=recipe.attention_dropout,
-        seed=recipe.seed, bos=bos, eos=tokenizer.eos_token_id, network=method.network, **own,
+        shape, vocabulary=-(-size // VOCABULARY_ALIGN) * VOCABULARY_ALIGN, positions=length + method.overhead,
+        dropout=dropout, attention_dropout=attention_dropout, seed=seed, bos=bos, eos=tokenizer.eos_token_id,
+        network=method.network, **options,
     )  # fmt: skip
     check_model(model)
-    metadata = replace(metadata, bos_token_id=bos, mask_token_id=mask, tokenizer_hash=tokenizer_hash(tokenizer))
+    metadata = replace(metadata, bos_token_id=bos, mask_token_id=mask_id, tokenizer_hash=tokenizer_hash(tokenizer))
     return Fresh(model, tokenizer, metadata, torch.float32)
 
 
-def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metadata: Metadata, plan: Plan) -> Tuned:
-    """A pretrained network, with an adapter if the recipe names one."""
+def pretrained(
+    base: str,
+    corpus_tokenizer: PreTrainedTokenizerBase,
+    metadata: Metadata,
+    plan: Plan,
+    *,
+    length: int,
+    mask: str | None,
+    lora: Lora | None,
+    quantize: str | None,
+    checkpointing: bool,
+    seed: int,
+) -> Tuned:
+    """Load a pretrained network, and add an adapter if one is to be trained.
+
+    Args:
+        base: Folder, hub id or .gguf file; "default" is the embedded model.
+        corpus_tokenizer: Tokenizer of the corpus; must be the model's own.
+        metadata: Method and conditioning; BOS, MASK and hashes are added.
+        plan: What the recipe comes to on this machine.
+        length: Tokens in a text.
+        mask: Token that stands for unknown ones, as text. Default: the base model's, else the tokenizer's MASK.
+        lora: The adapter to train. Default: train all weights.
+        quantize: "4bit" holds the frozen weights in 4 bits.
+        checkpointing: Recompute activations in the backward pass.
+        seed: Seed of the adapter's weights.
+    """
     method = method_of(metadata.method)
-    source = base_of(recipe)
-    model, tokenizer, dtype = load_pretrained(source, recipe, plan)
+    source = resolve_base(base)
+    model, tokenizer, dtype = load_pretrained(source, plan, frozen=lora is not None, quantize=quantize)
     if tokenizer_hash(tokenizer) != tokenizer_hash(corpus_tokenizer):
         raise InputError(
-            f"the corpus {recipe.corpus} was prepared with another tokenizer than that of base={recipe.base}: prepare "
-            f"it with acgpt prepare … --tokenizer {recipe.base}."
+            f"the corpus was prepared with another tokenizer than that of base={base}: prepare it with acgpt prepare … "
+            f"--tokenizer {base}."
         )
-    if recipe.length + method.overhead > (positions := positions_of(model.config.get_text_config())):
+    if length + method.overhead > (positions := positions_of(model.config.get_text_config())):
         most = positions - method.overhead
-        raise InputError(
-            f"base={recipe.base} has {positions} positions, one of them for BOS: use length={most} or less."
-        )
-    if not plan.fsdp and recipe.quantize is None:
-        model.to(plan.place)  # before it is tried out: many CPUs are very slow in bf16
+        raise InputError(f"base={base} has {positions} positions, one of them for BOS: use length={most} or less.")
+    if not plan.fsdp and quantize is None:
+        model.to(plan.place)  # before the check below: many CPUs are very slow in bf16
     check_finite(source, model)
     with finite_answers(model):
         check_model(model)
-    said = metadata_of(source, None, model.config)
-    bos = choose_bos(default_bos(recipe.base, said), said, tokenizer)
-    mask = choose_mask(recipe, said, tokenizer)
-    if mask is None and method.needs_mask:
+    own = metadata_of(source, None, model.config)
+    bos, mask_id = choose_bos(default_bos(base, own), own, tokenizer), choose_mask(mask, own, tokenizer)
+    if mask_id is None and method.needs_mask:
         raise InputError(f"method={method.name} needs a MASK token: name one of the tokenizer's with mask=….")
-    metadata = replace(metadata, bos_token_id=bos, mask_token_id=mask, tokenizer_hash=tokenizer_hash(tokenizer))
+    metadata = replace(metadata, bos_token_id=bos, mask_token_id=mask_id, tokenizer_hash=tokenizer_hash(tokenizer))
     drop_nothing(model)
-    if recipe.checkpointing:
+    if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if recipe.adapter is None:
-        return Tuned(model, tokenizer, metadata, dtype)
-    packed = recipe.quantize is not None  # nobody else has the weights in this form
-    metadata = replace(metadata, base_hash=None if packed else weights_hash(model))
-    adapted, config = add_lora(model, recipe.adapter, recipe.seed)
-    config.base_model_name_or_path = base_name(recipe)
-    return Adapted(adapted, tokenizer, metadata, dtype, config)
+    name = DEFAULT_HUB_ID if base == DEFAULT else base
+    if lora is None:
+        return Tuned(model, tokenizer, metadata, dtype, name)
+    # A hash of quantized weights would match no other copy of the model.
+    metadata = replace(metadata, base_hash=None if quantize is not None else weights_hash(model))
+    adapted, config = add_lora(model, **asdict(lora), seed=seed)
+    config.base_model_name_or_path = name
+    return Adapted(adapted, tokenizer, metadata, dtype, name, config)
 
 
 def load_pretrained(
-    source: str, recipe: Recipe, plan: Plan
+    source: str, plan: Plan, *, frozen: bool, quantize: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, torch.dtype]:
-    """A model to tune, its tokenizer, and the dtype in which what is made of it is written.
+    """Load a model to tune, its tokenizer, and the dtype in which the result is written.
 
-    What is trained is held in fp32. What is frozen is held in bf16 where the step runs in it, or packed to 4 bits.
+    Trained weights are held in fp32; frozen weights in bf16 where the step runs in bf16, or in 4 bits.
     """
-    if recipe.quantize is not None:
+    if quantize is not None:
         if source.endswith(".gguf"):
-            raise InputError(
-                f"quantize={recipe.quantize}: {source} is packed already, in a way that cannot be trained on."
-            )
+            raise InputError(f"quantize={quantize}: {source} is packed already, in a way that cannot be trained on.")
         if importlib.util.find_spec("bitsandbytes") is None:
-            raise InputError(f"quantize={recipe.quantize} needs the package bitsandbytes: pip install bitsandbytes")
+            raise InputError(f"quantize={quantize} needs the package bitsandbytes: pip install bitsandbytes")
         from transformers import BitsAndBytesConfig
 
-        packing = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16 if plan.half else torch.float32,
-        )  # fmt: skip
         dtype = torch.bfloat16 if plan.half else torch.float32
+        packing = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+        )
         return *load_base(source, dtype, quantization_config=packing, device_map={"": plan.place}), dtype
-    if recipe.adapter is not None:
+    if frozen:
         dtype = torch.bfloat16 if plan.half else torch.float32
         return *load_base(source, dtype), dtype
     own = from_pretrained(AutoConfig, source).dtype
     return *load_base(source, torch.float32), own if isinstance(own, torch.dtype) else torch.float32
 
 
-def choose_mask(recipe: Recipe, said: Metadata | None, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token that stands for unknown ones: the recipe's choice, else the base model's, else the tokenizer's MASK."""
-    if recipe.mask is not None:
-        return token_id("mask", recipe.mask, tokenizer)
-    if said is not None and said.mask_token_id is not None:
-        return said.mask_token_id
+def choose_mask(mask: str | None, base: Metadata | None, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the id of the token for unknown ones: the one named, else the base model's, else the tokenizer's MASK."""
+    if mask is not None:
+        return token_id("mask", mask, tokenizer)
+    if base is not None and base.mask_token_id is not None:
+        return base.mask_token_id
     return None if tokenizer.mask_token_id is None else int(tokenizer.mask_token_id)
-
-
-def add_lora(model: PreTrainedModel, lora: Lora, seed: int) -> tuple[PreTrainedModel, Any]:
-    """Put a fresh LoRA adapter on a model, and freeze the rest; it changes nothing until it is trained.
-
-    Returns:
-        The model, with the adapter in its layers; and PEFT's config of it.
-    """
-    try:
-        from peft import LoraConfig, TaskType, get_peft_model
-    except ImportError as error:
-        raise ModelError("LoRA needs the package peft: pip install 'acgpt[peft]'") from error
-    config = LoraConfig(
-        task_type=TaskType.CAUSAL_LM, r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout,
-        target_modules="all-linear" if lora.targets is None else list(lora.targets), inference_mode=False,
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")  # GPT-2's layers; peft sets it right itself
-        torch.manual_seed(seed)
-        try:
-            adapted = get_peft_model(model, config)
-        except ValueError as error:
-            raise InputError(f"lora.targets={lora.targets}: {error}") from error
-    return without_peft(adapted)[0], adapted.peft_config["default"]
 
 
 @torch.no_grad()

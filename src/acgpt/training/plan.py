@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ class Plan:
         processes: How many train together.
         local: Which of those on this machine this one is.
         fsdp: Has each a share of the network, rather than all of it?
+        launched: FSDP is configured by accelerate's launcher.
         steps: Optimizer steps.
         micro_batch: Texts in a forward pass.
         accumulation: Forward passes of a process in a step.
@@ -42,6 +44,7 @@ class Plan:
     processes: int
     local: int
     fsdp: bool
+    launched: bool
     steps: int
     micro_batch: int
     accumulation: int
@@ -105,33 +108,55 @@ def settle(
             f"warmup ({recipe.warmup}) must be shorter than the run ({steps} steps): say warmup={steps // 10}."
         )
     local, accumulation = int(environment.get("LOCAL_RANK", 0)), share // micro_batch
-    return Plan(device, half, attention, compiled, processes, local, fsdp, steps, micro_batch, accumulation)
+    launched = launched and recipe.parallel != "fsdp"
+    return Plan(device, half, attention, compiled, processes, local, fsdp, launched, steps, micro_batch, accumulation)
 
 
-def arguments(recipe: Recipe, plan: Plan, layers: Iterable[str] = ("GPTNeoXLayer",)) -> TrainingArguments:
-    """What the Trainer is told; `layers` are the classes of the network's blocks, which FSDP shares out one by one."""
+def arguments(
+    plan: Plan,
+    *,
+    output: str | Path,
+    seed: int,
+    lr: float,
+    clip: float,
+    log_every: int,
+    save_every: int,
+    layers: Iterable[str] = ("GPTNeoXLayer",),
+) -> TrainingArguments:
+    """Return the arguments of the Hugging Face Trainer.
+
+    Args:
+        plan: What the recipe comes to on this machine.
+        output: Folder of the run.
+        seed: Seed of the run.
+        lr: Peak learning rate.
+        clip: Maximum norm of a gradient.
+        log_every: Steps between two rows of the log.
+        save_every: Steps between two checkpoints.
+        layers: Class names of the network's blocks, which FSDP shards one by one.
+    """
     fsdp: dict[str, Any] = {}
-    if plan.fsdp and recipe.parallel == "fsdp":  # else accelerate has been told
+    if plan.fsdp and not plan.launched:
         fsdp = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": sorted(layers)}}
     elif plan.fsdp:
         os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(sorted(layers))  # whatever it was told of the network
     args = TrainingArguments(
-        output_dir=recipe.output,
+        output_dir=str(output),
         max_steps=plan.steps,
         per_device_train_batch_size=1,  # the dataset's items are whole batches
         gradient_accumulation_steps=plan.accumulation,
-        learning_rate=recipe.lr,
-        max_grad_norm=recipe.clip,
+        learning_rate=lr,
+        max_grad_norm=clip,
         bf16=plan.half,
         use_cpu=plan.device == "cpu",
-        seed=recipe.seed,
-        logging_steps=recipe.log_every,
+        seed=seed,
+        logging_steps=log_every,
         logging_first_step=True,
         logging_nan_inf_filter=False,
         log_level="error",
         log_level_replica="error",
         save_strategy="steps",
-        save_steps=recipe.save_every,
+        save_steps=save_every,
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,

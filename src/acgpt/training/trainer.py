@@ -17,7 +17,7 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,11 +40,9 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from acgpt.errors import InputError
-from acgpt.training.batches import COUNTS, Batches
+from acgpt.training.batches import Batch, Batches
 from acgpt.training.learner import Learner, flops
 from acgpt.training.networks import Tuned
-from acgpt.training.optimizer import build_optimizer, rate
-from acgpt.training.recipe import Recipe
 from acgpt.training.run_folder import CHECKPOINT, CHECKPOINTS, PARTIAL, checkpoints, commit, discard, step_of, writing
 
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
@@ -64,32 +62,39 @@ class Watch:
 
 
 class AcTrainer(Trainer):
-    """The Trainer of a run.
+    """The Hugging Face Trainer of a run.
 
     Args:
         learner: The network and its loss.
-        recipe: How it is trained.
-        args: What the Trainer is told.
-        batches: What it is trained on.
-        product: What is trained, kept and written.
-        fsdp: Whether each process holds a share of the network.
+        batches: The training batches.
+        args: Arguments of the Hugging Face Trainer.
+        product: What is trained, and how checkpoints and the final model are written.
+        fsdp: Whether each process holds a shard of the network.
+        keep: Number of checkpoints to keep.
+        workers: Number of processes that prepare batches.
+        optimizer: Makes the optimizer of a network.
+        schedule: Learning rate of a step, from 0, as a share of its peak.
     """
 
     def __init__(
         self,
         learner: Learner,
-        recipe: Recipe,
-        args: TrainingArguments,
         batches: Batches,
+        args: TrainingArguments,
         *,
         product: Tuned,
         fsdp: bool,
+        keep: int,
+        workers: int,
+        optimizer: Callable[[PreTrainedModel], torch.optim.Optimizer],
+        schedule: Callable[[int], float],
     ) -> None:
-        self.recipe, self.product, self.fsdp = recipe, product, fsdp
+        self.product, self.fsdp, self.keep, self.workers = product, fsdp, keep, min(workers, cores())
+        self.make_optimizer, self.schedule = optimizer, schedule
         self.is_fsdp_enabled: bool  # the Trainer's own
         self.optimizer: Any
         self.watch, self.closing = Watch(), multiprocessing.Event()
-        self.batches, self.first = batches, 0  # which of them comes next
+        self.batches, self.first = batches, 0  # number of the next batch
         super().__init__(model=learner, args=args, train_dataset=batches)
         self.model_accepts_loss_kwargs = True  # the loss is normalised by the step's tokens, not by its batches
         self.loss_is_scaled_for_ga = True
@@ -119,14 +124,13 @@ class AcTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The batches in their order; process p of n gets every n-th, from the p-th."""
-        workers = min(self.recipe.workers, cores())
         loader = DataLoader(
             self.batches,
             sampler=Remaining(len(self.batches), self.first),
             collate_fn=only,
-            num_workers=workers,
+            num_workers=self.workers,
             worker_init_fn=partial(follow, self.closing),
-            prefetch_factor=PREFETCH if workers else None,
+            prefetch_factor=PREFETCH if self.workers else None,
             pin_memory=self.args.device.type == "cuda",
             generator=torch.Generator(),  # its draws for the workers are not taken from those of dropout
         )
@@ -136,15 +140,16 @@ class AcTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Tensor]:
-        """The batches of one step, and how many tokens it asks in all."""
+        """Return the batches of one step, and the number of tokens that all processes predict in it."""
         start = time.perf_counter()
-        batches = [next(epoch_iterator) for _ in range(num_batches)]
+        inputs = [next(epoch_iterator) for _ in range(num_batches)]
         self.watch.waited += time.perf_counter() - start
-        counts = {name: sum(batch[name] for batch in batches) for name in COUNTS}
+        batches: list[Batch] = [each["batch"] for each in inputs]
+        counts = {name: sum(getattr(batch, name) for batch in batches) for name in ("slots", "pairs", "asked")}
         self.watch.flops += flops(self.network, **counts)
         self.watch.steps += 1
         asked = torch.tensor(counts["asked"], device=device, dtype=torch.float32)
-        return batches, self.accelerator.reduce(asked, "sum") if self.args.world_size > 1 else asked
+        return inputs, self.accelerator.reduce(asked, "sum") if self.args.world_size > 1 else asked
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -154,29 +159,13 @@ class AcTrainer(Trainer):
         return loss
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """AdamW, or Muon and AdamW."""
-        r = self.recipe
-        self.optimizer = build_optimizer(
-            self.network,
-            muon=r.optimizer == "muon",
-            lr=r.lr,
-            muon_lr=r.muon_lr or 0.0,
-            betas=r.betas,
-            weight_decay=r.weight_decay,
-        )
+        """Make the optimizer."""
+        self.optimizer = self.make_optimizer(self.network)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """The learning rate by step."""
-        r = self.recipe
-
-        def share(step: int) -> float:
-            final, cooldown = r.final_lr or 0.0, r.cooldown or 1.0
-            return rate(
-                step, steps=num_training_steps, warmup=r.warmup, shape=r.schedule, final=final, cooldown=cooldown
-            )
-
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, share)
+        """Make the scheduler of the learning rate."""
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, self.schedule)
         self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -198,7 +187,7 @@ class AcTrainer(Trainer):
                 self.accelerator.wait_for_everyone()
                 if self.args.should_save:
                     commit(partial / name, final)
-                    for old in checkpoints(folder)[: -self.recipe.keep]:
+                    for old in checkpoints(folder)[: -self.keep]:
                         discard(old)
             finally:
                 if self.args.should_save:
@@ -323,10 +312,10 @@ class Remaining(Sampler[int]):
         return self.count
 
 
-def only(items: list[dict[str, Any]]) -> dict[str, Any]:
-    """The collator: the dataset's items are batches already."""
+def only(items: list[Batch]) -> dict[str, Batch]:
+    """Collate: an item of the dataset is a whole batch. The Trainer wants the arguments of `Learner.forward`."""
     (batch,) = items
-    return batch
+    return {"batch": batch}
 
 
 def cores() -> int:

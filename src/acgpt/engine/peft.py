@@ -1,0 +1,232 @@
+"""Everything that depends on PEFT: adapters are created, loaded, inspected and switched here.
+
+The peft package is optional. It is imported only by functions that create, load or unwrap an adapter.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import ModuleDict
+from transformers import PreTrainedModel
+
+from acgpt.errors import InputError, ModelError
+
+DEFAULT = "default"  # PEFT's name for an adapter that was given none
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # in the order in which PEFT looks for them
+
+
+# ---- layers ----------------------------------------------------------------------------------------------------------
+
+
+def adapter_layers(model: PreTrainedModel) -> list[Any]:
+    """Return the layers that carry adapters."""
+    flag = "_disable_adapters"  # of the layer or of its class; works where peft is not installed
+    return [module for module in model.modules() if flag in vars(module) or hasattr(type(module), flag)]
+
+
+def adapters_at_work(model: PreTrainedModel) -> tuple[object, ...]:
+    """Return which adapters are active and merged in each layer: the key of a captured decoding step."""
+    return tuple(
+        (layer.disable_adapters, tuple(layer.active_adapters), tuple(layer.merged_adapters))
+        for layer in adapter_layers(model)
+    )
+
+
+def active_adapter(model: PreTrainedModel) -> str | None:
+    """Return the name of the active adapter; `None` if there is none."""
+    for layer in adapter_layers(model):
+        if not layer.disable_adapters and (names := list(layer.active_adapters)):
+            return "+".join(names)
+    return None
+
+
+@contextmanager
+def switched(model: PreTrainedModel, name: str | None) -> Iterator[None]:
+    """Activate one adapter, or none, inside the context; restore every layer afterwards.
+
+    PEFT's own `set_adapter` also changes `requires_grad`, and the model may be in training.
+    """
+    layers = adapter_layers(model)
+    if any(layer.merged_adapters for layer in layers):
+        raise ModelError(
+            "an adapter is merged into the weights, so adapters cannot be switched: call unmerge_adapter() first."
+        )
+    before = [(layer, layer._active_adapter, layer._disable_adapters) for layer in layers]
+    try:
+        for layer in layers:
+            # A layer without weights of this adapter is switched off: it computes what the bare model computes.
+            here = name is not None and any(name in key.split(".") for key, _ in layer.named_parameters())
+            layer._active_adapter, layer._disable_adapters = [name] if here else [], not here
+        yield
+    finally:
+        for layer, active, disabled in before:
+            layer._active_adapter, layer._disable_adapters = active, disabled
+
+
+def adapter_scales(model: PreTrainedModel) -> list[str]:
+    """Return the scaling factors of each adapter layer as text, to identify the model's state."""
+    return [str(getattr(layer, "scaling", None)) for layer in adapter_layers(model)]
+
+
+# ---- models with adapters --------------------------------------------------------------------------------------------
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether PEFT cannot store an adapter under this name: it keeps them in a `ModuleDict`."""
+    return name in dir(ModuleDict())
+
+
+def unwrap(model: Any) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """Return the Hugging Face model, whose layers hold the adapters, and the names of the adapters.
+
+    Raises:
+        ModelError: The model is of another kind, or its adapters cannot be used here.
+    """
+    if isinstance(model, PreTrainedModel):
+        return model, ()
+    try:
+        from peft import PeftModel
+    except ImportError:
+        PeftModel = None
+    if PeftModel is None or not isinstance(model, PeftModel):
+        raise ModelError(f"expected a causal language model of transformers or peft, not {type(model).__name__}.")
+    for config in model.peft_config.values():
+        check_kind(config)
+    if len(model.peft_config) > 1 and trains_biases(model):
+        raise ModelError(
+            "one of several adapters has trained the backbone's own biases, which cannot be switched with it: use it "
+            'alone, or train it with bias="none".'
+        )
+    return model.get_base_model(), tuple(model.peft_config)
+
+
+def check_kind(config: Any) -> None:
+    """Refuse the config of an adapter that shifts positions."""
+    if config.is_prompt_learning:
+        raise ModelError(
+            f"the adapter is of type {config.peft_type}, which adds virtual tokens to the text; only adapters "
+            "inside the layers (LoRA and the like) leave positions as they are."
+        )
+
+
+def trains_biases(model: Any) -> bool:
+    """Return whether an adapter trained biases of the base model; these stay when the adapter is switched off."""
+    configs = [] if isinstance(model, PreTrainedModel) else model.peft_config.values()
+    return any(config.to_dict().get("bias", "none") != "none" for config in configs)
+
+
+# ---- creating and loading --------------------------------------------------------------------------------------------
+
+
+def require(purpose: str, remedy: str = "pip install 'acgpt[peft]'") -> Any:
+    """Import peft, or raise an error that says what needs it."""
+    try:
+        import peft
+    except ImportError as error:
+        raise ModelError(f"{purpose} needs the package peft: {remedy}") from error
+    return peft
+
+
+def add_lora(
+    model: PreTrainedModel,
+    *,
+    rank: int,
+    alpha: float,
+    dropout: float = 0.0,
+    targets: Sequence[str] | None = None,
+    seed: int = 0,
+) -> tuple[PreTrainedModel, Any]:
+    """Add a new LoRA adapter to a model and freeze the other weights. Untrained, it does not change the outputs.
+
+    Args:
+        model: The base model. Its layers are replaced in place.
+        rank: Rank of the added matrices.
+        alpha: The matrices are scaled by alpha / rank.
+        dropout: Dropout on the adapter's input.
+        targets: Names of the modules to adapt. Default: every linear layer of the blocks.
+        seed: Seed of the adapter's initial weights.
+
+    Returns:
+        The model, and PEFT's config of the adapter.
+    """
+    peft = require("LoRA")
+    config = peft.LoraConfig(
+        task_type=peft.TaskType.CAUSAL_LM, r=rank, lora_alpha=alpha, lora_dropout=dropout,
+        target_modules="all-linear" if targets is None else list(targets), inference_mode=False,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")  # GPT-2's layers: peft corrects it itself
+        torch.manual_seed(seed)
+        try:
+            adapted = peft.get_peft_model(model, config)
+        except ValueError as error:
+            raise InputError(f"lora.targets={targets}: {error}") from error
+    return unwrap(adapted)[0], adapted.peft_config[DEFAULT]
+
+
+def load_adapter(peft: Any, model: Any, source: str, name: str) -> tuple[Any, list[str], list[str]]:
+    """Load an adapter onto a model.
+
+    Args:
+        peft: The package, see `require`.
+        model: The base model, or what an earlier call returned.
+        source: Folder or hub id of the adapter.
+        name: Name to give to the adapter.
+
+    Returns:
+        The model with the adapter, the weights of the adapter that the file lacks, and the weights of the file that
+        the model has no place for.
+    """
+    if isinstance(model, PreTrainedModel):
+        PeftModel = peft.PeftModel
+        model = PeftModel.from_pretrained(model, source, adapter_name=name)
+        unwrap(model)  # refuses kinds that shift positions
+    report = model.load_adapter(source, name)  # again for the first adapter: only this call reports the keys
+    missing = [key for key in report.missing_keys if name in key.split(".")]
+    return model, missing, list(report.unexpected_keys)
+
+
+def adapter_shapes(folder: Path, network: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of an adapter's weights on a model, without allocating them.
+
+    Args:
+        folder: Folder with the adapter's config.
+        network: The base model.
+
+    Returns:
+        Shapes by name; empty if PEFT cannot build this kind on the meta device.
+    """
+    from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
+
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = PeftConfig.from_pretrained(str(folder))
+            check_kind(config)
+            config.inference_mode = True
+            for name in ("init_lora_weights", "init_weights"):
+                if hasattr(config, name):
+                    setattr(config, name, False)  # some initialisations read the weights of the model
+            adapted = get_peft_model(type(network)(copy.deepcopy(network.config)), config)
+            weights = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    except ModelError:
+        raise
+    except Exception:
+        return {}
+    return {name: tuple(weight.shape) for name, weight in weights.items()}
+
+
+def file_name(weight: str) -> str:
+    """Return the name under which PEFT's files hold a weight of a model with one adapter.
+
+    >>> file_name("model.layers.0.q_proj.lora_A.default.weight")
+    'base_model.model.model.layers.0.q_proj.lora_A.weight'
+    """
+    return "base_model.model." + weight.replace(f".{DEFAULT}", "")
