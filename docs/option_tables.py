@@ -58,10 +58,10 @@ def rendered(page: str) -> str:
 def main() -> int:
     """Write the pages, or check them."""
     stale = []
-    for path in sorted(DOCS.glob("*.md")):
+    for path in sorted(DOCS.rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         if (new := rendered(text)) != text:
-            stale.append(path.name)
+            stale.append(str(path.relative_to(DOCS)))
             if "--check" not in sys.argv[1:]:
                 path.write_text(new, encoding="utf-8")
     if stale and "--check" in sys.argv[1:]:

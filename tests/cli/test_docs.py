@@ -3,20 +3,118 @@
 from __future__ import annotations
 
 import doctest
+import functools
+import json
 import re
+import runpy
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from programs import program
+from runs import SMALL
+from snippets import LANGUAGES, OTHERS, PAGES, ROOT, called, mistakes, run_page, runnable, snippets, working_in
 
-ROOT = Path(__file__).resolve().parents[2]
+import acgpt
+from acgpt.report import write
+from acgpt.training import recipe
+
+RUN = [page for page in PAGES if runnable(page)]
+
+
+# ---- snippets -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def short_recipes(tmp_path_factory):
+    """Recipes as they are, but that tiny-cpu takes a second."""
+    folder = shutil.copytree(recipe.BUILT_IN, tmp_path_factory.mktemp("recipes") / "recipes")
+    kept = {key: value for key, value in SMALL.items() if key != "lr"}
+    content = (
+        yaml.safe_load((folder / "tiny-cpu.yaml").read_text("utf-8")) | kept | {"steps": 2, "warmup": 1, "length": 63}
+    )
+    (folder / "tiny-cpu.yaml").write_text(f"# Short.\n{json.dumps(content)}", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    """A stand-in for `acgpt.load` that loads the embedded model once."""
+    load = acgpt.load
+    once = functools.cache(lambda: load(device="cpu"))
+    return lambda model=None, adapter=None, *rest, **more: (
+        once() if model in (None, "default") and adapter is None else load(model, adapter, *rest, **more)
+    )
+
+
+@pytest.fixture
+def short(monkeypatch, offline, short_recipes, loaded):
+    """What takes long, made short: training, figures, loading the embedded model."""
+    monkeypatch.setattr(recipe, "BUILT_IN", short_recipes)
+    monkeypatch.setattr(write, "find_spec", lambda name: None)
+    monkeypatch.setattr("acgpt.models.loading.load", loaded)
+
+
+@pytest.fixture(scope="module")
+def text():
+    """Some English."""
+    return "\n\n".join(path.read_text("utf-8") for page, path in PAGES.items() if page.startswith("docs/how-to")) * 4
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, text, short_recipes):
+    """A corpus and a model that was trained on it, which most pages begin from."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "mine.txt").write_text(text, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch, working_in(folder):
+        patch.setattr(recipe, "BUILT_IN", short_recipes)
+        acgpt.prepare("mine.txt", "data/mine", validation=0.1, train_tokenizer=512)
+        acgpt.train("tiny-cpu", corpus="data/mine", output="runs/mine")
+    return folder
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_readme_print_what_it_says():
-    results = doctest.testfile(str(ROOT / "README.md"), module_relative=False, verbose=False)
-    assert results.attempted > 5
-    assert results.failed == 0
+@pytest.mark.parametrize("page", RUN)
+def test_the_snippets_of_a_page_run_and_print_what_it_says(page, short, made, shelf, tmp_path):
+    """In a folder that has what the page begins from: a text, a corpus and a model, unless it makes them itself."""
+    shutil.copy(made / "mine.txt", tmp_path)
+    code = "\n".join(each.code for each in runnable(page))
+    for path in ("data/mine", "runs/mine"):
+        if path in code and not re.search(rf"(-o |output=){path}\b", code):
+            shutil.copytree(made / path, tmp_path / path)
+    if "adapters/infill" in code:
+        for source, path in (("base", "base"), ("fill", "adapters/infill"), ("any", "adapters/scattered")):
+            shutil.copytree(shelf.folder / source, tmp_path / path)
+    with working_in(tmp_path):
+        run_page(page)
+
+
+def test_most_pages_have_snippets_that_run():
+    assert {"README.md", "docs/index.md", "docs/tutorial.md", "docs/how-to/fill-gaps.md"} <= set(RUN)
+    assert sum(len(runnable(page)) for page in RUN) > 25
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_snippet_is_of_a_known_language_and_calls_options_that_exist(page):
+    for each in snippets(page):
+        place = f"{page}:{each.line}"
+        assert each.language in LANGUAGES | OTHERS, f"{place}: {each.language} is neither run nor known not to be"
+        for path in re.findall(r"\b(?:tests|docs|how-to)/\S+\.\w+", each.reason):
+            assert (ROOT / path).exists() or (ROOT / "docs" / path).exists(), f"{place}: there is no {path}"
+        if each.language in ("sh", "console"):
+            for words in called(each.code):
+                assert mistakes(words) == [], f"{place}: acgpt {' '.join(words)}"
+        elif each.language == "python" and each.reason:
+            compile(doctest.script_from_examples(each.code) if ">>>" in each.code else each.code, place, "exec")
+
+
+def test_a_call_with_an_option_that_does_not_exist_is_noticed():
+    assert [*called("time acgpt train a.yaml --resume  # --x\nacgpt methods | parallel -j 4")] == [
+        ["train", "a.yaml", "--resume"], ["methods"],
+    ]  # fmt: skip
+    assert mistakes(["train", "a.yaml", "--resumed"]) == ["--resumed"]
+    assert mistakes(["draw", "modes", "-o", "a.png"]) == [] and mistakes(["trian", "a.yaml"]) == ["trian"]
 
 
 def test_the_examples_in_docstrings_print_what_they_say():
@@ -37,13 +135,17 @@ def test_the_examples_in_docstrings_print_what_they_say():
 
 
 def test_what_the_pages_import_is_there():
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     lines = [
-        line for page in pages for line in re.findall(r"\bfrom acgpt\S* import [\w, ]+\w", page.read_text("utf-8"))
+        line
+        for path in PAGES.values()
+        for line in re.findall(r"\bfrom acgpt\S* import [\w, ]+\w", path.read_text("utf-8"))
     ]
     assert len(lines) > 5
     for line in lines:
         exec(line, {})
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_tables_of_the_benchmarks_page_come_from_the_result_files():
@@ -56,9 +158,70 @@ def test_the_tables_of_options_are_those_that_the_code_declares():
     assert check.returncode == 0, check.stderr
 
 
+# ---- the site -------------------------------------------------------------------------------------------------------
+
+
 def test_every_relative_link_of_the_documents_leads_somewhere():
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(path for path in PAGES.values())]
+    generated = {ROOT / "docs" / "changelog.md", ROOT / "docs" / "reference" / "commands.md"}
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8"))]
     local = [(page, link) for page, link in links if "://" not in link and not link.startswith("mailto:")]
     assert len(local) > 50
-    assert [(page.name, link) for page, link in local if not (page.parent / link).exists()] == []
+    there = [(page, link, (page.parent / link).resolve()) for page, link in local]
+    assert [(page.name, link) for page, link, path in there if not path.exists() and path not in generated] == []
+
+
+def test_every_page_has_a_place_in_the_site():
+    class Loader(yaml.SafeLoader):
+        """Of mkdocs.yml, which names a Python function."""
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+    navigation = yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), Loader)["nav"]
+
+    def places(entry: object) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        return [place for each in (entry if isinstance(entry, list) else entry.values()) for place in places(each)]
+
+    listed = [*places(navigation)]
+    assert len(listed) == len({*listed})
+    pages = {str(path.relative_to(ROOT / "docs")) for path in PAGES.values() if path.name != "README.md"}
+    assert {*listed} == pages | {"changelog.md", "reference/commands.md"}
+
+
+def test_the_command_reference_has_every_option_of_every_command():
+    import typer
+
+    from acgpt.cli.main import app
+
+    page = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["command_reference"]()
+    main = typer.main.get_command(app)
+    for name, command in main.commands.items():
+        section = page.partition(f"\n## acgpt {name}\n")[2].partition("\n## acgpt ")[0]
+        assert section, name
+        for each in command.params:
+            flags = [flag for flag in (*each.opts, *each.secondary_opts) if flag.startswith("-")]
+            assert all(flag in section for flag in flags), each.name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "loads"),
+    [
+        ("index.html", '<a href="https://a.org/x.js">a</a><link rel="canonical" href="https://a.org/">', False),
+        ("index.html", '<script src="https://cdn.a.org/x.js"></script>', True),
+        ("index.html", '<link rel="stylesheet" href="//cdn.a.org/x.css">', True),
+        ("index.html", '<link rel="preconnect" href="https://fonts.a.org">', True),
+        ("index.html", '<img src="http://a.org/x.png">', True),
+        ("index.html", "<style>@import 'https://a.org/x.css'</style>", True),
+        ("index.html", "<script>import('https://a.org/x.mjs')</script>", True),
+        ("x.css", "a { background: url(https://a.org/x.woff2) }", True),
+        ("x.css", "a { background: url(x.woff2) } /* https://a.org */", False),
+        ("x.js", 'load("https://a.org/x.js")', True),
+        ("x.js", "// https://a.org/x.js", False),
+    ],
+)
+def test_what_a_site_loads_from_another_host_is_noticed(name, content, loads, tmp_path):
+    (tmp_path / "index.html").write_text("<p>", encoding="utf-8")
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    check = program("check_site.py", tmp_path, folder=Path(ROOT / "docs"))
+    assert check.returncode == int(loads), check.stderr

@@ -273,7 +273,7 @@ def test_the_command_prints_the_table_from_what_the_methods_declare():
 
 def test_the_page_has_the_table_that_the_methods_declare():
     columns = ("evaluates_any", "samples_any", "left_to_right", "single_pass", "fine_tunes")
-    text = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "explanation" / "methods.md").read_text(encoding="utf-8")
     table, notes = text.partition("<!-- methods -->")[2].partition("<!-- end -->")[0], iter("¹²³")
     for heading, meaning in COLUMNS.values():
         assert f"\n* **{heading}**: {meaning}." in table

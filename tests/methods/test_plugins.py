@@ -337,7 +337,7 @@ def test_what_is_no_method_is_refused_when_it_is_registered():
 
 
 def test_the_page_shows_the_package_that_these_tests_install():
-    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "add-a-method.md").read_text(encoding="utf-8")
     shown = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert (EXAMPLE / f"{MODULE}.py").read_text(encoding="utf-8") in shown
     (entry,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)

@@ -535,7 +535,7 @@ def test_a_key_out_of_range_is_refused(key, message):
 
 
 def test_the_page_on_conditioning_says_what_is_so():
-    page = Path(__file__).resolve().parents[2] / "docs" / "conditioning.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "conditioning.md"
     text = page.read_text(encoding="utf-8")
     results = doctest.testfile(str(page), module_relative=False)
     assert results.attempted > 0 and results.failed == 0

@@ -42,7 +42,7 @@ def runs(tmp_path: Path) -> list[Path]:
 
 def test_the_examples_of_the_page_on_reports_print_what_it_says(monkeypatch):
     monkeypatch.chdir(ROOT)
-    results = doctest.testfile(str(ROOT / "docs" / "report.md"), module_relative=False, verbose=False)
+    results = doctest.testfile(str(ROOT / "docs" / "how-to" / "report.md"), module_relative=False, verbose=False)
     assert results.attempted > 5 and results.failed == 0
 
 

@@ -50,7 +50,7 @@ def write_run(
     measured: dict[str, Any] | None = None,
     **recipe: Any,
 ) -> Path:
-    """A finished run's folder, as documented in docs/training.md.
+    """A finished run's folder, as documented in docs/how-to/train.md.
 
     Args:
         folder: It.

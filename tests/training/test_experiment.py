@@ -387,7 +387,7 @@ def test_an_experiment_says_how_its_corpus_is_made_and_its_cells_can_be_trained(
     assert f"#     acgpt experiment {name}" in text and found.output == f"results/{name}"
     assert all(len(line) <= 120 for line in text.splitlines())
     assert all(cell.evaluations for cell in found.cells)
-    assert f"`{name}`" in (ROOT / "docs" / "experiments.md").read_text()
+    assert f"`{name}`" in (ROOT / "docs" / "how-to" / "compare.md").read_text()
 
 
 def test_the_ablation_is_the_papers():
@@ -423,6 +423,6 @@ def key_table(kind: Any) -> str:
 
 
 def test_every_key_is_in_the_documentation_with_its_meaning():
-    text = (ROOT / "docs" / "experiments.md").read_text()
+    text = (ROOT / "docs" / "reference" / "experiments.md").read_text()
     for kind in (Experiment, Evaluations, Draws, Scores):
         assert key_table(kind) in text, key_table(kind)

@@ -67,8 +67,8 @@ def experiment(
     was drawn. What is done is skipped; what was stopped, by Ctrl-C, a signal,
     --minutes or a crash, goes on where it was. A cell that fails does not stop
     the others, and several runners share one experiment without collision.
-    KEY=VALUE changes the recipe of all cells. docs/experiments.md explains the
-    file.
+    KEY=VALUE changes the recipe of all cells. docs/reference/experiments.md
+    explains the file.
 
     Exit code: 0 if all cells are done, 1 if one has failed, 3 if some are left.
 

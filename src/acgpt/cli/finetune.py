@@ -38,7 +38,7 @@ def finetune(
     The run's folder gets what acgpt train writes. What was learnt is a PEFT
     adapter with a card (folder adapter), or with --full a model (folder model):
     acgpt.load(BASE, adapter="runs/mine/adapter"). Options are short for keys of
-    the recipe; docs/finetuning.md explains how to choose them.
+    the recipe; docs/how-to/adapt.md explains how to choose them.
 
     Keys of --json: those of acgpt train.
     """

@@ -41,7 +41,7 @@ def generate(
     mode gets MODE.jsonl, a line a sample, and MODE.json, which says how it was
     made. Stop it at any moment: the same command goes on, and what is done is
     left as it is. A mode that the method cannot answer is --.
-    docs/generation.md explains the files.
+    docs/how-to/generate.md explains the files.
 
     Keys of --json:
       model, adapter, corpus, method, options, set, trained_r_max (the model's

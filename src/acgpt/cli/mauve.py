@@ -35,8 +35,8 @@ def mauve(
 
     The result is NAME.KEY.mauve.json beside each NAME.jsonl, where KEY stands for
     features, reference and judge, so that none replaces another; acgpt report
-    reads it. MAUVE takes the package mauve-text, the extra "mauve". docs/mauve.md
-    says what is measured.
+    reads it. MAUVE takes the package mauve-text, the extra "mauve".
+    docs/how-to/score-generations.md says what is measured.
 
     Keys of --json:
       kind, name, generated, hash (of the file), record (what generated it),

@@ -26,7 +26,8 @@ def methods(
     r"""What each method can do: table 1 of the paper.
 
     Below the table: what its columns mean, and which methods acgpt evaluate
-    --compile and --how are for. Packages can add methods: docs/methods.md.
+    --compile and --how are for. Packages can add methods:
+    docs/how-to/add-a-method.md.
 
     acgpt train tiny-cpu corpus=data/mine output=runs/s method=sigma-gpt-random
     acgpt evaluate runs/s/model data/mine --how order=random

@@ -41,7 +41,7 @@ def report(
     method and mode, what else acgpt mauve has measured, and a page of samples.
     FOLDER gets them as one HTML page, as Markdown, CSV and LaTeX with the
     paper's own rows, and as figures where matplotlib is installed.
-    docs/report.md explains all of it.
+    docs/how-to/report.md explains all of it.
 
     Keys of --json:
       folder, acgpt (version),

@@ -50,7 +50,7 @@ def train(
     The run's folder gets a log, checkpoints, and in the end the trained model
     (folder model) with its perplexities. A run that was stopped, however it was
     stopped, goes on when the same command is given with --resume.
-    docs/training.md explains every key of a recipe.
+    docs/reference/recipes.md explains every key of a recipe.
 
     Keys of --json:
       folder, model (in it, what was trained), steps, texts, tokens, parameters,

@@ -313,7 +313,7 @@ def load_reader(model: str | None = None, adapter: str | Literal[False] | None =
     if not (method := model_method(said)).drawn:
         raise InputError(
             f"what is drawn is the layout of {' and '.join(name for name, each in METHODS.items() if each.drawn)}, and "
-            f"a model of method {method.name} is shown something else: docs/methods.md draws it."
+            f"a model of method {method.name} is shown something else: docs/explanation/methods.md draws it."
         )
     bos = choose_bos(default_bos(model, said), said, tokenizer)
     return Reader(tokenizer, bos, said.mask_token_id if said else None, said is not None and said.reads_copies)

@@ -4,7 +4,7 @@ For each NAME.jsonl of `acgpt.generate` a result is written:
 
     NAME.KEY.mauve.json      KEY stands for what was scored, features, reference, judge and limit
 
-docs/mauve.md says what is measured.
+docs/how-to/score-generations.md says what is measured.
 """
 
 from __future__ import annotations

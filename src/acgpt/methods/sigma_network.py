@@ -13,8 +13,9 @@ to be predicted comes in one of two ways:
                where BOS stands.
 
 Rotary is the default, and much the better one: RoPE tells a slot only differences of positions, a table only absolute
-ones, so with a table a slot is not told how far its target is from anything that it reads (docs/methods.md has the
-numbers). The original (Pannatier et al., 2024) has no RoPE, and looks both positions up in one table.
+ones, so with a table a slot is not told how far its target is from anything that it reads
+(docs/explanation/methods.md has the numbers). The original (Pannatier et al., 2024) has no RoPE, and looks both
+positions up in one table.
 
 A slot that is told nothing predicts the next position, so that the network, called by anyone as a causal model, is one.
 

@@ -46,7 +46,7 @@ class ModelOptions(Options):
     )
     adapter: Mapping[str, str] | str | Literal[False] | None = option(
         "A PEFT adapter for the model: a folder or a hub id. May be repeated, with names: infill=…, scattered=…; each "
-        "template is then answered by the one that is for such templates (docs/adapters.md).",
+        "template is then answered by the one that is for such templates (docs/how-to/adapters.md).",
         shell="none: no adapter, for the embedded model too.",
         metavar="[NAME=]PATH",
         flags=("--adapter", "-a"),

@@ -100,11 +100,11 @@ class Recipe:
     )
     target_positions: str | None = option(
         'With σ-GPT, how a slot is told the position that it predicts: "rotary", its query is rotated to it, or '
-        '"table", a learned row for it is added to the embedding (docs/methods.md). Default: rotary.'
+        '"table", a learned row for it is added to the embedding (docs/explanation/methods.md). Default: rotary.'
     )
     conditioning: Mapping[str, Any] = option(
         "The distribution of conditioning sets: r_min, r_max, b_min, b_max, the shares infilling, empty and "
-        "unknown, or a mixture of parts (docs/conditioning.md).",
+        "unknown, or a mixture of parts (docs/explanation/conditioning.md).",
         factory=lambda: {"r_max": 0.6},
     )
     model: str | Mapping[str, Any] = option(
