@@ -80,7 +80,7 @@ class Method(ABC):
     overhead: ClassVar[int] = 1  # positions that a text takes besides those of its tokens: BOS
     options: ClassVar[Mapping[str, str]] = {}  # what `configured` takes, and what it means
     # Recipe keys that concern the method, each with the values that it takes, the default first. `loss` goes to
-    # `learning_from`, the others to the config of a new `network`.
+    # `learning_from`, `target_positions` to the config of a new `network`; there are no others.
     training_options: ClassVar[Mapping[str, tuple[str, ...]]] = {"loss": ("asked",)}
 
     @property

@@ -25,6 +25,7 @@ from acgpt.errors import reason
 from acgpt.methods.base import Method
 
 GROUP = "acgpt.methods"
+RECIPE_KEYS = {"loss", "target_positions"}  # recipe keys that `training_options` may have
 DECLARED = ("name", "title", "says", "abilities", "reads_future")  # attributes that every method must have
 M = TypeVar("M", bound=Method)
 
@@ -74,6 +75,8 @@ class Registry(MutableMapping[str, Method]):
             raise TypeError(f"{method.__qualname__} lacks {', '.join(missing)}")
         if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", method.name):
             raise TypeError(f"the name of a method is lower-case words joined by hyphens, not {method.name!r}")
+        if strange := sorted(method.training_options.keys() - RECIPE_KEYS):
+            raise TypeError(f"training_options has {strange[0]}, and can have {', '.join(sorted(RECIPE_KEYS))}")
         other = self._methods.get(method.name)
         if other is not None and origin(type(other)) != origin(method):
             raise ValueError(f"the name {method.name} is taken by {'.'.join(origin(type(other)))}")

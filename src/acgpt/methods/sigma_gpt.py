@@ -119,7 +119,8 @@ class SigmaGptTemporal(Method):
 
     def learning_from(self, loss: str) -> Method:
         """Given tokens are predicted along the order as well as asked ones, if wanted."""
-        method = copy(self)
+        method = copy(super().learning_from(loss))
+        assert isinstance(method, SigmaGptTemporal)
         method.learns_given = loss == "all"
         return method
 

@@ -310,7 +310,7 @@ def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], pap
     rows = []
     for run, each in (found[i] for i in frame.sort_values(["group", "future"], kind="stable").index):
         cells = {**about(run, names), "texts": run.budget[0], **each.modes, "set": each.hash[:8]}
-        rows.append(Row(cells, group(run, each), resampled=each.resampled()))
+        rows.append(Row(cells, group(run, each), resampled=each.resampled(), texts=each.texts))
     rows += paper_rows(paper, "perplexities")
     caption = captioned("perplexities", [each for _, each in found])
     return Table(f"Perplexities, {split}", caption, PERPLEXITIES, tuple(rows), "backbone")

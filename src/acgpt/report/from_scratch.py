@@ -273,7 +273,9 @@ def ablation(
         about: dict[str, Cell] = {"from": "here", **described(entry, names)}
         cells = {**about, **entry.modes, "chance": entry.chance, "seeds": len(entry.runs), "set": entry.asked.hash[:8]}
         about_set = (set_in_words(entry.asked),)
-        rows.append(Row(cells, entry.group, entry.note, about=about_set, resampled=entry.resampled))
+        rows.append(
+            Row(cells, entry.group, entry.note, about=about_set, resampled=entry.resampled, texts=entry.asked.texts)
+        )
     theirs = paper_rows(paper, size, {entry.r_max for entry in entries})
     title = f"{paper['sizes'].get(size, size)}, {split}"
     beside = sorted([*rows, *theirs], key=lambda row: (row.cells["r_max"], row.paper))

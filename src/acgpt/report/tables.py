@@ -160,6 +160,7 @@ class Row:
         about: What it was asked or compared with, for the caption: each is said once, of the rows that there are.
         resampled: By column, (resamples,) the cell on resampled texts, where that is known. Rows of a group share the
             resamples.
+        texts: Number of texts that were resampled.
     """
 
     cells: Mapping[str, Cell]
@@ -168,6 +169,7 @@ class Row:
     paper: bool = False
     about: tuple[str, ...] = ()
     resampled: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
+    texts: int = 0
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,11 @@ class Table:
         first = there.idxmin() if column.best is min else there.idxmax()
         best = self.rows[first].resampled.get(column.key)
         others = [self.rows[i].resampled.get(column.key) for i in there.index if i != first]
-        intervals = [percentiles(other - best) for other in others if other is not None and best is not None]
+        intervals = [
+            percentiles(other - best, self.rows[first].texts)
+            for other in others
+            if other is not None and best is not None
+        ]
         return any(ends is not None and ends[0] <= 0 <= ends[1] for ends in intervals)
 
     def is_bold(self, row: Row, column: Column) -> bool:

@@ -440,7 +440,7 @@ def with_changes(content: dict[str, Any], changes: Sequence[str] | Mapping[str, 
     if "steps" in changed and "warmup" not in changed and isinstance(steps := content["steps"], int):
         warmup = content.get("warmup", Recipe.warmup)
         content["warmup"] = min(warmup, steps // 10) if isinstance(warmup, int) and warmup >= steps else warmup
-    if "lora.rank" in changed and "lora.alpha" not in changed:
+    if "lora.rank" in changed and "lora.alpha" not in changed and isinstance(content.get("lora"), dict):
         content["lora"].pop("alpha", None)
     for key, (owner, defaults) in BELONGS.items():
         if (
