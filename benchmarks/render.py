@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SHOWS = "Shows"  # the keyword under which a figure has the fingerprint of what it shows
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("benchmarks", "explanation/architectures", "explanation/methods", "how-to/adapt", "results")
+NAMES = ("benchmarks", "explanation/architectures", "explanation/methods", "how-to/adapt", "log", "results")
 PAGES = [ROOT / "docs" / f"{name}.md" for name in NAMES]
 
 

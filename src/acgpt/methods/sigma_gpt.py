@@ -11,10 +11,11 @@ Given tokens come first, then asked ones: in the *temporal* variant of the paper
 *random* one each in a random order, new for every text and epoch. Either way a query is answered in one pass and
 exactly, by the chain rule along the order; tokens that are unknown are left out of it, and nothing stands for them.
 
-A model of random orders can be asked in any: the paper's numbers imply the order from left to right, which is the
-default. `order=random` takes one at random, a function of `seed` and the query; `orders=K` averages the *probability*
-of the asked tokens over K such orders, which is a better model of them than any single one. A sample is then drawn in
-one of the K, each as likely, which is a draw from that mean; its log-probabilities are those of its order.
+A model of random orders can be asked in any. The default is left to right. The paper does not say which it uses: its
+numbers suggest random on the training distribution and left to right elsewhere. `order=random` takes one at random, a
+function of `seed` and the query; `orders=K` averages the *probability* of the asked tokens over K such orders, which is
+a better model of them than any single one. A sample is then drawn in one of the K, each as likely, which is a draw from
+that mean; its log-probabilities are those of its order.
 """
 
 from __future__ import annotations
