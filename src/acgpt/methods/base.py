@@ -180,7 +180,7 @@ class Method(ABC):
         """How many samples of so many tokens one call of `sample` is best asked for."""
         return engine.most_rows
 
-    def insisted(self) -> Method:
+    def with_copies(self) -> Method:
         """How a model of this method is asked by one who insists on the future, though it never learned to read it."""
         return self
 

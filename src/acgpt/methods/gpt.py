@@ -60,7 +60,7 @@ class Gpt(Method):
             self.check(queries)
         yield from engine.stream(queries, n, sampling, future=False)
 
-    def insisted(self) -> Method:
+    def with_copies(self) -> Method:
         """Shown copies, as AC-GPT is: the network takes them, whatever it makes of them."""
         return AcGpt()
 
