@@ -416,7 +416,7 @@ class LanguageModel:
         return results[0] if isinstance(query, str | Query) else results
 
     def rank(self, template: str, *, future: bool | None = None, adapter: Choice = None) -> Ranking:
-        """Rank alternatives by their probability, as in "The {{cat|dog|carburettor}} purred."
+        """Rank alternatives, written as `{{cat|dog|carburettor}}`, by their probability.
 
         With several slots, all combinations of their alternatives are ranked. `Ranking.compared` says what was
         compared:

@@ -372,8 +372,8 @@ def read_metadata(source: str | Path) -> Metadata | None:
 def metadata_of(source: str, adapter: str | None, config: PreTrainedConfig | None) -> Metadata | None:
     """Return the metadata of a model, or of a model with its adapter; `None` if there are none.
 
-    A model's metadata are in its `acgpt.json` or its config. Those of an adapter take precedence over those of its base,
-    which supply BOS and MASK if the adapter has none, and everything if it has no `acgpt.json`.
+    A model's metadata are in its `acgpt.json` or its config. Those of an adapter take precedence over those of its
+    base, which supply BOS and MASK if the adapter has none, and everything if it has no `acgpt.json`.
 
     Args:
         source: Folder, hub id or file of the model.
