@@ -148,7 +148,7 @@ def token_id(role: str, token: int | str, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def choose_bos(bos: int | str | None, metadata: Metadata | None, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id of the BOS token: the user's choice, else the metadata's, else the tokenizer's BOS, else its EOS."""
+    """Return the BOS token's id: the user's choice, else the metadata's, else the tokenizer's BOS, else its EOS."""
     if bos is not None:
         return token_id("bos", bos, tokenizer)
     stored = None if metadata is None else metadata.bos_token_id
