@@ -219,6 +219,6 @@ class Diffusion(Method):
 
 
 def prompted(query: Query) -> Query:
-    """Return the query with only the given tokens before the first asked one, so that it does not depend on later ones."""
+    """Return the query with only the given tokens before the first asked one; later ones have no influence on it."""
     first = query.asked.index(True)
     return Query(query.tokens, [given and index < first for index, given in enumerate(query.given)], query.asked)

@@ -124,7 +124,7 @@ class SigmaGptTemporal(Method):
         return 0
 
     def learning_from(self, loss: str) -> Method:
-        """Return the method with a loss over asked tokens, or over "all": given tokens are predicted along the order."""
+        """Return the method with a loss over asked tokens, or over "all": given tokens are predicted as well."""
         method = copy(self)
         method.learns_given = loss == "all"
         return method
