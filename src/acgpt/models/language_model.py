@@ -444,7 +444,7 @@ class LanguageModel:
         """
         if not isinstance(template, str):
             raise QueryError(f"rank takes one template, a string, not {type(template).__name__}.")
-        if model_method(self._router.metadata(self._router.named(adapter))).bound:
+        if model_method(self._router.metadata(self._router.resolve(adapter))).bound:
             raise QueryError(
                 "this model's log-probabilities are lower bounds, which cannot be compared with each other. Rank with "
                 "a model of another method."
