@@ -660,8 +660,9 @@ def as_list(query: Question | Sequence[Question]) -> list[Question]:
         questions = [query]  # type: ignore[list-item]  # refused below
     for question in questions:
         if not isinstance(question, str | Query):
-            kind = type(question).__name__
-            raise QueryError(f"a question must be a template (a string) or a Query, not {kind}: {question!r}.")
+            raise QueryError(
+                f"a question must be a template (a string) or a Query, not {type(question).__name__}: {question!r}."
+            )
     return questions
 
 
