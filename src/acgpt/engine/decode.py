@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from acgpt.engine.attention import Backend, Cached, Ragged, head_width, run, take, words
+from acgpt.engine.attention import Backend, Cached, Ragged, as_int64, head_width, run, take
 from acgpt.engine.layout import body_tokens, download, upload
 from acgpt.engine.peft import adapters_at_work
 from acgpt.engine.score import check_numbers, forbid
@@ -194,7 +194,7 @@ class Rows(Cache):
         for buffers, pair in zip(self.buffers, states, strict=True):
             for buffer, state in zip(buffers, pair, strict=True):
                 taken = take(state[0].transpose(0, 1), packed).to(buffer.dtype).contiguous()
-                words(buffer.flatten(0, 1))[places] = words(taken)
+                as_int64(buffer.flatten(0, 1))[places] = as_int64(taken)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
