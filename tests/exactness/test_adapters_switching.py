@@ -211,7 +211,7 @@ def test_a_captured_step_is_replayed_only_for_the_adapter_that_it_was_captured_w
     decoder = SimpleNamespace(clock=clock, graphs={}, step=lambda *_: None, model=network)
     for name in ("mine", "other", None, "mine", "other", None):
         with switched(network, name):
-            decoder.at_work = adapters_at_work(network)
+            decoder.adapters = adapters_at_work(network)
             Decoder.play(decoder, 4, 2, 1, 32, Sampling())
     assert len(captured) == len(set(captured)) == 3  # once for each
     assert len(replayed) == 3 * 3 + 3 * 4 and all(then == now for then, now in replayed)
@@ -222,14 +222,14 @@ def test_a_decoder_that_is_kept_learns_which_adapters_are_at_work_now(both, monk
     play = Decoder.play
 
     def watch(self, *args):
-        seen.append((self, self.at_work == adapters_at_work(both.model)))
+        seen.append((self, self.adapters == adapters_at_work(both.model)))
         return play(self, *args)
 
     monkeypatch.setattr(Decoder, "play", watch)
     for name in ("mine", "other", False):
         both.sample("The {{_3}} sat.", adapter=name, future=True, seed=0)
-        both._engine.kept[:] = [seen[-1][0]]  # as on CUDA
-    both._engine.kept.clear()
+        both._engine.decoders[:] = [seen[-1][0]]  # as on CUDA
+    both._engine.decoders.clear()
     assert len({id(decoder) for decoder, _ in seen}) == 1  # room for a batch does not depend on the adapter
     assert all(right for _, right in seen)
 

@@ -90,7 +90,7 @@ class Layout:
         return self.ids[None], self.positions[None]
 
     @property
-    def told(self) -> Tensor | None:
+    def target_position_ids(self) -> Tensor | None:
         """(1, N) the target positions, as a model takes them."""
         return None if self.target_positions is None else self.target_positions[None]
 
