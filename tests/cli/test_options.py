@@ -12,8 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from acgpt.cli import main
-from acgpt.cli.ui import takes
-from acgpt.common.options import Options, keywords, option, separated, spelled
+from acgpt.cli.ui import with_options
+from acgpt.common.options import Options, for_command_line, keywords, option, separated
 from acgpt.errors import InputError
 
 
@@ -49,7 +49,7 @@ def test_a_command_gets_the_options_that_the_fields_declare():
     got, app = [], typer.Typer()
 
     @app.command()
-    @takes(Some)
+    @with_options(Some)
     def command(text: str, options: Some, as_json: bool = False) -> None:
         got.append((text, options, as_json))
 
@@ -69,10 +69,10 @@ def test_a_command_gets_the_options_that_the_fields_declare():
 
 def test_only_names_in_backticks_that_are_options_are_respelled():
     flags = {"limit": "--limit", "no_mauve": "--no-mauve"}
-    assert spelled("limit=3 in runs/limit=3: `limit=3`, `no_mauve=True`", flags) == (
+    assert for_command_line("limit=3 in runs/limit=3: `limit=3`, `no_mauve=True`", flags) == (
         "limit=3 in runs/limit=3: --limit 3, --no-mauve"
     )
-    assert spelled("`seed=1`, `limit='a b'`", flags) == "`seed=1`, --limit a b"
+    assert for_command_line("`seed=1`, `limit='a b'`", flags) == "`seed=1`, --limit a b"
 
 
 def test_keywords_are_documented_as_the_fields_are():

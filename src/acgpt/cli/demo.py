@@ -11,14 +11,14 @@ import time
 
 from rich.text import Text
 
-from acgpt.cli.ui import hush, speak_plainly
+from acgpt.cli.ui import ascii_fallback, silence_libraries
 from acgpt.errors import InputError
 
 
 def tour() -> None:
     """Score, rank and infill; then the past given the future, and what knowing it is worth."""
-    speak_plainly()
-    hush()
+    ascii_fallback()
+    silence_libraries()
     from acgpt.cli.demo_table import demo_texts, print_worth, worth
     from acgpt.display.show import Page, print_ranking, print_samples, print_score
     from acgpt.models.loading import load

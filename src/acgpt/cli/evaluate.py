@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acgpt.cli.ui import Bars, ObjectOption, called, emit, hush, note_for, stoppable, takes
+from acgpt.cli.ui import Bars, ObjectOption, emit, model_title, note_for, silence_libraries, stoppable, with_options
 from acgpt.evaluation.options import AskingOptions, EvaluationOptions
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=HELP["model"
 CorpusArgument = Annotated[Path | None, typer.Argument(metavar="CORPUS", show_default=False, help=HELP["corpus"])]
 
 
-@takes(EvaluationOptions)
+@with_options(EvaluationOptions)
 def evaluate(
     model: ModelArgument, corpus: CorpusArgument = None, *, options: EvaluationOptions, as_json: ObjectOption = False
 ) -> None:
@@ -62,8 +62,8 @@ def evaluate(
     """
     check_corpus(corpus, options)
     bars = Bars()
-    with stoppable(lambda: way_on(options.output)):
-        hush()
+    with stoppable(lambda: resume_hint(options.output)):
+        silence_libraries()
         from acgpt.evaluation.evaluate import evaluate
 
         result = evaluate(model, corpus, note=note_for(options), progress=lambda: bars("questions"), **vars(options))
@@ -73,7 +73,7 @@ def evaluate(
         print_evaluation(result)
 
 
-def way_on(output: str | Path | None) -> str:
+def resume_hint(output: str | Path | None) -> str:
     """How an evaluation that was stopped is taken up again."""
     if output is None:
         return "Nothing is kept: with -o FILE an evaluation goes on where it was stopped."
@@ -102,7 +102,7 @@ def print_evaluation(result: Mapping[str, Any]) -> None:
     from acgpt.display.show import Page, printable
 
     page, about = Page(), result["set"]
-    page.note(printable(called(result["model"], result["adapter"])), "bold")
+    page.note(printable(model_title(result["model"], result["adapter"])), "bold")
     page.note(
         f"method {result['method']}; {about['texts']} texts of {about['length']} tokens, {r_max_in_words(result)}, "
         f"set {about['hash'][:12]}; {result['dtype']} on {result['device']}, {result['seconds']:.1f} s\n"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acgpt.cli.train import ChangesArgument, print_recipes
-from acgpt.cli.ui import PAUSE, ObjectOption, QuietOption, emit, option, takes
+from acgpt.cli.ui import PAUSE, ObjectOption, QuietOption, emit, option, with_options
 from acgpt.experiments.options import ExperimentOptions
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ PARTS = {"evaluated": "evaluations", "generated": "generations", "scored": "scor
 ASKING = {"evaluating": "evaluated", "generating": "generated", "scoring": "scored"}
 
 
-@takes(ExperimentOptions)
+@with_options(ExperimentOptions)
 def experiment(
     file: Annotated[str | None, typer.Argument(metavar="FILE", show_default=False, help=HELP["file"])] = None,
     changes: ChangesArgument = None,

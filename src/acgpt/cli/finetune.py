@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from acgpt.cli.train import ChangesArgument, ListOption, print_recipes, train_and_report
-from acgpt.cli.ui import ObjectOption, takes
+from acgpt.cli.ui import ObjectOption, with_options
 from acgpt.training.options import FinetuningOptions
 
 RECIPE = (
@@ -17,7 +17,7 @@ RECIPE = (
 )
 
 
-@takes(FinetuningOptions)
+@with_options(FinetuningOptions)
 def finetune(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", show_default=False, help=RECIPE)] = None,
     changes: ChangesArgument = None,

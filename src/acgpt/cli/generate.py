@@ -9,13 +9,24 @@ from typing import Annotated, Any
 import typer
 
 from acgpt.cli.evaluate import CorpusArgument, ModelArgument, check_corpus, r_max_in_words
-from acgpt.cli.ui import Bars, ObjectOption, QuietOption, called, emit, hush, note_for, option, stoppable, takes
+from acgpt.cli.ui import (
+    Bars,
+    ObjectOption,
+    QuietOption,
+    emit,
+    model_title,
+    note_for,
+    option,
+    silence_libraries,
+    stoppable,
+    with_options,
+)
 from acgpt.evaluation.options import GenerationOptions
 
 OUTPUT = "The folder of the files, MODE.jsonl and MODE.json; it has to be named."
 
 
-@takes(GenerationOptions)
+@with_options(GenerationOptions)
 def generate(
     model: ModelArgument,
     corpus: CorpusArgument = None,
@@ -54,8 +65,8 @@ def generate(
     if output is None:
         raise typer.BadParameter("name a folder for the files: --output FOLDER.")
     bars = Bars(quiet)
-    with stoppable(lambda: way_on(output)):
-        hush(quiet)
+    with stoppable(lambda: resume_hint(output)):
+        silence_libraries(quiet)
         from acgpt.evaluation.generate import complete_modes, generate
 
         there = complete_modes(output)
@@ -66,7 +77,7 @@ def generate(
         print_generations(result, [mode for mode in result["modes"] if mode in there])
 
 
-def way_on(folder: Path) -> str:
+def resume_hint(folder: Path) -> str:
     """How a command that was stopped is taken up again."""
     if any(folder.glob("*.jsonl*")):
         return f"The same command goes on with what is in {folder}."
@@ -79,7 +90,7 @@ def print_generations(result: Mapping[str, Any], there: Sequence[str]) -> None:
     from acgpt.display.table import terminal_table
 
     page, about = Page(), result["set"]
-    page.note(printable(called(result["model"], result["adapter"])), "bold")
+    page.note(printable(model_title(result["model"], result["adapter"])), "bold")
     page.note(
         f"method {result['method']}; {about['texts']} texts of {about['length']} tokens, {result['samples']} of each, "
         f"{r_max_in_words(result)}, set {about['hash'][:12]}\n"

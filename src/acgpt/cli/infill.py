@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from acgpt.cli.templates import answered_by, answers, load, note_adapters, questions, score_fields
-from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, takes
+from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.models.options import SampleOptions
 from acgpt.query.template import parse
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from acgpt.models.language_model import Sample
 
 
-@takes(SampleOptions)
+@with_options(SampleOptions)
 def infill(
     template: TemplateArgument = None,
     file: FileOption = None,

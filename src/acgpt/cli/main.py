@@ -37,8 +37,8 @@ from acgpt.cli import (
     show,
     train,
 )
-from acgpt.cli.ui import option, speak_plainly
-from acgpt.common.options import spelled
+from acgpt.cli.ui import ascii_fallback, option
+from acgpt.common.options import for_command_line
 from acgpt.errors import InputError, OutputError
 from acgpt.version import __version__
 
@@ -64,7 +64,7 @@ def in_options(message: str, command: Any) -> str:
     flags = {each.name: [name for name in each.opts if name.startswith("--")][:1] for each in command.params}
     names = {each.name: "/".join([*flags[each.name], *each.secondary_opts]) for each in command.params}
     first, *rest = message.split("\n", 1)
-    return "\n".join([spelled(first, {name: names[name] for name in names if flags[name]}), *rest])
+    return "\n".join([for_command_line(first, {name: names[name] for name in names if flags[name]}), *rest])
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def tidy(translate: Callable[[str], str] = str) -> Iterator[None]:
     Args:
         translate: Makes of a Python function's message the command's.
     """
-    speak_plainly()
+    ascii_fallback()
     said: set[str] = set()
 
     def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

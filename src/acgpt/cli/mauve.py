@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from acgpt.cli.ui import Bars, emit, hush, option, takes
+from acgpt.cli.ui import Bars, emit, option, silence_libraries, with_options
 from acgpt.evaluation.options import ScoringOptions, check_together
 
 HELP = {
@@ -19,7 +19,7 @@ HELP = {
 }
 
 
-@takes(ScoringOptions)
+@with_options(ScoringOptions)
 def mauve(
     generated: Annotated[list[Path], typer.Argument(metavar="GENERATED", show_default=False, help=HELP["generated"])],
     reference: Annotated[Path, typer.Argument(metavar="REFERENCE", show_default=False, help=HELP["reference"])],
@@ -64,7 +64,7 @@ def mauve(
     """
     check_together(options, reference, unused=["as_json"] if as_json else [])
     bars = Bars()
-    hush()
+    silence_libraries()
     from acgpt.evaluation.score_samples import score_samples
 
     score_samples(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from acgpt.cli.ui import ObjectOption, emit, hush, option, takes
+from acgpt.cli.ui import ObjectOption, emit, option, silence_libraries, with_options
 from acgpt.models.options import MergeOptions
 
 HELP = {
@@ -17,7 +17,7 @@ HELP = {
 }
 
 
-@takes(MergeOptions)
+@with_options(MergeOptions)
 def merge(
     base: Annotated[str, typer.Argument(metavar="BASE", help=HELP["base"])],
     adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help=HELP["adapter"])],
@@ -39,7 +39,7 @@ def merge(
       folder, base, adapter, dtype, parameters, bytes (of weights),
       method, conditioning, bos_token_id, mask_token_id
     """
-    hush()
+    silence_libraries()
     from acgpt.models.merge import merge
 
     written = merge(base, adapter, output, **vars(options))

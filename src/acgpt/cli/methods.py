@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-from acgpt.cli.ui import emit, hush, option
+from acgpt.cli.ui import emit, option, silence_libraries
 
 COLUMNS = {  # their headings, and what they mean
     "evaluates_any": ("evaluates any conditional", "gives p(asked | given) exactly, whatever is asked and given"),
@@ -36,7 +36,7 @@ def methods(
     left_to_right, single_pass, fine_tunes (null: it is one), note, bound,
     options (of acgpt evaluate --how)
     """
-    hush()
+    silence_libraries()
     from acgpt.display.show import Page
     from acgpt.display.table import terminal_table
     from acgpt.methods import METHODS

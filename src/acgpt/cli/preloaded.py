@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 
-from acgpt.cli.ui import hush
+from acgpt.cli.ui import silence_libraries
 from acgpt.experiments.command_server import serve
 
 
@@ -36,7 +36,7 @@ def main() -> None:
 
 def import_commands() -> None:
     """Import what training, evaluation, generation and scoring use."""
-    hush()  # first: libraries read these settings when they are imported
+    silence_libraries()  # first: libraries read these settings when they are imported
     import acgpt.cli.main
     import acgpt.display.show
     import acgpt.evaluation.evaluate

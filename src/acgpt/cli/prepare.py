@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acgpt.cli.ui import PAUSE, ObjectOption, emit, hush, option, takes
+from acgpt.cli.ui import PAUSE, ObjectOption, emit, option, silence_libraries, with_options
 from acgpt.data.options import PreparationOptions
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ HELP = {
 }
 
 
-@takes(PreparationOptions)
+@with_options(PreparationOptions)
 def prepare(
     sources: Annotated[list[str], typer.Argument(metavar="SOURCE", show_default=False, help=HELP["sources"])],
     folder: Annotated[Path, option("--output", "-o", metavar="FOLDER", help=HELP["folder"])],
@@ -56,7 +56,7 @@ def prepare(
       splits: for each, documents, tokens, bytes, shards (how many),
       format_version, acgpt_version
     """
-    hush()
+    silence_libraries()
     from acgpt.data.prepare import prepare
 
     start, reused = time.perf_counter(), False

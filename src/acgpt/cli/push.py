@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from acgpt.cli.ui import ObjectOption, emit, hush, takes
+from acgpt.cli.ui import ObjectOption, emit, silence_libraries, with_options
 from acgpt.models.options import PushOptions
 
 HELP = {
@@ -16,7 +16,7 @@ HELP = {
 }
 
 
-@takes(PushOptions)
+@with_options(PushOptions)
 def push(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help=HELP["folder"])],
     repo: Annotated[str, typer.Argument(metavar="REPO_ID", help=HELP["repo"])],
@@ -39,7 +39,7 @@ def push(
       repo, url, private, sent (false for --dry-run), commit (null for --dry-run),
       bytes, files: path, bytes
     """
-    hush()
+    silence_libraries()
     from acgpt.models.push import push
 
     remarks: list[str] = []

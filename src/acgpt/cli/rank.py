@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from acgpt.cli.templates import answered_by, answers, load, note_adapters, questions
-from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, takes
+from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.models.options import QuestionOptions
 from acgpt.query.template import fillings
 
 
-@takes(QuestionOptions)
+@with_options(QuestionOptions)
 def rank(
     template: TemplateArgument = None,
     file: FileOption = None,

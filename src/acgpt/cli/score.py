@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from acgpt.cli.templates import answered_by, answers, load, note_adapters, questions, score_fields
-from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, takes
+from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.errors import QueryError
 from acgpt.models.options import QuestionOptions
 from acgpt.query.template import parse
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from acgpt.models.language_model import Score
 
 
-@takes(QuestionOptions)
+@with_options(QuestionOptions)
 def score(
     template: TemplateArgument = None,
     file: FileOption = None,

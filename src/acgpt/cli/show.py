@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from acgpt.cli.ui import JsonOption, emit, hush, option, takes
+from acgpt.cli.ui import JsonOption, emit, option, silence_libraries, with_options
 from acgpt.models.options import ModelOptions
 from acgpt.query.template import parse
 
 
-@takes(ModelOptions)
+@with_options(ModelOptions)
 def show(
     template: Annotated[str, typer.Argument(metavar="TEMPLATE", help="A text with {{slots}}, in quotes.")],
     output: Annotated[
@@ -49,7 +49,7 @@ def show(
       predicts (null, or position, id, text), mask (0 and 1: which slots it reads)
     """
     parse(template)
-    hush()
+    silence_libraries()
     from acgpt.display import show as drawing
     from acgpt.display.reader import choose_reader
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import typer
 
-from acgpt.cli.ui import hush
+from acgpt.cli.ui import silence_libraries
 from acgpt.errors import InputError
 from acgpt.models.options import QuestionOptions
 
@@ -113,7 +113,7 @@ def score_fields(score: Score) -> dict[str, Any]:
 
 def load(options: QuestionOptions) -> LanguageModel:
     """Load the model, with no more noise than a progress bar on a terminal."""
-    hush()
+    silence_libraries()
     from acgpt.models.loading import load
 
     return load(options.model, options.adapter, options.device, options.dtype)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acgpt.cli.evaluate import print_perplexities
-from acgpt.cli.ui import ObjectOption, emit, hush, option, takes
+from acgpt.cli.ui import ObjectOption, emit, option, silence_libraries, with_options
 from acgpt.errors import InputError
 from acgpt.training.options import RunOptions
 
@@ -29,7 +29,7 @@ ChangesArgument = Annotated[
 ListOption = Annotated[bool, option("--list", help=HELP["list"])]
 
 
-@takes(RunOptions)
+@with_options(RunOptions)
 def train(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", show_default=False, help=HELP["recipe"])] = None,
     changes: ChangesArgument = None,
@@ -82,7 +82,7 @@ def train_and_report(load: Callable[[], Recipe], options: RunOptions, as_json: b
         raise typer.Exit(2) from error  # the first process says it
     if results is None:
         if main:
-            print(f"stopped. {way_on(Path(loaded.output))}", file=sys.stderr)
+            print(f"stopped. {resume_hint(Path(loaded.output))}", file=sys.stderr)
         raise typer.Exit(3)
     if not main:
         return
@@ -94,7 +94,7 @@ def train_and_report(load: Callable[[], Recipe], options: RunOptions, as_json: b
 
 def run(recipe: Recipe, *, resume: bool, quiet: bool, minutes: float | None) -> dict[str, Any] | None:
     """Train, with no noise from the libraries underneath, and say how to go on if somebody stops it."""
-    hush()
+    silence_libraries()
     from torch import distributed
     from transformers.utils.logging import disable_progress_bar
 
@@ -107,14 +107,14 @@ def run(recipe: Recipe, *, resume: bool, quiet: bool, minutes: float | None) -> 
         results = train(recipe, resume=resume, quiet=quiet, minutes=minutes)
     except KeyboardInterrupt as error:
         if int(os.environ.get("RANK", 0)) == 0:
-            print(f"\ninterrupted. {way_on(Path(recipe.output))}", file=sys.stderr)
+            print(f"\ninterrupted. {resume_hint(Path(recipe.output))}", file=sys.stderr)
         raise typer.Exit(130) from error
     if distributed.is_initialized():
         distributed.destroy_process_group()
     return results
 
 
-def way_on(folder: Path) -> str:
+def resume_hint(folder: Path) -> str:
     """How an interrupted run is taken up again."""
     from acgpt.training.run_folder import last_checkpoint, step_of
 
