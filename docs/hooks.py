@@ -70,7 +70,9 @@ def section(name: str, command: Any, level: int = 2) -> list[str]:
     """The parts of one command, and of its subcommands."""
     parts = [f"{'#' * level} {name}", *help_parts(command.help or "")]
     parts += parameter_table("argument", [each for each in command.params if each.param_type_name == "argument"])
-    parts += parameter_table("option", [each for each in command.params if each.param_type_name == "option"])
+    parts += parameter_table(
+        "option", [each for each in command.params if each.param_type_name == "option" and not each.hidden]
+    )
     for own, child in getattr(command, "commands", {}).items():
         parts += section(f"{name} {own}", child, 3 if level == 3 else 2)
     return parts
