@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HELP = {
     "model": "A folder, a Hugging Face hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct, "
     "with its adapter.",
-    "corpus": "A folder that acgpt prepare made; may be left out with --sets.",
+    "corpus": "A folder that acgpt prepare made; may be left out with --dataset.",
 }
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=HELP["model"])]
 CorpusArgument = Annotated[Path | None, typer.Argument(metavar="CORPUS", show_default=False, help=HELP["corpus"])]
@@ -86,8 +86,8 @@ def resume_hint(output: str | Path | None) -> str:
 
 def check_corpus(corpus: Path | None, options: AskingOptions) -> None:
     """Refuse a command that names neither a corpus nor an evaluation set."""
-    if corpus is None and options.sets is None:
-        raise typer.BadParameter("name a CORPUS (see acgpt prepare), or an evaluation set with --sets PATH.")
+    if corpus is None and options.dataset is None:
+        raise typer.BadParameter("name a CORPUS (see acgpt prepare), or an evaluation dataset with --dataset PATH.")
 
 
 def r_max_in_words(result: Mapping[str, Any]) -> str:

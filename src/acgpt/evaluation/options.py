@@ -38,8 +38,10 @@ class AskingOptions(LoadingOptions):
         python="Also a mapping, or a `Conditioning`.",
         metavar="YAML",
     )
-    sets: str | Path | None = option(
-        "The evaluation set: a file to read, or to make. Default: CORPUS/evaluation/….safetensors.", metavar="PATH"
+    dataset: str | Path | None = option(
+        "Evaluation dataset: a file to read, or to create. Default: CORPUS/evaluation/….safetensors.",
+        metavar="PATH",
+        renamed_from="sets",
     )
     modes: Sequence[str] = option(
         "Some modes only. Default: all five.",
