@@ -536,7 +536,7 @@ def test_samples_that_will_all_be_the_same_are_drawn_with_a_warning(models, corp
         (["{corpus}", "-o", "{tmp}/o", "--split", "dev"], "no split 'dev'"),
         (["{corpus}", "-o", "{corpus}/corpus.json"], "is a file"),
         (["{corpus}", "-o", "{corpus}/corpus.json/o"], "cannot write"),
-        (["{corpus}", "-o", "{tmp}/o", "--how", "order=random"], "no option order"),
+        (["{corpus}", "-o", "{tmp}/o", "--method-option", "order=random"], "no option order"),
         (["{corpus}", "-o", "{tmp}/o", "--method", "ac-gtp"], "no method 'ac-gtp'"),
         (["{other}", "-o", "{tmp}/o"], "another tokenizer"),
     ],

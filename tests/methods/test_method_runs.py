@@ -129,7 +129,7 @@ def test_the_command_asks_as_it_is_told_to(corpus, runs, tmp_path):
         folder, _ = runs(name)
         words = ["evaluate", str(folder / "model"), str(corpus), "--limit", "3", "--length", "15", "--device", "cpu"]
         words += ["--split", "validation", "--dataset", str(tmp_path / "set.safetensors"), "--json"]
-        return CliRunner().invoke(app, [*words, *(word for option in how for word in ("--how", option))])
+        return CliRunner().invoke(app, [*words, *(word for option in how for word in ("--method-option", option))])
 
     def perplexities(*how):
         found = json.loads(evaluated(*how).stdout)

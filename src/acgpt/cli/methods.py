@@ -26,15 +26,15 @@ def methods(
     r"""What each method can do: table 1 of the paper.
 
     Below the table: what its columns mean, and which methods acgpt evaluate
-    --compile and --how are for. Packages can add methods:
+    --compile and --method-option are for. Packages can add methods:
     docs/how-to/add-a-method.md.
 
     acgpt train tiny-cpu corpus=data/mine output=runs/s method=sigma-gpt-random
-    acgpt evaluate runs/s/model data/mine --how order=random
+    acgpt evaluate runs/s/model data/mine --method-option order=random
 
     Keys of --json: methods: for each, by name: title, evaluates_any, samples_any,
     left_to_right, single_pass, fine_tunes (null: it is one), note, bound,
-    options (of acgpt evaluate --how)
+    options (of acgpt evaluate --method-option)
     """
     silence_libraries()
     from acgpt.display.show import Page
@@ -65,7 +65,7 @@ def methods(
         page.note(f"{number}  {method.abilities.note}.")
     compiled = ", ".join(method.name for method in METHODS.values() if method.compiles)
     page.note(f"\nacgpt evaluate --compile, for methods of many passes: {compiled}")
-    page.note("\nacgpt evaluate --how KEY=VALUE, where a method leaves a choice:")
+    page.note("\nacgpt evaluate --method-option KEY=VALUE, where a method leaves a choice:")
     for method in METHODS.values():
         for key, words in method.options.items():
             page.note(f"   {method.name:18} {key:7} {words}")

@@ -59,8 +59,9 @@ class AskingOptions(LoadingOptions):
         "How the method asks, where it leaves a choice (see acgpt methods).",
         shell="May be repeated.",
         metavar="KEY=VALUE",
-        flags=("--how",),
+        flags=("--method-option",),
         form="pairs",
+        renamed_from="--how",
     )
     adapter: str | Path | Literal[False] | None = option(
         "A PEFT adapter for the model: a folder or a hub id.",
