@@ -168,8 +168,8 @@ def test_a_picture_that_cannot_be_written_is_named_and_ends_with_code_1(tmp_path
     monkeypatch.chdir(tmp_path)
     said = run("conditioning", "-c", "{empty: 1}", "-o", "missing/sets.png", code=1).stderr
     assert said == (
-        "error: cannot write missing/sets.png: No such file or directory. Make the folder, make room there, or "
-        "name another.\n"
+        "error: cannot write missing/sets.png: No such file or directory. Create the folder, free some "
+        "space, or choose another path.\n"
     )
 
 

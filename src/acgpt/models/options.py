@@ -1,6 +1,6 @@
-"""The options of loading a model and asking it, each declared once.
+"""Options of loading, querying, merging and sharing a model.
 
-This module imports neither torch, transformers nor numpy, so that the command line can list the options at once.
+This module imports neither torch, transformers nor numpy, so that `acgpt COMMAND --help` is fast.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from acgpt.common.options import Options, declared, documented, option
 @documented
 @dataclass(frozen=True)
 class DeviceOptions(Options):
-    """Where a model is computed."""
+    """Device of a model."""
 
-    device: str = option("auto, cpu, cuda, cuda:1, mps. Default: auto, the best there is.", "auto", metavar="NAME")
+    device: str = option("auto, cpu, cuda, cuda:1 or mps. Default: auto, the best available.", "auto", metavar="NAME")
 
 
 @documented
 @dataclass(frozen=True)
 class LoadingOptions(DeviceOptions):
-    """Where a model is computed, and in which precision."""
+    """Device and precision of a model."""
 
     dtype: str = option(
-        "auto, float32, bfloat16, float16, float64. Default: auto, float32; on CUDA, what the checkpoint has.",
+        "auto, float32, bfloat16, float16 or float64. Default: auto (float32; on CUDA that of the checkpoint).",
         "auto",
         metavar="NAME",
         form="dtype",
@@ -36,18 +36,18 @@ class LoadingOptions(DeviceOptions):
 @documented
 @dataclass(frozen=True)
 class ModelOptions(Options):
-    """Which model answers templates, and with which adapters."""
+    """Model that answers templates, and its adapters."""
 
     model: str | None = option(
-        "A folder, a Hugging Face hub id or a .gguf file. Default: the embedded SmolLM2-135M-Instruct, with an adapter "
-        "that reads the future.",
+        "Model: a folder, a Hugging Face hub id or a .gguf file. Default: the embedded SmolLM2-135M-Instruct with its "
+        "adapter.",
         metavar="NAME",
         flags=("--model", "-m"),
     )
     adapter: Mapping[str, str] | str | Literal[False] | None = option(
-        "A PEFT adapter for the model: a folder or a hub id. May be repeated, with names: infill=…, scattered=…; each "
-        "template is then answered by the one that is for such templates (docs/how-to/adapters.md).",
-        shell="none: no adapter, for the embedded model too.",
+        "PEFT adapter of the model: a folder or a hub id. Several adapters have names (infill=…, scattered=…), and "
+        "each template is routed to one of them: docs/how-to/adapters.md.",
+        shell="May be repeated. none: no adapter.",
         metavar="[NAME=]PATH",
         flags=("--adapter", "-a"),
         form="adapters",
@@ -57,10 +57,10 @@ class ModelOptions(Options):
 @documented
 @dataclass(frozen=True)
 class QuestionOptions(LoadingOptions, ModelOptions):
-    """The options of `acgpt score` and `acgpt rank`, and of `acgpt infill` with those below."""
+    """Options of `acgpt score` and `acgpt rank`."""
 
     future: bool | None = option(
-        "Use what stands after a slot? Default: if the model says that it can (score shows both).",
+        "Condition on the text after a slot. Default: if the model was trained to (score shows both).",
         flags=("--future/--no-future",),
     )
 
@@ -68,36 +68,34 @@ class QuestionOptions(LoadingOptions, ModelOptions):
 @documented
 @dataclass(frozen=True)
 class SampleOptions(QuestionOptions):
-    """The options of `acgpt infill`, and how `LanguageModel.sample` draws."""
+    """Options of `acgpt infill`; those of sampling are arguments of `LanguageModel.sample`."""
 
-    n: int = option("How many samples of each template. Default: 1.", 1, metavar="N", minimum=1, flags=("-n",))
-    temperature: float = option("1 is the model's own, the default; 0 is greedy.", 1.0, metavar="X", minimum=0)
+    n: int = option("Samples per template. Default: 1.", 1, metavar="N", minimum=1, flags=("-n",))
+    temperature: float = option("Sampling temperature; 0 is greedy. Default: 1.", 1.0, metavar="X", minimum=0)
     top_p: float = option(
-        "Draw from the likeliest tokens that together have probability P, above 0 and at most 1.", 1.0, metavar="P"
+        "Nucleus sampling: total probability of the tokens to sample from. Default: 1.", 1.0, metavar="P"
     )
-    top_k: int | None = option("Draw from the K likeliest tokens.", metavar="K", minimum=1)
-    seed: int | None = option(
-        "The same one repeats a run. Default: a fresh one.", metavar="N", minimum=0, flags=("--seed", "-s")
-    )
+    top_k: int | None = option("Sample from the K most likely tokens. Default: all.", metavar="K", minimum=1)
+    seed: int | None = option("Seed of the samples. Default: random.", metavar="N", minimum=0, flags=("--seed", "-s"))
 
 
 @documented
 @dataclass(frozen=True)
 class MergeOptions(Options):
-    """The options of `acgpt.merge` and of `acgpt merge`."""
+    """Options of `acgpt.merge` and `acgpt merge`."""
 
     dtype: str = declared(
         LoadingOptions,
         "dtype",
-        help="Of the weights that are written: float32, bfloat16, float16, float64. Default: auto, as the base has "
-        "them (a .gguf file: float32).",
+        help="Precision of the merged weights: float32, bfloat16, float16 or float64. Default: auto, that of the base "
+        "(.gguf: float32).",
     )
 
 
 @documented
 @dataclass(frozen=True)
 class PushOptions(Options):
-    """The options of `acgpt.push` and of `acgpt push`."""
+    """Options of `acgpt.push` and `acgpt push`."""
 
-    private: bool = option("A repository that only you, or your organisation, can see. Default: public.", False)
-    dry_run: bool = option("Say what would be sent, and send nothing.", False)
+    private: bool = option("Create a private repository. Default: public.", False)
+    dry_run: bool = option("List what would be uploaded, and upload nothing.", False)
