@@ -106,8 +106,8 @@ def test_a_method_can_be_asked_in_further_ways():
         "test-r_max0.6", "test-r_max0.6-order_random_seed_1", "test-r_max0.6-orders_8",
     ]  # fmt: skip
     assert (
-        " --method-option order=random --method-option seed=1 -o out/sigma-gpt-random/test-r_max0.6-order_random_seed_1.json"
-        in (first.commands[2])
+        " --method-option order=random --method-option seed=1 "
+        "-o out/sigma-gpt-random/test-r_max0.6-order_random_seed_1.json" in (first.commands[2])
     )
     assert len(second.evaluations) == 1
 
