@@ -47,7 +47,7 @@ def prepare(
     a finished corpus. A different command replaces a corpus without a full shard.
 
     Keys of --json:
-      folder, hash (of tokenizer and shards), reused (true if it existed), seconds,
+      folder, hash (of tokenizer and shards), reused (bool), seconds,
       tokenizer_hash, vocabulary_size, bos_token_id, eos_token_id, mask_token_id,
       dtype, convention, limit, documents, tokens (with EOS), bytes (of text),
       skipped (unusable rows), damaged (truncated by damage),

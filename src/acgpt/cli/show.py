@@ -44,7 +44,7 @@ def show(
     Keys of --json:
       template, future, adapter (that would be used, if any),
       copies (number of copies, which are the first slots),
-      and lists with one entry per slot: tokens, ids (null for a blank), positions,
+      and per slot, as lists: tokens, ids (null for a blank), positions,
       roles (copy, BOS, given, asked, unknown),
       predicts (null, or position, id, text), mask (0 and 1: which slots it reads)
     """

@@ -49,7 +49,7 @@ def train(
 
     Writes a run folder with a log, checkpoints, the trained model (folder model)
     and its perplexities. The same command with --resume continues a run that was
-    stopped for any reason. See docs/reference/recipes.md for the keys of a recipe.
+    stopped for any reason. docs/reference/recipes.md explains the keys.
 
     Keys of --json:
       folder, model (path of the trained model), steps, texts, tokens, parameters,
