@@ -207,7 +207,7 @@ def test_a_signal_keeps_what_was_answered_and_says_how_to_go_on(cli, corpus, tmp
     monkeypatch.setattr(AcGpt, "log_probs", log_probs)
     how = (corpus, "--batch-tokens", "120")
     said = cli(*how, "-o", output, code=code).stderr  # too soon for a write of its own accord
-    assert f"{word}. The same command goes on with what is in {output}.part." in said and not output.exists()
+    assert f"{word}. The same command resumes from {output}.part." in said and not output.exists()
     signal.signal(signal.SIGTERM, before)
     left = len(asked)
     cli(*how, "-o", output)
@@ -222,7 +222,7 @@ def test_a_signal_before_anything_was_answered_leaves_no_file(cli, corpus, tmp_p
         raise KeyboardInterrupt
 
     monkeypatch.setattr(AcGpt, "log_probs", log_probs)
-    assert "Nothing had been answered yet" in cli(corpus, "-o", tmp_path / "results.json", code=130).stderr
+    assert "Nothing was computed yet" in cli(corpus, "-o", tmp_path / "results.json", code=130).stderr
     assert "Nothing is kept: with -o FILE" in cli(corpus, code=130).stderr
     assert not list(tmp_path.glob("results*"))
 

@@ -482,7 +482,7 @@ def test_the_command_draws_the_modes_that_were_named_and_says_so(models, corpus,
     }
     assert set(rows) == set(MODES) and rows["training"] == ["--"] * 5 and "--" not in rows["infilling"]
     assert "cannot be answered by a model of method fim" in table
-    assert "were there already, and are as they were: infilling." in table
+    assert "already complete, not changed: infilling." in table
     other = tmp_path / "none"
     run(*how[:-1], other, "--modes", "training", "--if-possible")
     assert json.loads((other / "index.json").read_text())["modes"] == {"training": None}

@@ -5,8 +5,8 @@
                              ■     ■     ?                 □     □          what it is predicted from before it (■)
                              …                                              and after it (□)
 
-Roles come from `EvaluationSet` and lines from `layout`, which evaluation uses too, so the picture cannot differ from what
-is computed. No model or tokenizer is needed: tokens are words.
+Roles come from `EvaluationSet` and lines from `layout`, which evaluation uses too, so the picture cannot differ from
+what is computed. No model or tokenizer is needed: tokens are words.
 """
 
 from __future__ import annotations
