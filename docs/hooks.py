@@ -59,8 +59,8 @@ def command_reference() -> str:
         "# Commands",
         "This page is generated from the commands. `acgpt COMMAND --help` prints the same.",
         "Exit codes: 0 for success; 1 for an error that the user did not cause, such as a full disk or a failed "
-        "cell of an experiment; 2 for an error in the call or its input; 3 for work that was stopped and can be resumed; 130 "
-        "after Ctrl-C.",
+        "cell of an experiment; 2 for an error in the call or its input; 3 for work that was stopped and can be "
+        "resumed; 130 after Ctrl-C.",
         *section("acgpt", main),
     ]
     return "\n\n".join(parts) + "\n"
