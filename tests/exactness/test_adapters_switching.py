@@ -395,7 +395,7 @@ def test_show_draws_what_the_adapter_that_would_answer_is_told(cli):
 def test_several_adapters_need_names_that_differ(cli):
     assert "NAME=" in cli("score", GAP, adapters=["fill", "any"], code=2).stderr
     assert "NAME=" in cli("show", GAP, adapters=["mine=fill", "any"], code=2).stderr
-    assert "two adapters are called mine" in cli("score", GAP, adapters=["mine=fill", "mine=any"], code=2).stderr
+    assert "two adapters have the name mine" in cli("score", GAP, adapters=["mine=fill", "mine=any"], code=2).stderr
     assert "'none'" in cli("score", GAP, adapters=["none=fill"], code=2).stderr
 
 
