@@ -269,10 +269,10 @@ def test_where_the_disk_refuses_what_is_unfinished_the_evaluation_goes_on(cli, c
 def test_unfinished_answers_that_were_damaged_are_not_believed(tmp_path, change):
     path = tmp_path / "part"
     made = Unfinished(path, lambda: {"what": 1})
-    made.of(b"shown", (2, 3))[0] = -1.5
+    made.answers_to(b"shown", (2, 3))[0] = -1.5
     made.pause = 0
     made.write()
-    assert (Unfinished(path, lambda: {"what": 1}).of(b"shown", (2, 3))[0] == -1.5).all()
+    assert (Unfinished(path, lambda: {"what": 1}).answers_to(b"shown", (2, 3))[0] == -1.5).all()
     content = bytearray(path.read_bytes())
     if change == "a byte":
         content[-40] ^= 1
@@ -280,7 +280,7 @@ def test_unfinished_answers_that_were_damaged_are_not_believed(tmp_path, change)
         content = content.replace(b'"seconds":"', b'"seconds":"x')
     path.write_bytes(content)
     again = Unfinished(path, lambda: {"what": 1})
-    assert np.isnan(again.of(b"shown", (2, 3))).all() and again.earlier == 0
+    assert np.isnan(again.answers_to(b"shown", (2, 3))).all() and again.earlier == 0
 
 
 def test_mlm_can_go_on_after_a_few_texts():
@@ -335,7 +335,7 @@ def test_infilling_gives_as_much_as_the_training_distribution_unless_told(cli, c
         (["--conditioning", "{empty: 1}"], 0.6),
     ):
         made = object_of(cli(corpus, "--json", *options, "--modes", "infilling"))["set"]
-        drawn = EvaluationSet.load(made["path"]).drawn["infilling"]
+        drawn = EvaluationSet.load(made["path"]).sampled_roles["infilling"]
         assert made["r_max"] == r_max
         assert (drawn == GIVEN).mean(axis=1).max() <= r_max
 

@@ -91,7 +91,7 @@ def test_a_record_that_lacks_something_is_named(corpus: Path, tmp_path: Path, ch
     path = write_generations(tmp_path, corpus, texts=1)
     record = json.loads(path.with_suffix(".json").read_text())
     path.with_suffix(".json").write_text(json.dumps(record | change))
-    with pytest.raises(InputError, match=r"training.json does not say w"):
+    with pytest.raises(InputError, match=r"training.json lacks"):
         Generations.open(path)
 
 
@@ -114,7 +114,7 @@ def test_lines_that_are_missing_or_changed_are_missed(corpus: Path, tmp_path: Pa
     two_lines = "".join(whole.splitlines(keepends=True)[:2])
     for changed in (two_lines, whole[:-40], whole.replace('"item": 2', '"item": 1'), whole[:-40] + "é"):
         path.write_bytes(changed.encode()[: -1 if changed.endswith("é") else None])  # cut within it
-        with pytest.raises(InputError, match=r"training.jsonl is not what training.json says of it.*Delete it"):
+        with pytest.raises(InputError, match=r"training.jsonl does not match training.json.*Delete it"):
             _ = Generations.open(path).samples
 
 
@@ -139,7 +139,7 @@ def test_modes_come_in_their_order_and_other_files_after_them(corpus: Path, tmp_
 def test_a_line_without_an_end_is_not_read_whole(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = write_generations(tmp_path, corpus, texts=1)
     assert len(Generations.open(path).samples) == 1
-    monkeypatch.setattr("acgpt.evaluation.generations.LONGEST", 100)
+    monkeypatch.setattr("acgpt.evaluation.generations.MAX_LINE", 100)
     with pytest.raises(InputError, match="line 1: it is too long"):
         list(Generations.open(path))
 

@@ -16,7 +16,7 @@ from acgpt import LanguageModel
 from acgpt.cli.main import app
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
-from acgpt.evaluation.dataset import own_conditioning, own_r_max, set_of_corpus
+from acgpt.evaluation.dataset import own_conditioning, set_of_corpus, trained_r_max
 from acgpt.methods import method_of
 from acgpt.models.metadata import Metadata
 from acgpt.query.conditioning import Blocks, Conditioning, Infilling
@@ -145,5 +145,5 @@ def test_models_that_were_trained_on_different_sets_are_refused_together():
 
 
 def test_a_conditioning_that_cannot_be_read_says_no_r_max():
-    found = [own_r_max(said) for said in (None, Metadata(), Metadata(conditioning={"rmax": 1}))]
+    found = [trained_r_max(said) for said in (None, Metadata(), Metadata(conditioning={"rmax": 1}))]
     assert found == [None, None, None]

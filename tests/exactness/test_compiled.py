@@ -100,7 +100,7 @@ def test_generations_of_a_compiled_network_say_so_and_are_not_mixed_with_others(
     compiled = Generator(model_of(name), asked, prompt=5, compiled=True)
     record = compiled.write("infilling", tmp_path / "compiled")
     assert graphs and record["config"]["compiled"] and "compiled" not in plain["config"]
-    with pytest.raises(InputError, match="was drawn with compiled None, and not True"):
+    with pytest.raises(InputError, match="was sampled with compiled None, and not True"):
         compiled.write("infilling", tmp_path / "plain")
 
 

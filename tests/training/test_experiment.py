@@ -230,7 +230,7 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"generate": {"limit": 0}}, "generate.limit must be at least 1"),
         ({"generate": {"samples": 0}}, "generate.samples must be at least 1"),
         ({"generate": {"prompt": -1}}, "generate.prompt must be at least 0"),
-        ({"generate": {"prompt": 127}}, "cell seed0: a prompt of 127 tokens leaves nothing to draw of texts of 127"),
+        ({"generate": {"prompt": 127}}, "cell seed0: a prompt of 127 tokens leaves nothing to sample in texts of 127"),
         ({"generate": {}, "grid": {"length": [63, 20]}}, "cell length20: a prompt of 20 tokens"),
         ({"generate": {"prompt": 127}}, "use generate.prompt 126 or less"),
         ({"generate": {"top_p": 0}}, "top_p must be above 0"),
