@@ -413,7 +413,7 @@ def test_a_corpus_that_cannot_be_written_to_is_evaluated_all_the_same(cli, corpu
     (corpus / "evaluation").rmdir()
     (corpus / "evaluation").write_text("in the way")
     result = cli(corpus, "--json")
-    assert "cannot be kept" in result.stderr and "--sets" in result.stderr
+    assert "cannot save" in result.stderr and "--sets" in result.stderr
     assert object_of(result)["modes"] == want
 
 

@@ -95,7 +95,7 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
     texts = reference.of_corpus(opened, "validation", length=LENGTH, generated=[Generations.open(path)]).texts
     expected = [mauve(ours, features.features(texts), seed) for seed in range(3)]
     assert answers[1]["mauve"]["scores"] == pytest.approx(expected, abs=1e-6)
-    assert answers[1]["features"] == features.about()
+    assert answers[1]["features"] == features.describe()
     whole = [opened.tokenizer().decode(opened.tokens("validation")[i * LENGTH : (i + 1) * LENGTH]) for i in range(12)]
     real = mauve(features.features(whole), features.features(texts), 0)
     assert answers[0]["original"]["scores"][0] == answers[1]["original"]["scores"][0] == pytest.approx(real, abs=1e-6)
@@ -169,7 +169,7 @@ def test_the_first_texts_are_scored_as_a_file_of_fewer_is(corpus: Path, model: P
     said = acgpt(more, corpus, "--no-mauve", "--limit", 15, code=2).stderr
     assert "is of 14 texts, and the limit is 15: name at most 14, or leave this file out" in said
     other = write_generations(tmp_path / "other", corpus)  # whose set is none that acgpt makes
-    assert "cannot be told" in acgpt(other, corpus, "--no-mauve", "--limit", 11, code=2).stderr
+    assert "cannot be derived" in acgpt(other, corpus, "--no-mauve", "--limit", 11, code=2).stderr
 
 
 def test_no_result_replaces_one_of_another_kind(corpus: Path, model: Path, tmp_path: Path, mauve: Any):
@@ -317,7 +317,7 @@ def test_the_bound_of_a_judge_is_marked(corpus: Path, tmp_path: Path):
         assert line.count("≤ ") == marks and len(re.findall(r"[\d,]+\.\d\d", line)) == 2
 
 
-@pytest.mark.parametrize(("generated", "reference", "remedy"), [(9, 20, "draw more"), (20, 9, "rule windows")])
+@pytest.mark.parametrize(("generated", "reference", "remedy"), [(9, 20, "generate more"), (20, 9, "rule windows")])
 def test_too_few_texts_for_mauve_are_told_with_what_helps(generated: int, reference: int, remedy: str):
     with pytest.raises(InputError, match=rf"there are 9 .*at least 10: .*{remedy}"):
         check_counts(generated, reference)
@@ -438,9 +438,9 @@ def test_a_result_says_in_what_precision_its_features_were_computed(
 
     with monkeypatch.context() as gpu:
         gpu.setattr("acgpt.evaluation.features.PRODUCTS", {"cpu": "tf32"})
-        there = Featurizer.load(str(model)).about()
+        there = Featurizer.load(str(model)).describe()
         acgpt(one, corpus, "--features", model, "--features-only")
-    assert Featurizer.load(str(model)).about() == {**there, "products": "fp32"} and there["products"] == "tf32"
+    assert Featurizer.load(str(model)).describe() == {**there, "products": "fp32"} and there["products"] == "tf32"
     assert products(one) == "tf32"
     assert products(other) == "fp32, tf32"  # the reference is from there
     both = acgpt(other, one, corpus, "--features", model, "--json").stdout.splitlines()

@@ -328,8 +328,8 @@ def save_or_warn(evaluation_set: EvaluationSet, path: Path) -> None:
         evaluation_set.save(path)
     except OSError as error:
         warnings.warn(
-            f"cannot save the evaluation dataset in {path} ({error.strerror or error}): the same dataset is built again "
-            "each time. Choose another file with `sets`.",
+            f"cannot save the evaluation dataset in {path} ({error.strerror or error}): it is built again each "
+            "time. Choose another file with `sets`.",
             stacklevel=2,
         )
 

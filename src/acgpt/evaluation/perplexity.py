@@ -306,7 +306,7 @@ def check_fit(model: PreTrainedModel, evaluation_set: EvaluationSet, overhead: i
         )
     if (highest := int(evaluation_set.tokens.max())) >= config.vocab_size:
         raise InputError(
-            f"the texts contain token {highest}, but the model's token ids end at {config.vocab_size - 1}."
+            f"the texts contain token {highest}, but the model's ids end at {config.vocab_size - 1}."
         )
 
 
