@@ -148,10 +148,10 @@ def test_score_samples_returns_what_the_command_prints(samples, corpus):
 
 
 def test_an_error_names_arguments_in_python_and_options_on_the_command_line(samples, corpus):
-    with pytest.raises(acgpt.InputError, match=r"^`skip`, `no_mauve` can do nothing with `asked_only`: "):
+    with pytest.raises(acgpt.InputError, match=r"^`skip`, `no_mauve` cannot be combined with `asked_only`: "):
         acgpt.score_samples(samples, corpus, no_mauve=True, skip=0, asked_only=True)
     done = CliRunner().invoke(app, ["mauve", str(samples), str(corpus), "--no-mauve", "--skip", "0", "--asked-only"])
-    assert done.exit_code == 2 and "error: --skip, --no-mauve can do nothing with --asked-only: " in done.stderr
+    assert done.exit_code == 2 and "error: --skip, --no-mauve cannot be combined with --asked-only: " in done.stderr
 
 
 def test_the_options_of_a_function_are_in_its_signature_and_its_docstring():

@@ -223,7 +223,9 @@ def test_intervals_are_a_function_of_the_seed():
 
 def test_a_gain_is_compared_on_the_same_texts():
     evaluation_set = small_set()
-    past = np.where(evaluation_set.sampled_roles["training"] == ASKED, -5 * np.random.default_rng(0).random((6, 20)), np.nan)
+    past = np.where(
+        evaluation_set.sampled_roles["training"] == ASKED, -5 * np.random.default_rng(0).random((6, 20)), np.nan
+    )
     both = {"training-no-future": past, "training": past + 0.1}  # every token a tenth of a nat likelier
     evaluation = Evaluation("ac-gpt", evaluation_set, both, (), seed=0)
     gain = evaluation.gains["training"]

@@ -91,7 +91,9 @@ def test_another_file_in_the_place_of_a_part_is_refused_in_few_words(tmp_path):
             lambda: generator.write("infilling", tmp_path),
             lambda: open_part(tmp_path / "infilling.jsonl.part", {}).__enter__(),
         ):
-            with pytest.raises(InputError, match=r"infilling\.jsonl\.part is not a partial file of generations") as caught:
+            with pytest.raises(
+                InputError, match=r"infilling\.jsonl\.part is not a partial file of generations"
+            ) as caught:
                 refused()
             assert len(str(caught.value)) < 300
             assert (tmp_path / "infilling.jsonl.part").read_bytes() == content

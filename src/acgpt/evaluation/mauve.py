@@ -48,8 +48,7 @@ def package(otherwise: str = "`no_mauve` computes everything else.") -> Any:
         return importlib.import_module("mauve")
     except ImportError as error:
         raise InputError(
-            "MAUVE needs the package mauve-text, which is not installed: pip install 'acgpt[mauve]'. "
-            + otherwise
+            "MAUVE needs the package mauve-text, which is not installed: pip install 'acgpt[mauve]'. " + otherwise
         ) from error
 
 

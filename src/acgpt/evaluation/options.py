@@ -1,6 +1,6 @@
-"""The options of the functions that measure models and samples, each declared once.
+"""Options of `acgpt.evaluate`, `acgpt.generate` and `acgpt.score_samples`, each declared once.
 
-This module imports neither torch, transformers nor numpy, so that the command line can list the options at once.
+This module imports neither torch, transformers nor numpy, so that the command line can show help without delay.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from acgpt.models.options import DeviceOptions, LoadingOptions
 @documented
 @dataclass(frozen=True)
 class AskingOptions(LoadingOptions):
-    """The options that `acgpt.evaluate` and `acgpt.generate` share: what a model is asked, and how."""
+    """Options that `acgpt.evaluate` and `acgpt.generate` share: the evaluation dataset and the method."""
 
-    split: str | None = option("Of the corpus. Default: test if there is one, else validation.", metavar="NAME")
+    split: str | None = option("Split of the corpus. Default: test if there is one, else validation.", metavar="NAME")
     r_max: float | None = option(
-        "The largest share of a text that is given. Default: that of `conditioning`, else 0.6.",
+        "Maximum share of a text that is given. Default: that of `conditioning`, else 0.6.",
         metavar="R",
         minimum=0,
         maximum=1,
     )
     length: int | None = option(
-        "Tokens a text. Default: 1023, or as many as the model has positions for.", metavar="T", minimum=1
+        "Tokens per text. Default: 1023, or as many as the model has positions for.", metavar="T", minimum=1
     )
-    limit: int | None = option("The first N texts only.", metavar="N", minimum=1)
+    limit: int | None = option("Use only the first N texts.", metavar="N", minimum=1)
     conditioning: Any | str | None = option(
-        "The training distribution, if it is not the paper's: '{b_max: 4}', as in a recipe; or model: that of the "
-        "model's acgpt.json, with its r_max.",
+        "Training distribution of conditioning sets: '{b_max: 4}', as in a recipe; or model: the one in the model's "
+        "acgpt.json, with its r_max. Default: the paper's.",
         python="Also a mapping, or a `Conditioning`.",
         metavar="YAML",
     )
     sets: str | Path | None = option(
-        "The evaluation set: a file to read, or to make. Default: CORPUS/evaluation/….safetensors.", metavar="PATH"
+        "File of the evaluation dataset, to read or to write. Default: CORPUS/evaluation/….safetensors.", metavar="PATH"
     )
     modes: Sequence[str] = option(
-        "Some modes only. Default: all five.",
+        "Modes to use. Default: all five.",
         (),
-        shell="With commas: unconditional,training.",
+        shell="Separated by commas: unconditional,training.",
         metavar="NAMES",
         flags=("--modes", "--mode"),
         form="names",
     )
     method: str | None = option(
-        "Ask the model as one of this method (acgpt methods). Default: what its acgpt.json says, else gpt.",
+        "Method to ask the model with (acgpt methods). Default: the one in its acgpt.json, else gpt.",
         metavar="NAME",
     )
     options: Mapping[str, str] | None = option(
-        "How the method asks, where it leaves a choice (see acgpt methods).",
+        "Options of the method (see acgpt methods).",
         shell="May be repeated.",
         metavar="KEY=VALUE",
         flags=("--how",),
@@ -69,13 +69,12 @@ class AskingOptions(LoadingOptions):
         form="adapter",
     )
     batch_tokens: int | None = option(
-        "At most so many tokens go through the model at a time. Default: what the device can take.",
+        "Maximum number of tokens per forward pass. Default: what fits the device.",
         metavar="N",
         minimum=1,
     )
     compiled: bool = option(
-        "Put the network through torch.compile: for methods of many passes (see acgpt methods), which it speeds up on "
-        "a GPU.",
+        "Compile the network with torch.compile. It speeds up methods with many passes (see acgpt methods) on a GPU.",
         False,
         flags=("--compile",),
     )
@@ -84,119 +83,120 @@ class AskingOptions(LoadingOptions):
 @documented
 @dataclass(frozen=True)
 class EvaluationOptions(AskingOptions):
-    """The options of `acgpt.evaluate` and of `acgpt evaluate`."""
+    """Options of `acgpt.evaluate` and `acgpt evaluate`."""
 
     seed: int | None = option(
-        "Of the conditioning sets and of the intervals. Default: 0.", metavar="N", minimum=0, flags=("--seed", "-s")
+        "Seed of the conditioning sets and intervals. Default: 0.",
+        metavar="N",
+        minimum=0,
+        flags=("--seed", "-s"),
     )
     output: str | Path | None = option(
-        "Write the JSON object into a file as well.",
-        python="An evaluation that was stopped then goes on when it is called again.",
+        "Also write the JSON object to a file.",
+        python="An interrupted evaluation then resumes when it is called again.",
         metavar="PATH",
         flags=("--output", "-o"),
     )
     records: str | Path | None = option(
-        "Write every asked token with its log-probability into a .safetensors file.", metavar="PATH"
+        "Write every asked token with its log-probability to a .safetensors file.", metavar="PATH"
     )
 
 
 @documented
 @dataclass(frozen=True)
 class GenerationOptions(AskingOptions):
-    """The options of `acgpt.generate` and of `acgpt generate`."""
+    """Options of `acgpt.generate` and `acgpt generate`."""
 
-    if_possible: bool = option("Not an error if the method can answer none of the modes that were named.", False)
-    samples: int = option("Samples of each text. Default: 1.", 1, metavar="N", minimum=1, flags=("--samples", "-n"))
+    if_possible: bool = option("Do not fail if the method can answer none of the chosen modes.", False)
+    samples: int = option("Samples per text. Default: 1.", 1, metavar="N", minimum=1, flags=("--samples", "-n"))
     prompt: int | None = option(
-        "Of the unconditional mode: tokens of the text that are given. Default: 20.", metavar="N", minimum=0
+        "Tokens of each text that are given in the unconditional mode. Default: 20.", metavar="N", minimum=0
     )
     top_p: float | None = option(
-        "Draw from the likeliest tokens that together have probability P, above 0 and at most 1. Default: 0.95.",
+        "Sample from the most likely tokens with total probability P, above 0 and at most 1. Default: 0.95.",
         metavar="P",
     )
     temperature: float | None = option(
-        "1 is the model's own distribution, 0 is greedy. Default: 0.8.", metavar="X", minimum=0
+        "Sampling temperature: 1 is the model's own distribution, 0 is greedy. Default: 0.8.", metavar="X", minimum=0
     )
-    seed: int = option("Of the draws. Default: 0.", 0, metavar="N", minimum=0, flags=("--seed", "-s"))
+    seed: int = option("Seed of the samples. Default: 0.", 0, metavar="N", minimum=0, flags=("--seed", "-s"))
     set_seed: int | None = option(
-        "Of the conditioning sets, as acgpt evaluate --seed. Default: 0.", metavar="N", minimum=0
+        "Seed of the conditioning sets, as acgpt evaluate --seed. Default: 0.", metavar="N", minimum=0
     )
 
 
 @documented
 @dataclass(frozen=True)
 class ScoringOptions(DeviceOptions):
-    """The options of `acgpt.score_samples` and of `acgpt mauve`."""
+    """Options of `acgpt.score_samples` and `acgpt mauve`."""
 
     split: str | None = declared(AskingOptions, "split")
     rule: str | None = option(
-        "documents: those long enough, cut; windows: all of the split. Default: documents where it has them.",
+        "documents: those that are long enough, cut; windows: the whole split. Default: documents, if there are any.",
         metavar="NAME",
     )
     length: int | None = option(
-        "Tokens of a text of the corpus. Default: as many as the generated texts have, at most 2048.",
+        "Tokens per reference text of a corpus. Default: as many as the generated texts have, at most 2048.",
         metavar="T",
         minimum=1,
     )
     skip: int | None = option(
-        "Leave out so many tokens of the split. Default: the region that the prompts are from.", metavar="N", minimum=0
+        "Tokens to skip at the start of the split. Default: the region of the prompts.",
+        metavar="N",
+        minimum=0,
     )
-    count: int | None = option("At most so many texts of reference. Default: 1000.", metavar="N", minimum=1)
-    field: str | None = option("Of each line of a .jsonl. Default: text.", metavar="NAME")
+    count: int | None = option("Maximum number of reference texts. Default: 1000.", metavar="N", minimum=1)
+    field: str | None = option("Field of each line of a .jsonl. Default: text.", metavar="NAME")
     features: str | None = option(
-        "The model whose hidden states are compared: a folder, a hub id, or default, the embedded one. "
+        "Model of features, whose hidden states are compared: a folder, a hub id, or default, the embedded model. "
         f"Default: {PAPER}.",
         metavar="MODEL",
     )
-    seeds: int | None = option(
-        "So many times k-means, each from another seed, 0 and up. Default: 5.", metavar="N", minimum=1
-    )
+    seeds: int | None = option("Number of k-means runs, with seeds 0, 1, …. Default: 5.", metavar="N", minimum=1)
     limit: int | None = option(
-        "Score the first texts only, as if no more had been drawn: to compare with a file of fewer.",
+        "Score only the first texts, as if no more had been generated, for comparison with a smaller file.",
         metavar="N",
         minimum=1,
     )
     asked_only: bool = option(
-        "Score what was drawn alone, against what stood there originally; the corpus is that of the prompts.", False
+        "Score only the asked parts, against the original ones; the reference must be the corpus of the prompts.", False
     )
     judge: str | None = option(
-        "A model that says how likely it finds the texts: as acgpt evaluate takes it, with the same tokenizer, or a "
-        "causal one.",
+        "Model that scores the likelihood of the texts: any model of acgpt evaluate with the same tokenizer, or a "
+        "causal model.",
         metavar="MODEL",
     )
-    no_mauve: bool = option("Everything but MAUVE, which needs mauve-text and a model of features.", False)
+    no_mauve: bool = option("Compute everything but MAUVE, which needs mauve-text and a model of features.", False)
     features_only: bool = option(
-        "Compute the features and keep them in the cache, for a machine that has mauve-text; no more.", False
+        "Only compute the features and store them in the cache folder, for a machine with mauve-text.", False
     )
     output: str | Path | None = option(
-        "Where the result goes: a .json for one of GENERATED (.mauve.json, if acgpt report is to find it), a folder "
-        "for several. Default: beside it.",
+        "Path of the result: a .json for one file (.mauve.json for acgpt report to find it), a folder for several. "
+        "Default: beside the generations.",
         metavar="PATH",
         flags=("--output", "-o"),
     )
-    resume: bool = option(
-        "Leave as it is what is there already of the same files, scored in the same way by the same judge.", False
-    )
+    resume: bool = option("Keep existing results of the same files with the same settings and judge.", False)
     index: str | Path | None = option(
-        "A .json that is written last and names all results; where nothing could be drawn, none, and no error.",
+        "A .json that is written last and lists all results. With it, having no generations is not an error.",
         metavar="FILE",
     )
 
 
 def check_together(options: ScoringOptions, reference: Path, unused: Sequence[str] = ()) -> None:
-    """Refuse options that can do nothing beside others, or with such a reference.
+    """Refuse options that have no effect in combination with others, or with this kind of reference.
 
     Args:
-        options: What was asked for.
-        reference: What the texts are compared with.
-        unused: Names of what the caller was given besides, which is for results only.
+        options: The options.
+        reference: Path of the reference texts.
+        unused: Names of further options of the caller that only affect results.
 
     Raises:
-        InputError: There are such options; they are named.
+        InputError: There are such options; the message names them.
     """
-    of_corpus = ("split", "rule", "length", "skip")
+    corpus_options = ("split", "rule", "length", "skip")
     if options.asked_only:
-        refuse(options, (*of_corpus, "count", "field", "no_mauve"), "with `asked_only`")
+        refuse(options, (*corpus_options, "count", "field", "no_mauve"), "with `asked_only`")
     if options.no_mauve:
         refuse(options, ("features", "seeds", "features_only"), "with `no_mauve`")
     if options.features_only:
@@ -204,15 +204,15 @@ def check_together(options: ScoringOptions, reference: Path, unused: Sequence[st
     if reference.is_dir():
         refuse(options, ("field",), "with a corpus")
     elif reference.is_file():
-        refuse(options, (*of_corpus, "limit"), "with a file of texts")
+        refuse(options, (*corpus_options, "limit"), "with a file of texts")
 
 
 def refuse(options: Options, names: Sequence[str], where: str) -> None:
-    """Refuse those of the named options that were given; what is no option of these was.
+    """Refuse options that the user has set. Names that are not in `options` count as set.
 
     Raises:
-        InputError: There are some.
+        InputError: Some are set; the message names them.
     """
     values = {name: getattr(options, name, True) for name in names}
     if given := [f"`{name}`" for name, value in values.items() if value is not None and value is not False]:
-        raise InputError(f"{', '.join(given)} can do nothing {where}: leave one or the other out.")
+        raise InputError(f"{', '.join(given)} cannot be combined {where}: omit one or the other.")

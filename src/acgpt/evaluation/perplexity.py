@@ -305,9 +305,7 @@ def check_fit(model: PreTrainedModel, evaluation_set: EvaluationSet, overhead: i
             f"use `length={positions - overhead}` or less."
         )
     if (highest := int(evaluation_set.tokens.max())) >= config.vocab_size:
-        raise InputError(
-            f"the texts contain token {highest}, but the model's ids end at {config.vocab_size - 1}."
-        )
+        raise InputError(f"the texts contain token {highest}, but the model's ids end at {config.vocab_size - 1}.")
 
 
 def few_at_once(groups: Sequence[Sequence[int]], most: int | None) -> Iterator[Sequence[int]]:

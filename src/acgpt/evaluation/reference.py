@@ -213,8 +213,8 @@ def limit_generations(generated: Generations, corpus: Corpus, limit: int) -> Gen
     record = generated.record["set"]
     if limit > record["texts"]:
         raise InputError(
-            f"{generated.path} has {record['texts']} texts, but the limit is {limit}: use at most {record['texts']}, or "
-            "omit this file."
+            f"{generated.path} has {record['texts']} texts, but the limit is {limit}: use at most {record['texts']}, "
+            "or omit this file."
         )
     try:
         if record.get("corpus_hash") != corpus.hash:
@@ -263,8 +263,8 @@ def originals(generated: Generations, corpus: Corpus) -> list[Generation]:
         given = [(a, b) for a, b, role in zip(original, sample.tokens, sample.roles, strict=False) if role == "g"]
         if len(original) != len(sample.roles) or any(a != b for a, b in given):
             raise InputError(
-                f"{generated.path}: the given tokens of text {sample.item} differ from {corpus.folder}, so its original "
-                "is unknown. Generate it again, or pass the corpus of the prompts."
+                f"{generated.path}: the given tokens of text {sample.item} differ from {corpus.folder}, so its "
+                "original is unknown. Generate it again, or pass the corpus of the prompts."
             )
         lengths = [(role, len(list(run))) for role, run in groupby(sample.roles)]
         texts = pieces(original, tokenizer, list(accumulate(length for _, length in lengths)))
