@@ -261,7 +261,7 @@ def test_where_the_disk_refuses_what_is_unfinished_the_evaluation_goes_on(cli, c
     output = tmp_path / "results.json"
     output.with_name("results.json.part").mkdir()
     said = " ".join(cli(corpus, "-o", output).output.split())
-    assert "results.json.part: Is a directory. If this evaluation is stopped, it cannot go on." in said
+    assert "results.json.part: Is a directory. This evaluation cannot be resumed if it stops." in said
     assert json.loads(output.read_text())["modes"]["training"]["perplexity"] > 1
 
 
@@ -376,7 +376,7 @@ def test_a_corpus_that_has_changed_has_another_set(cli, corpus):
     first = object_of(cli(corpus, "--json"))
     write_corpus(corpus, tiny_tokenizer(), test=TEXT[4:] * 12)
     result = cli(corpus, "--json")
-    assert "it is made again" in result.stderr
+    assert "it is built again" in result.stderr
     assert object_of(result)["set"]["hash"] != first["set"]["hash"]
     assert cli(corpus, "--json").stderr == ""
 
@@ -390,8 +390,8 @@ def test_a_named_set_needs_no_corpus_and_is_not_overwritten(cli, corpus, tmp_pat
     assert again["modes"] == made["modes"] and again["set"] == made["set"] and again["corpus"] is None
     limited = object_of(cli("--sets", path, "--json", "--limit", "2", length=None))
     assert limited["set"]["texts"] == 2 and limited["set"]["hash"] != made["set"]["hash"]
-    assert "r_max 0.4, not 0.6: leave out --r-max" in cli("--sets", path, "--r-max", "0.6", code=2).stderr
-    assert "leave out --length" in cli(corpus, "--sets", path, length="20", code=2).stderr
+    assert "r_max 0.4, not 0.6: omit --r-max" in cli("--sets", path, "--r-max", "0.6", code=2).stderr
+    assert "omit --length" in cli(corpus, "--sets", path, length="20", code=2).stderr
     assert "conditioning" in cli("--sets", path, "--conditioning", "{b_max: 1}", code=2).stderr
     with pytest.raises(InputError, match="name another"):
         set_of_corpus(Corpus.open(corpus), path, split="test", length=30)
@@ -402,7 +402,7 @@ def test_a_named_set_of_another_corpus_is_refused(cli, corpus, tmp_path):
     path, other = tmp_path / "mine.safetensors", tmp_path / "other"
     cli(corpus, "--sets", path)
     write_corpus(other, tiny_tokenizer(), test=TEXT[4:] * 12)
-    assert "is not an evaluation set of" in cli(other, "--sets", path, code=2).stderr
+    assert "is not an evaluation dataset of" in cli(other, "--sets", path, code=2).stderr
     assert object_of(cli(corpus, "--sets", path, "--json"))["corpus"] == str(corpus)
 
 
@@ -451,7 +451,7 @@ def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch
         ([], "CORPUS"),
         (["{tmp}/nothing"], "not a prepared corpus"),
         (["{corpus}/corpus.json"], "corpus.json -o FOLDER"),
-        (["--sets", "{tmp}/nothing.safetensors"], "no evaluation set"),
+        (["--sets", "{tmp}/nothing.safetensors"], "no evaluation dataset"),
         (["{corpus}", "--modes", "training,sampling"], "no mode 'sampling'"),
         (["{corpus}", "--method", "bert"], "no method 'bert'"),
         (["{corpus}", "--split", "dev"], "no split 'dev'"),

@@ -30,18 +30,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"roles": "ga"}, "line 1: its 'roles' are not a letter"),
-        ({"tokens": ["x"] * LENGTH}, "line 1: its 'tokens' hold 'x'"),
-        ({"log_probs": [0.0]}, "line 1: its 'log_probs' are not a number for each"),
+        ({"roles": "ga"}, "line 1: its 'roles' must have one letter"),
+        ({"tokens": ["x"] * LENGTH}, "line 1: its 'tokens' contain 'x'"),
+        ({"log_probs": [0.0]}, "line 1: its 'log_probs' must have one number"),
         *(
             ({"roles": "a" * LENGTH, "fills": [""], "log_probs": [bad] * LENGTH}, "line 1: its 'log_probs'")
             for bad in (10**400, -(10**400), 1e308, -1e308, math.inf, -math.inf, math.nan, 0.5, True, "0")
         ),
-        *(({"tokens": [bad] * LENGTH}, "line 1: its 'tokens' hold") for bad in (10**30, 2**31, -1, True, 1.0, None)),
+        *(({"tokens": [bad] * LENGTH}, "line 1: its 'tokens' contain") for bad in (10**30, 2**31, -1, True, 1.0, None)),
         ({"item": -1}, "line 1: its 'item'"),
-        ({"sample": 10**30}, "line 1: its 'item' or its 'sample'"),
+        ({"sample": 10**30}, "line 1: its 'item' or 'sample'"),
         *(({key: "\ud800"}, "line 1: 'utf-8' codec") for key in ("text", "prompt")),
-        ({"fills": []}, "line 1: its 'fills' are not a text for each run"),
+        ({"fills": []}, "line 1: its 'fills' must have one text per run"),
         ({"text": 3}, "line 1: its 'text' is of the wrong type"),
     ],
 )
@@ -150,7 +150,7 @@ def test_a_folder_of_which_nothing_could_be_drawn_is_passed_over(corpus: Path, t
     (tmp_path / "gpt" / "index.json").write_text('{"kind": "index", "modes": {"training": null}}')
     result = acgpt(tmp_path / "ac", tmp_path / "gpt", corpus, "--no-mauve")
     assert (
-        "gpt holds an index, but no generations" in result.stderr and len(list(path.parent.glob("*.mauve.json"))) == 1
+        "gpt contains an index, but no generations" in result.stderr and len(list(path.parent.glob("*.mauve.json"))) == 1
     )
     assert "there are no generations in" in acgpt(tmp_path / "gpt", corpus, "--no-mauve", code=2).stderr
 

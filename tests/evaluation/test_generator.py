@@ -519,7 +519,7 @@ def test_samples_that_will_all_be_the_same_are_drawn_with_a_warning(models, corp
     how = [models("ac-gpt"), corpus, "--length", LENGTH, "--limit", 2, "--modes", "infilling", "--temperature", 0]
     assert "warning" not in run(*how, "-o", tmp_path / "one").stderr
     assert "warning: " in (said := run(*how, "-n", 3, "-o", tmp_path / "o").stderr)
-    assert "the 3 samples of a text are the same" in said
+    assert "the 3 samples of a text are identical" in said
     lines = lines_of(tmp_path / "o" / "infilling.jsonl")
     assert len(lines) == 6 and len({tuple(line["tokens"]) for line in lines}) == 2
 
@@ -530,7 +530,7 @@ def test_samples_that_will_all_be_the_same_are_drawn_with_a_warning(models, corp
         (["{corpus}"], "--output"),
         (["-o", "{tmp}/o"], "CORPUS"),
         (["{corpus}", "-o", "{tmp}/o", "--modes", "sideways"], "no mode 'sideways'"),
-        (["{corpus}", "-o", "{tmp}/o", "--modes", "training"], "method gpt cannot answer in the mode training"),
+        (["{corpus}", "-o", "{tmp}/o", "--modes", "training"], "method gpt cannot answer the mode training"),
         (["{corpus}", "-o", "{tmp}/o", "--prompt", "24"], "--prompt 23 or less"),
         (["{corpus}", "-o", "{tmp}/o", "--top-p", "0"], "top_p must be above 0"),
         (["{corpus}", "-o", "{tmp}/o", "--split", "dev"], "no split 'dev'"),
@@ -571,5 +571,5 @@ def test_a_disk_that_refuses_ends_with_code_1_and_what_was_drawn_stays(models, c
 def test_a_stray_file_in_the_folder_is_not_overwritten(models, corpus, tmp_path, name):
     (tmp_path / name).write_text("mine\n")
     how = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "-o", tmp_path]
-    assert f"{name} is no " in run(*how, code=2).stderr
+    assert f"{name} is not a" in run(*how, code=2).stderr
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine\n")]

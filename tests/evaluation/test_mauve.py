@@ -88,7 +88,7 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
     said = json.loads(acgpt(folder / "training.jsonl", corpus, *of_documents, "--seeds", 1, "--json").stdout)["notes"][
         0
     ]
-    assert said.endswith("The rule windows may find more to compare with.")
+    assert said.endswith("The rule windows may find more reference texts.")
     features = Featurizer.load(str(model), "cpu")
     opened, path = Corpus.open(corpus), folder / "training.jsonl"
     ours = features.features([each.text for each in Generations.open(path).samples])
@@ -143,7 +143,7 @@ def test_several_samples_of_a_text_are_scored_as_one_is(corpus: Path, model: Pat
         scored[samples] = json.loads(acgpt(path, corpus, "--features", model, "--seeds", 1, "--json").stdout)
     one, three = scored.values()
     assert one["mauve"] == three["mauve"] and one["original"] == three["original"] and three["texts"] == 12
-    assert any("of the first of each" in note for note in three["notes"]) and len(three["notes"]) > len(one["notes"])
+    assert any("uses the first of each" in note for note in three["notes"]) and len(three["notes"]) > len(one["notes"])
 
 
 def test_the_first_texts_are_scored_as_a_file_of_fewer_is(corpus: Path, model: Path, tmp_path: Path, mauve: Any):
@@ -167,7 +167,7 @@ def test_the_first_texts_are_scored_as_a_file_of_fewer_is(corpus: Path, model: P
         assert json.loads(again) == limited  # with the date of the first
     assert len(list(more.parent.glob("*.mauve.json"))) == 2 * len(ways)
     said = acgpt(more, corpus, "--no-mauve", "--limit", 15, code=2).stderr
-    assert "is of 14 texts, and the limit is 15: name at most 14, or leave this file out" in said
+    assert "has 14 texts, but the limit is 15: use at most 14, or omit this file" in said
     other = write_generations(tmp_path / "other", corpus)  # whose set is none that acgpt makes
     assert "cannot be derived" in acgpt(other, corpus, "--no-mauve", "--limit", 11, code=2).stderr
 
@@ -262,7 +262,7 @@ def test_an_index_of_nothing_and_one_that_is_somebody_elses(corpus: Path, tmp_pa
     """A method that answers in none of the modes that were wanted leaves a folder with an index alone."""
     (tmp_path / "index.json").write_text('{"kind": "index", "modes": {"training": null}}')
     assert "there are no generations" in acgpt(tmp_path, corpus, "--no-mauve", code=2).stderr
-    assert "passed over" in acgpt(tmp_path, corpus, "--index", tmp_path / "scores.json").stderr
+    assert "skipped" in acgpt(tmp_path, corpus, "--index", tmp_path / "scores.json").stderr
     assert json.loads((tmp_path / "scores.json").read_text())["results"] == []
     path = write_generations(tmp_path, corpus)
     wrong = acgpt(path, corpus, "--no-mauve", "--index", tmp_path / "index.json", code=2)
@@ -281,7 +281,7 @@ def test_an_index_of_nothing_and_one_that_is_somebody_elses(corpus: Path, tmp_pa
 def test_a_judge_that_is_not_there_yet_is_named(corpus: Path, tmp_path: Path):
     path, missing = write_generations(tmp_path, corpus), tmp_path / "cell" / "model"
     said = acgpt(path, corpus, "--no-mauve", "--judge", missing, code=2).stderr
-    assert f"the judge cannot be loaded: there is no folder {missing}" in said
+    assert f"cannot load the judge: there is no folder {missing}" in said
 
 
 def test_a_result_of_a_judge_that_was_trained_again_is_not_kept(corpus: Path, tmp_path: Path):
@@ -380,7 +380,7 @@ def test_what_cannot_be_measured_is_found_before_any_model_runs(
     lines = [json.loads(line) for line in good.read_text().splitlines()]
     lines[-1]["tokens"][lines[-1]["roles"].index("g")] += 1
     moved = write_generations(tmp_path / "c", corpus, lines=lines)
-    assert f"{moved}: what is given of text 11" in acgpt(good, moved, corpus, code=2).stderr
+    assert f"{moved}: the given tokens of text 11" in acgpt(good, moved, corpus, code=2).stderr
     strange = write_generations(tmp_path / "d", corpus, tokenizer_hash="x")
     (tmp_path / "texts.txt").write_text("a\n" * 20)
     network, tokenizer = tiny_model("gpt2", vocabulary=340), tiny_tokenizer(**SPECIAL)
@@ -479,18 +479,18 @@ def test_what_cannot_be_scored_is_refused_and_nothing_is_written(
     assert "keep the two files together" in acgpt(tmp_path / "lonely.jsonl", corpus, code=2).stderr
     (tmp_path / "lonely.jsonl").unlink()
     assert "there is no file" in acgpt(tmp_path / "none.jsonl", corpus, code=2).stderr
-    assert f"name a folder such as {tmp_path / 'a'} that" in " ".join(acgpt(tmp_path, corpus, code=2).stderr.split())
+    assert f"pass a folder such as {tmp_path / 'a'} that" in " ".join(acgpt(tmp_path, corpus, code=2).stderr.split())
     (tmp_path / "empty").mkdir()
-    assert "holds no generations: name a folder that" in acgpt(tmp_path / "empty", corpus, code=2).stderr
+    assert "contains no generations: pass a folder that" in acgpt(tmp_path / "empty", corpus, code=2).stderr
     (tmp_path / "empty").rmdir()
     record = path.with_suffix(".json")
-    assert f"{record} is the record of generations: name {path}" in acgpt(record, corpus, code=2).stderr
+    assert f"{record} is the record of generations: pass {path}" in acgpt(record, corpus, code=2).stderr
     both = (path, other, corpus, "--no-mauve", "-o")
     assert "there are 2 generations" in acgpt(*both, tmp_path / "x.json", code=2).stderr
     assert "the same name" in acgpt(*both, tmp_path / "x", code=2).stderr
     text = write_generations(tmp_path / "a", corpus).with_suffix(".json")
     monkeypatch.setattr(score_samples, "package", lambda: None)
-    assert "name the corpus of the prompts" in acgpt(path, text, "--asked-only", code=2).stderr
+    assert "pass the corpus of the prompts" in acgpt(path, text, "--asked-only", code=2).stderr
     assert "neither a prepared" in acgpt(path, tmp_path / "typo", "--split", "test", "--no-mauve", code=2).stderr
     assert "no rule 'pages'" in acgpt(path, corpus, "--rule", "pages", "--no-mauve", code=2).stderr
     assert sorted(tmp_path.rglob("*")) == before

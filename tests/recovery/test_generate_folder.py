@@ -24,7 +24,7 @@ def test_a_file_that_was_cut_off_is_refused_and_drawn_again_when_it_is_gone(tmp_
     for cut in (whole[:500], b"".join(whole.splitlines(keepends=True)[:2])):
         lines.write_bytes(cut)
         for mode in ("training", "infilling"):
-            with pytest.raises(InputError, match=r"training\.jsonl is not what training\.json says of it.*Delete it"):
+            with pytest.raises(InputError, match=r"training\.jsonl does not match training\.json.*Delete it"):
                 generator.write(mode, tmp_path)
         assert lines.read_bytes() == cut  # somebody may have wanted it so
     record = json.loads((tmp_path / "training.json").read_text())

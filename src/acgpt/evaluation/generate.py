@@ -13,8 +13,9 @@ from acgpt.common.options import keywords
 from acgpt.data.corpus import Corpus
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
+from acgpt.evaluation import generator as defaults
 from acgpt.evaluation.dataset import save_or_warn, trained_r_max
-from acgpt.evaluation.generator import DISK_REMEDY, INDEX, PROMPT, TEMPERATURE, TOP_P, Generator
+from acgpt.evaluation.generator import DISK_REMEDY, INDEX, Generator
 from acgpt.evaluation.options import GenerationOptions
 from acgpt.evaluation.partial import existing_record
 from acgpt.evaluation.setup import Setup, Source, choose_method, compile_errors
@@ -63,9 +64,9 @@ def generate(
     check_writable(output / INDEX)
     names = [mode.name for mode in modes_named(list(chosen.modes))]
     options, samples, compiled = dict(chosen.options or {}), chosen.samples, chosen.compiled
-    prompt = PROMPT if chosen.prompt is None else chosen.prompt
-    top_p = TOP_P if chosen.top_p is None else chosen.top_p
-    temperature = TEMPERATURE if chosen.temperature is None else chosen.temperature
+    prompt = defaults.PROMPT if chosen.prompt is None else chosen.prompt
+    top_p = defaults.TOP_P if chosen.top_p is None else chosen.top_p
+    temperature = defaults.TEMPERATURE if chosen.temperature is None else chosen.temperature
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=chosen.seed)
     setup = Setup.load(model, corpus, chosen, "set_seed")
     lm, evaluation_set = setup.lm, setup.evaluation_set
