@@ -393,7 +393,7 @@ def test_a_named_set_needs_no_corpus_and_is_not_overwritten(cli, corpus, tmp_pat
     assert "r_max 0.4, not 0.6: omit --r-max" in cli("--sets", path, "--r-max", "0.6", code=2).stderr
     assert "omit --length" in cli(corpus, "--sets", path, length="20", code=2).stderr
     assert "conditioning" in cli("--sets", path, "--conditioning", "{b_max: 1}", code=2).stderr
-    with pytest.raises(InputError, match="name another"):
+    with pytest.raises(InputError, match="choose another"):
         set_of_corpus(Corpus.open(corpus), path, split="test", length=30)
     assert path.read_bytes() == before
 

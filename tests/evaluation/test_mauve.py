@@ -273,7 +273,7 @@ def test_an_index_of_nothing_and_one_that_is_somebody_elses(corpus: Path, tmp_pa
         ("--index", tmp_path / "all.mauve.json"),  # a report would take it for a result
     ):
         said = acgpt(path, corpus, "--no-mauve", *places, code=2).stderr
-        assert "is where a result would be: name another file with --index" in said
+        assert "is the path of a result: choose another .json file with --index" in said
         assert not (tmp_path / "one.json").exists()
     assert not list(tmp_path.glob("*.mauve.json")) and "training" in (tmp_path / "index.json").read_text()
 

@@ -30,7 +30,7 @@ def test_a_file_that_was_cut_off_is_refused_and_drawn_again_when_it_is_gone(tmp_
     record = json.loads((tmp_path / "training.json").read_text())
     (tmp_path / "training.json").write_text(json.dumps({k: v for k, v in record.items() if k != "sha256"}))
     lines.write_bytes(whole)  # nobody knows that it is
-    with pytest.raises(InputError, match=r"is not what training\.json says"):
+    with pytest.raises(InputError, match=r"does not match training\.json"):
         generator.write("training", tmp_path)
     lines.unlink()
     generator.write("training", tmp_path)
