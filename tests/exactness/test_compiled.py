@@ -156,7 +156,7 @@ def test_a_compiler_that_fails_is_an_error_that_says_what_to_do(place, graphs, m
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=broken))
     result = command(place, "evaluate", "mlm")
     said = " ".join(result.output.split())
-    assert result.exit_code == 2 and "torch.compile fails here (no compiler): leave --compile out." in said
+    assert result.exit_code == 2 and "torch.compile fails here (no compiler): omit --compile." in said
 
 
 def test_a_network_without_blocks_is_not_compiled(monkeypatch):

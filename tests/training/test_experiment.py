@@ -296,7 +296,7 @@ def test_a_split_that_the_corpus_has_not_is_found_before_training(tmp_path):
         ({}, {"split": "tset"}, "tset"),
         ({}, {}, "no windows of 31 tokens, after the"),  # prompts from all of the split leave no reference
         ({"limit": 10}, {"length": 10**6}, "no windows of 1000000 tokens"),
-        ({"splits": ["short"]}, {}, "there are 2 generated texts, and MAUVE takes at least 10"),
+        ({"splits": ["short"]}, {}, "there are 2 generated texts, but MAUVE needs at least 10"),
         ({"limit": 10}, {"split": "short"}, "there are 2 reference texts"),
         ({"limit": 10}, {"features": "nowhere"}, "mauve.features: cannot load nowhere"),
         ({"limit": 10}, {}, "pip install 'acgpt[mauve]'"),
