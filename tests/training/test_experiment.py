@@ -321,7 +321,7 @@ def test_what_could_not_be_scored_is_found_before_training(tmp_path, monkeypatch
     file.write_text(yaml.safe_dump(content))
     said = run_cli(file, code=2).stderr
     assert words in said and not (tmp_path / "out").exists()
-    if "MAUVE takes" in words or "no windows" in words:
+    if "MAUVE needs" in words or "no windows" in words:
         for remedy in ("generate.limit", "mauve.split", "mauve.length", "mauve.skip", "--no-scoring"):
             assert remedy in said
         assert "--split" not in said and "--length" not in said and "--skip" not in said  # of another command
