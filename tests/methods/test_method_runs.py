@@ -264,7 +264,7 @@ def test_a_mask_that_texts_have_is_refused(name, corpus, tmp_path):
 
 def test_asking_by_another_method_than_its_own_is_refused(runs):
     folder, _ = runs("mlm")
-    with pytest.raises(InputError, match="the model is of method mlm, and no other"):
+    with pytest.raises(InputError, match="the model can only be asked with its own method, mlm"):
         choose_method(method_of("gpt"), acgpt.load(folder / "model", device="cpu"))
 
 

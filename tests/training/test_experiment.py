@@ -237,7 +237,7 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"generate": {"limit": 0}}, "generate.limit must be at least 1"),
         ({"generate": {"samples": 0}}, "generate.samples must be at least 1"),
         ({"generate": {"prompt": -1}}, "generate.prompt must be at least 0"),
-        ({"generate": {"prompt": 127}}, "cell seed0: a prompt of 127 tokens leaves nothing to draw of texts of 127"),
+        ({"generate": {"prompt": 127}}, "cell seed0: a prompt of 127 tokens leaves nothing to sample in texts of 127"),
         ({"generate": {}, "grid": {"length": [63, 20]}}, "cell length20: a prompt of 20 tokens"),
         ({"generate": {"prompt": 127}}, "use generate.prompt 126 or less"),
         ({"generate": {"top_p": 0}}, "top_p must be above 0"),
@@ -303,8 +303,8 @@ def test_a_split_that_the_corpus_has_not_is_found_before_training(tmp_path):
         ({}, {"split": "tset"}, "tset"),
         ({}, {}, "no windows of 31 tokens, after the"),  # prompts from all of the split leave no reference
         ({"limit": 10}, {"length": 10**6}, "no windows of 1000000 tokens"),
-        ({"splits": ["short"]}, {}, "there are 2 generated texts, and MAUVE takes at least 10"),
-        ({"limit": 10}, {"split": "short"}, "there are 2 texts of reference"),
+        ({"splits": ["short"]}, {}, "there are 2 generated texts, but MAUVE needs at least 10"),
+        ({"limit": 10}, {"split": "short"}, "there are 2 reference texts"),
         ({"limit": 10}, {"features": "nowhere"}, "mauve.features: cannot load nowhere"),
         ({"limit": 10}, {}, "pip install 'acgpt[mauve]'"),
     ],
@@ -328,7 +328,7 @@ def test_what_could_not_be_scored_is_found_before_training(tmp_path, monkeypatch
     file.write_text(yaml.safe_dump(content))
     said = run_cli(file, code=2).stderr
     assert words in said and not (tmp_path / "out").exists()
-    if "MAUVE takes" in words or "no windows" in words:
+    if "MAUVE needs" in words or "no windows" in words:
         for remedy in ("generate.limit", "mauve.split", "mauve.length", "mauve.skip", "--no-scoring"):
             assert remedy in said
         assert "--split" not in said and "--length" not in said and "--skip" not in said  # of another command
