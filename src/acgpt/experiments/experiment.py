@@ -44,13 +44,13 @@ from acgpt.experiments.options import ExperimentOptions
 from acgpt.methods import method_of, parted
 from acgpt.query.conditioning import Conditioning, check_keys
 from acgpt.query.modes import MODES, modes_named
-from acgpt.training.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change, read_yaml
+from acgpt.training.recipe import FOREIGN_KEYS, Loader, Recipe, checked, key_types, load_recipe, read_change, read_yaml
 
 BUILT_IN = Path(__file__).parent / "builtin"
 LOGS, LOCKS = "logs", "locks"
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 # What an axis might be called, and the key of a recipe that it is.
-AXES = ELSEWHERE | {"methods": "method", "sizes": "model", "size": "model", "models": "model", "seeds": "seed"}
+AXES = FOREIGN_KEYS | {"methods": "method", "sizes": "model", "size": "model", "models": "model", "seeds": "seed"}
 
 
 @documented
@@ -494,7 +494,7 @@ def label(key: str, value: Any) -> str:
 
 def written(key: str, value: Any) -> str:
     """`key=value` as `acgpt train` reads it."""
-    if isinstance(value, str) and (kinds().get(key) is str or as_yaml(value) == value):
+    if isinstance(value, str) and (key_types().get(key) is str or as_yaml(value) == value):
         return f"{key}={value}"
     return f"{key}={json.dumps(value)}"
 
