@@ -19,7 +19,15 @@ from typer.testing import CliRunner
 from acgpt.cli.main import app
 from acgpt.errors import InputError
 from acgpt.experiments import runner as experiment_runner
-from acgpt.experiments.experiment import BUILT_IN, Draws, Evaluations, Experiment, Scores, load_experiment, make
+from acgpt.experiments.experiment import (
+    BUILT_IN,
+    EvaluateSection,
+    Experiment,
+    GenerateSection,
+    MauveSection,
+    load_experiment,
+    make,
+)
 from acgpt.methods import METHODS
 from acgpt.training.recipe import built_in
 
@@ -88,8 +96,8 @@ def test_a_method_that_reads_no_future_is_trained_once_and_asked_at_every_r_max(
 
 def test_what_decides_an_evaluation_set_is_in_the_name_of_its_file():
     ways = [{}, {"limit": 5}, {"seed": 1}, {"conditioning": {"b_max": 4}}, {"conditioning": {"b_max": 5}}]
-    assert len({Evaluations(**way).name("test", 0.6) for way in ways}) == len(ways)
-    assert Evaluations().name("a/b", 1.0) == "a_b-r_max1"
+    assert len({EvaluateSection(**way).name("test", 0.6) for way in ways}) == len(ways)
+    assert EvaluateSection().name("a/b", 1.0) == "a_b-r_max1"
 
 
 def test_a_method_can_be_asked_in_further_ways():
@@ -135,7 +143,7 @@ def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at()
         {}, {"limit": 5}, {"samples": 2}, {"prompt": 5}, {"top_p": 0.9}, {"temperature": 1}, {"seed": 1},
         {"set_seed": 1}, {"conditioning": {"b_max": 4}}, {"modes": ["training"]}, {"modes": ["infilling"]},
     ]  # fmt: skip
-    assert len({Draws(**way).name("test", 0.6) for way in ways}) == len(ways)
+    assert len({GenerateSection(**way).name("test", 0.6) for way in ways}) == len(ways)
     fast = shipped("wikitext103-fast").cells[0]
     assert [path.parent.name for path in fast.generations] == [
         "validation-r_max0.6-first200"
@@ -162,7 +170,7 @@ def test_what_a_cell_draws_is_scored_folder_by_folder_in_every_way():
         {}, {"split": "test"}, {"rule": "windows"}, {"length": 9}, {"skip": 0}, {"count": 10}, {"features": "a"},
         {"features": "x/a"}, {"features": "y/a"}, {"seeds": 1}, {"judge": "a"}, {"no_mauve": True},
     ]  # fmt: skip
-    assert len({name for way in ways for name in Scores(**way).ways()}) == len(ways)
+    assert len({name for way in ways for name in MauveSection(**way).scorings()}) == len(ways)
 
 
 def test_an_adapter_is_evaluated_on_its_base_and_a_tuned_model_as_it_is():
@@ -424,5 +432,5 @@ def key_table(kind: Any) -> str:
 
 def test_every_key_is_in_the_documentation_with_its_meaning():
     text = (ROOT / "docs" / "reference" / "experiments.md").read_text()
-    for kind in (Experiment, Evaluations, Draws, Scores):
+    for kind in (Experiment, EvaluateSection, GenerateSection, MauveSection):
         assert key_table(kind) in text, key_table(kind)
