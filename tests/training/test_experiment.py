@@ -256,7 +256,7 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"generate": {}, "mauve": {"count": 9}}, "mauve.count must be at least 10"),
         ({"generate": {}, "mauve": {"skip": -1}}, "mauve.skip must be at least 0"),
         ({"generate": {}, "mauve": {"no_mauve": True, "seeds": 2}}, "mauve.seeds can do nothing with mauve.no_mauve"),
-        ({"generate": {}, "mauve": {"no_mauve": True, "asked_only": True}}, "mauve.asked_only can do nothing"),
+        ({"generate": {}, "mauve": {"no_mauve": True, "asked_only": True}}, "mauve.asked_only has no effect"),
         ({"generate": {"limit": 9}, "mauve": {}}, "generate.limit is 9, and MAUVE takes at least 10"),
     ],
 )

@@ -363,7 +363,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(tmp_path, told):
         until(lambda: (told / "seed0.began").exists())
         for times in (1, 2):
             os.kill(os.getpid(), signal.SIGINT)
-            until(lambda times=times: runner.asked == times)
+            until(lambda times=times: runner.stop_requests == times)
 
     asking = threading.Thread(target=ask)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -593,7 +593,7 @@ def opened(experiment: Experiment | str | Path, changes: Sequence[str], options:
 
 
 def make(content: Mapping[str, Any], source: str, changes: Sequence[str] = ()) -> Experiment:
-    """Make an experiment from its keys and values, with the changes of `load_experiment`; `source` names it in errors."""
+    """Make an experiment from its keys and values, with changes as in `load_experiment`; `source` is for errors."""
     content = dict(content)
     check_keys(content, tuple(key.name for key in fields(Experiment)), source)
     for key in ("recipe", "output", "grid"):
