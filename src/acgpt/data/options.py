@@ -10,7 +10,7 @@ from typing import Literal
 
 from acgpt.common.options import Options, documented, option
 
-MOST_HELD_OUT = 0.5  # share of train; a larger one is probably a mistake, such as 1 for 1 %
+MOST_HELD_OUT = 0.5  # share of train; a larger one is probably a mistake, such as 0.99 for 1 %
 
 
 @documented
@@ -19,8 +19,8 @@ class PreparationOptions(Options):
     """The options of `acgpt.prepare` and of `acgpt prepare`."""
 
     tokenizer: str | None = option(
-        "Tokenizer: gpt2, default (that of the embedded model; neither needs a download), a folder, a hub id or a .gguf "
-        "file. Default: gpt2.",
+        "Tokenizer: gpt2, default (that of the embedded model; neither needs a download), a folder, a hub id or a "
+        ".gguf file. Default: gpt2.",
         metavar="NAME",
         flags=("--tokenizer", "-t"),
     )
