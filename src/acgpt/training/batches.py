@@ -7,8 +7,8 @@ texts run to their last slot, and all batches have the same shape. Copies and pr
 with a few dummy sequences (`Layout.padded`).
 
 The number of copies varies from text to text, so padding would waste about 5 % of a step. Steps are therefore
-*balanced*: the texts of an epoch are sorted by the size of their conditioning sets and cut into as many strata as a step
-has texts, and a step takes one random text from each stratum. Every text still comes once per epoch, in a random step,
+*balanced*: the texts of an epoch are sorted by the size of their conditioning sets and cut into one stratum for each
+text of a step. A step takes one random text from each stratum. Every text still comes once per epoch, in a random step,
 and the total of a step is nearly constant. If a step consists of several batches, on several processes or accumulated,
 its texts are dealt to them in a zigzag over the strata, so that the batches are balanced too: each is within one or two
 percent of the budget.
