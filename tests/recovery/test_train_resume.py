@@ -252,7 +252,7 @@ def test_whatever_meets_a_full_disk_is_named_and_the_run_can_go_on(name, corpus,
     recipe = make(KEYS | {"corpus": str(corpus), "output": str(tmp_path / "run"), "workers": 0}, "x")
     with monkeypatch.context() as patch:
         patch.setattr(place, attribute, fails)
-        with pytest.raises(OutputError, match=rf"cannot write .*/{name}: No space left on device\. Make room"):
+        with pytest.raises(OutputError, match=rf"cannot write .*/{name}: No space left on device\. Free some space"):
             train(recipe, quiet=True)
     check_whole(tmp_path / "run")
     train(recipe, resume=True, quiet=True)
@@ -328,7 +328,7 @@ def test_a_run_is_resumed_only_with_its_own_recipe_on_its_own_corpus(stopped, co
         train(make(keys | {"lr": 1e-4, "seed": 3}, "x"), resume=True, quiet=True)
     moved = shutil.copytree(corpus, tmp_path / "moved")
     other = write_corpus(tmp_path / "other", seed=1)
-    with pytest.raises(InputError, match=r"is not the one that the run in .* was begun on"):
+    with pytest.raises(InputError, match=r"is not that of the run in"):
         train(make(keys | {"corpus": str(other)}, "x"), resume=True, quiet=True)
     results = train(make(keys | {"corpus": str(moved), "workers": 1}, "x"), resume=True, quiet=True)
     assert results["steps"] == 6

@@ -196,10 +196,10 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
     ("keys", "words"),
     [
         ({"gird": {}}, "no key 'gird': did you mean 'grid'"),
-        ({"grid": {"seeds": [0]}}, "grid has no key 'seeds': here it is 'seed'"),
-        ({"grid": {"methods": ["gpt"]}}, "here it is 'method'"),
-        ({"grid": {"sizes": ["small"]}}, "here it is 'model'"),
-        ({"grid": {"r_max": [0.2]}}, "here it is 'conditioning.r_max'"),
+        ({"grid": {"seeds": [0]}}, "grid has an unknown key 'seeds': use 'seed'"),
+        ({"grid": {"methods": ["gpt"]}}, "use 'method'"),
+        ({"grid": {"sizes": ["small"]}}, "use 'model'"),
+        ({"grid": {"r_max": [0.2]}}, "use 'conditioning.r_max'"),
         ({"grid": {"stepz": [1]}}, "grid has no key 'stepz': did you mean 'steps'"),
         ({"grid": {"conditioning.rmax": [0.5]}}, "did you mean 'r_max'"),
         ({"grid": {"seed": 3}}, "seed must be a list"),
@@ -207,14 +207,14 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"grid": {}}, "grid has no values"),
         ({"grid": []}, "grid has no values"),
         ({"grid": ["seed"]}, "grid must be a mapping"),
-        ({"grid": {"output": ["a"]}}, "cannot name an output"),
-        ({"set": {"output": "a"}}, "cannot name an output"),
+        ({"grid": {"output": ["a"]}}, "cannot set output"),
+        ({"set": {"output": "a"}}, "cannot set output"),
         ({"set": {"seed": 1}}, "seed is in set, and seed in the grid"),
         ({"set": {"conditioning.b_max": 3}, "grid": {"conditioning": [{"r_max": 1.0}]}}, "leave one of them out"),
         ({"grid": {"seed": ["one"]}}, "cell seedone: tiny-cpu: seed must be a whole number"),
         ({"grid": {"method": ["ac-gtp"]}}, "cell ac-gtp: tiny-cpu: method must be one of"),
-        ({"grid": {"optimizer": ["adamw"]}, "set": {"muon_lr": 1e-3}}, "muon_lr goes with optimizer=muon"),
-        ({"grid": {"base": ["a/b", "a_b"]}}, "two cells are called basea_b"),
+        ({"grid": {"optimizer": ["adamw"]}, "set": {"muon_lr": 1e-3}}, "muon_lr is only for optimizer=muon"),
+        ({"grid": {"base": ["a/b", "a_b"]}}, "two cells have the name basea_b"),
         ({"recipe": "tiny-cup"}, "did you mean tiny-cpu"),
         ({"output": ""}, "output must be text"),
         ({"evaluate": {"split": ["test"]}}, "evaluate has no key 'split': did you mean 'splits'"),
@@ -222,7 +222,7 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"evaluate": {"r_max": [1.5]}}, "from 0 to 1"),
         ({"evaluate": {"limit": 0}}, "limit must be at least 1"),
         ({"evaluate": {"conditioning": {"bmax": 2}}}, "did you mean 'b_max'"),
-        ({"evaluate": {"how": {"gpt": "order=random"}}}, "evaluate.how names lists"),
+        ({"evaluate": {"how": {"gpt": "order=random"}}}, "evaluate.how must map methods to lists"),
         ({"evaluate": {"how": {"gtp": ["order=random"]}}}, "there is no method 'gtp'"),
         ({"evaluate": {"how": {"gpt": ["order=random"]}}}, "the method gpt has no option order"),
         ({"evaluate": {"how": {"sigma-gpt-random": ["order"]}}}, "write KEY=VALUE"),
@@ -245,7 +245,7 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"generate": {"temperature": "hot"}}, "generate.temperature must be a number"),
         ({"generate": {"seed": -1}}, "generate.seed must be at least 0"),
         ({"generate": {"dtype": "bf16"}}, "generate.dtype must be one of"),
-        ({"mauve": {}}, "mauve scores what generate draws, and there is no generate"),
+        ({"mauve": {}}, "mauve has nothing to score without generate"),
         ({"generate": {}, "mauve": True}, "mauve must be a mapping such as {split: test}"),
         ({"generate": {}, "mauve": {"splits": ["test"]}}, "mauve has no key 'splits': did you mean 'split'"),
         ({"generate": {}, "mauve": {"split": ["test"]}}, "mauve.split must be text"),
@@ -255,9 +255,9 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"generate": {}, "mauve": {"rule": "pages"}}, "mauve.rule must be one of documents, windows"),
         ({"generate": {}, "mauve": {"count": 9}}, "mauve.count must be at least 10"),
         ({"generate": {}, "mauve": {"skip": -1}}, "mauve.skip must be at least 0"),
-        ({"generate": {}, "mauve": {"no_mauve": True, "seeds": 2}}, "mauve.seeds can do nothing with mauve.no_mauve"),
+        ({"generate": {}, "mauve": {"no_mauve": True, "seeds": 2}}, "mauve.seeds has no effect with mauve.no_mauve"),
         ({"generate": {}, "mauve": {"no_mauve": True, "asked_only": True}}, "mauve.asked_only has no effect"),
-        ({"generate": {"limit": 9}, "mauve": {}}, "generate.limit is 9, and MAUVE takes at least 10"),
+        ({"generate": {"limit": 9}, "mauve": {}}, "generate.limit is 9, and MAUVE needs at least 10"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_what_was_probably_meant(keys, words):
@@ -283,7 +283,7 @@ def test_a_mistake_ends_the_command_with_code_2_before_anything_is_written(tmp_p
 def test_a_file_is_no_folder_of_an_experiment(tmp_path):
     (tmp_path / "mine.txt").write_text("text")
     said = run_cli("tiny-cpu", "-o", tmp_path / "mine.txt", code=2).stderr
-    assert "mine.txt is a file: name a folder with --output" in said
+    assert "mine.txt is a file: choose a folder with --output" in said
     assert (tmp_path / "mine.txt").read_text() == "text"
 
 

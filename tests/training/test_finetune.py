@@ -373,7 +373,7 @@ def test_only_recipes_with_a_base_are_listed_and_run(corpus, tmp_path):
     listed = json.loads(command("--list", "--json").stdout)
     assert "finetune-lora" in listed and "qwen3-14b-lora" in listed and "tiny-cpu" not in listed
     done = command("tiny-cpu", "-c", corpus, "-o", tmp_path / "run")
-    assert done.exit_code == 2 and "begins from nothing" in " ".join(done.stderr.split())
+    assert done.exit_code == 2 and "has no pretrained model" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -418,9 +418,9 @@ def test_an_adapter_is_no_base(run, corpus, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"base": "", "lora": LORA}, "lora is for a pretrained model"),
-        ({"base": "", "lora": None, "checkpointing": True}, "checkpointing is for a pretrained model"),
-        ({"lora": None, "quantize": "4bit"}, "quantize is for LoRA"),
+        ({"base": "", "lora": LORA}, "lora needs a pretrained model"),
+        ({"base": "", "lora": None, "checkpointing": True}, "checkpointing needs a pretrained model"),
+        ({"lora": None, "quantize": "4bit"}, "quantize needs LoRA"),
         ({"dropout": 0.1}, "for LoRA use lora.dropout"),
         ({"lora": {"rnak": 8}}, "did you mean 'rank'"),
         ({"lora": {"rank": 0}}, "rank is at least 1"),
