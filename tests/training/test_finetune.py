@@ -22,7 +22,7 @@ from acgpt.errors import InputError, ModelError
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata, weights_hash
 from acgpt.training.learner import flops, has_plain_head
-from acgpt.training.networks import drop_nothing, load_pretrained
+from acgpt.training.networks import disable_dropout, load_pretrained
 from acgpt.training.plan import settle
 from acgpt.training.recipe import make
 from acgpt.training.train import train
@@ -167,7 +167,7 @@ def test_dropout_that_a_model_brings_is_switched_off_however_it_is_applied():
         max_position_embeddings=64, dropout=0.5, attention_dropout=0.5, layerdrop=0.5,
     )  # fmt: skip
     model, ids = AutoModelForCausalLM.from_config(config), torch.arange(9)[None]
-    drop_nothing(model)
+    disable_dropout(model)
     one, other = (model.train()(input_ids=ids).logits for _ in range(2))
     assert torch.equal(one, other)
 
@@ -176,7 +176,7 @@ def test_dropout_that_cannot_be_switched_off_is_refused(monkeypatch):
     model = tiny_model()
     model.lm_head.register_forward_hook(lambda module, inputs, logits: torch.dropout(logits, 0.5, module.training))
     with pytest.raises(ModelError, match="cannot be switched off"):
-        drop_nothing(model)
+        disable_dropout(model)
 
 
 def test_the_same_seed_gives_the_same_adapter_and_another_another():

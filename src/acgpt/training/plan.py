@@ -51,7 +51,7 @@ class Plan:
     accumulation: int
 
     @property
-    def place(self) -> str:
+    def local_device(self) -> str:
         """Device of this process."""
         return f"{self.device}:{self.local}" if self.device == "cuda" and self.processes > 1 else self.device
 
