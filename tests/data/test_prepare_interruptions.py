@@ -261,7 +261,7 @@ def test_a_corpus_whose_tokenizer_was_changed_is_refused(run, named, tmp_path):
     with pytest.raises(InputError, match="cannot load the tokenizer in"):
         run(file)
     shutil.copytree(other.folder / "tokenizer", tmp_path / "corpus" / "tokenizer")
-    with pytest.raises(InputError, match=r"corpus/tokenizer is not the one .*--overwrite"):
+    with pytest.raises(InputError, match=r"corpus/tokenizer is not the tokenizer .*--overwrite"):
         run(file)
 
 
@@ -280,13 +280,13 @@ def test_what_was_made_otherwise_is_refused_by_what_differs(run, tmp_path, monke
     run(file)
     before = everything(tmp_path / "corpus")
     for names, options, difference in (
-        (file, {"convention": "lines"}, r"convention \('documents' there, 'lines' here\)"),
-        (file, {"validation": 0.1}, r"validation \(0.0 there, 0.1 here\)"),
-        (file, {"seed": 1}, r"seed \(0 there, 1 here\)"),
+        (file, {"convention": "lines"}, r"convention \(was 'documents', now 'lines'\)"),
+        (file, {"validation": 0.1}, r"validation \(was 0.0, now 0.1\)"),
+        (file, {"seed": 1}, r"seed \(was 0, now 1\)"),
         (file, {"field": "id"}, "field"),
         (file, {"shard_bytes": 2048}, "shard_bytes"),
         (file, {"mask_token": True}, "tokenizer, mask_token"),
-        (file, {"train_tokenizer": 300}, "What differs: tokenizer"),
+        (file, {"train_tokenizer": 300}, "other settings: tokenizer"),
         (other, {}, r"sources \(train=.*a\.jsonl removed or changed, train=.*b\.jsonl added or changed\)"),
         ([file, f"test={other}"], {}, r"sources \(test=.*b\.jsonl added or changed\)"),
         (f"test={file}", {}, r"sources \(train=.*a\.jsonl removed or changed, test=.*a\.jsonl added or changed\)"),

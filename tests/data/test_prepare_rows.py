@@ -44,7 +44,7 @@ def test_a_bad_row_is_named_or_skipped_and_counted(run, tokenizer, tmp_path, row
     corpus = run([first, file], skip_bad=True)  # goes on in the same folder
     assert tokens(corpus) == by_documents(tokenizer, ["fine", "good", "good"])
     assert skipped(corpus) == (2, [0, 2])
-    with pytest.raises(InputError, match=r"without 2 rows.*`skip_bad=True`"):
+    with pytest.raises(InputError, match=r"lacks 2 unusable rows.*`skip_bad=True`"):
         run([first, file])
 
 
@@ -98,7 +98,7 @@ def test_a_damaged_compressed_file_is_named_or_read_up_to_there(run, small, toke
         assert [source["damaged"] for source in corpus.manifest["sources"]] == [None, said]
         assert corpus.manifest["damaged"] == 1
         with pytest.raises(
-            InputError, match=r"without 1 rows .*, and what follows in 1 damaged files; `skip_bad=True`"
+            InputError, match=r"lacks 1 unusable rows and the rest of 1 damaged files: .*`skip_bad=True`"
         ):
             run([first, file])
     else:  # some of what follows may pass for text: checksums come at the end

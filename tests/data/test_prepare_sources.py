@@ -74,12 +74,12 @@ def test_sources_that_make_no_sense_are_refused_before_anything_is_written(run, 
     (tmp_path / "a.parquet.gz").write_text("a")
     a = f"{tmp_path}/mixed/a.txt"
     for names, problem in {
-        (): "no source",
+        (): "there are no sources",
         (f"{tmp_path}/absent.txt",): "no file, folder or glob matches .*absent.txt",
         (f"test={tmp_path}/absent.txt",): "no file, folder or glob matches .*absent.txt",
         (f"{tmp_path}/*.csv",): "no file, folder or glob matches",
-        (f"{tmp_path}/a.pdf",): "those that can: .txt",
-        (f"{tmp_path}/a.parquet.gz",): "those that can: .txt",
+        (f"{tmp_path}/a.pdf",): "unknown format: use .txt",
+        (f"{tmp_path}/a.parquet.gz",): "unknown format: use .txt",
         (f"{tmp_path}/none",): "contains no readable file",
         (f"{tmp_path}/mixed",): "1 txt, 1 jsonl",
         (a, f"test={a}"): "is twice among the sources",
@@ -105,7 +105,7 @@ def test_options_that_make_no_sense_are_refused_with_the_remedy(run, tmp_path):
         (f"test={file}", {"validation": 0.1}, "no train split"),
         (file, {"workers": 0}, "workers must be a whole number, at least 1"),
         (file, {"shard_bytes": 10}, "at least 1,024 bytes"),
-        (file, {"train_tokenizer": 256}, "at least 257 tokens"),
+        (file, {"train_tokenizer": 256}, "at least 257"),
         (file, {"train_tokenizer": 300, "tokenizer": "gpt2"}, "exclude each other"),
         (file, {"tokenizer": str(tmp_path / "absent")}, "there is no folder .*absent"),
         (file, {"tokenizer": str(tmp_path)}, "cannot load the tokenizer"),
@@ -195,7 +195,7 @@ def test_a_limit_takes_the_first_documents_of_train(run, small, tokenizer, tmp_p
     assert tokens(corpus) == by_documents(tokenizer, ordered[:limit])
     assert tokens(corpus, "test") == by_documents(tokenizer, texts)
     assert corpus.manifest["limit"] == corpus.manifest["recipe"]["limit"] == limit
-    with pytest.raises(InputError, match=rf"limit \({limit} there, None here\).*`overwrite=True`"):
+    with pytest.raises(InputError, match=rf"limit \(was {limit}, now None\).*`overwrite=True`"):
         run(sources)
     whole = run(sources, tmp_path / "whole")
     assert whole.manifest["limit"] is None and "limit" not in whole.manifest["recipe"]

@@ -273,9 +273,9 @@ def test_an_unknown_key_is_answered_with_the_right_one(key, words):
         ({"cooldown": 0.5}, "cooldown is only for schedule=linear, not for schedule=cosine"),
         ({"schedule": "constant", "final_lr": 0.1}, "final_lr is only for schedule=cosine or linear"),
         ({"target_positions": "table"}, "is only for method=sigma-gpt-temporal or sigma-gpt-random, not"),
-        ({"optimizer": "muon", "parallel": "fsdp"}, "Muon needs whole matrices"),
-        ({"compile": True, "parallel": "fsdp"}, "compile=true does not go with parallel=fsdp"),
-        ({"precision": "bf16", "device": "mps"}, "bf16 is for CUDA and CPUs"),
+        ({"optimizer": "muon", "parallel": "fsdp"}, "Muon does not work with FSDP"),
+        ({"compile": True, "parallel": "fsdp"}, "compile=true does not work with parallel=fsdp"),
+        ({"precision": "bf16", "device": "mps"}, "bf16 does not work on mps"),
         ({"steps": 50, "warmup": 50}, "warmup .50. must be shorter than the run .50 steps.: use warmup=5"),
     ],
 )

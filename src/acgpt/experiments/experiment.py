@@ -520,7 +520,7 @@ def check_axes(keys: Any, known: tuple[str, ...], where: str) -> None:
         raise InputError(f"{where} must be a mapping of recipe keys, not {keys!r}.")
     for key in keys:
         if key in AXES:
-            raise InputError(f"{where} has an unknown key {key!r}: use {AXES[key]!r}.")
+            raise InputError(f"{where} has no key {key!r}: use {AXES[key]!r}.")
         check_keys({str(key).partition(".")[0]: None}, known, where)
         if key == "output":
             raise InputError(f"{where} cannot set output: every cell gets a subfolder of the experiment's output.")

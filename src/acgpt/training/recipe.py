@@ -495,7 +495,7 @@ def make(content: Mapping[str, Any], source: str) -> Recipe:
     """Make a recipe from its keys and values; `source` is its name for errors."""
     for key in content:
         if key in FOREIGN_KEYS:
-            raise InputError(f"{source} has an unknown key {key!r}: use {FOREIGN_KEYS[key]!r}.")
+            raise InputError(f"{source} has no key {key!r}: use {FOREIGN_KEYS[key]!r}.")
     check_keys(content, tuple(key.name for key in fields(Recipe)), source)
     try:
         return Recipe(**content)
