@@ -91,7 +91,7 @@ def test_a_damaged_compressed_file_is_named_or_read_up_to_there(run, small, toke
         assert line > 100
     if harm == "truncated":
         assert "the file is damaged from here on: it ends too early" in str(caught.value)
-        assert "leave the rest of the file out with `skip_bad=True`" in str(caught.value)
+        assert "skip the rest of the file with `skip_bad=True`" in str(caught.value)
         assert tokens(corpus) == expected
         assert skipped(corpus) == (1, [0, 1])
         said = f"line {line}: the file is damaged from here on: it ends too early; the rest of the file is left out"

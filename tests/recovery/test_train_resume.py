@@ -303,7 +303,7 @@ def test_no_code_in_a_checkpoint_is_run(name, write, stopped, tmp_path):
         file.write_bytes(pickle.dumps(Evil(marker), protocol=2))
         pickle.loads(file.read_bytes())
     marker.unlink()  # it works; so it was there
-    with pytest.raises(InputError, match="checkpoint-4 is damaged, or not a checkpoint of this program"):
+    with pytest.raises(InputError, match="checkpoint-4 is damaged, or not a checkpoint of acgpt"):
         train(stopped, resume=True, quiet=True)
     assert not marker.exists()
 
@@ -338,7 +338,7 @@ def test_a_run_is_resumed_only_with_its_own_recipe_on_its_own_corpus(stopped, co
 
 def test_a_run_whose_config_cannot_be_read_is_not_resumed(stopped):
     (Path(stopped.output) / "config.json").write_text("{}")
-    with pytest.raises(InputError, match=r"config.json cannot be read .*: this run cannot be resumed"):
+    with pytest.raises(InputError, match=r"config.json cannot be read .*, so the run cannot be resumed"):
         train(stopped, resume=True, quiet=True)
 
 

@@ -383,7 +383,7 @@ def test_only_recipes_with_a_base_are_listed_and_run(corpus, tmp_path):
         ({"length": 64}, "has 64 positions, one of them for BOS: use length=63 or less"),
         ({"lora": LORA | {"targets": ["no_such_layer"]}}, "no_such_layer"),
         ({"mask": "<nope>"}, "'<nope>' is not a token of this tokenizer"),
-        ({"quantize": "4bit"}, "quantize=4bit is for CUDA"),
+        ({"quantize": "4bit"}, "quantize=4bit needs CUDA"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_before_a_folder_is_made(keys, words, corpus, base, tmp_path):
@@ -421,9 +421,9 @@ def test_an_adapter_is_no_base(run, corpus, tmp_path):
         ({"base": "", "lora": LORA}, "lora needs a pretrained model"),
         ({"base": "", "lora": None, "checkpointing": True}, "checkpointing needs a pretrained model"),
         ({"lora": None, "quantize": "4bit"}, "quantize needs LoRA"),
-        ({"dropout": 0.1}, "for LoRA use lora.dropout"),
+        ({"dropout": 0.1}, "or use lora.dropout"),
         ({"lora": {"rnak": 8}}, "did you mean 'rank'"),
-        ({"lora": {"rank": 0}}, "rank is at least 1"),
+        ({"lora": {"rank": 0}}, "rank must be at least 1"),
         ({"lora": {"targets": "q_proj"}}, "lora.targets"),
     ],
 )
@@ -459,7 +459,7 @@ def test_arguments_become_keys_of_the_recipe_and_changes_have_the_last_word(monk
     assert (recipe.base, recipe.corpus, recipe.output, recipe.steps, recipe.epochs) == ("default", "c", "o", None, 2)
     assert (recipe.lora["rank"], recipe.lora["dropout"], recipe.conditioning["empty"]) == (4, 0.1, 0.5)
     assert how == {"resume": True, "quiet": False, "minutes": None}
-    with pytest.raises(InputError, match="`full` trains all weights, and `rank` and `four_bits` are for adapters"):
+    with pytest.raises(InputError, match="`full` trains all weights, but `rank` and `four_bits` are for adapters"):
         acgpt.finetune("default", "c", "o", full=True, four_bits=True)
     with pytest.raises(InputError, match="minutes must be a number, above 0, not 0"):
         acgpt.finetune("default", "c", "o", minutes=0)

@@ -172,7 +172,7 @@ def check_corpora(cells: Sequence[Cell]) -> None:
     """
     for path in dict.fromkeys(cell.recipe.corpus for cell in cells):
         if not path:
-            raise InputError("the recipe has no corpus: add corpus=FOLDER.")
+            raise InputError("the recipe names no corpus: add corpus=FOLDER.")
         corpus = Corpus.open(path)
         for cell in cells:
             commands = {**cell.evaluations, **cell.generations} if cell.recipe.corpus == path else {}
