@@ -23,7 +23,7 @@ from acgpt.errors import InputError
 BAD_ROWS = {
     b'{"text": "a"': ("line 2", "not JSON"),
     b'["a"]': ("line 2", "not a JSON object"),
-    b'{"body": "a", "id": 3}': ("line 2", "no field 'text' (its fields: 'body', 'id'); `field`"),
+    b'{"body": "a", "id": 3}': ("line 2", "no field 'text' (its fields: 'body', 'id'); choose one with `field`"),
     b'{"text": null}': ("line 2", "'text' is null"),
     b'{"text": 3}': ("line 2", "'text' is a int"),
     b'{"text": "caf\xe9"}': ("line 2", "not UTF-8"),

@@ -272,7 +272,7 @@ def test_a_mistake_ends_the_command_with_code_2_before_anything_is_written(tmp_p
     assert "did you mean 'seed'" in run_cli(path, code=2).stderr
     assert "did you mean tiny-cpu" in run_cli("tiny-cpuu", code=2).stderr
     path.write_text("recipe: tiny-cpu\noutput: out\noutput: out\ngrid: {seed: [0]}\n")
-    assert "twice" in run_cli(path, code=2).stderr
+    assert "duplicate key output" in run_cli(path, code=2).stderr
     path.write_text("recipe: tiny-cpu\ngrid: {seed: [0]}\n")
     assert "has no output" in run_cli(path, code=2).stderr
     missing = run_cli("tiny-cpu", f"corpus={tmp_path / 'none'}", "-o", tmp_path / "out", code=2)
