@@ -130,7 +130,7 @@ def test_finetune_teaches_a_model_through_an_adapter(corpus, tmp_path):
 
 
 def test_finetune_refuses_a_recipe_that_begins_from_nothing(corpus, tmp_path):
-    with pytest.raises(acgpt.InputError, match="begins from nothing"):
+    with pytest.raises(acgpt.InputError, match="has no pretrained model"):
         acgpt.finetune(None, corpus, tmp_path / "run", recipe="tiny-cpu")
 
 

@@ -272,7 +272,7 @@ def test_an_adapter_for_other_weights_of_this_shape_warns_and_only_that_one(mixe
 
 
 @pytest.mark.parametrize(
-    ("shape", "problem"), [({"layers": 1}, "lacks"), ({"layers": 3}, "not there"), ({"width": 64}, "")]
+    ("shape", "problem"), [({"layers": 1}, "lacks"), ({"layers": 3}, "that the model lacks"), ({"width": 64}, "")]
 )
 @pytest.mark.parametrize("place", ["alone", "second"])
 def test_an_adapter_made_for_another_shape_is_refused(mixed, tmp_path, shape, problem, place):

@@ -77,7 +77,7 @@ def test_a_recipe_says_how_targets_are_told_and_the_folder_keeps_it(corpus, tmp_
     assert lm.model.gpt_neox.embed_target.weight.shape == (16, 128)
     refused = CliRunner().invoke(app, [*words, "method=mlm", f"output={tmp_path / 'other'}"])
     assert refused.exit_code == 2 and not (tmp_path / "other").exists()
-    assert "target_positions goes with method=sigma-gpt-temporal" in " ".join(refused.output.split())
+    assert "target_positions is only for method=sigma-gpt-temporal" in " ".join(refused.output.split())
 
 
 @pytest.mark.parametrize("name", OTHERS)
