@@ -284,7 +284,7 @@ def test_a_mistake_ends_the_command_with_code_2_before_anything_is_written(tmp_p
     path.write_text("recipe: tiny-cpu\noutput: out\noutput: out\ngrid: {seed: [0]}\n")
     assert "duplicate key output" in run_cli(path, code=2).stderr
     path.write_text("recipe: tiny-cpu\ngrid: {seed: [0]}\n")
-    assert "has no output" in run_cli(path, code=2).stderr
+    assert "lacks the key 'output'" in run_cli(path, code=2).stderr
     missing = run_cli("tiny-cpu", f"corpus={tmp_path / 'none'}", "-o", tmp_path / "out", code=2)
     assert "none" in missing.stderr
     assert sorted(tmp_path.iterdir()) == [path]

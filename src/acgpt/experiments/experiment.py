@@ -599,7 +599,7 @@ def make(content: Mapping[str, Any], source: str, changes: Sequence[str] = ()) -
     check_keys(content, tuple(key.name for key in fields(Experiment)), source)
     for key in ("recipe", "output", "grid"):
         if key not in content:
-            raise InputError(f"{source} has no key {key!r}: an experiment needs recipe, output and grid.")
+            raise InputError(f"{source} lacks the key {key!r}: an experiment needs recipe, output and grid.")
     try:
         if changes and isinstance(content.setdefault("set", {}), Mapping):
             content["set"] = {**content["set"], **dict(map(read_change, changes))}
