@@ -85,8 +85,8 @@ class EvaluateSection:
     def __post_init__(self) -> None:
         lists = self.method_options.values() if isinstance(self.method_options, Mapping) else [None]
         if not all(isinstance(items, list | tuple) and all(isinstance(item, str) for item in items) for items in lists):
-            raise InputError(f"evaluate.method_options must map methods to lists of options, such as {{NAME: [a=1, 'a=2,b=3']}}, "
-                             f"not {self.method_options!r}.")  # fmt: skip
+            raise InputError("evaluate.method_options must map methods to lists of options, such as "
+                             f"{{NAME: [a=1, 'a=2,b=3']}}, not {self.method_options!r}.")  # fmt: skip
         for name, items in self.method_options.items():
             try:
                 for options in items:
