@@ -506,13 +506,13 @@ def reported(kept: Sequence[str], check: bool) -> str:
         values.setdefault(column, []).append(value)
     for choice in without:
         known(choice, {**columns, "-caption": None, "paper": None, **named}, name)
-    rows = [row for row in table.only(**values).rows if not (row.paper and "paper" in without)]
+    rows = [row for row in table.select(**values).rows if not (row.paper and "paper" in without)]
     if not rows:
         sys.exit(f"{stem} of {name} has no row with {' '.join(choices)}: see benchmarks/results/{name}.")
     shown = tuple(column for key, column in columns.items() if key not in without)
     caption = "" if "-caption" in without else table.caption
     table = replace(table, rows=tuple(rows), columns=shown, caption=caption)
-    return f"{table.markdown()}\n{table.words}"
+    return f"{table.markdown()}\n{table.full_caption}"
 
 
 @functools.cache
@@ -587,7 +587,7 @@ def drawn(draw: Any, path: Path, check: bool) -> str:
     if not there:
         from acgpt.report import pictures
 
-        path.write_bytes(pictures.rendered(draw, {SHOWS: shown})["png"])
+        path.write_bytes(pictures.render_figure(draw, {SHOWS: shown})["png"])
     return path.name
 
 

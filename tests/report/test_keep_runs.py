@@ -100,8 +100,8 @@ def test_of_generations_the_records_and_scores_are_kept_and_their_tables_stay_as
     assert (scored["generated"], scored["features"]["model"]) == (named[1], "large")
     after = make_report([kept], tmp_path / "after")
     for one, other in zip(before.parts, after.parts, strict=True):
-        assert {name: (table.markdown(), table.words) for name, table in one.tables.items()} == {
-            name: (table.markdown(), table.words) for name, table in other.tables.items()
+        assert {name: (table.markdown(), table.full_caption) for name, table in one.tables.items()} == {
+            name: (table.markdown(), table.full_caption) for name, table in other.tables.items()
         }
     assert "samples.html" in before.content["files"] and "samples.html" not in after.content["files"]
     assert [note for note in after.notes if note not in before.notes] == [NO_SAMPLES]

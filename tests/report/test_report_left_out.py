@@ -63,7 +63,7 @@ def test_a_run_of_one_length_needs_no_warning(tmp_path, only_tables):
 
 
 def test_every_run_is_in_the_main_figure_or_is_named_with_a_reason(tmp_path, only_tables, monkeypatch):
-    monkeypatch.setattr(from_scratch, "MOST_PANELS", 3)
+    monkeypatch.setattr(from_scratch, "MAX_PANELS", 3)
     perplexity = {f"run{number}": 20.0 + number for number in range(8)}
     kinds: list[dict[str, Any]] = [
         {}, {"about": LONGER}, {"r_max": 0.2}, {"method": "gpt", "r_max": 0.4}, {"lr": 3e-4, "r_max": 0.8},
