@@ -359,8 +359,8 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[RunE
             raise InputError(f"{path} is an evaluation of {model}, not of this run: move it elsewhere.")
         if method_used != method:
             raise InputError(
-                f"{path} was evaluated as {method_used}, but the run was trained as {method}: evaluate without a "
-                "method."
+                f"{path} was evaluated as {method_used}, but the run was trained as {method}: evaluate it without "
+                "a method."
             )
     frame = pd.DataFrame(records, columns=["path", "evaluation", "set", "options", "answered"])
     answered = frame.groupby(["set", "options"], sort=False)["answered"]
