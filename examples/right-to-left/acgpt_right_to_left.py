@@ -1,11 +1,11 @@
-"""A language model that reads from right to left: p(what stands before | what follows), exactly and in one pass.
+"""A plugin method: a language model that reads from right to left, p(tokens | tokens after them).
 
     text      [The]  [cat]   sat    on          given: sat, on      asked: [The], [cat]
 
     reads      BOS    on     sat    cat         a plain causal model of the reversed text
     predicts    –      –     cat    The
 
-All of it is GPT's work on mirrored queries; what comes back is put from left to right again.
+Scores are exact and take one pass. The method passes mirrored queries to GPT and reverses its results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GPT = Gpt()
 
 
 def mirrored(query: Query) -> Query:
-    """The query about the reversed text."""
+    """Return the query for the reversed text."""
     return Query(query.tokens[::-1], query.given[::-1], query.asked[::-1])
 
 
@@ -38,27 +38,27 @@ class RightToLeft(Method):
 
     @property
     def chain(self):
-        """Whether log-probabilities go from left to right: they go the other way."""
+        """Whether log-probabilities factorise from left to right: they do so from right to left."""
         return False
 
     def answers(self, query):
-        """Whether nothing is given before an asked token, and nothing after one is unknown."""
+        """Return whether nothing is given before an asked token, and nothing after one is unknown."""
         return GPT.answers(mirrored(query))
 
     def score(self, engine, queries):
-        """As `Method.score`, in one causal pass over each reversed text."""
+        """Score queries in one causal pass over each reversed text."""
         return [scores[::-1] for scores in GPT.score(engine, [mirrored(query) for query in queries])]
 
     def stream(self, engine, queries, n, sampling, future=True):
-        """As `Method.stream`, with GPT's cache."""
+        """Sample with GPT's cache."""
         self.check(queries if future else [self.left_to_right(query) for query in queries])
         for answers in GPT.stream(engine, [mirrored(query) for query in queries], n, sampling):
             yield [(query, sample, (tokens[::-1], scores[::-1])) for query, sample, (tokens, scores) in answers]
 
     def conditioning(self, distribution):
-        """Nothing is given in training, and everything is asked."""
+        """Return empty conditioning sets: nothing is given, everything is asked."""
         return Conditioning((Empty(),))
 
     def lay_out(self, tokens, roles, rngs, *, bos, mask):
-        """GPT's training batch of the reversed texts."""
+        """Lay out the reversed texts as GPT does."""
         return GPT.lay_out(tokens[:, ::-1], roles[:, ::-1], rngs, bos=bos, mask=mask)

@@ -8,9 +8,17 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from acgpt.errors import InputError
-from acgpt.evaluation.bootstrap import Difference, MeasuredPerplexity, PerText, TextSums, paired_difference
+from acgpt.evaluation.bootstrap import (
+    Difference,
+    MeasuredPerplexity,
+    PerText,
+    TextSums,
+    paired_difference,
+    student_quantile,
+)
 from acgpt.evaluation.per_text import ENDING, as_dict, from_dict, path_beside, read_per_text, write_per_text
 
 Z = NormalDist().inv_cdf(0.975)
@@ -184,3 +192,25 @@ def test_a_file_of_another_evaluation_is_refused(tmp_path, change, said):
     path_beside(tmp_path / "test.json").write_text(json.dumps(as_dict(found) | change))
     with pytest.raises(InputError, match=said):
         read_per_text(tmp_path / "test.json", results(found))
+
+
+@pytest.mark.parametrize("texts", [8, 12, 20])
+def test_few_texts_have_wider_intervals_and_are_called_different_no_more_often_than_5_percent(texts):
+    rng, clear = np.random.default_rng(texts), 0
+    for _ in range(400):
+        hard, tokens = rng.normal(3, 0.5, texts), np.full(texts, 50.0)
+        sides = [TextSums(tokens * (hard + rng.normal(0, 0.1, texts)), tokens) for _ in range(2)]
+        ours, theirs = (MeasuredPerplexity.of([PerText("set", {"m": side})], "m") for side in sides)
+        clear += paired_difference(ours, theirs).clear
+    assert clear / 400 == pytest.approx(0.05, abs=0.035)
+
+
+def test_fewer_texts_than_that_have_no_interval():
+    sides = [TextSums(np.arange(1.0, 8) * factor, np.ones(7)) for factor in (1, 2)]
+    ours, theirs = (MeasuredPerplexity.of([PerText("set", {"m": side})], "m") for side in sides)
+    assert paired_difference(ours, theirs).interval is None
+
+
+@pytest.mark.parametrize("degrees", [7, 8, 19, 63, 275])
+def test_the_quantile_is_students(degrees):
+    assert student_quantile(0.975, degrees) == pytest.approx(scipy.stats.t.ppf(0.975, degrees), abs=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -14,7 +15,7 @@ from acgpt.engine.attention import check_model
 from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
-from acgpt.errors import QueryError
+from acgpt.errors import ModelError, QueryError
 from acgpt.query.query import Query
 
 SAMPLING = Sampling(temperature=0.9, top_p=0.95, seed=5)
@@ -107,3 +108,53 @@ def test_a_query_that_is_refused_leaves_the_others_as_they_were(engine):
     run_to_the_end(decoding)
     check_same(engine, row)
     assert decoding.step() == [] and decoding.prefill([]) == []
+
+
+def test_a_row_without_numbers_does_not_join_and_leaves_the_others_as_they_were(engine, monkeypatch):
+    decoding = Decoding(engine, SAMPLING)
+    rows = decoding.prefill([random_query(seed, 12) for seed in range(3)])
+    with monkeypatch.context() as patched:
+        patched.setattr(decoding, "read", lambda places, positions: [(p, 0, math.nan) for p in positions])
+        with pytest.raises(ModelError, match="NaN"):
+            decoding.prefill([random_query(7, 12)])
+    assert sorted(map(id, decoding.rows)) == sorted(map(id, rows))
+    run_to_the_end(decoding)
+    for row in rows:
+        check_same(engine, row)
+
+
+def test_a_row_that_fails_leaves_the_others_as_they_were(engine, monkeypatch):
+    decoding = Decoding(engine, SAMPLING)
+    rows = decoding.prefill([random_query(seed, 12) for seed in range(3)])
+    read = decoding.read
+
+    def broken(places, positions):
+        tokens = read(places, positions)
+        return [(*token[:2], math.nan) if decoding.rows[place] is rows[1] else token
+                for place, token in zip(places, tokens, strict=True)]  # fmt: skip
+
+    monkeypatch.setattr(decoding, "read", broken)
+    with pytest.raises(ModelError, match="NaN"):
+        while True:
+            decoding.step()
+    assert rows[1].failed and rows[1].done
+    decoding.release([rows[1]])
+    run_to_the_end(decoding)
+    for row in (rows[0], rows[2]):
+        check_same(engine, row)
+
+
+def test_no_memory_for_more_rows_leaves_the_others_as_they_were(engine, monkeypatch):
+    decoding = Decoding(engine, SAMPLING)
+    rows = decoding.prefill([random_query(seed, 12) for seed in range(2)])
+
+    def full(*_):
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("acgpt.engine.decoding.Decoder", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            decoding.prefill([random_query(seed, 40) for seed in range(5)])
+    run_to_the_end(decoding)
+    for row in rows:
+        check_same(engine, row)

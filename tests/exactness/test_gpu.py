@@ -148,17 +148,19 @@ def test_rows_that_join_and_leave_between_captured_steps_agree_with_a_single_pas
     check_model(model)
     decoding = Decoding(Engine(model, bos=0, mask=1, backend=backend, budget=500), Sampling(seed=3))
     finished = []
+    captured = False
     for turn in range(40):
         if turn < 20 and turn % 3 == 0:
             decoding.prefill([random_query(turn + number, 5 + 4 * turn) for number in range(2)])
         decoding.step()
+        captured = captured or bool(decoding.decoder.graphs)
         done = [row for row in decoding.rows if row.done]
         finished += done
         decoding.release(done)
     while any(not row.done for row in decoding.rows):
         decoding.step()
     finished += decoding.rows
-    assert len(finished) == 14
+    assert len(finished) == 14 and captured
     for row in finished:
         tokens = list(row.query.tokens)
         for position, token, _ in row.drawn:
@@ -211,7 +213,7 @@ def test_captured_steps_serve_every_seed_and_fewer_rows(width, monkeypatch):
         (decoder,) = sampler.kept
         captured = dict(decoder.graphs)
         (again,) = sampler.sample([query], 4, Sampling(seed=2), True)
-        assert captured and sampler.kept[0].graphs == captured
+        assert captured and captured.items() <= sampler.kept[0].graphs.items()
         (fewer,) = sampler.sample([shorter], 2, Sampling(seed=2), True)
         assert sampler.kept == [decoder]
         for question, drawn in ((query, again), (shorter, fewer)):

@@ -123,7 +123,7 @@ def test_options_that_mean_nothing_are_refused():
     with pytest.raises(InputError, match="no option order"):
         method_of("diffusion").configured({"order": "random"})
     for name, value, least in (("draws", 0, 1), ("steps", 0, 1), ("seed", -1, 0)):
-        with pytest.raises(InputError, match=f"{name} is at least {least}, not {value}"):
+        with pytest.raises(InputError, match=f"{name} must be at least {least}, not {value}"):
             method_of("diffusion").configured({name: str(value)})
 
 

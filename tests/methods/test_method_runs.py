@@ -155,7 +155,7 @@ def test_the_command_scores_with_a_model_that_only_bounds_and_says_so(runs):
     words = ["score", "The cat {{sat}} on the mat.", "-m", str(folder / "model"), "--device", "cpu"]
     told = CliRunner().invoke(app, words)
     assert told.exit_code == 0 and "bounds" in told.stdout
-    assert "--: diffusion does not take a text apart from left to right" in " ".join(told.stdout.split())
+    assert "--: a model of method diffusion cannot score a text from left to right" in " ".join(told.stdout.split())
     assert re.search(r"␣sat +-- +\d+\.\d\d$", told.stdout, re.MULTILINE)
     assert json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["bound"] is True
     end = CliRunner().invoke(app, ["score", "The cat {{sat}}", *words[2:]])  # past only and with future: one question

@@ -92,7 +92,7 @@ def test_what_methods_make_of_a_query_is_the_same_tokens_in_their_order():
             moved += made != query
         read = METHODS["ac-gpt"].left_to_right(query)
         assert read == Query(query.tokens, [False] * len(query), [g or a for _, g, a in roles])
-        whole = as_read(query, 1, all_of_it=True)
+        whole = as_read(query, 1, whole=True)
         mask = (1, True, False)
         assert list(zip(whole.tokens, whole.given, whole.asked, strict=True)) == [mask, mask, *roles]
         if METHODS["fim"].answers(query):

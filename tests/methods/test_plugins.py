@@ -242,7 +242,7 @@ def test_it_is_loaded_by_a_model_that_names_it(right_to_left, trained):
 REASONS = {
     "fails": "nowhere_to_be_found",
     "leaves": "needs a licence",
-    "number": "7 is no subclass of acgpt.methods.Method",
+    "number": "7 is not a subclass of acgpt.methods.Method",
     "taken": "the name ac-gpt is taken by acgpt.methods.ac_gpt.AcGpt",
     "nameless": "Nameless lacks name, title, says, abilities, reads_future, answers, lay_out, score, stream",
     "half": "no more",
@@ -330,7 +330,7 @@ def test_what_is_no_method_is_refused_when_it_is_registered():
         (same, ValueError, "known is taken by .*Known"),
         (nameless, TypeError, "Nameless lacks name, title, says, reads_future, answers"),
         (shouting, TypeError, "lower-case words joined by hyphens, not 'GPT 2'"),
-        (print, TypeError, "no subclass"),
+        (print, TypeError, "not a subclass"),
     ):
         with pytest.raises(kind, match=words):
             methods.register(method)

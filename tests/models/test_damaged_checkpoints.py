@@ -92,7 +92,10 @@ NOT_BUILT = {  # nothing is built of these: what is wrong, and what is said of i
     "header without tensors": (header(8), f"{WEIGHTS} {DAMAGED}"),
     "index that leads out": (index({"weight_map": {"a": "../../x.safetensors"}}), "not a file of the checkpoint"),
     "index of a whole path": (index({"weight_map": {"a": "/x.safetensors"}}), "not a file of the checkpoint"),
-    "index of what is not there": (index({"weight_map": {"a": "gone.safetensors"}}), "gone.safetensors, which is not"),
+    "index of what is not there": (
+        index({"weight_map": {"a": "gone.safetensors"}}),
+        "gone.safetensors, which is missing",
+    ),
     "index of a number": (index({"weight_map": {"a": 5}}), "names 5"),
     "index without a map": (index({}), "no weight_map"),
     "index that is a list": (index("[]"), NO_OBJECT),
@@ -124,7 +127,7 @@ BUILT = {  # what only shows in the model
     "norms of NaN": (keys(rms_norm_eps=NAN), "predictions are not finite numbers"),
     "acgpt.json that is deep": (text("acgpt.json", DEEP), "acgpt.json is not valid JSON"),
     "acgpt.json that is a list": (text("acgpt.json", "[]"), "acgpt.json is not acgpt metadata"),
-    "BOS of 10**12": (keys("acgpt.json", bos_token_id=10**12), "bos token 1000000000000 is none of"),
+    "BOS of 10**12": (keys("acgpt.json", bos_token_id=10**12), "bos token 1000000000000 is not one of"),
 }
 WANTS = r"\(1000000000, 32\), and has \(8, 32\)"
 ADAPTERS = {

@@ -60,7 +60,7 @@ def test_without_a_connection_a_name_is_asked_for_once_and_said_to_be_neither_he
         ask("no-such/model", tmp_path / "base")
     assert asked == [f"/no-such/model/resolve/main/{file}"]
     assert "there is no connection to" in str(caught.value) and "out of order" in str(caught.value)
-    assert "Name what is here, or try again with a connection" in str(caught.value)
+    assert "Use a local folder, or try again with a connection" in str(caught.value)
 
 
 def test_the_command_ends_with_code_2_after_one_question(hub):

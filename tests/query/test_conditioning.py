@@ -307,20 +307,6 @@ def test_the_mean_share_is_that_of_long_texts():
     assert np.mean(given) == pytest.approx(conditioning.mean_share(), abs=4 * np.std(given) / math.sqrt(draws))
 
 
-@pytest.mark.parametrize(
-    ("content", "nothing"),
-    [
-        ({"empty": 1}, True),
-        ({"r_max": 0}, True),
-        ({"empty": 1, "unknown": 0.1}, False),
-        ({}, False),
-        ({"empty": 0.9}, 0),
-    ],
-)
-def test_plain_language_modelling_is_known_as_such(content, nothing):
-    assert Conditioning.from_dict(content).gives_nothing is bool(nothing)
-
-
 # ---- unknown tokens ------------------------------------------------------------------------------------------------
 
 

@@ -380,7 +380,7 @@ def test_what_is_no_finished_run_is_refused(tmp_path):
     refused([good / "model"], out, f"name {good}")
     unfinished = write_run(tmp_path / "unfinished")
     (unfinished / "results.json").unlink()
-    refused([good, unfinished], out, "unfinished is not finished", "--resume")
+    refused([good, unfinished], out, "unfinished is not finished", "resume it")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"recipe": {"method": "ac-gpt"}, "evaluation": 3}'])
@@ -394,7 +394,7 @@ def test_evaluations_that_do_not_belong_are_named(tmp_path):
     bad = write_run(tmp_path / "bad", further={"test": {"modes": {}, "set": {}}})
     refused([bad], tmp_path / "report", str(bad / "test.json"), "evaluate again")
     foreign = twin_of(tmp_path / "gpt", further={"test": evaluation("ac-gpt", AC, split="test")})
-    refused([foreign], tmp_path / "report", str(foreign / "test.json"), "--method")
+    refused([foreign], tmp_path / "report", str(foreign / "test.json"), "evaluate it without a method")
     broken = write_run(tmp_path / "broken")
     (broken / "test.json").write_text("no JSON")
     refused([broken], tmp_path / "report", str(broken / "test.json"))

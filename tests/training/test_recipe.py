@@ -73,19 +73,19 @@ def test_a_recipe_says_how_its_corpus_is_made_and_where_it_lies(name):
 @pytest.mark.parametrize(
     ("name", "millions"),
     [
-        ("wikitext103-small", 82),
-        ("wikitext103-small-fast", 82),
-        ("wikitext103-base", 124),
-        ("wikitext103-medium", 204),
-        ("fineweb-base", 124),
+        ("wikitext103-small", 81.1),
+        ("wikitext103-small-fast", 81.1),
+        ("wikitext103-base", 123.7),
+        ("wikitext103-medium", 202.6),
+        ("fineweb-base", 123.7),
     ],
 )
 def test_a_recipe_builds_a_model_of_the_size_that_it_states(name, millions):
     recipe = load_recipe(name)
     with torch.device("meta"):
         model = new_model(recipe.shape, vocabulary=50257, positions=recipe.length + 1)
-    assert sum(weight.numel() for weight in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.015)
-    assert f"{millions}M parameters" in built_in()[name]
+    assert sum(weight.numel() for weight in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
+    assert f"{millions} M parameters" in built_in()[name]
 
 
 @pytest.mark.parametrize("name", ["wikitext103-small", "wikitext103-base", "wikitext103-medium", "fineweb-base"])

@@ -132,8 +132,10 @@ class Options:
                 continue
             whole = hints[each.name] is int
             fits = not isinstance(value, bool) and isinstance(value, SupportsIndex if whole else SupportsFloat)
-            if not fits or (index(value) if whole else float(value)) not in allowed:
+            if not fits or (number := index(value) if whole else float(value)) not in allowed:
                 raise InputError(f"{each.name} must be a {'whole ' * whole}number, {allowed}, not {value!r}.")
+            if type(value) not in (int, float):  # NumPy's numbers cannot be written as JSON
+                object.__setattr__(self, each.name, number)
 
 
 def choices(hint: Any) -> tuple[str, ...]:

@@ -222,7 +222,7 @@ class Decoder:
     def __init__(
         self, model: PreTrainedModel, like: list[tuple[Tensor, Tensor]], size: tuple[int, ...], ragged: bool
     ) -> None:
-        self.model, self.size, self.weights, self.at_work = model, size, weights_of(model), adapters_at_work(model)
+        self.model, self.size, self.weights = model, size, weights_of(model)
         self.ragged = ragged
         rows, self.slots, columns, steps, width = size
         wide = torch.float32 if model.device.type == "mps" else torch.float64
@@ -240,6 +240,7 @@ class Decoder:
         self.reads, self.draws = zeros(rows, steps + 1, width) - 1, zeros(rows, steps + 1) - 1
         self.clock, self.ends = zeros(rows), zeros(rows)  # the step at which each row is, and the one where it stays
         self.graphs: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
+        self.warm: set[tuple[object, ...]] = set()  # shapes that have been run once, as capturing them needs
 
     def fits(self, size: tuple[int, ...]) -> bool:
         """Is there room for a batch of this size: rows, slots, columns, steps, width?"""
@@ -343,17 +344,17 @@ class Decoder:
         return answers
 
     def play(self, times: int, *shape: Any) -> None:
-        """Take `times` steps of one shape; on CUDA the first is run, then captured, and the others replayed."""
+        """Take `times` steps of one shape. On CUDA the first step of a shape is run, later ones are replayed."""
         if self.clock.device.type != "cuda":
             for _ in range(times):
                 self.step(*shape)
             return
-        key = (self.at_work, *shape)
-        if key not in self.graphs:
-            self.step(*shape)  # also the warm-up that capturing needs
+        key = (adapters_at_work(self.model), *shape)
+        if key not in self.warm:
+            self.step(*shape)
+            self.warm.add(key)
             times -= 1
-            if not times:
-                return
+        if times and key not in self.graphs:
             if len(self.graphs) == MOST_GRAPHS:
                 self.graphs.clear()
             pool = next(iter(self.graphs.values())).pool() if self.graphs else None

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +24,7 @@ from acgpt.engine.engine import Call, Engine
 from acgpt.engine.locks import turn
 from acgpt.engine.score import check_numbers
 from acgpt.engine.steps import Row, Schedule, choose_width, few_shapes, schedule, steps_of
+from acgpt.errors import ModelError
 from acgpt.query.query import Query
 
 Token = tuple[int, int, float]  # a position, the token that was drawn there, and its log-probability
@@ -39,6 +41,7 @@ class ActiveRow:
         copies: How many copies stand before its text.
         drawn: The tokens so far, from left to right.
         step: How many steps it has taken.
+        failed: The model's logits for it were not numbers. It draws no more.
     """
 
     query: Query
@@ -47,11 +50,12 @@ class ActiveRow:
     copies: int
     drawn: list[Token] = field(default_factory=list)
     step: int = 0
+    failed: bool = False
 
     @property
     def done(self) -> bool:
-        """Have all asked tokens been drawn?"""
-        return len(self.drawn) == len(self.query.asked_at)
+        """Whether all asked tokens have been drawn, or it has failed."""
+        return self.failed or len(self.drawn) == len(self.query.asked_at)
 
 
 class Decoding:
@@ -81,6 +85,9 @@ class Decoding:
             queries: One for each row.
             samples: For each row the number of its sample; by default 0.
             seed: Of their noise; by default that of the sampling.
+
+        Raises:
+            ModelError: The logits of one of them are not numbers; none of them joins.
         """
         if not queries:
             return []
@@ -89,7 +96,7 @@ class Decoding:
         wanted = [Row(*of) for of in zip(queries, range(len(queries)), numbers, strict=True)]
         self.width = self.width or choose_width(wanted, self.engine.step_cost)
         steps, call, first = steps_of(wanted, self.width, self.future), Call(sampling, self.future), len(self.rows)
-        with turn(self.engine.model):
+        with self.engine.on_device(), turn(self.engine.model):
             logits = []
             for prefill in self.engine.prefills(dict(enumerate(queries)), [], call):
                 decoder = self.room(
@@ -101,8 +108,17 @@ class Decoding:
                 ActiveRow(row.query, row.sample, schedule(row.query, self.width), int(copies))
                 for row, copies in zip(steps.rows, steps.copies, strict=True)
             ]
+            places = range(first, first + len(joined))
+            tokens = self.read(places, [int(row.query.asked_at[0]) for row in joined])
+            try:
+                check_numbers(np.array([log_prob for *_, log_prob in tokens]))
+            except ModelError:
+                for place in places:
+                    decoder.leave(place, place)
+                raise
             self.rows += joined
-            self.read(range(first, len(self.rows)), [int(row.query.asked_at[0]) for row in joined])
+            for row, token in zip(joined, tokens, strict=True):
+                row.drawn.append(token)
         order = {row.number: place for place, row in enumerate(steps.rows)}
         return [joined[order[number]] for number in range(len(queries))]
 
@@ -112,6 +128,9 @@ class Decoding:
 
         Returns:
             The rows that have drawn a token; the others are still reading given ones, or are done.
+
+        Raises:
+            ModelError: The logits of some rows are not numbers. These have `failed`; the step of the others counts.
         """
         active = [place for place, row in enumerate(self.rows) if not row.done]
         if not active:
@@ -123,7 +142,7 @@ class Decoding:
         if self.engine.cuda:  # each number of rows is a step that is captured
             working = min(int(few_shapes(np.array([working, self.decoder.size[0]]))[0]), self.decoder.size[0])
         how = replace(self.sampling, seed=0, first=0)  # they are in the noise
-        with turn(self.engine.model), self.engine.meter.passes():
+        with self.engine.on_device(), turn(self.engine.model), self.engine.meter.passes():
             self.decoder.play(1, working, self.width, capacity, how, False, None)
         places, positions = [], []
         for place in active:
@@ -133,9 +152,15 @@ class Decoding:
             if position >= 0:
                 places.append(place)
                 positions.append(position)
-        self.read(places, positions)
-        self.engine.notice(len(places))
-        return [self.rows[place] for place in places]
+        tokens = self.read(places, positions)
+        drawn = [self.rows[place] for place in places]
+        for row, token in zip(drawn, tokens, strict=True):
+            row.failed = math.isnan(token[2])
+            if not row.failed:
+                row.drawn.append(token)
+        self.engine.notice(sum(not row.failed for row in drawn))
+        check_numbers(np.array([log_prob for *_, log_prob in tokens]))
+        return drawn
 
     @torch.inference_mode()
     def release(self, rows: Sequence[ActiveRow]) -> None:
@@ -143,20 +168,19 @@ class Decoding:
         for row in rows:
             place, last = self.rows.index(row), len(self.rows) - 1
             assert self.decoder is not None
-            self.decoder.leave(place, last)
+            with self.engine.on_device():
+                self.decoder.leave(place, last)
             self.rows[place] = self.rows[last]
             self.rows.pop()
 
     # ---- underneath -------------------------------------------------------------------------------------------------
 
-    def read(self, places: Sequence[int], positions: Sequence[int]) -> None:
-        """Bring what some rows have drawn at these positions to the host."""
+    def read(self, places: Sequence[int], positions: Sequence[int]) -> list[Token]:
+        """Return the tokens that the rows at these places have drawn at these positions."""
         assert self.decoder is not None
         tokens = self.decoder.text[list(places), list(positions)].tolist()
         log_probs = self.decoder.log_probs[list(places), list(positions)].tolist()
-        check_numbers(np.array(log_probs))
-        for place, *drawn in zip(places, positions, tokens, log_probs, strict=True):
-            self.rows[place].drawn.append((drawn[0], drawn[1], drawn[2]))
+        return list(zip(positions, tokens, log_probs, strict=True))
 
     def room(
         self, slots: int, columns: int, steps: int, rows: int, like: list[tuple[torch.Tensor, torch.Tensor]]
@@ -166,11 +190,12 @@ class Decoding:
         needed = (slots, columns, steps)
         size = (len(self.rows) + rows, *(-(-each // grain) * grain for each in needed), self.width)
         if self.decoder is None or not self.decoder.fits(size):
-            old, self.decoder = self.decoder, None
+            old = self.decoder
             if old is not None:
                 doubled = 2 * old.size[0] if size[0] > old.size[0] else old.size[0]
                 size = (max(size[0], doubled), *map(max, size[1:], old.size[1:]))
-            self.decoder = Decoder(self.engine.model, like, size, self.engine.ragged)
+            larger = Decoder(self.engine.model, like, size, self.engine.ragged)
             if old is not None:
-                self.decoder.take_over(old, len(self.rows))
+                larger.take_over(old, len(self.rows))
+            self.decoder = larger  # only now: if there was no memory for it, the rows go on in the old one
         return self.decoder

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,7 +35,6 @@ from acgpt.engine.decode import (
 from acgpt.engine.layout import Layout, batches, build, upload
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import Meter, ignore
-from acgpt.engine.peft import adapters_at_work
 from acgpt.engine.score import check_numbers, forbid, token_log_probs
 from acgpt.engine.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
 from acgpt.query.query import Query
@@ -167,7 +166,7 @@ class Engine:
         call = Call(sampling, future, orders, never)
         rows = [Row(queries[number], number, sample) for number, sample in wanted(queries, n)]
         rows.sort(key=lambda row: -len(row.query.asked_at))  # neighbours take about as many steps
-        with torch.cuda.device(self.model.device) if self.cuda else nullcontext():  # where kernels and graphs run
+        with self.on_device():
             most = self.rows_at_once(max((2 * len(query) for query in queries), default=0))
             kept: list[Prefill] = []
             for start in range(0, len(rows), most):
@@ -267,6 +266,10 @@ class Engine:
         yield last
         return left
 
+    def on_device(self) -> AbstractContextManager[None]:
+        """Make the model's GPU the current device: kernels and captured steps run there."""
+        return torch.cuda.device(self.model.device) if self.cuda else nullcontext()
+
     def prefills(self, queries: dict[int, Query], ready: list[Prefill], call: Call) -> Iterator[Prefill]:
         """Every query run up to its first blank, once: those that are ready, then the others, many in a pass."""
         ready = [prefill for prefill in ready if not queries.keys().isdisjoint(prefill.numbers)]
@@ -301,7 +304,6 @@ class Engine:
         self, decoder: Decoder, first: int, steps: Steps, logits: Sequence[tuple[list[int], Tensor]], call: Call
     ) -> None:
         """Let rows join from place `first` on, and make their first draws, from what `fill` returned."""
-        decoder.at_work = adapters_at_work(self.model)
         decoder.join(first, steps, bos=self.bos, mask=self.mask, sampling=call.sampling, orders=call.orders)
         members = [member for some, _ in logits for member in some]
         at = np.array([steps.rows[member].query.asked_at[0] for member in members])

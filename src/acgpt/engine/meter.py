@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+MOST_EVENTS = 1000  # that are held before those of finished passes are added up
+
 
 def ignore(tokens: int) -> None:
     """Take no notice of drawn tokens: what a sampler calls by default."""
@@ -32,16 +34,23 @@ class Meter:
             yield
             end.record(stream)
             self._events.append((begin, end))
+            if len(self._events) > MOST_EVENTS:
+                self.fold()
         else:
             begun = time.perf_counter()
             yield
             self._seconds += time.perf_counter() - begun
+
+    def fold(self) -> None:
+        """Add up the passes that are over. Without this, the events of a server that nobody times would pile up."""
+        over = next((n for n, (_, end) in enumerate(self._events) if not end.query()), len(self._events))
+        self._seconds += sum(begin.elapsed_time(end) for begin, end in self._events[:over]) / 1000
+        del self._events[:over]
 
     @property
     def seconds(self) -> float:
         """That all passes so far have taken; waits for the last of them."""
         if self._events:
             self._events[-1][1].synchronize()
-            self._seconds += sum(begin.elapsed_time(end) for begin, end in self._events) / 1000
-            self._events.clear()
+            self.fold()
         return self._seconds

@@ -103,7 +103,7 @@ class Evaluation:
         results: dict[str, ModeResult | None] = dict.fromkeys(self.unanswered)
         for mode, sums in self.per_text.modes.items():
             nll, count, texts = float(sums.nats.sum()), float(sums.tokens.sum()), len(sums.nats)
-            interval = percentiles(np.exp(self.resampled[mode])) if texts > 1 else None
+            interval = percentiles(np.exp(self.resampled[mode]), texts)
             results[mode] = ModeResult(float(np.exp(nll / count)), interval, nll / count, int(count), texts)
         return {mode.name: results[mode.name] for mode in modes_named(tuple(results))}
 
@@ -117,7 +117,7 @@ class Evaluation:
             if one is not None and other is not None:
                 resampled = 100 * -np.expm1(self.resampled[mode] - self.resampled[without])
                 percent = float(100 * -np.expm1(one.mean_nll - other.mean_nll))
-                gains[mode] = Difference(percent, percentiles(resampled) if one.texts > 1 else None)
+                gains[mode] = Difference(percent, percentiles(resampled, one.texts))
         return gains
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Methods: how a model is asked, one file each; `base` says what a method is, `registry` which there are.
+"""Methods: how a model is trained and how it answers queries. One file per method.
 
-Nothing outside this package asks which method a model has: it takes the one that `method_of` names, and asks *it*.
+`base` defines the interface, `registry` holds the methods by name. Code outside this package does not depend on
+particular methods: it gets one from `method_of` and calls its interface.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ CAUSAL = "gpt"  # the method of a model that names none
 
 
 def parted(text: str) -> tuple[str, str]:
-    """The name and the value of a method's option that was written as KEY=VALUE.
+    """Split an option of a method, KEY=VALUE, into name and value.
 
     >>> parted("order=random")
     ('order', 'random')
     """
     name, equals, value = text.partition("=")
     if not (name and equals and value):
-        raise InputError(f"{text!r} is no option of a method: write KEY=VALUE, as in order=random.")
+        raise InputError(f"{text!r} is not an option of a method: write KEY=VALUE, as in order=random.")
     return name, value
 
 
 def method_of(name: str | None) -> Method:
-    """The method of this name; `None`, of a model that says nothing, is a plain causal model.
+    """Return the method with a name; `None`, for a model without metadata, is the plain causal model.
 
     >>> method_of("ac-gpt").reads_future, method_of(None).name
     (True, 'gpt')

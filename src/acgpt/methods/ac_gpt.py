@@ -1,4 +1,4 @@
-"""AC-GPT: given tokens are copied to the front, so that every prediction reads all of them (see `layout`)."""
+"""AC-GPT: given tokens are copied to the front, so that every prediction attends to all of them (see `layout`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from acgpt.query.query import Query
 
 @register
 class AcGpt(Method):
-    """Any conditional, exactly and in one pass; of a model that was trained on copies."""
+    """Any conditional, exactly and in one pass, for a model that was trained on copies."""
 
     name: ClassVar[str] = "ac-gpt"
     title: ClassVar[str] = "AC-GPT"
@@ -30,21 +30,21 @@ class AcGpt(Method):
     reads_copies: ClassVar[bool] = True
 
     def answers(self, query: Query) -> bool:
-        """Every query."""
+        """Return true: it answers every query."""
         return True
 
     def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
-        """As `Method.score` says, with a copy of every given token."""
+        """Score queries in one pass, with a copy of every given token."""
         return engine.log_probs(queries, future=True)
 
     def log_probs(self, engine: Engine, queries: Sequence[Query], *, future: bool = True) -> list[list[float]]:
-        """As `Method.log_probs` says; without the future nothing is copied."""
+        """Score queries, without copies if `future` is false."""
         return engine.log_probs(queries, future=future)
 
     def stream(
         self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> Iterator[list[Answer]]:
-        """As `Method.stream` says, with a cache: copies are read once, given tokens forced when they are reached."""
+        """Sample with a cache. Copies are read once, in the prefill; given tokens are forced when they are reached."""
         yield from engine.stream(queries, n, sampling, future)
 
     def lay_out(
@@ -56,9 +56,9 @@ class AcGpt(Method):
         bos: int,
         mask: int | None,
     ) -> Layout:
-        """A copy of what is given, then BOS and the text."""
+        """Lay out copies of the given tokens, then BOS and the text."""
         return lay_out(Sequences.rows(tokens, roles), bos=bos, mask=mask, copies=True)
 
     def room(self, length: int, given: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A copy for each given token, a prediction for each asked one."""
+        """Return one copy per given token and one prediction per asked token."""
         return given, asked

@@ -1,4 +1,4 @@
-"""What a method is: a way to train a network and to put queries to it. The rest of the package knows no more of it."""
+"""`Method`, the interface of all methods: how a network is trained, and how it answers queries."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from acgpt.query.query import Query
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a method can do: its row of table 1 of the paper, and a mark on it where there is something to add.
+    """Abilities of a method: its row in table 1 of the paper.
 
     Args:
-        evaluates_any: Gives p(asked | given) exactly, whatever is asked and given.
-        samples_any: Draws from p(asked | given), whatever is asked and given.
-        left_to_right: Learns each asked token from what is given and the asked tokens before it, from no others.
-        single_pass: Answers a query in one forward pass.
-        fine_tunes: A pretrained causal model can be tuned to it; `None`: it is one already.
-        note: The mark.
+        evaluates_any: Computes p(asked | given) exactly for any asked and given tokens.
+        samples_any: Samples from p(asked | given) for any asked and given tokens.
+        left_to_right: In training, predicts each asked token only from the given tokens and the asked tokens before it.
+        single_pass: Scores a query in one forward pass.
+        fine_tunes: A pretrained causal model can be fine-tuned to it; `None`: a pretrained causal model is one already.
+        note: A remark on the row, if any.
     """
 
     evaluates_any: bool
@@ -41,92 +41,92 @@ class Abilities:
 
 
 class Method(ABC):
-    """How a model is trained in one particular way, and how a query is put to it.
+    """A method: how a model is trained, and how it answers queries.
 
-    A subclass is decorated with `registry.register`, which makes it known to all of acgpt.
-
-    A method is an object without state; the model, its BOS and its MASK come with every call. What the model was
-    trained on is in its `acgpt.json`, the method's `name` first of all.
+    Decorate a subclass with `registry.register` to make it available everywhere in acgpt. A method has no state: the
+    model, its BOS and its MASK are passed to every call. The `name` of a model's method is in its `acgpt.json`.
 
         tokens      The   [cat]  [sat]   on    the   [mat]        given: The, on, the     asked: [cat], [sat], [mat]
         position     1      2      3      4     5      6
 
-        answers      can p(cat, sat, mat | The, on, the) be had from such a model at all?
-                     AC-GPT: yes. GPT: no, for "on the" stands after "cat"; with "on the" asked as well, yes.
+        answers      whether the method can compute p(cat, sat, mat | The, on, the)
+                     AC-GPT: yes. GPT: no, because "on the" comes after "cat"; yes if "on the" is asked as well.
         log_probs    [log p(cat | The, on, the), log p(sat | The, cat, on, the), log p(mat | The, cat, sat, on, the)]
-                     so that their sum is log p(cat, sat, mat | The, on, the)
-        sample       tokens for [cat], [sat] and [mat], drawn from that distribution; `stream` does it
-        lay_out      the layout of a training batch, of this query and many others (see `layout`)
+                     their sum is log p(cat, sat, mat | The, on, the)
+        sample       tokens for [cat], [sat] and [mat] from that distribution, through `stream`
+        lay_out      the layout of a training batch, for this query and many others (see `layout`)
     """
 
-    name: ClassVar[str]  # as in acgpt.json
-    title: ClassVar[str]  # in tables and figures; as the paper's tables have it
-    sort_order: ClassVar[int] = 100  # of methods in lists: the smallest first
+    name: ClassVar[str]  # in acgpt.json and recipes
+    title: ClassVar[str]  # in tables and figures, as in the paper
+    sort_order: ClassVar[int] = 100  # position in lists of methods: the smallest first
     colour: ClassVar[str] = "#6c757d"  # in figures
     abilities: ClassVar[Abilities]
-    reads_future: ClassVar[bool]  # is there any query with a given token after an asked one that it can answer?
-    reads_copies: ClassVar[bool] = False  # was its network trained on copies of the given tokens?
-    bound: ClassVar[bool] = False  # are its log-probabilities lower bounds, and not exact?
-    needs_mask: ClassVar[bool] = False  # does it need a MASK token? It then never predicts one
-    compiles: ClassVar[bool] = False  # does it take pass after pass over whole texts, which torch.compile speeds up?
-    texts_at_once: ClassVar[int | None] = None  # in an evaluation, where one takes long: it can go on after so many
-    says: ClassVar[str]  # what a model of it is, for its card
-    examples: ClassVar[tuple[str, str]] = (  # templates to score and to sample that it answers, for its card
+    reads_future: ClassVar[bool]  # whether it answers any query with a given token after an asked one
+    reads_copies: ClassVar[bool] = False  # whether its network is trained on copies of the given tokens
+    bound: ClassVar[bool] = False  # whether its log-probabilities are lower bounds instead of exact
+    needs_mask: ClassVar[bool] = False  # whether it needs a MASK token, which it then never predicts
+    compiles: ClassVar[bool] = False  # whether torch.compile pays off: it needs many passes over whole texts
+    texts_at_once: ClassVar[int | None] = None  # for slow methods: an evaluation saves its progress after this many
+    says: ClassVar[str]  # description of a model, for its card
+    examples: ClassVar[tuple[str, str]] = (  # for its card: templates it can score and sample
         "The capital of {{Italy}} is Rome.",
         "The cat {{_3}}",
     )
-    drawn: ClassVar[bool] = False  # is its layout the one that `acgpt show` draws?
-    network: ClassVar[type[GPTNeoXForCausalLM]] = GPTNeoXForCausalLM  # what is trained from scratch
-    overhead: ClassVar[int] = 1  # positions that a text takes besides those of its tokens: BOS
-    options: ClassVar[Mapping[str, str]] = {}  # what `configured` takes, and what it means
-    # Recipe keys that concern the method, each with the values that it takes, the default first. `loss` goes to
-    # `learning_from`, the others to the config of a new `network`.
+    drawn: ClassVar[bool] = False  # whether `acgpt show` can draw its layout
+    network: ClassVar[type[GPTNeoXForCausalLM]] = GPTNeoXForCausalLM  # the class that is trained from scratch
+    overhead: ClassVar[int] = 1  # positions of a text besides those of its tokens: BOS
+    options: ClassVar[Mapping[str, str]] = {}  # names and descriptions of the options of `configured`
+    # Recipe keys of the method, with their allowed values, the default first. `loss` is passed to `learning_from`,
+    # `target_positions` to the config of a new `network`; there are no others.
     training_options: ClassVar[Mapping[str, tuple[str, ...]]] = {"loss": ("asked",)}
 
     @property
     def chain(self) -> bool:
-        """Do `log_probs` go from left to right?
+        """Whether `log_probs` factorise from left to right.
 
-        Only then does a part of them mean something: read with nothing given, they say what each token has from its
-        past alone.
+        Only then are single log-probabilities meaningful: with nothing given, each is that of a token given its past.
         """
         return True
 
     def configured(self, options: Mapping[str, str]) -> Method:
-        """The method with these options, where it leaves a choice in how a query is answered.
+        """Return the method with options, if there is a choice in how it answers queries.
+
+        Args:
+            options: Values as text, by name; see `options`.
 
         Raises:
-            InputError: It has no such option, or not this value.
+            InputError: The method has no such option, or the option does not allow this value.
         """
         if options:
             has = f"it has {', '.join(self.options)}" if self.options else "it has none"
             raise InputError(f"the method {self.name} has no option {', '.join(options)}: {has}.")
         return self
 
-    # ---- asking -----------------------------------------------------------------------------------------------------
+    # ---- queries ----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def answers(self, query: Query) -> bool:
-        """Can this query be answered? What it depends on is the roles of the tokens alone."""
+        """Return whether the method can answer a query. It depends only on the roles of the tokens."""
 
     @abstractmethod
     def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
-        """As `log_probs`, for queries that `answers` accepts, with the future in view."""
+        """Return what `log_probs` does with `future=True`, for queries that `answers` accepts."""
 
     def log_probs(self, engine: Engine, queries: Sequence[Query], *, future: bool = True) -> list[list[float]]:
-        """log p(asked token | given tokens, asked tokens before it), for each query from left to right, in nats.
+        """Return log p(asked token | given tokens, asked tokens before it) of each query, from left to right, in nats.
 
-        Exact unless the method is a `bound`: each query gets what it would get alone, to rounding. Whether gradients
-        are kept and whether dropout is off is for the caller to say.
+        The numbers are exact unless the method is a `bound`. Batching does not change them, up to rounding. The caller
+        switches off gradients and dropout, if they are not wanted.
 
         Args:
             engine: The model, its BOS and MASK.
-            queries: Of any lengths, all of which `answers` accepts; every asked token has its id.
-            future: Are given tokens known from the start? If not, they are read when they are reached: the text from
-                left to right, as if all of it were asked.
+            queries: Queries of any lengths that `answers` accepts. Every asked token has an id.
+            future: Whether given tokens are known from the start. If not, the text is read from left to right, as if
+                all of it were asked.
 
         Raises:
-            QueryError: `answers` does not accept a query; nothing is guessed.
+            QueryError: `answers` does not accept a query.
         """
         self.mask(engine.mask)
         if future:
@@ -136,29 +136,29 @@ class Method(ABC):
         self.check(read)
         answers = self.score(engine, read)
         return [
-            [score for score, position in zip(scores, all_.asked_positions, strict=True) if query.asked[position - 1]]
-            for query, all_, scores in zip(queries, read, answers, strict=True)
+            [score for score, position in zip(scores, full.asked_positions, strict=True) if query.asked[position - 1]]
+            for query, full, scores in zip(queries, read, answers, strict=True)
         ]
 
     @abstractmethod
     def stream(
         self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> Iterator[list[Answer]]:
-        """Draw n samples of each query, and hand them over as they are ready, in whatever order.
+        """Draw n samples of each query, and yield them as they are ready, in any order.
 
-        Whoever takes them does so without gradients (`torch.inference_mode`) and dropout, and gets errors from the
-        first one on, not before.
+        The caller iterates with gradients (`torch.inference_mode`) and dropout switched off. As with any generator,
+        errors are raised when iteration starts, not by the call.
 
         Args:
-            engine: As in `log_probs`.
-            queries: As in `log_probs`, but that asked tokens need no ids.
-            n: How many samples of each.
-            sampling: How a token is drawn.
-            future: As in `log_probs`.
+            engine: The model, its BOS and MASK.
+            queries: Queries that `can_sample` accepts. Asked tokens need no ids.
+            n: Number of samples per query.
+            sampling: Temperature, truncation and seed.
+            future: Whether given tokens are known from the start, see `log_probs`.
 
         Yields:
-            Some samples, each with the number of its query and its own, from 0: the asked tokens and the
-            log-probability of each as it was drawn.
+            Lists of samples. A sample is the index of its query, its own index (both from 0), and the ids and
+            log-probabilities of the asked tokens.
 
         Raises:
             QueryError: `can_sample` does not accept a query.
@@ -167,66 +167,71 @@ class Method(ABC):
     def sample(
         self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> list[list[Drawn]]:
-        """As `stream`: n samples of each query, when all are there."""
+        """Return n samples of each query; see `stream` for the arguments."""
         return gathered(self.stream(engine, queries, n, sampling, future), queries, n)
 
     def can_sample(self, query: Query, future: bool) -> bool:
-        """Can samples of this query be drawn? By default wherever `log_probs` has an answer."""
+        """Return whether the method can sample a query. Default: if `log_probs` can score it."""
         if future:
             return self.answers(query)
         return self.chain and self.answers(self.left_to_right(query))
 
     def rows_at_once(self, engine: Engine, length: int) -> int:
-        """How many samples of so many tokens one call of `sample` is best asked for."""
+        """Return the best number of samples of `length` tokens for one call of `sample`."""
         return engine.most_rows
 
-    def insisted(self) -> Method:
-        """How a model of this method is asked by one who insists on the future, though it never learned to read it."""
+    def with_copies(self) -> Method:
+        """Return the method to use if the user asks for `future=True` and the model was not trained to read it."""
         return self
 
     def check(self, queries: Sequence[Query]) -> None:
-        """Refuse queries that `answers` does not accept."""
+        """Raise an error if `answers` does not accept a query."""
         for number, query in enumerate(queries, start=1):
             if not self.answers(query):
                 raise QueryError(
                     f"a model of method {self.name} cannot answer query {number} of {len(queries)}: {self.refusal}"
                 )
 
-    refusal: ClassVar[str] = "use a model that was trained with ac-gpt."  # what it cannot do, and what can
+    refusal: ClassVar[str] = "use a model that was trained with ac-gpt."  # end of the error: the reason and the remedy
 
     def left_to_right(self, query: Query) -> Query:
-        """The query that reads the same text from left to right: what was given is asked as well."""
+        """Return the query that reads the same text from left to right: given tokens are asked as well."""
         if not self.chain:
             raise QueryError(
-                f"{self.name} does not take a text apart from left to right, so it cannot say what a token has from "
-                "its past alone: leave out `future=False`, or use a model that was trained with ac-gpt."
+                f"a model of method {self.name} cannot score a text from left to right. Leave out `future=False`, or "
+                "use a model that was trained with ac-gpt."
             )
         asked = map(or_, query.given, query.asked) if query.has_unknown else (True,) * len(query)
         return Query.trusted(query.tokens, (False,) * len(query), asked)
 
     def mask(self, mask: int | None) -> int | None:
-        """The MASK token, without which some methods cannot be asked at all."""
+        """Return the id of the MASK token; raise an error if the method needs one and there is none."""
         if mask is None and self.needs_mask:
             raise QueryError(
-                f"a model of method {self.name} is asked with a MASK token, and this one names none: use one that was "
-                f"trained with {self.name}, or name the token in Python, LanguageModel(…, mask=ID)."
+                f"method {self.name} needs a MASK token, and the model has none. Use a model that was trained with "
+                f"{self.name}, or set the token in Python: LanguageModel(…, mask=ID)."
             )
         return mask
 
     # ---- training ---------------------------------------------------------------------------------------------------
 
     def learning_from(self, loss: str) -> Method:
-        """The method as it is trained on "asked" tokens, or on "all" that are not unknown.
+        """Return the method with another training loss.
+
+        Args:
+            loss: "asked": over asked tokens; "all": over asked and given tokens.
 
         Raises:
-            InputError: Given tokens are seen before they could be predicted.
+            InputError: The method cannot learn given tokens, because it reads them before it could predict them.
         """
         if loss not in self.training_options.get("loss", ("asked",)):
-            raise InputError(f"method={self.name} sees what is given, and cannot learn to predict it: leave out loss.")
+            raise InputError(
+                f"method={self.name} reads the given tokens, so it cannot learn to predict them: leave out loss."
+            )
         return self
 
     def conditioning(self, distribution: Conditioning) -> Conditioning:
-        """The conditioning sets that it is trained on, where a recipe names this distribution."""
+        """Return the distribution of conditioning sets to train on, for the one that a recipe names."""
         return distribution
 
     @abstractmethod
@@ -239,26 +244,26 @@ class Method(ABC):
         bos: int,
         mask: int | None,
     ) -> Layout:
-        """The layout of a training batch.
+        """Return the layout of a training batch.
 
         Args:
             tokens: (B, T) token ids.
             roles: (B, T) `GIVEN`, `ASKED` or `UNKNOWN`.
-            rngs: The randomness of each text.
-            bos: The token at position 0.
-            mask: The token that stands for unknown ones.
+            rngs: The random generator of each text.
+            bos: Id of the token at position 0.
+            mask: Id of the token that stands for unknown tokens.
         """
 
     def longest(self, length: int) -> int:
-        """The most copies, and the most text slots, that a text of so many tokens has in training."""
+        """Return an upper bound on both the copies and the text slots of a training text of `length` tokens."""
         return length
 
     def room(self, length: int, given: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How many copies texts have in training, and at most how many predictions.
+        """Return the number of copies, and the maximum number of predictions, of training texts.
 
         Args:
-            length: T, of every text.
-            given: (n,) how many of its tokens are given.
-            asked: (n,) how many are asked.
+            length: T, the number of tokens of every text.
+            given: (n,) numbers of given tokens.
+            asked: (n,) numbers of asked tokens.
         """
         return np.zeros_like(given), asked

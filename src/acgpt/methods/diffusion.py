@@ -1,26 +1,27 @@
 """Diffusion: a masked diffusion language model (MDLM, Sahoo et al., 2024), with given tokens that are never masked.
 
 Noise masks each asked token independently; at time t it is masked with probability t (the log-linear schedule,
-α = 1 - t). The network predicts the masked tokens from the rest, in both directions. It never predicts MASK, and what
-is not masked stays as it is (the SUBS parameterisation); it is not told the time, which the share of MASK tells.
+α = 1 - t). The network predicts the masked tokens from the rest, in both directions. It never predicts MASK, and tokens
+that are not masked stay as they are (the SUBS parameterisation). The time is not an input: the share of MASK shows it.
 
-With n asked tokens the evidence lower bound is, for a text x and with S the masked ones,
+For a text x with n asked tokens, and S the set of masked ones, the evidence lower bound is
 
     log p(x_e | x_c)  ≥  ∫₀¹ 1/t · E[ Σ_{i ∈ S} log p(x_i | x without S) ] dt
                       =  Σ_k 1/k · E[ Σ_{i ∈ S} log p(x_i | x without S) : S of size k, uniform ]
 
-as the number of masked tokens at a uniform time is uniform from 0 to n, and 1/t is (n + 1)/k on average where k are
-masked. So a text is trained on, and the bound estimated, with k uniform from 1 to n, S any k of the asked tokens, and
-weight n/k: the same loss without the noise of the time and of texts that have nothing to learn.
+because the number of masked tokens at a uniform time is uniform from 0 to n, and the mean of 1/t is (n + 1)/k if k are
+masked. So training, and the estimate of the bound, draw k uniformly from 1 to n, mask k random asked tokens, and weight
+them by n/k. This is the same loss, without the noise of the time and of texts with nothing masked.
 
-The bound is also the mean of log-likelihoods over all orders in which tokens can be unmasked one by one, which is why
-it is one: the model, so unmasked, has the mean of the *likelihoods*. It does not come apart from left to right, so it
-cannot say what a token has from its past alone. But it can draw from the past alone, a run of asked tokens at a time:
+The bound is also the mean of the log-likelihoods over all orders in which tokens can be unmasked one by one. It is a
+bound because the model, unmasked in a random order, has the mean of the *likelihoods*. It does not factorise from left
+to right, so there is no log-probability of a token given its past alone. But samples can be drawn from the past alone,
+one run of asked tokens at a time:
 
     query     [a]  [b]   C   [d]  [e]   F          given: C, F       asked: [a], [b] and [d], [e]
 
     reads      –    –    –    –    –    –          while a and b are drawn, in any order
-               a    b    C    –    –    –          while d and e are; F is never read
+               a    b    C    –    –    –          while d and e are drawn; F is never read
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ from acgpt.query.query import Query
 
 @register
 class Diffusion(Method):
-    """A bound on any conditional, estimated by chance; samples of any.
+    """A Monte Carlo estimate of a bound on any conditional; samples of any conditional.
 
     Args:
-        draws: How many sets of masked tokens the bound of a query is estimated from. Their sizes are spread evenly.
-        steps: Of the time from all masked to none, in sampling. Tokens of one step are drawn independently.
-        seed: Of the masked tokens of `draws`.
+        draws: Number of random sets of masked tokens that the bound of a query is estimated from. Their sizes are
+            spread evenly.
+        steps: Number of time steps of sampling, from all masked to none. Tokens of one step are drawn independently.
+        seed: Seed of the sets of masked tokens.
     """
 
     name: ClassVar[str] = "diffusion"
@@ -67,66 +69,66 @@ class Diffusion(Method):
     needs_mask: ClassVar[bool] = True
     compiles: ClassVar[bool] = True
     options: ClassVar[Mapping[str, str]] = {
-        "draws": "passes that the bound of a text is estimated from",
-        "steps": "steps of sampling",
-        "seed": "of the draws",
+        "draws": "number of passes to estimate the bound of a text from",
+        "steps": "number of sampling steps",
+        "seed": "seed of the draws",
     }
 
     def __init__(self, draws: int = 32, steps: int = 1000, seed: int = 0) -> None:
         for name, value, least in (("draws", draws, 1), ("steps", steps, 1), ("seed", seed, 0)):
             if value < least:
-                raise InputError(f"{name} is at least {least}, not {value}.")
+                raise InputError(f"{name} must be at least {least}, not {value}.")
         self.draws, self.steps, self.seed = draws, steps, seed
 
     def configured(self, options: Mapping[str, str]) -> Method:
-        """With another number of draws or steps."""
+        """Return the method with another number of draws or steps, or another seed."""
         super().configured({name: value for name, value in options.items() if name not in self.options})
         return Diffusion(**{name: whole_number(name, value) for name, value in options.items()})
 
     @property
     def chain(self) -> bool:
-        """The bound does not come apart."""
+        """Whether log-probabilities factorise from left to right: the bound does not."""
         return False
 
     def answers(self, query: Query) -> bool:
-        """Every query, by a bound."""
+        """Return true: it bounds every query."""
         return True
 
     def can_sample(self, query: Query, future: bool) -> bool:
-        """Every query, from the past alone too."""
+        """Return true: it samples every query, also from the past alone."""
         return True
 
     def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
-        """Numbers whose sum over a query estimates its bound, without bias: what each token adds to it."""
+        """Return the contribution of each asked token to the bound; the sum over a query is an unbiased estimate."""
         bos, mask = engine.bos, self.mask(engine.mask)
         assert mask is not None
         answers = [np.zeros(len(query.asked_positions)) for query in queries]
         parts = [masked.parts(query, bos=bos, mask=mask) for query in queries]
         sets = [self.masked_sets(query) for query in queries]
-        passes = [(number, each) for number in range(len(queries)) for each in range(self.draws)]
+        passes = [(number, index) for number in range(len(queries)) for index in range(self.draws)]
         for group in masked.groups([len(queries[number]) for number, _ in passes], engine.budget):
-            members = [passes[each] for each in group]
-            texts, places, targets = [], [], []
-            for number, each in members:
-                (start, asked, tokens), hidden = parts[number], sets[number][each]
+            members = [passes[i] for i in group]
+            texts, positions, targets = [], [], []
+            for number, index in members:
+                (start, asked, tokens), hidden = parts[number], sets[number][index]
                 text = start.copy()
                 text[asked[~hidden]] = tokens[~hidden]
                 texts.append(text)
-                places.append(asked[hidden])
+                positions.append(asked[hidden])
                 targets.append(tokens[hidden])
-            layout = masked.both_ways(texts, places, targets, bos=bos, text_slots=engine.backend == "fused")
-            for (number, each), scores in zip(members, engine.score(layout, mask), strict=True):
-                answers[number][sets[number][each]] += scores * len(answers[number]) / len(scores) / self.draws
+            layout = masked.both_ways(texts, positions, targets, bos=bos, text_slots=engine.backend == "fused")
+            for (number, index), scores in zip(members, engine.score(layout, mask), strict=True):
+                answers[number][sets[number][index]] += scores * len(answers[number]) / len(scores) / self.draws
         return [answer.tolist() for answer in answers]
 
     def masked_sets(self, query: Query) -> np.ndarray:
-        """(draws, n) which of the n asked tokens are masked in each draw; a function of the seed and the text.
+        """Return (draws, n) which of the n asked tokens are masked in each draw: a function of the seed and the text.
 
-        Of the tokens that are asked, too: texts of which nothing is given would all have the same masks otherwise, and
-        the mean of many such estimates the noise of one.
+        It depends on the asked tokens too. Otherwise all texts with nothing given would have the same masks, and the
+        mean of many such estimates would be as noisy as one.
         """
         rng, n = randomness(query, 0, self.seed, f"masks of {query.tokens}"), len(query.asked_positions)
-        times = (np.arange(self.draws) + rng.random()) / self.draws  # spread evenly: less noise than each by itself
+        times = (np.arange(self.draws) + rng.random()) / self.draws  # spread evenly: less noise than independent times
         sizes = 1 + (times * n).astype(np.int64)
         ranks = rng.random((self.draws, n)).argsort(axis=1).argsort(axis=1)
         hidden: np.ndarray = ranks < np.minimum(sizes, n)[:, None]
@@ -135,55 +137,56 @@ class Diffusion(Method):
     def stream(
         self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> Iterator[list[Answer]]:
-        """As `Method.stream` says, by ancestral sampling: as time goes from 1 to 0, masked tokens are drawn.
+        """Sample by ancestral sampling: masked tokens are drawn as time goes from 1 to 0.
 
         Without the future, given tokens are shown when they are reached: the runs of asked tokens between them are
         drawn one after the other, each from time 1 to 0.
 
-        A token is unmasked in any of the steps with the same probability, whatever the others do, so which tokens are
-        drawn in which step is known beforehand; a step in which none is drawn changes nothing, and takes no pass.
-        The log-probabilities are those with which the tokens were drawn.
+        Every token is unmasked in each of the steps with the same probability, independently of the others. So the step
+        of each token can be drawn beforehand, and a step without tokens takes no pass. The log-probabilities are those
+        with which the tokens were drawn.
         """
         mask = self.mask(engine.mask)
         assert mask is not None
         rows = wanted(queries, n)
         for group in masked.groups([len(queries[number]) for number, _ in rows], engine.budget):
-            members = [rows[each] for each in group]
+            members = [rows[i] for i in group]
             questions = [queries[number] for number, _ in members]
             texts = [masked.shown(query, bos=engine.bos, mask=mask, given=future) for query in questions]
             known = [masked.shown(query, bos=engine.bos, mask=mask) for query in questions]
-            chances, turns, reached = [], [], []
+            uniforms, turns, reached = [], [], []
             for query, (_, sample) in zip(questions, members, strict=True):
                 rng = randomness(query if future else prompted(query), sampling.first + sample, sampling.seed)
-                drawn_when, shown_when = self.schedule(query, rng.random(len(query.asked_positions)), future)
-                chances.append(rng.random(len(query) + 1))
-                turns.append(drawn_when)
-                reached.append(shown_when)
-            drawn = masked.fill(engine, texts, turns, chances, mask, sampling, known=known, reached=reached)
-            yield masked.answers(members, questions, drawn)
+                drawn_per_turn, shown_per_turn = self.schedule(query, rng.random(len(query.asked_positions)), future)
+                uniforms.append(rng.random(len(query) + 1))
+                turns.append(drawn_per_turn)
+                reached.append(shown_per_turn)
+            samples = masked.fill(engine, texts, turns, uniforms, mask, sampling, known=known, reached=reached)
+            yield masked.answers(members, questions, samples)
 
     def schedule(self, query: Query, uniform: np.ndarray, future: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The positions that are drawn in each turn, and those of the given tokens that are shown from it on.
+        """Return the positions to draw in each turn, and the positions of given tokens to show from that turn on.
 
-        Asked tokens with none to be shown between them are a run. The steps are shared out among runs by their
-        numbers of tokens, at least one for each: all of them together take about as many as one would.
+        A run is a sequence of asked tokens with no given token to be shown between them. The steps are divided among
+        the runs in proportion to their numbers of tokens, with at least one each, so that all runs together take about
+        as many steps as one would.
 
         Args:
-            query: What is given and asked.
-            uniform: For each asked token, when in the time of its run it is drawn, in [0, 1).
-            future: Are all given tokens shown from the start?
+            query: The query.
+            uniform: For each asked token, the time within its run at which it is drawn, in [0, 1).
+            future: Whether all given tokens are shown from the start.
         """
         asked = np.array(query.asked_positions)
         later = np.array(() if future else query.given_positions, dtype=np.int64)
-        before = np.searchsorted(later, asked)  # how many of these must be shown
+        before = np.searchsorted(later, asked)  # number of given tokens to show before each asked one
         _, run, sizes = np.unique(before, return_inverse=True, return_counts=True)
         steps = np.maximum(1, np.rint(self.steps * sizes / len(asked)).astype(np.int64))
         step = (steps.cumsum() - steps)[run] + (uniform * steps[run]).astype(np.int64)
         _, first = np.unique(step, return_index=True)
-        return [asked[step == each] for each in step[first]], np.split(later, before[first])[:-1]
+        return [asked[step == turn] for turn in step[first]], np.split(later, before[first])[:-1]
 
     def rows_at_once(self, engine: Engine, length: int) -> int:
-        """As many as go through the model in one pass."""
+        """Return the number of samples that fit into one pass."""
         return max(1, engine.budget // (length + 2))
 
     def lay_out(
@@ -195,27 +198,27 @@ class Diffusion(Method):
         bos: int,
         mask: int | None,
     ) -> Layout:
-        """k of a text's n asked tokens are masked and predicted, with weight n/k; k is uniform from 1 to n."""
+        """Mask and predict k of the n asked tokens of each text, with weight n/k; k is uniform from 1 to n."""
         assert mask is not None
         asked = roles == ASKED
         counts = asked.sum(axis=1)
         sizes = np.array([rng.integers(1, n, endpoint=True) for rng, n in zip(rngs, counts, strict=True)])
-        chances = np.where(asked, np.stack([rng.random(tokens.shape[1]) for rng in rngs]), 2.0)
-        predicted = chances.argsort(axis=1).argsort(axis=1) < sizes[:, None]
+        keys = np.where(asked, np.stack([rng.random(tokens.shape[1]) for rng in rngs]), 2.0)  # asked tokens come first
+        predicted = keys.argsort(axis=1).argsort(axis=1) < sizes[:, None]
         hidden = predicted | ~(asked | (roles == GIVEN))
         weights = np.broadcast_to((counts / sizes)[:, None], tokens.shape)
         return masked.lay_out(tokens, hidden, predicted, bos=bos, mask=mask, weights=weights)
 
     def longest(self, length: int) -> int:
-        """BOS and the text."""
+        """Return the number of slots: BOS and the text."""
         return length + 1
 
     def room(self, length: int, given: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The whole text in both directions; at most a prediction for each asked token."""
+        """Return the whole text as copies, and at most one prediction per asked token."""
         return np.full_like(given, length + 1), asked
 
 
 def prompted(query: Query) -> Query:
-    """The query with nothing given but what stands before all that is asked: the same whatever comes later."""
+    """Return the query with only the given tokens before the first asked one; later ones have no influence on it."""
     first = query.asked.index(True)
-    return Query(query.tokens, [given and place < first for place, given in enumerate(query.given)], query.asked)
+    return Query(query.tokens, [given and index < first for index, given in enumerate(query.given)], query.asked)

@@ -1,18 +1,19 @@
-"""FIM: fill in the middle (Bavarian et al., 2022), what practice does about infilling: a causal model of texts whose
-middle has been moved to the end.
+"""FIM: fill in the middle (Bavarian et al., 2022), the common approach to infilling in practice.
+
+It is a causal model of texts whose middle has been moved to the end.
 
     text     [The cat] sat on [the mat]        given: the two ends          asked: the middle
 
     read     BOS  The  cat  MASK  the  mat  MASK  sat  (on)
-    position  0    1    2     3    4    5    6     7                        those of the text as it is read
+    position  0    1    2     3    4    5    6     7                        positions in the order of reading
     predicts                                 sat   on
 
-MASK stands for the two tokens that others call SUF and MID: where the first one is, the suffix begins, and where the
-second one is, the middle. As no text has a MASK, nothing is ambiguous, and it is never predicted. Everything else is a
-causal model, scored exactly and in one pass, sampled with a cache.
+MASK plays the role of the two tokens that are usually called SUF and MID: after the first one comes the suffix, after
+the second one the middle. This is not ambiguous, because no text has a MASK; it is never predicted. Everything else is
+a causal model: scored exactly and in one pass, sampled with a cache.
 
-It answers queries with one run of asked tokens and everything else given, and no others. It is trained on such: where a
-recipe gives blocks, as many tokens are given at the two ends.
+It answers only queries with one run of asked tokens and everything else given, and is trained on such queries: if a
+recipe gives blocks, the same number of tokens is given at the two ends.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from acgpt.query.query import Query
 
 @register
 class Fim(Method):
-    """p(a gap | all that is around it), exactly and in one pass."""
+    """p(one gap | everything around it), exactly and in one pass."""
 
     name: ClassVar[str] = "fim"
     title: ClassVar[str] = "FIM"
@@ -53,26 +54,32 @@ class Fim(Method):
     )
 
     def answers(self, query: Query) -> bool:
-        """One run of asked tokens, and nothing unknown."""
+        """Return whether the query has one run of asked tokens and nothing unknown."""
         return len(query.blanks) == 1 and not query.has_unknown
 
     def can_sample(self, query: Query, future: bool) -> bool:
-        """With the future what it answers; without, whatever has nothing unknown, as the whole text is the middle."""
+        """Return whether it can sample: what it answers or, without the future, any query with nothing unknown.
+
+        Without the future the whole text is the middle.
+        """
         return self.answers(query) if future else not query.has_unknown
 
     def check(self, queries: Sequence[Query]) -> None:
-        """As `Method.check` says; what is unknown is named, for reading from left to right does not help there."""
+        """Raise an error for queries it does not answer; a separate one for unknown tokens.
+
+        The usual remedy, to read from left to right, does not help with unknown tokens.
+        """
         for number, query in enumerate(queries, start=1):
             if query.has_unknown:
                 raise QueryError(
-                    f"a model of method {self.name} cannot answer query {number} of {len(queries)}: a token of it is "
-                    "neither given nor asked, and nothing stands for that. Give it or ask for it, or use a model that "
-                    "was trained with ac-gpt on unknown tokens."
+                    f"a model of method {self.name} cannot answer query {number} of {len(queries)}: a token is neither "
+                    "given nor asked. Give it or ask for it, or use a model that was trained with ac-gpt on unknown "
+                    "tokens."
                 )
         super().check(queries)
 
     def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
-        """As `Method.score` says, in one causal pass."""
+        """Score queries in one causal pass."""
         mask = self.mask(engine.mask)
         assert mask is not None
         return engine.log_probs([as_read(query, mask) for query in queries], future=False, never=mask)
@@ -80,16 +87,16 @@ class Fim(Method):
     def stream(
         self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> Iterator[list[Answer]]:
-        """As `Method.stream` says, with a cache; without the future, the whole text is the middle."""
+        """Sample with a cache; without the future, the whole text is the middle."""
         mask = self.mask(engine.mask)
         assert mask is not None
         if not all(self.can_sample(query, future) for query in queries):
             self.check(queries if future else [self.left_to_right(query) for query in queries])
-        moved = [as_read(query, mask, all_of_it=not future) for query in queries]
+        moved = [as_read(query, mask, whole=not future) for query in queries]
         yield from engine.stream(moved, n, sampling, future=False, never=mask)
 
     def conditioning(self, distribution: Conditioning) -> Conditioning:
-        """Infilling sets of the same sizes."""
+        """Return infilling sets of the same sizes."""
         if distribution.hides:
             raise InputError("a model of method fim cannot leave a token unknown: leave out conditioning.unknown.")
         parts = tuple(
@@ -107,31 +114,31 @@ class Fim(Method):
         bos: int,
         mask: int | None,
     ) -> Layout:
-        """BOS, prefix, MASK, suffix, MASK, and the middle but for its last token."""
+        """Lay out BOS, prefix, MASK, suffix, MASK, and the middle without its last token."""
         assert mask is not None
         read, read_roles = [], []
         for text, kinds in zip(tokens, roles, strict=True):
-            (places,) = np.nonzero(kinds == ASKED)
-            first, end = places[0], places[-1] + 1
-            if end - first != len(places):
-                raise InputError("a text for fim has one run of asked tokens, and everything else given.")
+            (asked,) = np.nonzero(kinds == ASKED)
+            first, end = asked[0], asked[-1] + 1
+            if end - first != len(asked):
+                raise InputError("a text for fim must have one run of asked tokens, and everything else given.")
             read.append(middle_last(text, first, end, mask))
             read_roles.append(middle_last(kinds, first, end, GIVEN))
         return lay_out(Sequences.rows(np.stack(read), np.stack(read_roles)), bos=bos, mask=mask, copies=False)
 
     def longest(self, length: int) -> int:
-        """Every token but the last, BOS, and MASK twice."""
+        """Return the number of slots: every token but the last, BOS, and MASK twice."""
         return length + 2
 
 
 def middle_last(values: np.ndarray, first: int, end: int, between: int) -> np.ndarray:
-    """The values of a prefix, MASK, the suffix, MASK and the middle, which is `first` to `end` of `values`."""
+    """Move the middle, `values[first:end]`, to the end, with the value `between` before the suffix and before it."""
     return np.concatenate([values[:first], [between], values[end:], [between], values[first:end]])
 
 
-def as_read(query: Query, mask: int, *, all_of_it: bool = False) -> Query:
-    """The query as FIM reads it; `all_of_it` makes the whole text its middle, whatever is given there."""
-    ((first, last),) = ((1, len(query)),) if all_of_it else query.blanks
+def as_read(query: Query, mask: int, *, whole: bool = False) -> Query:
+    """Return the query in FIM's order; with `whole`, the whole text is the middle, whatever is given in it."""
+    ((first, last),) = ((1, len(query)),) if whole else query.blanks
     ids, given, asked = (
         middle_last(np.array(values), first - 1, last, between).tolist()
         for values, between in ((query.ids, mask), (query.given, True), (query.asked, False))

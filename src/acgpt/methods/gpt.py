@@ -20,7 +20,7 @@ from acgpt.query.query import Query
 
 @register
 class Gpt(Method):
-    """p(what follows | what stands before it). Any causal model; none of the queries that take more."""
+    """p(next tokens | tokens before them), for any causal model. It answers no other queries."""
 
     name: ClassVar[str] = "gpt"
     title: ClassVar[str] = "GPT"
@@ -37,17 +37,17 @@ class Gpt(Method):
     )
 
     def answers(self, query: Query) -> bool:
-        """A query with nothing given after an asked token, and nothing unknown before one."""
+        """Return whether nothing is given after an asked token, and nothing before one is unknown."""
         last = query.asked_at[-1]
         return all(map(or_, query.given[:last], query.asked[:last])) and not query.needs_future
 
     def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
-        """As `Method.score` says, in one causal pass; MASK is never read."""
-        # Any token will do for MASK: it stands where nothing is read any more, after the last asked token.
+        """Score queries in one causal pass; MASK is never read."""
+        # Any token can be MASK here: unknown tokens come after the last asked one, where they are not read.
         return engine.with_mask(engine.bos).log_probs(queries, future=False)
 
     def log_probs(self, engine: Engine, queries: Sequence[Query], *, future: bool = True) -> list[list[float]]:
-        """As `Method.log_probs` says; without the future whatever stands after an asked token is ignored."""
+        """Score queries. If `future` is false, given tokens after an asked one are ignored instead of refused."""
         if future:
             return super().log_probs(engine, queries)
         return engine.log_probs(queries, future=False)
@@ -55,17 +55,17 @@ class Gpt(Method):
     def stream(
         self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> Iterator[list[Answer]]:
-        """As `Method.stream` says, with a cache; given tokens are forced when they are reached."""
+        """Sample with a cache; given tokens are forced when they are reached."""
         if future:
             self.check(queries)
         yield from engine.stream(queries, n, sampling, future=False)
 
-    def insisted(self) -> Method:
-        """Shown copies, as AC-GPT is: the network takes them, whatever it makes of them."""
+    def with_copies(self) -> Method:
+        """Return AC-GPT: the network accepts copies, although it was not trained on them."""
         return AcGpt()
 
     def conditioning(self, distribution: Conditioning) -> Conditioning:
-        """Nothing is given, all is asked."""
+        """Return empty conditioning sets: nothing is given, everything is asked."""
         return Conditioning((Empty(),))
 
     def lay_out(
@@ -77,5 +77,5 @@ class Gpt(Method):
         bos: int,
         mask: int | None,
     ) -> Layout:
-        """BOS and the text."""
+        """Lay out BOS and the text."""
         return lay_out(Sequences.rows(tokens, roles), bos=bos, mask=mask, copies=False)

@@ -1,14 +1,14 @@
-"""The registry of methods: those of this package, and those that installed packages add.
+"""The registry of methods: those of this package and those of installed plugins.
 
-`@register` makes a class a method of acgpt. Recipes, commands, reports, pictures and model cards read the registry, so
-a method is added by the one file that defines it:
+`@register` makes a class a method of acgpt. Recipes, commands, reports, figures and model cards read the registry, so
+the file that defines a method is all that is needed to add it:
 
     @register                                     [project.entry-points."acgpt.methods"]
     class Mine(Method):                           mine = "my_package.mine:Mine"
         name = "mine"
 
-Methods of this package are registered when `acgpt.methods` is imported. Packages that name an entry point in the group
-`acgpt.methods` are imported once, when all methods are listed or one is looked up that is not registered yet.
+Methods of this package are registered when `acgpt.methods` is imported. Packages with an entry point in the group
+`acgpt.methods` are imported once: when all methods are listed, or when one is looked up that is not registered yet.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from acgpt.errors import reason
 from acgpt.methods.base import Method
 
 GROUP = "acgpt.methods"
+RECIPE_KEYS = {"loss", "target_positions"}  # recipe keys that `training_options` may have
 DECLARED = ("name", "title", "says", "abilities", "reads_future")  # attributes that every method must have
 M = TypeVar("M", bound=Method)
 
@@ -60,20 +61,22 @@ class Registry(MutableMapping[str, Method]):
         """Make a class a method of acgpt: a class decorator.
 
         Args:
-            method: A subclass of `Method` that can be made without arguments.
+            method: A subclass of `Method` whose constructor needs no arguments.
 
         Raises:
-            TypeError: It is no such class, lacks an attribute or a function that a method must have, or its name is not
-                made of lower-case words and hyphens.
-            ValueError: Another method has its name.
+            TypeError: It is not a subclass, lacks a required attribute or function, or its name does not consist of
+                lower-case words and hyphens.
+            ValueError: Another method has the same name.
         """
         if not (inspect.isclass(method) and issubclass(method, Method)):
-            raise TypeError(f"{reason(repr(method))} is no subclass of acgpt.methods.Method")
+            raise TypeError(f"{reason(repr(method))} is not a subclass of acgpt.methods.Method")
         missing = [name for name in DECLARED if not hasattr(method, name)] + sorted(method.__abstractmethods__)
         if missing:
             raise TypeError(f"{method.__qualname__} lacks {', '.join(missing)}")
         if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", method.name):
-            raise TypeError(f"the name of a method is lower-case words joined by hyphens, not {method.name!r}")
+            raise TypeError(f"the name of a method must be lower-case words joined by hyphens, not {method.name!r}")
+        if unknown := sorted(method.training_options.keys() - RECIPE_KEYS):
+            raise TypeError(f"training_options has the key {unknown[0]}; allowed are {', '.join(sorted(RECIPE_KEYS))}")
         other = self._methods.get(method.name)
         if other is not None and origin(type(other)) != origin(method):
             raise ValueError(f"the name {method.name} is taken by {'.'.join(origin(type(other)))}")
@@ -81,7 +84,7 @@ class Registry(MutableMapping[str, Method]):
         return method
 
     def _search(self) -> None:
-        """Import the packages that add methods, once; one that fails is named in a warning and left out."""
+        """Import the packages that add methods, once. Skip one that fails, with a warning."""
         with self._lock:
             if self._searched:
                 return
@@ -101,7 +104,7 @@ class Registry(MutableMapping[str, Method]):
 
 
 def origin(method: type[Method]) -> tuple[str, str]:
-    """The module and the name of a class: the same if the module is loaded again."""
+    """Return the module and the name of a class, which stay the same if the module is loaded again."""
     return method.__module__, method.__qualname__
 
 

@@ -2,19 +2,21 @@
 
     query      The   [cat]   sat   [on]            given: The, sat     asked: [cat], [on]
 
-    slot       BOS    The    sat    cat            one causal mask over the text as it is ordered
+    slot       BOS    The    sat    cat            one causal mask over the reordered text
     position    0      1      3      2             of the token that is read: keys are rotated to it
-    predicts    1      3      2      4             of the token that is predicted: queries are (see `sigma_network`)
-    token       –      –     cat    on
+    predicts    1      3      2      4             position that is predicted: queries are rotated to it
+    token       –      –     cat    on             (see `sigma_network`)
 
 Given tokens come first, then asked ones: in the *temporal* variant of the paper both from left to right, in the
-*random* one each in a random order, new for every text and epoch. Either way a query is answered in one pass and
-exactly, by the chain rule along the order; tokens that are unknown are left out of it, and nothing stands for them.
+*random* variant each in a random order, new for every text and epoch. Either way a query is scored exactly and in one
+pass, by the chain rule along the order. Unknown tokens are left out, without a placeholder.
 
-A model of random orders can be asked in any: the paper's numbers imply the order from left to right, which is the
-default. `order=random` takes one at random, a function of `seed` and the query; `orders=K` averages the *probability*
-of the asked tokens over K such orders, which is a better model of them than any single one. A sample is then drawn in
-one of the K, each as likely, which is a draw from that mean; its log-probabilities are those of its order.
+A model trained on random orders can be queried in any order. The default is from left to right. The paper
+does not say which order it uses: its numbers suggest random on the training distribution and left to right elsewhere.
+`order=random` takes a random one, a function of `seed` and the query. `orders=K` averages the
+*probability* of the asked tokens over K random orders, which is a better model of them than any single order. A sample
+is then drawn in one of the K orders, chosen uniformly, which is a draw from that mean; its log-probabilities are those
+in its order.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from acgpt.methods.sigma_network import SigmaGPTForCausalLM
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.query import Query
 
-RANK = np.array([1, 0, 2])  # by role: given tokens come first, then asked ones, then those that nobody needs
+RANK = np.array([1, 0, 2])  # by role: given tokens come first, then asked ones, then unknown ones, which are not read
 
 
 @register
@@ -52,7 +54,7 @@ class SigmaGptTemporal(Method):
     says: ClassVar[str] = "a language model of texts in any order that answers p(any tokens | any other tokens)"
     abilities: ClassVar[Abilities] = Abilities(
         True, True, True, True, False,
-        note="the paper's row is of random orders, of which this variant keeps the one from left to right",
+        note="the paper's row is for random orders, of which this variant uses only the one from left to right",
     )  # fmt: skip
     reads_future: ClassVar[bool] = True
     network: ClassVar[type[GPTNeoXForCausalLM]] = SigmaGPTForCausalLM
@@ -60,23 +62,28 @@ class SigmaGptTemporal(Method):
         "loss": ("asked", "all"),
         "target_positions": ("rotary", "table"),
     }
-    shuffles: ClassVar[bool] = False  # in training
-    learns_given: bool = False  # are given tokens predicted, too?
+    shuffles: ClassVar[bool] = False  # whether training texts are read in random orders
+    learns_given: bool = False  # whether given tokens are predicted too
 
     def answers(self, query: Query) -> bool:
-        """Every query."""
+        """Return true: it answers every query."""
         return True
 
     def order(self, query: Query, number: int) -> np.ndarray:
-        """The positions of the given tokens, then of the asked ones, in the order in which they are read."""
+        """Return the positions of the given tokens, then of the asked ones, in the order of reading.
+
+        Args:
+            query: The query.
+            number: Index of the order, for a method with several.
+        """
         return np.concatenate([query.given_at, query.asked_at])
 
     def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
-        """As `Method.score` says, in one pass."""
+        """Score queries in one pass."""
         return self.score_in_order(engine, queries, 0)
 
     def score_in_order(self, engine: Engine, queries: Sequence[Query], number: int) -> list[list[float]]:
-        """The same, in the order of this number."""
+        """Score queries in the order with this index; the results are from left to right."""
         check_network(engine.model)
         orders = [self.order(query, number) for query in queries]
         ordered = [in_order(query, order) for query, order in zip(queries, orders, strict=True)]
@@ -89,42 +96,43 @@ class SigmaGptTemporal(Method):
     def stream(
         self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> Iterator[list[Answer]]:
-        """As `Method.stream` says, with a cache; without the future, given tokens are forced when they are reached."""
+        """Sample with a cache; without the future, given tokens are forced when they are reached."""
         check_network(engine.model)
-        ways: dict[tuple[int, int], list[int]] = {}  # by query and order, the samples that are drawn so
+        groups: dict[tuple[int, int], list[int]] = {}  # indices of samples, by query and order
         for number, query in enumerate(queries):
             for sample in range(n):
                 order = self.draw_order(query, sampling.first + sample, sampling.seed) if future else 0
-                ways.setdefault((number, order), []).append(sample)
-        asked = [queries[number] for number, _ in ways]
+                groups.setdefault((number, order), []).append(sample)
+        questions = [queries[number] for number, _ in groups]
 
-        def turned(way: int, values: np.ndarray) -> np.ndarray:
-            return from_left_to_right(asked[way], orders[way], values)
+        def restored(group: int, values: np.ndarray) -> np.ndarray:
+            return from_left_to_right(questions[group], orders[group], values)
 
         if future:
-            orders = [self.order(queries[number], order) for number, order in ways]
+            orders = [self.order(queries[number], order) for number, order in groups]
         else:
-            orders = [self.left_to_right(query).asked_at for query in asked]
-        ordered = [in_order(query, order) for query, order in zip(asked, orders, strict=True)]
-        numbers = [number for number, _ in ways]
-        for answers in engine.stream(ordered, list(ways.values()), sampling, future=False, orders=orders):
+            orders = [self.left_to_right(query).asked_at for query in questions]
+        ordered = [in_order(query, order) for query, order in zip(questions, orders, strict=True)]
+        numbers = [number for number, _ in groups]
+        for answers in engine.stream(ordered, list(groups.values()), sampling, future=False, orders=orders):
             yield [
-                (numbers[way], sample, (turned(way, tokens), turned(way, scores)))
-                for way, sample, (tokens, scores) in answers
+                (numbers[group], sample, (restored(group, tokens), restored(group, scores)))
+                for group, sample, (tokens, scores) in answers
             ]
 
     def draw_order(self, query: Query, sample: int, seed: int) -> int:
-        """The number of the order in which a sample is drawn."""
+        """Return the index of the order in which a sample is drawn."""
         return 0
 
     def learning_from(self, loss: str) -> Method:
-        """Given tokens are predicted along the order as well as asked ones, if wanted."""
-        method = copy(self)
+        """Return the method with a loss over asked tokens, or over "all": given tokens are predicted as well."""
+        method = copy(super().learning_from(loss))
+        assert isinstance(method, SigmaGptTemporal)
         method.learns_given = loss == "all"
         return method
 
     def room(self, length: int, given: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """No copies; a prediction for each token that is learnt from."""
+        """Return no copies, and one prediction per token in the loss."""
         return np.zeros_like(given), asked + given * self.learns_given
 
     def lay_out(
@@ -136,29 +144,29 @@ class SigmaGptTemporal(Method):
         bos: int,
         mask: int | None,
     ) -> Layout:
-        """BOS and the text in its order but for the last token; each slot is told the next position.
+        """Lay out BOS and the reordered text without its last token; each slot has the next position as its target.
 
-        What is unknown comes last, where no prediction sees it.
+        Unknown tokens come last, where no prediction sees them.
         """
         length = tokens.shape[1]
         rank = RANK[roles] + (np.stack([rng.random(length) for rng in rngs]) if self.shuffles else 0.0)
-        order = rank.argsort(axis=1, kind="stable")  # (B, T) places, from 0
+        order = rank.argsort(axis=1, kind="stable")  # (B, T) indices, from 0
         ordered = np.take_along_axis(tokens, order, axis=1)
         kinds = np.take_along_axis(roles, order, axis=1)
         if self.learns_given:
             kinds = np.where(kinds == UNKNOWN, UNKNOWN, ASKED)
-        kinds = np.where(kinds == UNKNOWN, GIVEN, kinds)  # read as it is, by nothing that predicts
+        kinds = np.where(kinds == UNKNOWN, GIVEN, kinds)  # unmasked, because no prediction attends to it
         return lay_out(Sequences.rows(ordered, kinds, order + 1), bos=bos, mask=mask, copies=False)
 
 
 @register
 class SigmaGptRandom(SigmaGptTemporal):
-    """Any conditional, exactly for an order of the asked tokens; of a model that was trained on random orders.
+    """Any conditional, exactly for an order of the asked tokens, for a model that was trained on random orders.
 
     Args:
         order: "left-to-right", or "random": shuffled within the given and within the asked tokens, as in training.
-        orders: Over how many orders, all random if more than one, the probability of the asked tokens is averaged.
-        seed: Of the random orders.
+        orders: Number of orders over which the probability of the asked tokens is averaged; random if more than one.
+        seed: Seed of the random orders.
     """
 
     name: ClassVar[str] = "sigma-gpt-random"
@@ -169,53 +177,53 @@ class SigmaGptRandom(SigmaGptTemporal):
     shuffles: ClassVar[bool] = True
     options: ClassVar[Mapping[str, str]] = {
         "order": "left-to-right or random",
-        "orders": "a number of random orders to average over",
-        "seed": "of random orders",
+        "orders": "number of random orders to average over",
+        "seed": "seed of random orders",
     }
 
     def __init__(self, order: str = "left-to-right", orders: int = 1, seed: int = 0) -> None:
         if order not in ("left-to-right", "random"):
-            raise InputError(f"order is left-to-right or random, not {order!r}.")
+            raise InputError(f"order must be left-to-right or random, not {order!r}.")
         if orders < 1 or seed < 0:
-            raise InputError(f"orders is at least 1 and seed at least 0, not {orders} and {seed}.")
+            raise InputError(f"orders must be at least 1 and seed at least 0, not {orders} and {seed}.")
         self.random, self.orders, self.seed = order == "random" or orders > 1, orders, seed
 
     def configured(self, options: Mapping[str, str]) -> Method:
-        """With other orders."""
+        """Return the method with other orders."""
         super().configured({name: value for name, value in options.items() if name not in self.options})
         numbers = {name: whole_number(name, options[name]) for name in ("orders", "seed") if name in options}
         return SigmaGptRandom(options.get("order", "left-to-right"), **numbers)
 
     @property
     def chain(self) -> bool:
-        """Only if it is asked from left to right."""
+        """Whether log-probabilities factorise from left to right: only in that order."""
         return not self.random
 
     def order(self, query: Query, number: int) -> np.ndarray:
-        """As in `SigmaGptTemporal`, or shuffled within the two parts."""
+        """Return the order of `SigmaGptTemporal`, or one shuffled within the given and within the asked tokens."""
         if not self.random:
             return super().order(query, number)
         rng = randomness(query, number, self.seed, "order")
         return np.concatenate([rng.permutation(part.copy()) for part in (query.given_at, query.asked_at)])
 
     def draw_order(self, query: Query, sample: int, seed: int) -> int:
-        """Any of them, each as likely: a sample of the mean of distributions is one of a distribution at random."""
+        """Return a uniformly random index: a sample from a mean of distributions is a sample from a random one."""
         if self.orders == 1:
             return 0
         return int(randomness(query, sample, seed, "which order").integers(self.orders))
 
     def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
-        """As `Method.score` says, a pass an order.
+        """Score queries, with one pass per order.
 
-        Of several orders only the sum over a query means something, the log of the mean probability. Each token has
-        the mean of its log-probabilities, and an equal share of what that sum has more than theirs.
+        With several orders only the sum over a query is meaningful: the log of the mean probability. Each token gets
+        the mean of its log-probabilities, plus an equal share of the difference between that sum and theirs.
         """
         answers = [self.score_in_order(engine, queries, number) for number in range(self.orders)]
-        return [log_mean_exp(np.array(of_query)).tolist() for of_query in zip(*answers, strict=True)]
+        return [log_mean_exp(np.array(scores)).tolist() for scores in zip(*answers, strict=True)]
 
 
 def log_mean_exp(scores: np.ndarray) -> np.ndarray:
-    """(A,) numbers whose sum is the log of the mean of exp of the sums of the rows of `scores`, (K, A)."""
+    """Return (A,) numbers whose sum is log mean exp of the K row sums of `scores`, (K, A)."""
     sums = scores.sum(axis=1)
     best = sums.max()
     total = best + math.log(np.exp(sums - best).mean()) if np.isfinite(best) else best
@@ -226,33 +234,33 @@ def log_mean_exp(scores: np.ndarray) -> np.ndarray:
 
 
 def whole_number(name: str, text: str) -> int:
-    """The value of an option."""
+    """Return the value of an option as an integer."""
     try:
         return int(text)
     except ValueError as error:
-        raise InputError(f"{name} is a whole number, not {text!r}.") from error
+        raise InputError(f"{name} must be a whole number, not {text!r}.") from error
 
 
 def check_network(model: PreTrainedModel) -> None:
-    """Refuse a network that would not hear what it is to predict."""
+    """Refuse a network that does not take target positions."""
     if not isinstance(model, SigmaGPTForCausalLM):
         raise ModelError(
-            f"σ-GPT needs a network that is told which position to predict, and {type(model).__name__} is not: ask it "
-            "by its own method."
+            f"σ-GPT needs a network that takes target positions, and {type(model).__name__} is not one. Use the "
+            "model's own method."
         )
 
 
 def in_order(query: Query, order: np.ndarray) -> Query:
-    """The query with its tokens in this order of their positions; those that are not in it are left out."""
+    """Return the query with its tokens at these positions, in this order; other tokens are left out."""
     if len(order) == len(query) and (np.diff(order) > 0).all():
-        return query  # as it stands
+        return query
     first, *others = (order - 1).tolist()
-    chosen = itemgetter(first, *others, first)  # of one place alone it would take no tuple
-    return Query.trusted(chosen(query.tokens)[:-1], chosen(query.given)[:-1], chosen(query.asked)[:-1])
+    select = itemgetter(first, *others, first)  # twice: with a single index, itemgetter would not return a tuple
+    return Query.trusted(select(query.tokens)[:-1], select(query.given)[:-1], select(query.asked)[:-1])
 
 
 def from_left_to_right(query: Query, order: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The values of the asked tokens, in the order of their positions; they came in `order`."""
+    """Return values of the asked tokens, which are in `order`, sorted by position."""
     asked = np.zeros(len(query) + 1, dtype=bool)
     asked[query.asked_at] = True
     sorted_values: np.ndarray = values[order[asked[order]].argsort()]

@@ -1,25 +1,25 @@
-"""The network of σ-GPT: the backbone of all methods, told at each slot which position it is to predict.
+"""The network of σ-GPT: the GPT-NeoX network of all methods, with the position to predict as a further input.
 
-σ-GPT reads a text in any order, so a slot that has read a token must know two positions: that of the token, and that of
-the next one in the order, its target. All methods have rotary positions for what is read, and so has this one. What is
-to be predicted comes in one of two ways:
+σ-GPT reads a text in any order, so each slot needs two positions: that of its token, and that of the next token in the
+order, its target. As in all methods, tokens that are read have rotary positions (RoPE). The target is encoded in one of
+two ways:
 
-    rotary     The query of a slot is rotated to its target, its key to its token: an attention logit depends on how far
-               what is read lies from what is predicted. A slot's own token it has without attention, and must know
-               whether that is the target's neighbour: the offset, target - token, up to `REACH` either way, is looked
-               up in a learned table and added to the embedding. Nothing is learnt for a position; no length is fixed.
-    table      The target is looked up in a learned table, one row a position, and added to the token's embedding;
-               queries and keys are rotated to the token. Row 0 stands for "nothing more": no token is at position 0,
-               where BOS stands.
+    rotary     The query of a slot is rotated to its target, its key to its token: an attention logit depends on the
+               distance between the token that is read and the one that is predicted. A slot knows its own token
+               without attention, and needs its distance too: the offset, target - token, clipped to ±`REACH`, is
+               looked up in a learned table and added to the embedding. No parameters depend on absolute positions,
+               and no length is fixed.
+    table      The target is looked up in a learned table with one row per position, and added to the token's
+               embedding; queries and keys are rotated to the token. Row 0 means that no token follows: position 0 is
+               BOS, which is never a target.
 
-Rotary is the default, and much the better one: RoPE tells a slot only differences of positions, a table only absolute
-ones, so with a table a slot is not told how far its target is from anything that it reads
-(docs/explanation/methods.md has the numbers). The original (Pannatier et al., 2024) has no RoPE, and looks both
-positions up in one table.
+Rotary is the default and much better. RoPE encodes only differences of positions and a table only absolute ones, so
+with a table a slot cannot tell how far its target is from the tokens it reads (docs/explanation/methods.md has the
+numbers). The original (Pannatier et al., 2024) has no RoPE, and looks both positions up in one table.
 
-A slot that is told nothing predicts the next position, so that the network, called by anyone as a causal model, is one.
+Without target positions each slot predicts the next position, so the network works as an ordinary causal model.
 
-The class is registered with transformers when this module is imported; a saved network is a plain folder of
+The class is registered with transformers when this module is imported. A saved network is a plain folder of
 safetensors, which `acgpt.load` opens.
 """
 
@@ -40,24 +40,24 @@ from transformers import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, eager_attention_forward, rotate_half
 
-REACH = 16  # of offsets; the last on either side stands for all beyond
+REACH = 16  # largest offset in the table; larger ones are clipped to it
 Rotation = tuple[Tensor, Tensor]  # (rows, slots, rotated channels) cosines and sines
 
 
 class SigmaGPTConfig(GPTNeoXConfig):
-    """That of GPT-NeoX, and how a slot is told its target."""
+    """The config of GPT-NeoX, with the encoding of target positions."""
 
     model_type = "acgpt-sigma"
     target_positions: str = "rotary"  # or "table"
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As ever; a folder that does not say how targets are told is of the time when there was the table alone."""
+        """Create a config; one without `target_positions` dates from when only the table existed."""
         return super().from_dict({"target_positions": "table", **config_dict}, **kwargs)
 
 
 class SigmaAttention(GPTNeoXAttention):
-    """GPT-NeoX's attention, but that queries are rotated to other positions than keys."""
+    """GPT-NeoX's attention, with queries rotated to other positions than keys."""
 
     def forward(
         self,
@@ -68,7 +68,7 @@ class SigmaAttention(GPTNeoXAttention):
         target_embeddings: Rotation | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """As GPT-NeoX's; `position_embeddings` are for the keys and `target_embeddings` for the queries."""
+        """Compute attention; `position_embeddings` are for the keys and `target_embeddings` for the queries."""
         assert position_embeddings is not None and target_embeddings is not None
         shape = hidden_states.shape[:-1]
         qkv = self.query_key_value(hidden_states).view(*shape, -1, 3 * self.head_size).transpose(1, 2)
@@ -85,21 +85,21 @@ class SigmaAttention(GPTNeoXAttention):
 
 
 def rotated(states: Tensor, rotation: Rotation) -> Tensor:
-    """(rows, heads, slots, channels) queries or keys, rotated; channels that RoPE leaves alone stay as they are."""
+    """Rotate queries or keys, (rows, heads, slots, channels); channels beyond those of RoPE stay unchanged."""
     cos, sin = (x[:, None] for x in rotation)
-    turned, still = states.split([cos.shape[-1], states.shape[-1] - cos.shape[-1]], dim=-1)
-    return torch.cat([turned * cos + rotate_half(turned) * sin, still], dim=-1)
+    rotary, rest = states.split([cos.shape[-1], states.shape[-1] - cos.shape[-1]], dim=-1)
+    return torch.cat([rotary * cos + rotate_half(rotary) * sin, rest], dim=-1)
 
 
 class SigmaGPTModel(GPTNeoXModel):
-    """GPT-NeoX, told the target of each slot."""
+    """GPT-NeoX without its head, with the target position of each slot as a further input."""
 
     config_class = SigmaGPTConfig
 
     def __init__(self, config: SigmaGPTConfig) -> None:
         super().__init__(config)
         if config.target_positions not in ("rotary", "table"):
-            raise ValueError(f"target_positions is rotary or table, not {config.target_positions!r}.")
+            raise ValueError(f"target_positions must be rotary or table, not {config.target_positions!r}.")
         self.rotary = config.target_positions == "rotary"
         if self.rotary:
             self.embed_offset = nn.Embedding(2 * REACH + 1, config.hidden_size)
@@ -120,7 +120,7 @@ class SigmaGPTModel(GPTNeoXModel):
         target_positions: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As GPT-NeoX's; `target_positions`, of the shape of `position_ids`, are what the slots are to predict."""
+        """Run the network; `target_positions`, shaped like `position_ids`, are the positions that slots predict."""
         if inputs_embeds is None:
             inputs_embeds = self.embed_in(input_ids)
             input_ids = None
@@ -129,14 +129,14 @@ class SigmaGPTModel(GPTNeoXModel):
             position_ids = seen + torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
         if target_positions is None:
             target_positions = position_ids + 1
-            if not self.rotary:  # after the last row there is none
+            if not self.rotary:  # the table has no row after the last position: use row 0
                 target_positions = target_positions % self.embed_target.num_embeddings
         if self.rotary:
-            told = self.embed_offset((target_positions - position_ids).clamp(-REACH, REACH) + REACH)
+            target = self.embed_offset((target_positions - position_ids).clamp(-REACH, REACH) + REACH)
             kwargs["target_embeddings"] = self.rotary_emb(inputs_embeds, position_ids=target_positions)
         else:
-            told = self.embed_target(target_positions)
-        inputs_embeds = inputs_embeds + told.to(inputs_embeds.dtype)
+            target = self.embed_target(target_positions)
+        inputs_embeds = inputs_embeds + target.to(inputs_embeds.dtype)
         return super().forward(
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -148,13 +148,13 @@ class SigmaGPTModel(GPTNeoXModel):
 
 
 class SigmaGPTForCausalLM(GPTNeoXForCausalLM):
-    """The network of σ-GPT."""
+    """The network of σ-GPT, with its language-model head."""
 
     config_class = SigmaGPTConfig
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "gpt_neox.embed_in.weight"}
 
     def __init__(self, config: SigmaGPTConfig) -> None:
-        GPTNeoXPreTrainedModel.__init__(self, config)  # the parent's would build a GPT-NeoX first
+        GPTNeoXPreTrainedModel.__init__(self, config)  # the parent's constructor would build a GPT-NeoX first
         self.gpt_neox = SigmaGPTModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()

@@ -1,1 +1,1 @@
-"""Models that can be asked: loading, metadata, adapters, and the user-facing `LanguageModel`."""
+"""Models: loading, metadata, adapters, and `LanguageModel`, the class that users work with."""

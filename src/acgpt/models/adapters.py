@@ -1,6 +1,6 @@
-"""Several PEFT adapters on one frozen backbone: what each says it is for, and how the model is switched to it.
+"""PEFT adapters on one frozen base model: their names, modes and metadata.
 
-Which of them answers a query is decided in `router`. What depends on PEFT is in `engine.peft`.
+`router` chooses the adapter for a query. Code that depends on PEFT is in `engine.peft`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from acgpt.errors import InputError, ModelError
 from acgpt.models.metadata import Metadata
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, Infilling
 
-BARE = "none"  # the backbone without any adapter, where a name is wanted
-MODES = {
+BARE = "none"  # name of the base model without an adapter
+MODES = {  # by adapter name
     "infill": Infilling.kind,
     "infilling": Infilling.kind,
     "scattered": Blocks.kind,
     "blocks": Blocks.kind,
 }
 
-Choice = str | Literal[False] | None  # an adapter's name; False or "none": the backbone; None: not chosen
+Choice = str | Literal[False] | None  # an adapter's name; False or "none": no adapter; None: no choice was made
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter, and what it says it can do.
+    """An adapter and its metadata.
 
     Args:
         name: Its name in the PEFT model.
-        mode: What it is for, "blocks" or "infilling"; `None` if it was never given anything in training.
-        metadata: Its `acgpt.json`; what that leaves open of BOS and MASK is as the backbone says.
+        mode: The kind of conditioning sets it is meant for, "blocks" or "infilling"; `None` if its training texts had
+            no given tokens.
+        metadata: Contents of its `acgpt.json`, with BOS and MASK of the base model where it has none.
     """
 
     name: str
@@ -44,29 +45,31 @@ class Adapter:
 
     @classmethod
     def of(cls, name: str, metadata: Metadata | None) -> Adapter:
-        """The adapter of this name, which says this."""
+        """Create an adapter. Its name determines the mode if it is the name of one, else its metadata do."""
         return cls(name, MODES.get(name) or mode_of(metadata), metadata)
 
     @property
     def reads_copies(self) -> bool:
-        """Does it say that it can be shown copies, and so read what stands after a blank?"""
+        """Whether it was trained on copies of given tokens, and so reads what comes after a slot."""
         return self.metadata is not None and self.metadata.reads_copies
 
     @property
     def conditioning(self) -> dict[str, Any] | None:
-        """The conditioning sets that it was trained on, if it says so."""
+        """The distribution of conditioning sets it was trained on, if its metadata have one."""
         return None if self.metadata is None else self.metadata.conditioning
 
 
 def mode_of(metadata: Metadata | None) -> str | None:
-    """The kind of conditioning sets that most training texts with anything given had; blocks if nothing is said.
+    """Return the most frequent kind of conditioning sets in training, empty ones aside.
+
+    It is blocks if the metadata do not say, and `None` if all conditioning sets were empty.
 
     >>> mode_of(Metadata(conditioning={"parts": [{"kind": "infilling", "weight": 3}, {"kind": "blocks"}]}))
     'infilling'
     """
     try:
         conditioning = Conditioning.from_dict((metadata and metadata.conditioning) or {})
-    except InputError:  # written by hand, or by a program with another idea of it: it says nothing to us
+    except InputError:  # not a conditioning of ours: written by hand or by another program
         return Blocks.kind
     weights = {Blocks.kind: 0.0, Infilling.kind: 0.0}  # the first wins a tie
     for part, weight in zip(conditioning.parts, conditioning.weights, strict=True):
@@ -76,63 +79,76 @@ def mode_of(metadata: Metadata | None) -> str | None:
     return mode if weights[mode] > 0 else None
 
 
-# ---- what a model has -----------------------------------------------------------------------------------------------
+# ---- names and metadata ---------------------------------------------------------------------------------------------
 
 
 def check_name(name: object) -> None:
-    """Refuse a name, to be given to an adapter, that PEFT or a reader of results would take for something else."""
+    """Refuse an adapter name that is malformed, or that PEFT or acgpt use for something else."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-        raise InputError(f"an adapter's name is made of letters, digits, - and _, not {name!r}.")
+        raise InputError(f"an adapter name must consist of letters, digits, - and _, not {name!r}.")
     if name == BARE:
-        raise InputError(f"no adapter can be called {BARE!r}: that stands for the model without any.")
+        raise InputError(f"an adapter cannot be called {BARE!r}, which means the model without an adapter.")
     if is_reserved(name):
-        raise InputError(f"no adapter can be called {name!r}: PEFT has another use for that name.")
+        raise InputError(f"an adapter cannot be called {name!r}, which PEFT reserves. Choose another name.")
 
 
-def unwrapped(model: Any) -> tuple[PreTrainedModel, tuple[str, ...]]:
-    """Return the Hugging Face model inside a PEFT model and the names of its adapters; see `peft.unwrap`."""
+def unwrap_named(model: Any) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """Return the Hugging Face model inside a PEFT model and the names of its adapters, after a check of the names.
+
+    See `engine.peft.unwrap`.
+    """
     network, names = unwrap(model)
     for name in names:
         if name == BARE or "+" in name:
-            raise InputError(f"an adapter called {name!r} could not be told from {BARE!r} or from two: rename it.")
+            raise InputError(
+                f"the adapter {name!r} has a name with another meaning: {BARE!r} is no adapter, + joins several. "
+                "Rename it."
+            )
     return network, names
 
 
 def statements(
     metadata: Metadata | Mapping[str, Metadata | None] | None, names: tuple[str, ...], config: Metadata | None
 ) -> dict[str, Metadata | None]:
-    """What the backbone (under the name "none") and each adapter say they can do.
+    """Return the metadata of the base model (under the name "none") and of each adapter.
 
     Args:
-        metadata: As in `LanguageModel`.
-        names: The model's adapters.
-        config: What the model's config says.
+        metadata: The argument of `LanguageModel`.
+        names: Names of the model's adapters.
+        config: Metadata in the model's config, used if `metadata` has none for the base model.
     """
     if not isinstance(metadata, Mapping):
         metadata = dict.fromkeys(names or (BARE,), metadata)
-    if strange := [name for name in metadata if name not in (*names, BARE)]:
-        raise InputError(f"metadata names {strange[0]!r}, {unknown_name(names)}")
-    backbone = metadata.get(BARE) or config
-    said: dict[str, Metadata | None] = {BARE: backbone}
+    if unknown := [name for name in metadata if name not in (*names, BARE)]:
+        raise InputError(f"metadata names {unknown[0]!r}, {unknown_name(names)}")
+    base = metadata.get(BARE) or config
+    by_name: dict[str, Metadata | None] = {BARE: base}
     for name in names:
         own = metadata.get(name)
-        said[name] = backbone if own is None else own.over(backbone)
-    return said
+        by_name[name] = base if own is None else own.over(base)
+    return by_name
 
 
 def unknown_name(names: tuple[str, ...]) -> str:
-    """The end of an error that names an adapter that is not there."""
+    """Return the end of an error about an unknown adapter name."""
     return f"but the model's adapters are {', '.join(names)}." if names else "but the model has no adapters."
 
 
-def agreed_bos(adapters: Mapping[str, Adapter]) -> int | None:
-    """The BOS that the adapters were trained with: one for all, or an error."""
-    stated = {a.name: a.metadata.bos_token_id for a in adapters.values() if a.metadata is not None}
-    stated = {name: bos for name, bos in stated.items() if bos is not None}
-    if len(set(stated.values())) > 1:
-        each = ", ".join(f"{name}: {bos}" for name, bos in stated.items())
+def common_bos(adapters: Mapping[str, Adapter]) -> int | None:
+    """Return the id of the BOS token that the adapters were trained with; `None` if no metadata name one.
+
+    Raises:
+        ModelError: They were trained with different ones.
+    """
+    tokens = {
+        name: adapter.metadata.bos_token_id
+        for name, adapter in adapters.items()
+        if adapter.metadata is not None and adapter.metadata.bos_token_id is not None
+    }
+    if len(set(tokens.values())) > 1:
+        listed = ", ".join(f"{name}: {bos}" for name, bos in tokens.items())
         raise ModelError(
-            f"the adapters were trained with different beginning-of-sequence tokens ({each}): load each alone, or name "
-            "one token for all with bos=…."
+            f"the adapters were trained with different BOS tokens ({listed}). Load them one at a time, or choose one "
+            "token with bos=…."
         )
-    return next(iter(stated.values()), None)
+    return next(iter(tokens.values()), None)

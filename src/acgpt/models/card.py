@@ -1,14 +1,14 @@
-"""A model card: the README.md of a model or adapter folder, from what its `acgpt.json` says and how it was measured.
+"""Model cards: the README.md of a model or adapter folder, written from its `acgpt.json` and its evaluation.
 
     ---
-    library_name: peft              ← what the hub shows and searches by
-    base_model: someone/some-model  ← only if it is a hub id: a path on this machine is nobody else's business
+    library_name: peft              ← shown by the hub and used in its search
+    base_model: someone/some-model  ← only if it is a hub id: paths on this machine stay private
     tags: [acgpt, …]
     ---
     # name
-    What it was made from and trained on, its perplexities, and five lines that load it.
+    Base model and training data, perplexities, and five lines of Python that load it.
 
-Nobody's own README.md is ever overwritten.
+An existing README.md is never overwritten.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def write_card(folder: str | Path, results: Mapping[str, Any] | None = None, *, 
     """Write the README.md of a model or adapter folder, unless it has one.
 
     Args:
-        folder: With an `acgpt.json` in it.
-        results: What is known besides, each key if there is one: `base_model` (a hub id or a path), `data` (words),
-            `merged` (the adapter that was merged into the base: a hub id or a path), and `modes`, the perplexities as
-            in `acgpt evaluate --json`, with its `set`; also the `results.json` of a training run, as it is.
-        name: The title; by default the folder's name.
+        folder: A model or adapter folder with an `acgpt.json`.
+        results: Further facts, all optional: `base_model` (a hub id or a path), `data` (a description), `merged` (the
+            adapter that was merged into the base: a hub id or a path), and `modes`, the perplexities as in
+            `acgpt evaluate --json`, with its `set`. The contents of a training run's `results.json` work too.
+        name: The title. Default: the name of the folder.
 
     Returns:
-        The file; `None` if there was one already, which stays as it is.
+        The path of the README.md; `None` if there was one already, which is left unchanged.
     """
     path = Path(folder) / CARD
     metadata = Metadata.read(folder)
     if metadata is None:
-        raise InputError(f"{folder} has no {FILE}, so there is nothing to say about it.")
+        raise InputError(f"{folder} has no {FILE}, from which the card is written.")
     text = card(name or Path(folder).resolve().name, metadata, results or {}, adapter_base(folder))
     try:
         with path.open("x", encoding="utf-8", newline="") as file:
@@ -57,7 +57,7 @@ def write_card(folder: str | Path, results: Mapping[str, Any] | None = None, *, 
 
 
 def adapter_base(folder: str | Path) -> str | None:
-    """What an adapter folder names as its base, "" if nothing; `None` for the folder of a full model."""
+    """Return the base model that an adapter folder names, "" if it names none; `None` for a full model."""
     path = Path(folder) / ADAPTER_CONFIG
     if not path.is_file():
         return None
@@ -68,23 +68,23 @@ def adapter_base(folder: str | Path) -> str | None:
 
 
 def is_hub_id(name: str) -> bool:
-    """Is this the id of a repository, owner/name, and not a path that others do not have?"""
+    """Return whether a name is the id of a repository, owner/name, and not a local path."""
     return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) is not None and not Path(name).exists()
 
 
 def public(name: str) -> str:
-    """A hub id as it is; of a path, the last part only."""
+    """Return a hub id unchanged, and only the last part of a path."""
     return name if is_hub_id(name) else Path(name).name
 
 
 def card(name: str, metadata: Metadata, results: Mapping[str, Any], adapts: str | None) -> str:
-    """The text of a card.
+    """Return the text of a card.
 
     Args:
         name: The title.
-        metadata: The folder's `acgpt.json`.
-        results: As in `write_card`.
-        adapts: For an adapter, the base that it names ("" if none); `None` for a full model.
+        metadata: Contents of the folder's `acgpt.json`.
+        results: Further facts, see `write_card`.
+        adapts: For an adapter, the base model it names ("" if none); `None` for a full model.
     """
     base = str(results.get("base_model") or adapts or "")
     front: dict[str, Any] = {"library_name": "transformers" if adapts is None else "peft"}
@@ -113,7 +113,7 @@ def card(name: str, metadata: Metadata, results: Mapping[str, Any], adapts: str 
 
 
 def perplexities(evaluation: Mapping[str, Any]) -> list[str]:
-    """The table of the five modes, if there are any; a mode that could not be answered is --."""
+    """Return the lines of the table of perplexities; none without results. A mode without an answer is shown as --."""
     modes = evaluation.get("modes") or {}
     if not modes:
         return []
@@ -129,22 +129,22 @@ def perplexities(evaluation: Mapping[str, Any]) -> list[str]:
                 f"{answer['tokens']:,}" if "tokens" in answer else "--",
             ]
         lines.append(f"| {' | '.join(map(cell, (mode, *row)))} |")
-    about = evaluation.get("set") or {}
-    known = [f"{words} {about[key]}" for key, words in SET.items() if about.get(key) is not None]
-    return [*lines, *(["", f"Measured on {', '.join(map(cell, known))}."] if known else [])]
+    dataset = evaluation.get("set") or {}
+    facts = [f"{label} {dataset[key]}" for key, label in SET.items() if dataset.get(key) is not None]
+    return [*lines, *(["", f"Measured on {', '.join(map(cell, facts))}."] if facts else [])]
 
 
 def loading(base: str, adapts: str | None, examples: tuple[str, str]) -> list[str]:
-    """Five lines of Python that load it and ask it something: a template to score, and one to sample."""
-    here = "FOLDER OR HUB ID"
-    names = [repr(here)]
+    """Return five lines of Python that load the model, score a template and sample another."""
+    placeholder = "FOLDER OR HUB ID"
+    arguments = [repr(placeholder)]
     if adapts is not None:
         name = DEFAULT if base == DEFAULT_HUB_ID else base if is_hub_id(base) else "BASE MODEL"
-        names = [repr(name), f"adapter={here!r}"]
+        arguments = [repr(name), f"adapter={placeholder!r}"]
     question, blank = examples
     return [
         "import acgpt",
-        f"lm = acgpt.load({', '.join(names)})",
+        f"lm = acgpt.load({', '.join(arguments)})",
         f"print(lm.log_prob({question!r}).log_prob)",
         f"for sample in lm.sample({blank!r}, n=3):",
         "    print(sample.text)",
@@ -152,5 +152,5 @@ def loading(base: str, adapts: str | None, examples: tuple[str, str]) -> list[st
 
 
 def cell(value: object) -> str:
-    """A value in one cell of a table."""
+    """Return a value as the text of a cell of a Markdown table."""
     return " ".join(str(value).split()).replace("|", "\\|")

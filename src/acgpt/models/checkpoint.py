@@ -1,11 +1,11 @@
-"""Checks of a checkpoint before anything is built of it. No code from it is run, and no memory is taken for it.
+"""Check a checkpoint before a model is built from it, without running code from it or allocating its weights.
 
     config.json            a JSON object; a model that can be built, from modules that transformers has
     model.safetensors      at least as many numbers as that model has parameters (also *.bin, shards, GGUF)
     adapter_config.json    a PEFT adapter that loads nothing else; the shapes of its weights are those in its file
 
-Models and adapters are built on torch's meta device first, where tensors have shapes but no storage. What remains open
-is left to transformers and PEFT, whose errors `loading` turns into one line.
+Models and adapters are built on torch's meta device first, where tensors have shapes but no storage. Other errors are
+left to transformers and PEFT; `loading` shortens their messages to one line.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ WEIGHTS = (  # in the order in which transformers looks for them
 )
 AGAIN = "Copy it there again."
 LARGEST_JSON = 2**26  # bytes
-MOST_LAYERS = 1000  # of a model in a file that does not say how many tensors it has
+MOST_LAYERS = 1000  # for GGUF files, whose tensors are not counted
 MOST_EXPERTS = 10_000
-BUFFERS = 2**28  # numbers that a model may compute for itself (tables of positions, say), whatever its size
-SLACK = 2**20  # parameters that may not be in the files, besides as many again as are: transformers says which
+BUFFERS = 2**28  # numbers in buffers that any model may have (tables of positions, for example), whatever its size
+SLACK = 2**20  # a model may have twice as many parameters as its files, plus this many; transformers then names those
 COUNTS = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
     *("n_embd", "n_layer", "n_head", "n_positions"),
@@ -83,10 +83,10 @@ def fetch(source: str, name: str) -> Path | None:
         return path if path.is_file() else None
     options = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_gated_repo": False}
     try:
-        found = cached_file(source, name, **options)
-    except Exception:  # no connection, no such repository: whoever needs the file says so
+        path = cached_file(source, name, **options)
+    except Exception:  # no connection or no such repository: reported by code that needs the file
         return None
-    return None if found is None else Path(found)
+    return None if path is None else Path(path)
 
 
 def weight_files(source: str, config: PreTrainedConfig) -> list[Path]:
@@ -107,17 +107,17 @@ def shards(source: str, index: Path) -> list[Path]:
     names = list(dict.fromkeys(inside(source, index.name, name) for name in table.values()))
     if not Path(source).is_dir():
         try:
-            return [Path(found) for found in cached_files(source, names) or []]
-        except Exception:  # as in `fetch`
+            return [Path(path) for path in cached_files(source, names) or []]
+        except Exception:  # see `fetch`
             return []
     for name in names:
         if not (Path(source) / name).is_file():
-            raise ModelError(f"cannot load {source}: {index.name} names {name}, which is not there. Copy it there too.")
+            raise ModelError(f"cannot load {source}: {index.name} names {name}, which is missing. Copy it there too.")
     return [Path(source) / name for name in names]
 
 
 def inside(source: str, file: str, name: object) -> str:
-    """Refuse the name of a file, as `file` has it, that leads out of the checkpoint."""
+    """Return the name of a file that `file` refers to; refuse a path that leads out of the checkpoint."""
     parts = PurePosixPath(str(name).replace("\\", "/"))
     if not isinstance(name, str) or parts.is_absolute() or ".." in parts.parts or ":" in name:
         raise ModelError(f"cannot load {source}: {file} names {reason(name)}, which is not a file of the checkpoint.")
@@ -125,7 +125,7 @@ def inside(source: str, file: str, name: object) -> str:
 
 
 def shapes(path: Path) -> Shapes:
-    """Read names and shapes of the tensors in a file, not the tensors. A pickle may hold nothing but tensors.
+    """Read the names and shapes of the tensors in a file, without the tensors. A pickle may hold only tensors.
 
     Raises:
         ModelError: The file is damaged, cannot be read, or would run code.
@@ -138,18 +138,18 @@ def shapes(path: Path) -> Shapes:
         return {name: tuple(tensor.shape) for name, tensor in content.items()}
     except UnpicklingError as error:
         raise ModelError(
-            f"cannot load {path.parent}: {path.name} is a pickle of something else than tensors, and {NO_CODE}. "
+            f"cannot load {path.parent}: {path.name} is a pickle that holds more than tensors, and {NO_CODE}. "
             "Save the weights as safetensors."
         ) from error
     except OSError as error:
         raise ModelError(f"cannot load {path.parent}: cannot read {path.name} ({error.strerror or error}).") from error
-    except Exception as error:  # each format's library has its own
+    except Exception as error:  # every format has its own classes of errors
         why = reason(error)
         raise ModelError(f"cannot load {path.parent}: {path.name} is damaged or cut off ({why}). {AGAIN}") from error
 
 
 def pickled(path: Path) -> Mapping[str, Any]:
-    """Read a pickle of tensors without their contents."""
+    """Load a pickle of tensors on the meta device, without their contents."""
     options: dict[str, Any] = {"map_location": "meta", "weights_only": True}
     try:
         content = torch.load(path, mmap=True, **options)
@@ -164,12 +164,12 @@ def pickled(path: Path) -> Mapping[str, Any]:
 
 
 def check_config(source: str, config: PreTrainedConfig) -> None:
-    """Refuse a config that asks for code from the hub or for a model of no size; other attentions are set aside.
+    """Refuse a config that asks for code from the hub or has a size of zero; reset its attention implementation.
 
     Args:
-        source: Names the checkpoint in errors.
-        config: Any of transformers'. If it names an attention that needs further packages or kernels, it is changed to
-            name none: acgpt brings its own.
+        source: Name of the checkpoint, for errors.
+        config: A config of transformers. If it names an attention implementation other than eager or sdpa, which may
+            need further packages or kernels, that is removed in place: acgpt sets its own.
     """
     for part in parts_of(config):
         if isinstance(attention := part._attn_implementation, str) and "/" in attention:
@@ -191,7 +191,7 @@ def check_counts(source: str, config: Mapping[str, object]) -> None:
 
 
 def parts_of(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
-    """A config and the configs in it, whatever it says of them itself."""
+    """Yield a config and all configs nested in it, including those not listed in `sub_configs`."""
     yield config
     for value in vars(config).values():
         if isinstance(value, PreTrainedConfig):
@@ -202,60 +202,60 @@ def check_size(source: str, config: PreTrainedConfig, files: list[Path]) -> None
     """Refuse a config that describes a larger model than the files have weights for.
 
     Args:
-        source: Names the checkpoint in errors.
-        config: Of the model.
-        files: That hold its weights: safetensors, pickles of tensors, or one GGUF file.
+        source: Name of the checkpoint, for errors.
+        config: Config of the model.
+        files: Files with its weights: safetensors, pickles of tensors, or one GGUF file.
     """
     packed = [path for path in files if path.suffix == ".gguf"]
     tensors = {name: shape for path in files if path not in packed for name, shape in shapes(path).items()}
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     most = MOST_LAYERS if packed else len(tensors)
     if isinstance(layers, int) and layers > most:
-        holds = "" if packed else f", and its files hold {most:,} tensors"
-        raise ModelError(f"cannot load {source}: its config has num_hidden_layers={reason(layers)}{holds}. {AGAIN}")
+        contents = "" if packed else f", and its files hold {most:,} tensors"
+        raise ModelError(f"cannot load {source}: its config has num_hidden_layers={reason(layers)}{contents}. {AGAIN}")
     network = on_meta(source, config)
-    wanted = {name: tuple(weight.shape) for name, weight in network.named_parameters()}
-    parameters, held = numbers(wanted), numbers(tensors)
-    most = 2 * held + SLACK
-    if packed or getattr(config, "quantization_config", None) is not None:  # less than a byte for a parameter
-        most = held = 8 * sum(path.stat().st_size for path in files)
+    expected = {name: tuple(weight.shape) for name, weight in network.named_parameters()}
+    parameters, stored = numbers(expected), numbers(tensors)
+    most = 2 * stored + SLACK
+    if packed or getattr(config, "quantization_config", None) is not None:  # a parameter takes at least a bit
+        most = stored = 8 * sum(path.stat().st_size for path in files)
     if parameters > most:
-        difference = first_difference(wanted, tensors)
+        difference = first_difference(expected, tensors)
         raise ModelError(
             f"cannot load {source}: its config describes {parameters:,} parameters, and its files hold at most "
-            f"{held:,}{difference and f'; {difference}'}. {AGAIN}"
+            f"{stored:,}{difference and f'; {difference}'}. {AGAIN}"
         )
     if (buffers := sum(buffer.numel() for buffer in network.buffers())) > BUFFERS + parameters:
         raise ModelError(f"cannot load {source}: its config describes tables of {buffers:,} numbers.")
 
 
 def numbers(tensors: Shapes) -> int:
-    """How many numbers are in some tensors."""
+    """Return the total number of elements of some tensors."""
     return sum(map(math.prod, tensors.values()))
 
 
-def first_difference(wanted: Shapes, held: Shapes) -> str:
-    """The first weight that has another shape in the files, else the first that is not in them, in words."""
-    for name in [name for name in wanted if held.get(name, wanted[name]) != wanted[name]]:
-        return f"{name} should have shape {wanted[name]}, and has {held[name]}"
-    return next((f"{name} is missing" for name in wanted if held and name not in held), "")
+def first_difference(expected: Shapes, stored: Shapes) -> str:
+    """Describe the first weight that has another shape in the files, else the first that is missing from them."""
+    for name in [name for name in expected if stored.get(name, expected[name]) != expected[name]]:
+        return f"{name} should have shape {expected[name]}, and has {stored[name]}"
+    return next((f"{name} is missing" for name in expected if stored and name not in stored), "")
 
 
 def on_meta(source: str, config: PreTrainedConfig) -> PreTrainedModel:
-    """Build a model that has shapes and no weights."""
+    """Build a model on the meta device: shapes without weights."""
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             network: PreTrainedModel = AutoModelForCausalLM.from_config(
                 copy.deepcopy(config), dtype=torch.float32, trust_remote_code=False
             )
-    except Exception as error:  # whatever an architecture makes of such numbers
+    except Exception as error:  # architectures fail in different ways on a wrong config
         raise ModelError(f"cannot load {source}: no model can be built from its config ({reason(error)}).") from error
     return network
 
 
 def check_finite(source: str, network: PreTrainedModel) -> None:
-    """Refuse a model with weights that are not numbers, and tables of its own that are not."""
+    """Refuse a model whose weights are not all finite, or whose buffers have NaN or +inf (-inf is normal in masks)."""
     for name, weight in network.named_parameters():
         if not all_finite(weight.detach()):
             raise ModelError(f"cannot use {source}: the weights {name} are not all finite numbers. {AGAIN}")
@@ -265,8 +265,8 @@ def check_finite(source: str, network: PreTrainedModel) -> None:
 
 
 def all_finite(weight: torch.Tensor) -> bool:
-    """Has a tensor neither NaN nor infinities? Their sum tells in a tenth of the time, unless it overflows."""
-    if not weight.is_floating_point() or weight.dtype.itemsize == 1 or weight.is_meta:  # packed, or elsewhere
+    """Return whether a tensor has neither NaN nor infinities. Checking the sum first takes a tenth of the time."""
+    if not weight.is_floating_point() or weight.dtype.itemsize == 1 or weight.is_meta:  # quantised, or not in memory
         return True
     total = weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32))
     return bool(total.isfinite()) or bool(weight.isfinite().all())
@@ -274,7 +274,7 @@ def all_finite(weight: torch.Tensor) -> bool:
 
 @contextmanager
 def finite_answers(network: PreTrainedModel) -> Iterator[None]:
-    """Say of a model that is refused within that its predictions are not numbers, if they are not."""
+    """Replace an error raised inside the context if the cause is that the model's predictions are not finite."""
     try:
         yield
     except ModelError as error:
@@ -288,11 +288,11 @@ def finite_answers(network: PreTrainedModel) -> Iterator[None]:
 
 @torch.no_grad()
 def predicts_numbers(network: PreTrainedModel) -> bool:
-    """Are the logits of a model finite, as far as it can be run at all?"""
+    """Return whether the logits of a model are finite; true also if it cannot be run."""
     try:
         ids = torch.zeros((1, 1), dtype=torch.long, device=network.device)
         return bool(network(input_ids=ids, use_cache=False).logits.isfinite().all())
-    except Exception:  # what is wrong then has been said
+    except Exception:  # the caller reports its own error
         return True
 
 
@@ -300,10 +300,13 @@ def predicts_numbers(network: PreTrainedModel) -> bool:
 
 
 def check_adapter_config(source: str) -> Path | None:
-    """Refuse an adapter that loads code or other adapters, if a folder or hub id has one at all.
+    """Refuse an adapter that loads code or other adapters.
+
+    Args:
+        source: Folder or hub id, which need not have an adapter.
 
     Returns:
-        Its config; `None` if there is none.
+        The path of the adapter's config; `None` if there is no adapter.
     """
     path = fetch(source, ADAPTER_CONFIG)
     if path is None:
@@ -317,24 +320,24 @@ def check_adapter_config(source: str) -> Path | None:
 
 
 def check_adapter(source: str, network: PreTrainedModel) -> None:
-    """Refuse an adapter that loads code or other adapters, or whose weights are not as its config says.
+    """Refuse an adapter that loads code or other adapters, or whose weights do not match its config.
 
     Args:
-        source: Its folder or hub id.
-        network: The model that it is to be put on.
+        source: Folder or hub id of the adapter.
+        network: The base model.
     """
     path = check_adapter_config(source)
     if path is None:
-        return  # PEFT says why
+        return  # PEFT reports it
     weights = next(filter(None, (fetch(source, name) for name in peft.WEIGHTS)), None)
     if weights is None:
         if Path(source).is_dir():
             raise ModelError(f"the adapter {source} has no {peft.WEIGHTS[0]}. {AGAIN}")
         return
-    wanted, held = peft.adapter_shapes(path.parent, network), shapes(weights)
-    differ = any(held.get(name, shape) != shape for name, shape in wanted.items())
-    if differ or numbers(wanted) > 2 * numbers(held) + SLACK:
+    expected, stored = peft.adapter_shapes(path.parent, network), shapes(weights)
+    differ = any(stored.get(name, shape) != shape for name, shape in expected.items())
+    if differ or numbers(expected) > 2 * numbers(stored) + SLACK:
         raise ModelError(
-            f"cannot put the adapter {source} on {type(network).__name__}: by its config it has {numbers(wanted):,} "
-            f"parameters, and {weights.name} holds {numbers(held):,}; {first_difference(wanted, held)}."
+            f"cannot put the adapter {source} on {type(network).__name__}: by its config it has {numbers(expected):,} "
+            f"parameters, and {weights.name} holds {numbers(stored):,}; {first_difference(expected, stored)}."
         )

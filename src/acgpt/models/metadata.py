@@ -1,11 +1,11 @@
-"""What a model says it can do: `acgpt.json`, beside its weights or its adapter.
+"""Metadata of a model: `acgpt.json`, beside its weights or its adapter.
 
     {"format_version": 1, "method": "ac-gpt", "conditioning": {…}, "bos_token_id": 0, "mask_token_id": 3,
      "base_hash": "…", "tokenizer_hash": "…"}
 
-A model that was trained on the layout carries this file; one that does not is an ordinary causal model, which copies
-would only confuse (docs/benchmarks.md says by how much). The same object is mirrored under `acgpt` in the Hugging Face
-config of a full model, so it survives tools that copy only what they know.
+Every model trained with acgpt has this file. A model without it is treated as an ordinary causal model, whose
+predictions copies make worse (docs/benchmarks.md says by how much). The same object is stored under `acgpt` in the
+Hugging Face config of a full model, so that it survives tools that copy only the files they know.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from acgpt.errors import InputError, ModelError, reason
 from acgpt.methods import METHODS, Method, method_of
 
 FILE = "acgpt.json"
-DEFAULT = "default"  # the name of the embedded model
-DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # what it is a copy of, packed to 4 bits
-ADAPTER_CONFIG = "adapter_config.json"  # which only the folder of a PEFT adapter has
+DEFAULT = "default"  # name of the embedded model
+DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the original of the embedded model, which is 4-bit quantised
+ADAPTER_CONFIG = "adapter_config.json"  # only the folder of a PEFT adapter has it
 FORMAT_VERSION = 1
 
 
@@ -35,14 +35,15 @@ class Metadata:
     """The contents of `acgpt.json`.
 
     Args:
-        method: How the model was trained; "ac-gpt" reads copies of the given tokens, "gpt" is a plain causal model, and
-            `acgpt methods` lists the others.
-        conditioning: The distribution of conditioning sets that it was trained on, for people and for reports.
-        bos_token_id: The token at position 0.
-        mask_token_id: The token that stands for an unknown one, or a masked one, if the model was trained with one.
-        base_hash: `weights_hash` of the model that an adapter belongs to.
-        tokenizer_hash: `tokenizer_hash` of the tokenizer that it was trained with.
-        format_version: Of this file.
+        method: Name of the method the model was trained with: "ac-gpt" reads copies of the given tokens, "gpt" is a
+            plain causal model; `acgpt methods` lists the others.
+        conditioning: The distribution of conditioning sets in training.
+        bos_token_id: Id of the BOS token, at position 0.
+        mask_token_id: Id of the MASK token, which stands for unknown or masked tokens, if the model was trained with
+            one.
+        base_hash: For an adapter, `weights_hash` of its base model.
+        tokenizer_hash: `tokenizer_hash` of the tokenizer used in training.
+        format_version: Version of the file format.
     """
 
     method: str = "ac-gpt"
@@ -55,17 +56,17 @@ class Metadata:
 
     @property
     def reads_copies(self) -> bool:
-        """May this model be shown copies of given tokens, and so be asked about the past given the future?"""
+        """Whether the model was trained on copies of given tokens, and so reads the future."""
         method = METHODS.get(self.method)
         return method is not None and method.reads_copies
 
     @classmethod
     def from_dict(cls, content: Any, source: str) -> Metadata:
-        """Check and take the contents of an `acgpt.json`; `source` names it in errors."""
+        """Create metadata from the contents of an `acgpt.json`, after a check; `source` names the file in errors."""
         if not isinstance(content, dict) or not isinstance(version := content.get("format_version"), int):
             raise ModelError(
-                f"{source} is not acgpt metadata, an object with an integer format_version: copy it there again, or "
-                "move it elsewhere."
+                f"{source} is not acgpt metadata, an object with an integer format_version. Copy it again, or move it "
+                "elsewhere."
             )
         if version > FORMAT_VERSION:
             raise ModelError(
@@ -89,7 +90,7 @@ class Metadata:
 
     @classmethod
     def read(cls, folder: str | Path) -> Metadata | None:
-        """The metadata of a model or adapter folder, or beside a GGUF file; `None` if there is none."""
+        """Read the metadata of a model or adapter folder, or beside a GGUF file; `None` if there are none."""
         path = (Path(folder).parent if Path(folder).is_file() else Path(folder)) / FILE
         if not path.is_file():
             return None
@@ -97,18 +98,18 @@ class Metadata:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise ModelError(
-                f"{path} is not valid JSON ({reason(error)}): copy it there again, or move it elsewhere."
+                f"{path} is not valid JSON ({reason(error)}). Copy it again, or move it elsewhere."
             ) from error
         return cls.from_dict(content, str(path))
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Metadata | None:
-        """The metadata mirrored in a model's config; `None` if it has none."""
+        """Read the metadata in the config of a model; `None` if it has none."""
         content = config.to_dict().get("acgpt")
         return None if content is None else cls.from_dict(content, f"the config of a {config.model_type} model")
 
     def over(self, base: Metadata | None) -> Metadata:
-        """What an adapter says, and where it says nothing of BOS and MASK, what its base says of them."""
+        """Return the metadata of an adapter with BOS and MASK of its base model where it has none."""
         if base is None:
             return self
         bos = base.bos_token_id if self.bos_token_id is None else self.bos_token_id
@@ -116,12 +117,12 @@ class Metadata:
         return replace(self, bos_token_id=bos, mask_token_id=mask)
 
     def write(self, folder: str | Path) -> None:
-        """Write `acgpt.json` into a folder, whole or not at all."""
+        """Write `acgpt.json` into a folder, atomically."""
         write_json(Path(folder) / FILE, asdict(self))
 
 
 def model_method(metadata: Metadata | None) -> Method:
-    """The method that a model's metadata names; a model that has none is a plain causal one.
+    """Return the method that a model's metadata name; a model without metadata is a plain causal one.
 
     >>> model_method(None).name
     'gpt'
@@ -130,32 +131,38 @@ def model_method(metadata: Metadata | None) -> Method:
 
 
 def token_id(role: str, token: int | str, tokenizer: PreTrainedTokenizerBase) -> int:
-    """A token that the user named for a role ("bos", "mask"): an id, or the text of one token."""
+    """Return the id of a token that the user has named, by id or by text.
+
+    Args:
+        role: What the token is for, "bos" or "mask"; used in errors.
+        token: Its id or its text.
+        tokenizer: The model's tokenizer.
+    """
     if isinstance(token, int) and not isinstance(token, bool):
         return token
     if not isinstance(token, str):
         raise InputError(f"{role} must be the id of a token or its text, not {token!r}.")
-    if (found := tokenizer.get_vocab().get(token)) is None:
+    if (index := tokenizer.get_vocab().get(token)) is None:
         raise ModelError(f"{role}={token!r} is not a token of this tokenizer: give an id, or the text of one token.")
-    return int(found)
+    return int(index)
 
 
 def choose_bos(bos: int | str | None, metadata: Metadata | None, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token at position 0: the user's choice, else the metadata's, else the tokenizer's BOS, else its EOS."""
+    """Return the BOS token's id: the user's choice, else the metadata's, else the tokenizer's BOS, else its EOS."""
     if bos is not None:
         return token_id("bos", bos, tokenizer)
-    said = None if metadata is None else metadata.bos_token_id
-    for choice in (said, tokenizer.bos_token_id, tokenizer.eos_token_id):
+    stored = None if metadata is None else metadata.bos_token_id
+    for choice in (stored, tokenizer.bos_token_id, tokenizer.eos_token_id):
         if choice is not None:
             return int(choice)
     raise ModelError(
-        "neither the model's metadata nor its tokenizer names a beginning-of-sequence token, and the tokenizer has no "
-        "end-of-sequence one to stand in for it. Name a token with bos=…, by id or by its text."
+        "the model's metadata name no BOS token, and its tokenizer has neither BOS nor EOS. Name a token with bos=…, "
+        "by id or by text."
     )
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of what a tokenizer does: its vocabulary, and how it splits a probe text."""
+    """Return a hash of a tokenizer's vocabulary and of how it splits a probe text."""
     probe = "The 3 naïve cats’ “café” cost €1,234.50…\n\tdef f(x):\r\n    return x  # 🙂 日本語"
     ids = tokenizer(probe, add_special_tokens=False)["input_ids"]
     content = json.dumps([sorted(tokenizer.get_vocab().items()), ids])
@@ -163,10 +170,9 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def weights_hash(model: PreTrainedModel) -> str:
-    """A fingerprint of a model's weights: names, shapes, and 64 values of each tensor rounded to bf16.
+    """Return a fast hash of a model's weights: names, shapes, and 64 values of each tensor rounded to bf16.
 
-    Cheap for a model of any size, the same whether it was loaded in fp32 or bf16, and different for another
-    quantisation or another training.
+    It is the same whether the model was loaded in fp32 or bf16, and differs after another quantisation or training.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
@@ -179,7 +185,7 @@ def weights_hash(model: PreTrainedModel) -> str:
 
 
 def every_weight_hash(model: PreTrainedModel) -> str:
-    """A hash of every byte of a model's weights: not cheap, and another one in another dtype."""
+    """Return a hash of every byte of a model's weights. It is slow, and depends on the dtype."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         content = weight.detach().cpu().contiguous().flatten().view(torch.uint8)

@@ -1,6 +1,6 @@
-"""The options of loading a model and asking it, each declared once.
+"""Options for loading, querying, merging and sharing models, each declared once.
 
-This module imports neither torch, transformers nor numpy, so that the command line can list the options at once.
+This module does not import torch, transformers or numpy, so that the command line can list the options quickly.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from acgpt.common.options import Options, declared, documented, option
 @documented
 @dataclass(frozen=True)
 class DeviceOptions(Options):
-    """Where a model is computed."""
+    """Options for the device of a model."""
 
-    device: str = option("auto, cpu, cuda, cuda:1, mps. Default: auto, the best there is.", "auto", metavar="NAME")
+    device: str = option("auto, cpu, cuda, cuda:1, mps. Default: auto, the best available.", "auto", metavar="NAME")
 
 
 @documented
 @dataclass(frozen=True)
 class LoadingOptions(DeviceOptions):
-    """Where a model is computed, and in which precision."""
+    """Options for the device and the precision of a model."""
 
     dtype: str = option(
-        "auto, float32, bfloat16, float16, float64. Default: auto, float32; on CUDA, what the checkpoint has.",
+        "auto, float32, bfloat16, float16, float64. Default: auto, float32; on CUDA, the checkpoint's dtype.",
         "auto",
         metavar="NAME",
         form="dtype",
@@ -36,7 +36,7 @@ class LoadingOptions(DeviceOptions):
 @documented
 @dataclass(frozen=True)
 class ModelOptions(Options):
-    """Which model answers templates, and with which adapters."""
+    """Options for the model that answers templates, and its adapters."""
 
     model: str | None = option(
         "A folder, a Hugging Face hub id or a .gguf file. Default: the embedded SmolLM2-135M-Instruct, with an adapter "
@@ -45,9 +45,9 @@ class ModelOptions(Options):
         flags=("--model", "-m"),
     )
     adapter: Mapping[str, str] | str | Literal[False] | None = option(
-        "A PEFT adapter for the model: a folder or a hub id. May be repeated, with names: infill=…, scattered=…; each "
-        "template is then answered by the one that is for such templates (docs/how-to/adapters.md).",
-        shell="none: no adapter, for the embedded model too.",
+        "A PEFT adapter for the model: a folder or a hub id. May be repeated, with names: infill=…, scattered=…; one "
+        "is then chosen for each template (docs/how-to/adapters.md).",
+        shell="none: no adapter, not even the embedded model's.",
         metavar="[NAME=]PATH",
         flags=("--adapter", "-a"),
         form="adapters",
@@ -57,10 +57,10 @@ class ModelOptions(Options):
 @documented
 @dataclass(frozen=True)
 class QuestionOptions(LoadingOptions, ModelOptions):
-    """The options of `acgpt score` and `acgpt rank`, and of `acgpt infill` with those below."""
+    """Options of `acgpt score` and `acgpt rank`; `SampleOptions` adds those of `acgpt infill`."""
 
     future: bool | None = option(
-        "Use what stands after a slot? Default: if the model says that it can (score shows both).",
+        "Use the text after a slot. Default: if the model's metadata say that it can (score shows both).",
         flags=("--future/--no-future",),
     )
 
@@ -68,36 +68,38 @@ class QuestionOptions(LoadingOptions, ModelOptions):
 @documented
 @dataclass(frozen=True)
 class SampleOptions(QuestionOptions):
-    """The options of `acgpt infill`, and how `LanguageModel.sample` draws."""
+    """Options of `acgpt infill` and of `LanguageModel.sample`."""
 
-    n: int = option("How many samples of each template. Default: 1.", 1, metavar="N", minimum=1, flags=("-n",))
-    temperature: float = option("1 is the model's own, the default; 0 is greedy.", 1.0, metavar="X", minimum=0)
-    top_p: float = option(
-        "Draw from the likeliest tokens that together have probability P, above 0 and at most 1.", 1.0, metavar="P"
+    n: int = option("Number of samples per template. Default: 1.", 1, metavar="N", minimum=1, flags=("-n",))
+    temperature: float = option(
+        "Sampling temperature; 1, the default, is the model's distribution, 0 is greedy.", 1.0, metavar="X", minimum=0
     )
-    top_k: int | None = option("Draw from the K likeliest tokens.", metavar="K", minimum=1)
+    top_p: float = option(
+        "Sample from the most probable tokens whose probabilities sum to P, above 0 and at most 1.", 1.0, metavar="P"
+    )
+    top_k: int | None = option("Sample from the K most probable tokens.", metavar="K", minimum=1)
     seed: int | None = option(
-        "The same one repeats a run. Default: a fresh one.", metavar="N", minimum=0, flags=("--seed", "-s")
+        "Random seed; the same seed repeats a run. Default: a new one.", metavar="N", minimum=0, flags=("--seed", "-s")
     )
 
 
 @documented
 @dataclass(frozen=True)
 class MergeOptions(Options):
-    """The options of `acgpt.merge` and of `acgpt merge`."""
+    """Options of `acgpt.merge` and `acgpt merge`."""
 
     dtype: str = declared(
         LoadingOptions,
         "dtype",
-        help="Of the weights that are written: float32, bfloat16, float16, float64. Default: auto, as the base has "
-        "them (a .gguf file: float32).",
+        help="Data type of the merged weights: float32, bfloat16, float16, float64. Default: auto, the base model's "
+        "(float32 for a .gguf file).",
     )
 
 
 @documented
 @dataclass(frozen=True)
 class PushOptions(Options):
-    """The options of `acgpt.push` and of `acgpt push`."""
+    """Options of `acgpt.push` and `acgpt push`."""
 
-    private: bool = option("A repository that only you, or your organisation, can see. Default: public.", False)
-    dry_run: bool = option("Say what would be sent, and send nothing.", False)
+    private: bool = option("Make the repository private to you or your organisation. Default: public.", False)
+    dry_run: bool = option("List what would be uploaded, without uploading.", False)

@@ -1,4 +1,4 @@
-"""A model or adapter folder is shared on the Hugging Face hub: what `acgpt.push` and `acgpt push` do."""
+"""Upload a model or adapter folder to the Hugging Face hub: `acgpt.push` and the command `acgpt push`."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def push(
     note: Callable[[str], object] = lambda text: None,
     **keywords: Any,
 ) -> dict[str, Any]:
-    """Share a model or adapter folder on the Hugging Face hub, after a check that it is fit to be shared.
+    """Upload a model or adapter folder to the Hugging Face hub, after checks.
 
-        acgpt.push("merged", "someone/my-model", dry_run=True)["files"]     # what would be sent
+        acgpt.push("merged", "someone/my-model", dry_run=True)["files"]     # what would be uploaded
         acgpt.push("merged", "someone/my-model")
 
-    Everything is sent but what has a name that begins with a dot. A folder with a pickle, without weights or without
-    an `acgpt.json` is refused. Log in once with `hf auth login`, or set HF_TOKEN.
+    All files are uploaded except hidden ones (names that begin with a dot) and `__pycache__`. A folder with a pickle,
+    without weights or without an `acgpt.json` is refused. Log in once with `hf auth login`, or set HF_TOKEN.
 
     Args:
-        folder: A model or adapter folder, with its `acgpt.json`.
-        repo: OWNER/NAME on the hub. It is made if it is not there.
+        folder: A model or adapter folder with an `acgpt.json`.
+        repo: OWNER/NAME on the hub. Created if it does not exist.
         **keywords: See `PushOptions`.
-        note: Called with what others will miss in the folder.
+        note: Called with each remark about something that other users will miss in the folder.
 
     Returns:
-        What was sent, with the keys that `acgpt push --help` lists under --json.
+        A summary of the upload, with the keys that `acgpt push --help` lists under --json.
 
     Raises:
-        InputError: The folder is not fit to be shared, there is no network, or nobody is logged in.
-        ModelError: The hub refuses.
+        InputError: The folder fails a check, HF_HUB_OFFLINE is set, or nobody is logged in.
+        ModelError: The upload failed.
     """
     options = PushOptions(**keywords)
     upload = Upload.of(Path(folder), repo, options.private)
@@ -64,12 +64,12 @@ def push(
 
 @dataclass(frozen=True)
 class Upload:
-    """What is sent, and where to.
+    """The files to upload, and their destination.
 
     Args:
-        folder: Here.
-        repo: On the hub.
-        private: Is nobody else to see it?
+        folder: The local folder.
+        repo: The repository on the hub, OWNER/NAME.
+        private: Whether the repository is private.
         files: Paths in the folder, and their sizes in bytes.
     """
 
@@ -80,7 +80,7 @@ class Upload:
 
     @classmethod
     def of(cls, folder: Path, repo: str, private: bool) -> Upload:
-        """Look at a folder, and refuse it if it is not fit to be shared; no network is needed."""
+        """Collect the files of a folder, after checks. No network is needed."""
         try:
             validate_repo_id(repo)
         except HFValidationError as error:
@@ -95,91 +95,93 @@ class Upload:
 
     @property
     def url(self) -> str:
-        """Where it can be seen."""
+        """The address of the repository."""
         return f"{constants.ENDPOINT}/{self.repo}"
 
     @property
     def bytes(self) -> int:
-        """Of all files together."""
+        """The total size of all files."""
         return sum(self.files.values())
 
     def remarks(self) -> list[str]:
-        """What others will miss."""
+        """Return remarks about things that other users will miss."""
         remarks = (
             [] if CARD in self.files else [f"there is no {CARD}, which the hub shows; acgpt.models.card writes one."]
         )
         base = adapter_base(self.folder)
         if base is not None and not is_hub_id(base):
             remarks.append(
-                f"the adapter names {base!r} as its base, which others cannot find: put a hub id into "
-                "base_model_name_or_path of adapter_config.json."
+                f"the adapter names {base!r} as its base, which others cannot find: set base_model_name_or_path in "
+                "adapter_config.json to a hub id."
             )
         return remarks
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the upload as a JSON object."""
         files = [{"path": path, "bytes": size} for path, size in self.files.items()]
         return {"repo": self.repo, "url": self.url, "private": self.private, "bytes": self.bytes, "files": files}
 
 
 def contents(folder: Path) -> dict[str, int]:
-    """The files of a folder and their sizes; nothing hidden, and no link, which may lead anywhere."""
+    """Return the files of a folder and their sizes. Skip hidden files; refuse links, which may lead anywhere."""
     files: dict[str, int] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if any(part.startswith(".") or part == "__pycache__" for part in name.parts):
             continue
         if path.is_symlink():
-            raise InputError(f"{path} is a link, and what it leads to may not be meant: put the file itself there.")
+            raise InputError(f"{path} is a symbolic link, which is not uploaded. Replace it with the file itself.")
         if path.is_file():
             files[name.as_posix()] = path.stat().st_size
     return files
 
 
 def check(folder: Path, files: list[str]) -> None:
-    """Refuse a folder that is not fit to be shared, with the reason."""
+    """Refuse a folder that should not be shared: a training run, pickles, no weights, or no metadata."""
     refuse_run(folder)
     if pickles := [file for file in files if Path(file).suffix.lower() in PICKLES]:
         raise InputError(
-            f"{folder} has {', '.join(pickles[:5])}: such files are pickles, which can run any code on the machine of "
-            "whoever opens them. Save the weights as safetensors, and leave the rest out."
+            f"{folder} has {', '.join(pickles[:5])}: such files are pickles, which can run any code when they are "
+            "loaded. Save the weights as safetensors, and remove these files."
         )
-    whole = [weights for config, weights in WEIGHTS.items() if config in files and any(folder.glob(weights))]
-    if not whole:
+    complete = [weights for config, weights in WEIGHTS.items() if config in files and any(folder.glob(weights))]
+    if not complete:
         raise InputError(
             f"{folder} has no weights to share: expected config.json with model.safetensors, or adapter_config.json "
             "with adapter_model.safetensors."
         )
     if Metadata.read(folder) is None:
         raise InputError(
-            f"{folder} has no {FILE}, so nobody could tell what the model can do: write it with acgpt.Metadata(…)"
+            f"{folder} has no {FILE}, which states what the model can do. Write it with acgpt.Metadata(…)"
             ".write(FOLDER), or save the model with LanguageModel.save_pretrained."
         )
 
 
 def send(upload: Upload) -> str:
-    """Make the repository if need be, and send the files; the address of the commit.
+    """Create the repository if it does not exist, and upload the files.
+
+    Returns:
+        The address of the commit.
 
     Raises:
-        InputError: There is no network, nobody is logged in, or the hub refuses.
+        InputError: HF_HUB_OFFLINE is set, nobody is logged in, or the repository is public and should be private.
+        ModelError: The upload failed.
     """
     if constants.HF_HUB_OFFLINE:
-        raise InputError(
-            "HF_HUB_OFFLINE is set, so nothing can be sent: unset it, or see what would be with `dry_run`."
-        )
+        raise InputError("HF_HUB_OFFLINE is set, so nothing can be uploaded: unset it, or use `dry_run`.")
     if huggingface_hub.get_token() is None:
         raise InputError("nobody is logged in to the hub: run hf auth login, or set HF_TOKEN.")
     api = huggingface_hub.HfApi()
     try:
         api.create_repo(upload.repo, private=upload.private, exist_ok=True)
-        if upload.private and not api.repo_info(upload.repo).private:  # the hub leaves one that exists as it is
+        if upload.private and not api.repo_info(upload.repo).private:  # the hub does not change an existing one
             raise InputError(f"{upload.url} exists and is public: name another repository, or leave out `private`.")
         commit = api.upload_folder(
             repo_id=upload.repo,
             folder_path=os.fspath(upload.folder),
-            allow_patterns=[glob.escape(path) for path in upload.files],  # what was shown, and nothing else
+            allow_patterns=[glob.escape(path) for path in upload.files],  # exactly the files that were checked
             commit_message="Upload with acgpt",
         )
     except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]
-        raise ModelError(f"the hub did not take {upload.repo}: {' '.join(str(error).split())}") from error
+        raise ModelError(f"the upload to {upload.repo} failed: {' '.join(str(error).split())}") from error
     return str(commit.commit_url)

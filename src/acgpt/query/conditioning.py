@@ -264,11 +264,6 @@ class Conditioning:
         return any(part.unknown and weight for part, weight in zip(self.parts, self.weights, strict=True))
 
     @property
-    def gives_nothing(self) -> bool:
-        """Is this plain language modelling: never a token given, never one unknown?"""
-        return self.mean_share() == 0 and not self.hides
-
-    @property
     def r_max(self) -> float:
         """The largest share of a text that is given; 0 if nothing ever is."""
         return max((float(part.r_max) for part in self.parts if isinstance(part, Sized)), default=0.0)

@@ -318,7 +318,7 @@ def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], pap
     rows = []
     for run, evaluation in (pairs[i] for i in frame.sort_values(["group", "future"], kind="stable").index):
         cells = {**run_description(run, names), "texts": run.budget[0], **evaluation.modes, "set": evaluation.hash[:8]}
-        rows.append(Row(cells, group(run, evaluation), resampled=evaluation.resampled()))
+        rows.append(Row(cells, group(run, evaluation), resampled=evaluation.resampled(), texts=evaluation.texts))
     rows += paper_rows(paper, "perplexities")
     caption = caption_of("perplexities", [evaluation for _, evaluation in pairs])
     return Table(f"Perplexities, {split}", caption, PERPLEXITIES, tuple(rows), "backbone")

@@ -283,7 +283,8 @@ def ablation(
             "set": entry.evaluation.hash[:8],
         }
         details = (describe_set(entry.evaluation),)
-        rows.append(Row(cells, entry.group, entry.note, details=details, resampled=entry.resampled))
+        texts = entry.evaluation.texts
+        rows.append(Row(cells, entry.group, entry.note, details=details, resampled=entry.resampled, texts=texts))
     from_paper = paper_rows(paper, size, {entry.r_max for entry in entries})
     title = f"{paper['sizes'].get(size, size)}, {split}"
     all_rows = sorted([*rows, *from_paper], key=lambda row: (row.cells["r_max"], row.paper))

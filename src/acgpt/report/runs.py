@@ -287,8 +287,8 @@ def read_run(folder: Path, name: str) -> Run:
         for path in folder.glob("*.jsonl"):
             has_record(path)  # raises if the generations in this folder are damaged
         is_subfolder = (folder.parent / RESULTS).exists()
-        hint = f"Name {folder.parent}" if is_subfolder else "Name a folder written by acgpt train or acgpt generate"
-        raise InputError(f"{folder} is not a run: it has no {RESULTS}. {hint}.")
+        hint = f"name {folder.parent}" if is_subfolder else "name a folder written by acgpt train or acgpt generate"
+        raise InputError(f"{folder} is not a run, because it has no {RESULTS}: {hint}.")
     results = read_json(folder / RESULTS)
     try:
         run = Run(name, folder, results, *evaluations_of(folder, results))

@@ -164,6 +164,7 @@ class Row:
         details: What it was evaluated on or compared with. The caption lists these once, for the rows in the table.
         resampled: By column, (resamples,) the cell on resampled texts, where known. Rows of a group share the
             resamples.
+        texts: Number of texts that were resampled.
     """
 
     cells: Mapping[str, Cell]
@@ -172,6 +173,7 @@ class Row:
     paper: bool = False
     details: tuple[str, ...] = ()
     resampled: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
+    texts: int = 0
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,11 @@ class Table:
         first = present.idxmin() if column.best is min else present.idxmax()
         best = self.rows[first].resampled.get(column.key)
         others = [self.rows[i].resampled.get(column.key) for i in present.index if i != first]
-        intervals = [percentiles(other - best) for other in others if other is not None and best is not None]
+        intervals = [
+            percentiles(other - best, self.rows[first].texts)
+            for other in others
+            if other is not None and best is not None
+        ]
         return any(interval is not None and interval[0] <= 0 <= interval[1] for interval in intervals)
 
     def is_bold(self, row: Row, column: Column) -> bool:

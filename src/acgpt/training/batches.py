@@ -183,7 +183,9 @@ class Batches(Dataset[Batch]):
         epoch, items = self.items_of(number)
         tokens = np.stack([self.texts.chunk(int(item), self.length) for item in items])
         rngs = [generator(self.seed, epoch, int(item)) for item in items]
-        roles = np.stack([self.conditioning.roles(self.length, rng) for rng in rngs])
+        roles = np.stack(
+            [self.conditioning.roles(self.length, rng) for rng in rngs]
+        )  # methods go on with the generators
         layout = self.method.lay_out(tokens, roles, rngs, bos=self.bos, mask=self.mask)
         return Batch.of(layout, longest=self.method.longest(self.length), bos=self.bos, budget=self.budget)
 

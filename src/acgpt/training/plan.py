@@ -91,6 +91,8 @@ def settle(
         raise InputError(MUON_AND_FSDP)
     if recipe.compile is True and (attention == "dense" or fsdp):
         raise InputError("compile=true needs CUDA, bf16, attention_dropout=0 and no FSDP: leave compile out.")
+    if recipe.compile is True and recipe.checkpointing:
+        raise InputError("compile=true does not go with checkpointing=true: leave one of them out.")
     if recipe.quantize and (fsdp or device != "cuda"):  # on a CPU bitsandbytes repacks weights so that none can learn
         raise InputError("quantize=4bit is for CUDA, and such weights cannot be shared out: leave it or FSDP out.")
     eager = attention == "dense" or fsdp or recipe.checkpointing or recipe.quantize is not None

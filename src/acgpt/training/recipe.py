@@ -74,9 +74,9 @@ class Lora:
 MAPPINGS = ("conditioning", "lora", "model")  # keys whose values have keys
 SHAPES = {
     "tiny": Shape(4, 128, 4),
-    "small": Shape(6, 768, 12),  # 82M with GPT-2's vocabulary
-    "base": Shape(12, 768, 12),  # 124M
-    "medium": Shape(12, 1024, 16),  # 204M
+    "small": Shape(6, 768, 12),  # the paper's 82M: 81.1 M with GPT-2's vocabulary and no position table
+    "base": Shape(12, 768, 12),  # 124M: 123.7 M
+    "medium": Shape(12, 1024, 16),  # 204M: 202.6 M
 }
 
 
@@ -440,7 +440,7 @@ def with_changes(content: dict[str, Any], changes: Sequence[str] | Mapping[str, 
     if "steps" in changed and "warmup" not in changed and isinstance(steps := content["steps"], int):
         warmup = content.get("warmup", Recipe.warmup)
         content["warmup"] = min(warmup, steps // 10) if isinstance(warmup, int) and warmup >= steps else warmup
-    if "lora.rank" in changed and "lora.alpha" not in changed:
+    if "lora.rank" in changed and "lora.alpha" not in changed and isinstance(content.get("lora"), dict):
         content["lora"].pop("alpha", None)
     for key, (owner, defaults) in BELONGS.items():
         if (
