@@ -105,7 +105,7 @@ def gains(columns: dict[str, np.ndarray], length: int, seed: int) -> dict[str, A
     return {
         label: {
             "gain": float(gain[selected].mean()) if np.isfinite(gain[selected]).all() else None,
-            "interval": percentiles(resampled[label]) if len(asked) > 1 else None,
+            "interval": percentiles(resampled[label], len(asked)),
             "tokens": int(selected.sum()),
         }
         for label, selected in bins.items()

@@ -89,7 +89,8 @@ def test_a_seed_that_was_asked_another_set_gets_no_panel_and_is_named(tmp_path, 
     (part,) = make_report(runs, tmp_path / "report").parts
     assert shown_in(part, "main") == {24.0, 23.0}
     assert part.left_out["validation/main"] == [
-        "not shown: second: evaluated on another dataset than first, which is the same run or another seed of it. See the tables."
+        "not shown: second: evaluated on another dataset than first, which is the same run or another seed of it. "
+        "See the tables."
     ]
 
 
@@ -163,7 +164,8 @@ def test_an_evaluation_of_a_baseline_that_no_run_was_asked_is_named(tmp_path, on
     made = make_report(runs, tmp_path / "report")
     rows = made.content["finetuning"]["splits"]["validation"]["perplexities"]
     assert [row["run"] for row in rows] == ["gpt", "ac"]
-    assert any(note.startswith("gpt, validation: its evaluation on dataset") and "r_max 0.2" in note for note in made.notes)
+    start = "gpt, validation: its evaluation on dataset"
+    assert any(note.startswith(start) and "r_max 0.2" in note for note in made.notes)
 
 
 def test_of_two_evaluations_on_one_set_the_one_left_out_is_named_if_it_differs(tmp_path, only_tables):
