@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 JOINING = {"@-@", "@,@", "@.@", "/", "⁄", "—"}  # no space on either side
-BETWEEN_FIGURES = {"–", "-", ":"}  # likewise between digits
+BETWEEN_DIGITS = {"–", "-", ":"}  # likewise between digits
 CLOSING = {",", ".", ";", ":", "!", "?", "%", ")", "]", "}", "”", "..", "′", "″"}  # no space before
 OPENING = {"(", "[", "{", "“", "‘"}  # no space after
 PREFIXES = {"$", "£", "€", "¥", "₱", "₩", "#", "−"}  # no space before a digit
@@ -54,7 +54,7 @@ def genitive(before: str, quoting: bool, more: bool) -> bool:
 def sides(word: str, before: str, after: str) -> tuple[bool, bool]:
     """Return whether a word loses the space before and after it. Straight quotation marks depend on more."""
     figures = before[-1:].isdigit() and after[:1].isdigit()
-    if word in JOINING or (word in BETWEEN_FIGURES and figures):
+    if word in JOINING or (word in BETWEEN_DIGITS and figures):
         return True, True
     if word in PREFIXES:
         figure = after[:1].isdigit() and not (word == "−" and before[-1:].isdigit())

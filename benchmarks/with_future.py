@@ -1,4 +1,4 @@
-"""What does the future gain? Perplexity of gaps with and without the future, with and without the adapter.
+"""Gain from the future: perplexity of gaps with and without the future, with and without the adapter.
 
     python benchmarks/with_future.py                    the embedded default and its adapter, on the texts of the demo
     python benchmarks/with_future.py data/mine          on gaps in held-out text, as in benchmarks/gaps.py
