@@ -35,13 +35,13 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def path_as_text(link: re.Match[str]) -> str:
-    """The text of a link with its path, once."""
+    """Return the text of a link followed by its path, without repetition."""
     text, path = link["text"], link["path"]
     return f"`{path}`" if text.strip("`") == path else f"{text} (`{path}`)"
 
 
 def changelog() -> str:
-    """CHANGELOG.md, with links to pages that work on the site."""
+    """Return CHANGELOG.md with links that work on the site."""
     return LEAVES_DOCS.sub("](", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
 
 
@@ -49,7 +49,7 @@ def changelog() -> str:
 
 
 def command_reference() -> str:
-    """One page of Markdown with every command: its help text, arguments and options."""
+    """Return a Markdown page of all commands: help, arguments and options."""
     import typer
 
     from acgpt.cli.main import app
@@ -58,54 +58,56 @@ def command_reference() -> str:
     parts = [
         "# Commands",
         "This page is generated from the commands. `acgpt COMMAND --help` prints the same.",
-        "Exit codes: 0 for success; 1 for an error that is not the caller's, such as a full disk or a failed cell of "
-        "an experiment; 2 for a mistake in the call or its input; 3 for work that was stopped and can be resumed; 130 "
-        "after Ctrl-C.",
+        "Exit codes: 0 for success; 1 for an error that the user did not cause, such as a full disk or a failed "
+        "cell of an experiment; 2 for an error in the call or its input; 3 for work that was stopped and can be "
+        "resumed; 130 after Ctrl-C.",
         *section("acgpt", main),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def section(name: str, command: Any, level: int = 2) -> list[str]:
-    """The parts of one command, and of its subcommands."""
+    """Return the paragraphs of a command and of its subcommands."""
     parts = [f"{'#' * level} {name}", *help_parts(command.help or "")]
-    parts += parameter_table("argument", [each for each in command.params if each.param_type_name == "argument"])
-    parts += parameter_table("option", [each for each in command.params if each.param_type_name == "option"])
-    for own, child in getattr(command, "commands", {}).items():
-        parts += section(f"{name} {own}", child, 3 if level == 3 else 2)
+    parts += parameter_table("argument", [item for item in command.params if item.param_type_name == "argument"])
+    parts += parameter_table(
+        "option", [item for item in command.params if item.param_type_name == "option" and not item.hidden]
+    )
+    for child_name, child in getattr(command, "commands", {}).items():
+        parts += section(f"{name} {child_name}", child, 3 if level == 3 else 2)
     return parts
 
 
 def help_parts(text: str) -> list[str]:
-    """A help text as Markdown: prose as paragraphs; examples, and whatever is laid out, as code."""
-    paragraphs = [each.strip("\n\f") for each in text.replace("\b", "").split("\n\n")]
-    return [as_code(each) if laid_out(each) else escaped(each) for each in paragraphs if each.strip()]
+    """Convert a help text to Markdown: prose to paragraphs, examples and indented text to code."""
+    paragraphs = [item.strip("\n\f") for item in text.replace("\b", "").split("\n\n")]
+    return [as_code(item) if laid_out(item) else escaped(item) for item in paragraphs if item.strip()]
 
 
 def laid_out(paragraph: str) -> bool:
-    """Do the line breaks of a paragraph mean something? In examples and in what is indented they do."""
+    """Return whether line breaks matter, as in examples and indented text."""
     return paragraph.startswith("acgpt ") or any(line.startswith(" ") for line in paragraph.splitlines())
 
 
 def as_code(paragraph: str) -> str:
-    """A paragraph as a block of code."""
+    """Return a paragraph as a block of code."""
     language = "sh" if paragraph.startswith("acgpt ") else "text"
     return f"```{language}\n{paragraph}\n```"
 
 
 def escaped(text: str) -> str:
-    """Text with the characters of Markdown and HTML escaped, and with links to the pages that it names."""
+    """Escape text for Markdown and HTML, and link the pages that it names."""
     return PAGE.sub(r"[\1](../\1)", re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", text))
 
 
 def parameter_table(kind: str, parameters: list[Any]) -> list[str]:
-    """A table of arguments or options."""
-    rows = [f"| {written(each)} | {' '.join(escaped(each.help or '').split())} |" for each in parameters]
+    """Return a table of arguments or options."""
+    rows = [f"| {written(item)} | {' '.join(escaped(item.help or '').split())} |" for item in parameters]
     return ["\n".join([f"| {kind} | |", "|---|---|", *rows])] if rows else []
 
 
 def written(parameter: Any) -> str:
-    """A parameter as it is typed."""
+    """Return a parameter as it is typed."""
     if parameter.param_type_name == "argument":
         name = parameter.metavar or parameter.name.upper()
         return f"`{name.strip('[]')}`" + ("" if parameter.required else " (optional)")

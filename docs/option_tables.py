@@ -1,7 +1,7 @@
-"""Write the tables of options and keys in the documentation from the dataclasses that declare them.
+"""Generate the tables of options and keys in the documentation from the dataclasses that declare them.
 
     python docs/option_tables.py            write the tables into the pages
-    python docs/option_tables.py --check    change nothing; exit code 1 and the names of pages that are out of date
+    python docs/option_tables.py --check    change nothing; exit code 1 and a list if pages are out of date
 
 A table stands between `<!-- table MODULE.CLASS COLUMN … -->` and `<!-- end -->`. The columns are key (the field's
 name), option (its name on the command line), default and help.
@@ -24,34 +24,34 @@ DOCS = Path(__file__).resolve().parent
 TABLE = re.compile(r"(<!-- table (?P<path>[\w.]+) (?P<columns>[a-z ]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
-def cell(options: type, each: Field[Any], column: str, on_command_line: bool) -> str:
-    """One cell of a table; a help text names other options as the command line does, or as keys."""
+def cell(options: type, item: Field[Any], column: str, on_command_line: bool) -> str:
+    """Return one cell. Help texts spell other options as on the command line, or as keys."""
     if column == "key":
-        return f"`{each.name}`"
+        return f"`{item.name}`"
     if column == "option":
-        flags, metavar = flags_of(options)[each.name], each.metadata["metavar"]
+        flags, metavar = flags_of(options)[item.name], item.metadata["metavar"]
         return f"`{', '.join(flags)}{f' {metavar}' if metavar else ''}`"
     if column == "default":
-        default = each.default if each.default_factory is MISSING else each.default_factory()
+        default = item.default if item.default_factory is MISSING else item.default_factory()
         default = list(default) if isinstance(default, tuple) else default
         return "" if default in ("", None) else f"`{yaml.safe_dump(default, default_flow_style=True).splitlines()[0]}`"
     assert column == "help", f"there is no column {column}"
-    text = command_help(options)[each.name] if on_command_line else str(each.metadata["help"])
+    text = command_help(options)[item.name] if on_command_line else str(item.metadata["help"])
     return re.sub(r"<\S+>", r"`\g<0>`", text).replace("|", r"\|")  # <|mask|> is neither HTML nor two columns
 
 
 def table(path: str, columns: list[str]) -> str:
-    """The table of a dataclass, a row a field."""
+    """Return the table of a dataclass, one row per field."""
     module, _, name = path.rpartition(".")
     options = getattr(import_module(module), name)
     rows = [[column if column != "help" else "" for column in columns]]
-    rows += [[cell(options, each, column, "option" in columns) for column in columns] for each in fields(options)]
+    rows += [[cell(options, item, column, "option" in columns) for column in columns] for item in fields(options)]
     head, *lines = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([head.replace("|  |", "| |"), "|" + "---|" * len(columns), *lines]) + "\n"
 
 
 def rendered(page: str) -> str:
-    """A page with its tables as they should be."""
+    """Return a page with up-to-date tables."""
     return TABLE.sub(lambda match: match[1] + table(match["path"], match["columns"].split()), page)
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from acgpt.training.finetune import finetune
     from acgpt.training.train import train
 
-# What needs torch and transformers (seconds to import), and the module of each: imported when it is first used.
+# Names that need torch and transformers, which take seconds to import, and their modules. Imported on first use.
 LAZY = {
     "FutureIgnored": "acgpt.models.language_model",
     "LanguageModel": "acgpt.models.language_model",
@@ -86,7 +86,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """All public names, including those not imported yet."""
+    """Return all public names, including those not imported yet."""
     return sorted({*globals(), *__all__})
 
 

@@ -1,4 +1,4 @@
-"""`python -m acgpt` is the command `acgpt`."""
+"""Entry point of `python -m acgpt`."""
 
 from acgpt.cli.main import main
 

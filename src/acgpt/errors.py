@@ -1,30 +1,35 @@
-"""What can go wrong through no fault of ours: every error a user can cause and mend, and what a disk refuses.
+"""Errors that users can fix, and errors of the disk.
 
-The former derive from `InputError`, so a caller needs one `except`; the command line turns it into exit code 2. The
-latter is an `OutputError`, exit code 1. Each message says what was wrong, where, and what to do.
+Errors in the input derive from `InputError`, so a caller needs one `except`; the command line exits with code 2. Failed
+writes are an `OutputError`, exit code 1. Each message says what is wrong, where, and what to do.
 """
 
 from operator import index
 
-# Control characters as symbols, one for one: printed as they are they could steer the terminal.
+# Control characters by visible symbols, one for one. Printed unchanged they could control the terminal.
 CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"} | dict.fromkeys(range(128, 160), "\ufffd")
 
 
-NO_CODE = "acgpt runs no code from a checkpoint"  # for errors
-LONGEST = 400  # characters of another program's error
-UNSPOKEN = (ArithmeticError, AttributeError, LookupError, TypeError)  # errors that need their names to be understood
+NO_CODE = "acgpt runs no code from a checkpoint"  # part of error messages
+LONGEST = 400  # maximum number of characters quoted from an error of another library
+UNSPOKEN = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+)  # errors whose message is unclear without the name of the class
 
 
 class InputError(ValueError):
-    """The input cannot be answered as it stands; the message says what to change."""
+    """Invalid input. The message says what to change."""
 
 
 class OutputError(OSError):
-    """Something cannot be written; what had been written before stays."""
+    """A file cannot be written. Files written before are kept."""
 
 
 class TemplateError(InputError):
-    """A template is malformed, or has no (or the wrong kind of) slot for what was asked of it."""
+    """A template is malformed, or lacks the kind of slot that the operation needs."""
 
     def __init__(self, problem: str, template: str, at: int) -> None:
         self.problem, self.template, self.at = problem, template, at
@@ -32,18 +37,18 @@ class TemplateError(InputError):
 
 
 class QueryError(InputError):
-    """A query contradicts itself, or does not fit the model it is put to."""
+    """A query is inconsistent, or does not fit the model."""
 
 
 class ModelError(InputError):
-    """A model, adapter or tokenizer cannot be loaded, or cannot be asked such questions exactly."""
+    """A model, adapter or tokenizer cannot be loaded, or cannot answer such queries exactly."""
 
 
 def whole_number(name: str, value: object, least: int | None = None) -> int:
-    """The argument of this name as an int; a boolean is none.
+    """Convert an argument to `int`. Booleans are refused.
 
     Raises:
-        InputError: It is no whole number, or less than `least`.
+        InputError: The value is not a whole number, or less than `least`.
     """
     try:
         number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
@@ -56,15 +61,15 @@ def whole_number(name: str, value: object, least: int | None = None) -> int:
 
 
 def reason(error: object) -> str:
-    """The error of another program, or any value, in one line of moderate length, with no full stop.
+    """Format an error of another library, or any value, as one line of limited length without a full stop.
 
     >>> reason(KeyError("peft_type"))
     "KeyError 'peft_type'"
     """
     if isinstance(error, ValueError) and "trust_remote_code" in str(error):  # transformers' advice is to allow it
-        return f"it needs code of its own, and {NO_CODE}"
+        return f"it needs custom code, and {NO_CODE}"
     words = " ".join(str(error).translate(CONTROLS | {9: " ", 10: " ", 13: " "}).split())
-    words = words.partition(" Exception raised from ")[0]  # torch goes on with places in its own code
+    words = words.partition(" Exception raised from ")[0]  # torch appends a C++ stack trace
     if isinstance(error, BaseException) and (not words or isinstance(error, UNSPOKEN)):
         words = f"{type(error).__name__} {words}".rstrip()
     if len(words) > LONGEST:
@@ -74,7 +79,7 @@ def reason(error: object) -> str:
 
 
 def point_at(text: str, at: int, width: int = 72) -> str:
-    """The neighbourhood of character `at`, with a caret under it: two indented lines."""
+    """Return the text around character `at` and a caret below it, as two indented lines."""
     start = max(0, at - width // 2)
     excerpt = text[start : start + width].translate(CONTROLS | {10: "⏎", 13: "⏎", 9: "→"})
     lead = "…" if start else ""

@@ -42,7 +42,7 @@ def test_a_file_without_a_template_is_an_error_that_names_it_before_a_model_is_l
     words = [command, "--file", str(file), "--model", str(tmp_path / "no model"), *flags]
     result = CliRunner().invoke(app, words)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"error: {file} {what}: write a template in each line, such as The {{{{cat}}}}")
+    assert result.stderr.startswith(f"error: {file} {what}: write one template per line, such as The {{{{cat}}}}")
 
 
 @NOTHING

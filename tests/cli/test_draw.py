@@ -150,7 +150,7 @@ def test_the_modes_are_drawn_on_the_sentence_that_was_asked_for(tmp_path):
     [
         (("-c", "{r_mx: 0.5}"), "conditioning has no key 'r_mx': did you mean 'r_max'?"),
         (("-c", "{r_max: 2}"), "r_min and r_max must be numbers"),
-        (("-c", "{r_max: "), "'{r_max: ' is no mapping such as {r_max: 0.6, empty: 0.1}"),
+        (("-c", "{r_max: "), "'{r_max: ' is not a mapping such as {r_max: 0.6, empty: 0.1}"),
         (("-c", "half"), "a mapping such as {r_max: 0.6}, not 'half'"),
         (("-c", "{empty: 1}", "-o", "sets.txt"), "sets.txt: end the name in a format that can be drawn"),
         (("--length", "0"), "--length"),
@@ -168,8 +168,8 @@ def test_a_picture_that_cannot_be_written_is_named_and_ends_with_code_1(tmp_path
     monkeypatch.chdir(tmp_path)
     said = run("conditioning", "-c", "{empty: 1}", "-o", "missing/sets.png", code=1).stderr
     assert said == (
-        "error: cannot write missing/sets.png: No such file or directory. Make the folder, make room there, or "
-        "name another.\n"
+        "error: cannot write missing/sets.png: No such file or directory. Create the folder, free some "
+        "space, or choose another path.\n"
     )
 
 

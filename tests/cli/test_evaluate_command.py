@@ -207,7 +207,7 @@ def test_a_signal_keeps_what_was_answered_and_says_how_to_go_on(cli, corpus, tmp
     monkeypatch.setattr(AcGpt, "log_probs", log_probs)
     how = (corpus, "--batch-tokens", "120")
     said = cli(*how, "-o", output, code=code).stderr  # too soon for a write of its own accord
-    assert f"{word}. The same command goes on with what is in {output}.part." in said and not output.exists()
+    assert f"{word}. The same command resumes from {output}.part." in said and not output.exists()
     signal.signal(signal.SIGTERM, before)
     left = len(asked)
     cli(*how, "-o", output)
@@ -222,7 +222,7 @@ def test_a_signal_before_anything_was_answered_leaves_no_file(cli, corpus, tmp_p
         raise KeyboardInterrupt
 
     monkeypatch.setattr(AcGpt, "log_probs", log_probs)
-    assert "Nothing had been answered yet" in cli(corpus, "-o", tmp_path / "results.json", code=130).stderr
+    assert "Nothing was computed yet" in cli(corpus, "-o", tmp_path / "results.json", code=130).stderr
     assert "Nothing is kept: with -o FILE" in cli(corpus, code=130).stderr
     assert not list(tmp_path.glob("results*"))
 
@@ -344,7 +344,7 @@ def test_a_call_that_fails_leaves_no_set_behind(cli, corpus, tmp_path):
     other = write_corpus(tmp_path / "other", tiny_tokenizer(pad_token="<another>"), test=TEXT * 12)
     for folder, length in ((corpus, "40"), (corpus, "4000"), (other, "30")):
         cli(folder, length=length, code=2)
-        cli(folder, "--sets", tmp_path / "mine.safetensors", length=length, code=2)
+        cli(folder, "--dataset", tmp_path / "mine.safetensors", length=length, code=2)
         assert not (folder / "evaluation").exists() and not (tmp_path / "mine.safetensors").exists()
 
 
@@ -354,7 +354,7 @@ def test_a_result_that_cannot_be_written_ends_with_code_1(cli, corpus, tmp_path,
 
     monkeypatch.setattr("acgpt.common.files.write_whole", full)
     said = cli(corpus, "-o", tmp_path / "results.json", code=1).stderr
-    assert f"error: cannot write {tmp_path}/results.json: No space left on device. Make the folder, make room" in said
+    assert f"error: cannot write {tmp_path}/results.json: No space left on device. Create the folder, free" in said
 
 
 def test_zero_has_no_sign_in_the_table(capsys):
@@ -383,16 +383,16 @@ def test_a_corpus_that_has_changed_has_another_set(cli, corpus):
 
 def test_a_named_set_needs_no_corpus_and_is_not_overwritten(cli, corpus, tmp_path):
     path = tmp_path / "mine.safetensors"
-    made = object_of(cli(corpus, "--sets", path, "--r-max", "0.4", "--json"))
+    made = object_of(cli(corpus, "--dataset", path, "--r-max", "0.4", "--json"))
     assert made["set"]["path"] == str(path) and not (corpus / "evaluation").exists()
     before = path.read_bytes()
-    again = object_of(cli("--sets", path, "--json", length=None))
+    again = object_of(cli("--dataset", path, "--json", length=None))
     assert again["modes"] == made["modes"] and again["set"] == made["set"] and again["corpus"] is None
-    limited = object_of(cli("--sets", path, "--json", "--limit", "2", length=None))
+    limited = object_of(cli("--dataset", path, "--json", "--limit", "2", length=None))
     assert limited["set"]["texts"] == 2 and limited["set"]["hash"] != made["set"]["hash"]
-    assert "r_max 0.4, not 0.6: leave out --r-max" in cli("--sets", path, "--r-max", "0.6", code=2).stderr
-    assert "leave out --length" in cli(corpus, "--sets", path, length="20", code=2).stderr
-    assert "conditioning" in cli("--sets", path, "--conditioning", "{b_max: 1}", code=2).stderr
+    assert "r_max 0.4, not 0.6: leave out --r-max" in cli("--dataset", path, "--r-max", "0.6", code=2).stderr
+    assert "leave out --length" in cli(corpus, "--dataset", path, length="20", code=2).stderr
+    assert "conditioning" in cli("--dataset", path, "--conditioning", "{b_max: 1}", code=2).stderr
     with pytest.raises(InputError, match="name another"):
         set_of_corpus(Corpus.open(corpus), path, split="test", length=30)
     assert path.read_bytes() == before
@@ -400,10 +400,10 @@ def test_a_named_set_needs_no_corpus_and_is_not_overwritten(cli, corpus, tmp_pat
 
 def test_a_named_set_of_another_corpus_is_refused(cli, corpus, tmp_path):
     path, other = tmp_path / "mine.safetensors", tmp_path / "other"
-    cli(corpus, "--sets", path)
+    cli(corpus, "--dataset", path)
     write_corpus(other, tiny_tokenizer(), test=TEXT[4:] * 12)
-    assert "is not an evaluation set of" in cli(other, "--sets", path, code=2).stderr
-    assert object_of(cli(corpus, "--sets", path, "--json"))["corpus"] == str(corpus)
+    assert "is not an evaluation set of" in cli(other, "--dataset", path, code=2).stderr
+    assert object_of(cli(corpus, "--dataset", path, "--json"))["corpus"] == str(corpus)
 
 
 def test_a_corpus_that_cannot_be_written_to_is_evaluated_all_the_same(cli, corpus):
@@ -413,7 +413,7 @@ def test_a_corpus_that_cannot_be_written_to_is_evaluated_all_the_same(cli, corpu
     (corpus / "evaluation").rmdir()
     (corpus / "evaluation").write_text("in the way")
     result = cli(corpus, "--json")
-    assert "cannot be kept" in result.stderr and "--sets" in result.stderr
+    assert "cannot be kept" in result.stderr and "--dataset" in result.stderr
     assert object_of(result)["modes"] == want
 
 
@@ -451,7 +451,7 @@ def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch
         ([], "CORPUS"),
         (["{tmp}/nothing"], "not a prepared corpus"),
         (["{corpus}/corpus.json"], "corpus.json -o FOLDER"),
-        (["--sets", "{tmp}/nothing.safetensors"], "no evaluation set"),
+        (["--dataset", "{tmp}/nothing.safetensors"], "no evaluation set"),
         (["{corpus}", "--modes", "training,sampling"], "no mode 'sampling'"),
         (["{corpus}", "--method", "bert"], "no method 'bert'"),
         (["{corpus}", "--split", "dev"], "no split 'dev'"),

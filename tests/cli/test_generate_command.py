@@ -14,7 +14,7 @@ from generators import LENGTH, model_of
 from runs import write_corpus
 from typer.testing import CliRunner
 
-from acgpt.cli.generate import way_on
+from acgpt.cli.generate import resume_hint
 from acgpt.cli.main import app
 from acgpt.cli.ui import stoppable
 from acgpt.evaluation import generator as module
@@ -74,7 +74,7 @@ def test_a_signal_ends_it_with_words_on_how_to_go_on_and_it_goes_on(
         patch.setattr(module, "line_of", line_of)
         result = CliRunner().invoke(app, list(map(str, words)))
     assert result.exit_code == code and result.stdout == ""
-    assert f"{word}. The same command goes on with what is in {tmp_path / 'o'}." in result.stderr
+    assert f"{word}. The same command resumes from {tmp_path / 'o'}." in result.stderr
     assert (tmp_path / "o" / "infilling.jsonl.part").exists()
     result = CliRunner().invoke(app, list(map(str, words)))
     assert result.exit_code == 0, result.output
@@ -82,10 +82,10 @@ def test_a_signal_ends_it_with_words_on_how_to_go_on_and_it_goes_on(
 
 
 def test_a_signal_before_anything_was_drawn_says_so(tmp_path, survives):
-    with pytest.raises(typer.Exit) as stopped, stoppable(lambda: way_on(tmp_path)):
+    with pytest.raises(typer.Exit) as stopped, stoppable(lambda: resume_hint(tmp_path)):
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()
-    assert stopped.value.exit_code == 3 and way_on(tmp_path).startswith("Nothing had been drawn yet")
+    assert stopped.value.exit_code == 3 and resume_hint(tmp_path).startswith("Nothing was sampled yet")
     with pytest.raises(pytest.fail.Exception, match="nobody"):  # the handler before it is back
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()

@@ -37,6 +37,9 @@ def test_no_word_of_the_help_is_cut_at_80_columns(path, command):
         assert line.strip() in lines, "a line of the text is wrapped"
     shown = set(text.split()) | set(text.replace(",-", " -").split())  # two names of an option stand as --modes,--mode
     for option in command.params:
+        if getattr(option, "hidden", False):
+            assert not set(option.opts) & shown, "a deprecated name is in the help"
+            continue
         words = [*getattr(option, "opts", ()), *(getattr(option, "help", None) or "").split()]
         missing = [word for word in words if word not in shown and word != option.name]
         assert not missing, f"{option.name}: words that are cut: {missing}"

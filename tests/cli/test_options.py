@@ -12,8 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from acgpt.cli import main
-from acgpt.cli.ui import takes
-from acgpt.common.options import Options, keywords, option, separated, spelled
+from acgpt.cli.ui import with_options
+from acgpt.common.options import Options, current_names, for_command_line, keywords, option, separated
 from acgpt.errors import InputError
 
 
@@ -49,7 +49,7 @@ def test_a_command_gets_the_options_that_the_fields_declare():
     got, app = [], typer.Typer()
 
     @app.command()
-    @takes(Some)
+    @with_options(Some)
     def command(text: str, options: Some, as_json: bool = False) -> None:
         got.append((text, options, as_json))
 
@@ -67,12 +67,65 @@ def test_a_command_gets_the_options_that_the_fields_declare():
     assert "Of the texts that --limit leaves." in text and "x>=1" in text and "In MB." in text
 
 
+@dataclass(frozen=True)
+class Renamed(Options):
+    dataset: Path | None = option("A file.", renamed_from="sets")
+    options: dict[str, str] | None = option(
+        "Pairs.", flags=("--method-option",), form="pairs", renamed_from=("--how", "--way")
+    )
+    share: float = option("A share.", 0.5, minimum=0, renamed_from="part_of")
+    full: bool = option("Everything.", False, renamed_from="all")
+
+
+def test_a_renamed_option_is_accepted_by_its_old_keyword_with_a_warning():
+    @keywords(Renamed)
+    def function(text: str, **keywords: object) -> tuple[str, Renamed]:
+        return text, Renamed(**keywords)
+
+    with pytest.warns(FutureWarning, match=r"^sets is deprecated: use dataset\.$") as caught:
+        assert function("a", sets=Path("x")) == function("a", dataset=Path("x"))
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.raises(InputError, match="sets is the old name of dataset: leave it out"):
+        function("a", sets=Path("x"), dataset=Path("y"))
+    with pytest.raises(TypeError, match="how"):  # only the flag was renamed
+        function("a", how={})
+    assert list(inspect.signature(function).parameters) == ["text", "dataset", "options", "share", "full"]
+    with pytest.warns(FutureWarning, match=r"^evaluate\.sets is deprecated: use evaluate\.dataset\.$"):
+        assert current_names(Renamed, {"sets": 1, "share": 2}, "evaluate.") == {"dataset": 1, "share": 2}
+
+
+def test_a_renamed_option_is_accepted_by_its_old_flag_with_a_line_and_hidden():
+    got, app = [], typer.Typer()
+
+    @app.command()
+    @with_options(Renamed)
+    def command(options: Renamed) -> None:
+        got.append(options)
+
+    def run(*words: str, code: int = 0) -> tuple[Renamed | None, str]:
+        result = CliRunner().invoke(app, list(words), env={"COLUMNS": "120", "NO_COLOR": "1"})
+        assert isinstance(result.exception, InputError) if code else result.exit_code == 0, result.output
+        return (None if code else got.pop()), result.stderr
+
+    assert run("--sets", "x") == (Renamed(Path("x"), {}), "warning: --sets is deprecated: use --dataset.\n")
+    assert run("--dataset", "x") == (Renamed(Path("x"), {}), "")
+    both = Renamed(options={"c": "3", "a": "1", "b": "2"})
+    chosen, said = run("--how", "a=1", "--how", "b=2", "--method-option", "c=3")
+    assert chosen == both and said == "warning: --how is deprecated: use --method-option.\n"
+    assert run("--way", "a=1")[0] == Renamed(options={"a": "1"})
+    assert run("--part-of", "0.2", "--all")[0] == Renamed(options={}, share=0.2, full=True)
+    run("--sets", "x", "--dataset", "y", code=2)
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "NO_COLOR": "1"}).stdout
+    assert "--dataset" in text and not any(old in text for old in ("--sets", "--how", "--part-of", "--all"))
+    assert CliRunner().invoke(app, ["--part-of", "-1"]).exit_code == 2
+
+
 def test_only_names_in_backticks_that_are_options_are_respelled():
     flags = {"limit": "--limit", "no_mauve": "--no-mauve"}
-    assert spelled("limit=3 in runs/limit=3: `limit=3`, `no_mauve=True`", flags) == (
+    assert for_command_line("limit=3 in runs/limit=3: `limit=3`, `no_mauve=True`", flags) == (
         "limit=3 in runs/limit=3: --limit 3, --no-mauve"
     )
-    assert spelled("`seed=1`, `limit='a b'`", flags) == "`seed=1`, --limit a b"
+    assert for_command_line("`seed=1`, `limit='a b'`", flags) == "`seed=1`, --limit a b"
 
 
 def test_keywords_are_documented_as_the_fields_are():
@@ -117,7 +170,7 @@ def test_a_command_names_its_options_where_an_error_names_arguments(tmp_path):
         (["finetune", "--full", "--rank", "8"], "--full trains all weights, and --rank and --4bit are for adapters"),
         (["experiment", "tiny-cpu", "-o", str(Path(__file__))], "name a folder with --output."),
         (["train", "tiny-cpu", "--minutes", "0"], "minutes must be a number, above 0, not 0"),
-        (["evaluate", "default", str(tmp_path), "--how", "order"], "'order' is not an option of a method"),
+        (["evaluate", "default", str(tmp_path), "--method-option", "order"], "'order' is no option of a method"),
     ):
         result = CliRunner().invoke(main.app, words)
         assert result.exit_code == 2 and said in result.stderr

@@ -148,10 +148,10 @@ def test_score_samples_returns_what_the_command_prints(samples, corpus):
 
 
 def test_an_error_names_arguments_in_python_and_options_on_the_command_line(samples, corpus):
-    with pytest.raises(acgpt.InputError, match=r"^`skip`, `no_mauve` can do nothing with `asked_only`: "):
+    with pytest.raises(acgpt.InputError, match=r"^`skip`, `no_mauve` cannot be used with `asked_only`: "):
         acgpt.score_samples(samples, corpus, no_mauve=True, skip=0, asked_only=True)
     done = CliRunner().invoke(app, ["mauve", str(samples), str(corpus), "--no-mauve", "--skip", "0", "--asked-only"])
-    assert done.exit_code == 2 and "error: --skip, --no-mauve can do nothing with --asked-only: " in done.stderr
+    assert done.exit_code == 2 and "error: --skip, --no-mauve cannot be used with --asked-only: " in done.stderr
 
 
 def test_the_options_of_a_function_are_in_its_signature_and_its_docstring():
@@ -169,11 +169,22 @@ def test_the_options_of_a_function_are_in_its_signature_and_its_docstring():
 
 def test_an_error_about_the_seed_of_a_set_names_the_option_that_it_is(model, corpus, tmp_path):
     made = tmp_path / "set.safetensors"
-    acgpt.evaluate(model, corpus, sets=made, limit=2, device="cpu")
+    acgpt.evaluate(model, corpus, dataset=made, limit=2, device="cpu")
     with pytest.raises(acgpt.InputError, match="has seed 0, not 1: leave out `seed`, or"):
-        acgpt.evaluate(model, sets=made, seed=1, device="cpu")
+        acgpt.evaluate(model, dataset=made, seed=1, device="cpu")
     with pytest.raises(acgpt.InputError, match="has seed 0, not 1: leave out `set_seed`, or"):
-        acgpt.generate(model, None, tmp_path / "samples", sets=made, set_seed=1, device="cpu")
-    words = ["generate", model, "--sets", made, "--set-seed", 1, "-o", tmp_path / "samples", "--device", "cpu"]
+        acgpt.generate(model, None, tmp_path / "samples", dataset=made, set_seed=1, device="cpu")
+    words = ["generate", model, "--dataset", made, "--set-seed", 1, "-o", tmp_path / "samples", "--device", "cpu"]
     done = CliRunner().invoke(app, list(map(str, words)))
     assert done.exit_code == 2 and "has seed 0, not 1: leave out --set-seed, or" in " ".join(done.stderr.split())
+
+
+def test_the_old_keyword_sets_names_the_dataset_with_a_warning(model, corpus, tmp_path):
+    made = tmp_path / "set.safetensors"
+    with pytest.warns(FutureWarning, match="sets is deprecated: use dataset"):
+        acgpt.evaluate(model, corpus, sets=made, limit=2, device="cpu")
+    with pytest.warns(FutureWarning, match="sets is deprecated: use dataset"):
+        acgpt.generate(model, None, tmp_path / "samples", sets=made, prompt=4, modes=["infilling"], device="cpu")
+    done = CliRunner().invoke(app, ["evaluate", str(model), "--sets", str(made), "--device", "cpu", "--json"])
+    assert done.exit_code == 0 and done.stderr == "warning: --sets is deprecated: use --dataset.\n"
+    assert json.loads(done.stdout)["set"]["path"] == str(made)

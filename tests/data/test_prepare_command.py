@@ -38,7 +38,7 @@ def test_the_command_prints_a_table_and_then_that_it_is_already_prepared(command
         assert row in [line.split() for line in result.stdout.splitlines()]
         assert result.stderr == ""  # no bar where nobody watches
     assert "prepared in" in first.stdout and "already" not in first.stdout
-    assert "already prepared, and checked" in second.stdout
+    assert "already prepared, checked" in second.stdout
     assert tokens(Corpus.open(tmp_path / "corpus")) == expected
 
 
@@ -145,5 +145,5 @@ def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch
     else:
         sources, known, unknown = captured.err.splitlines()
         assert sources == "checking the sources"
-        assert known.startswith("tokenising: 25%, 1,234 tokens, 4 documents, ")
-        assert unknown.startswith("tokenising: 5,678 tokens, 8 documents, ") and unknown.endswith(" MB/s")
+        assert known.startswith("tokenizing: 25%, 1,234 tokens, 4 documents, ")
+        assert unknown.startswith("tokenizing: 5,678 tokens, 8 documents, ") and unknown.endswith(" MB/s")

@@ -482,7 +482,7 @@ def test_the_command_draws_the_modes_that_were_named_and_says_so(models, corpus,
     }
     assert set(rows) == set(MODES) and rows["training"] == ["--"] * 5 and "--" not in rows["infilling"]
     assert "cannot be answered by a model of method fim" in table
-    assert "were there already, and are as they were: infilling." in table
+    assert "already complete, not changed: infilling." in table
     other = tmp_path / "none"
     run(*how[:-1], other, "--modes", "training", "--if-possible")
     assert json.loads((other / "index.json").read_text())["modes"] == {"training": None}
@@ -536,7 +536,7 @@ def test_samples_that_will_all_be_the_same_are_drawn_with_a_warning(models, corp
         (["{corpus}", "-o", "{tmp}/o", "--split", "dev"], "no split 'dev'"),
         (["{corpus}", "-o", "{corpus}/corpus.json"], "is a file"),
         (["{corpus}", "-o", "{corpus}/corpus.json/o"], "cannot write"),
-        (["{corpus}", "-o", "{tmp}/o", "--how", "order=random"], "no option order"),
+        (["{corpus}", "-o", "{tmp}/o", "--method-option", "order=random"], "no option order"),
         (["{corpus}", "-o", "{tmp}/o", "--method", "ac-gtp"], "no method 'ac-gtp'"),
         (["{other}", "-o", "{tmp}/o"], "another tokenizer"),
     ],

@@ -116,11 +116,11 @@ def test_a_model_that_cannot_say_it_and_an_r_max_beside_it_are_errors(
 
 def test_a_set_that_was_made_in_another_way_is_refused(corpus, models, tmp_path):
     path = tmp_path / "set.safetensors"
-    how = ["--sets", str(path), "--conditioning", "model"]
+    how = ["--dataset", str(path), "--conditioning", "model"]
     run("evaluate", models["tells"], corpus, tmp_path, *how)
     run("evaluate", models["tells"], corpus, tmp_path, *how)  # it is there now, and is the model's
     path.unlink()
-    run("evaluate", models["tells"], corpus, tmp_path, "--sets", str(path))
+    run("evaluate", models["tells"], corpus, tmp_path, "--dataset", str(path))
     assert "leave out --conditioning" in run("evaluate", models["tells"], corpus, tmp_path, *how, code=2).stderr
 
 

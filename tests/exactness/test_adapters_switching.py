@@ -230,8 +230,8 @@ def test_a_decoder_that_is_kept_serves_every_adapter(both, monkeypatch):
     monkeypatch.setattr(Decoder, "play", watch)
     for name in ("mine", "other", False):
         both.sample("The {{_3}} sat.", adapter=name, future=True, seed=0)
-        both._engine.kept[:] = [seen[-1]]  # as on CUDA
-    both._engine.kept.clear()
+        both._engine.decoders[:] = [seen[-1]]  # as on CUDA
+    both._engine.decoders.clear()
     assert len(set(map(id, seen))) == 1  # room for a batch does not depend on the adapter
 
 
@@ -395,7 +395,7 @@ def test_show_draws_what_the_adapter_that_would_answer_is_told(cli):
 def test_several_adapters_need_names_that_differ(cli):
     assert "NAME=" in cli("score", GAP, adapters=["fill", "any"], code=2).stderr
     assert "NAME=" in cli("show", GAP, adapters=["mine=fill", "any"], code=2).stderr
-    assert "two adapters are called mine" in cli("score", GAP, adapters=["mine=fill", "mine=any"], code=2).stderr
+    assert "two adapters have the name mine" in cli("score", GAP, adapters=["mine=fill", "mine=any"], code=2).stderr
     assert "'none'" in cli("score", GAP, adapters=["none=fill"], code=2).stderr
 
 

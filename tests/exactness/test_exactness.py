@@ -467,7 +467,7 @@ def test_a_model_that_computes_something_else_under_our_attention_is_refused(mon
     monkeypatch.setattr(
         Dense, "__call__", lambda self, q, k, v, scale, dropout: v.repeat_interleave(2, 1).transpose(1, 2)
     )
-    with pytest.raises(ModelError, match="nothing given it answers otherwise"):
+    with pytest.raises(ModelError, match="with nothing given its logits differ"):
         check_model(model)
     assert model.config._attn_implementation == "sdpa"
 

@@ -210,12 +210,12 @@ def test_captured_steps_serve_every_seed_and_fewer_rows(width, monkeypatch):
     query, shorter = random_query(0, 60), random_query(1, 30)
     with torch.inference_mode():
         sampler.sample([query], 4, Sampling(seed=1), True)
-        (decoder,) = sampler.kept
+        (decoder,) = sampler.decoders
         captured = dict(decoder.graphs)
         (again,) = sampler.sample([query], 4, Sampling(seed=2), True)
-        assert captured and captured.items() <= sampler.kept[0].graphs.items()
+        assert captured and captured.items() <= sampler.decoders[0].graphs.items()
         (fewer,) = sampler.sample([shorter], 2, Sampling(seed=2), True)
-        assert sampler.kept == [decoder]
+        assert sampler.decoders == [decoder]
         for question, drawn in ((query, again), (shorter, fewer)):
             fresh = Engine(model, bos=0, mask=1, backend="varlen", budget=500)
             (want,) = fresh.sample([question], len(drawn), Sampling(seed=2), True)

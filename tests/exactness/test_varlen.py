@@ -9,7 +9,7 @@ from models import tiny_model
 from torch.nn import functional as F
 
 from acgpt.engine import attention
-from acgpt.engine.attention import Dense, Regroup, Segments, Varlen, take, words
+from acgpt.engine.attention import Dense, Regroup, Segments, Varlen, as_int64, take
 from acgpt.engine.layout import build
 from acgpt.methods import masked
 from acgpt.query.query import Query
@@ -49,7 +49,7 @@ def by_definition(q, k, v, q_starts, k_starts, longest_q, longest_k, *, scale=No
 )
 def test_rows_are_taken_whole_whatever_they_are_moved_in(x, in_words):
     index = torch.tensor([3, 0, 4, 4, 1])
-    assert (words(x).dtype == torch.int64) == in_words
+    assert (as_int64(x).dtype == torch.int64) == in_words
     assert torch.equal(take(x, index), x[index]) and take(x, index).dtype == x.dtype
 
 

@@ -104,7 +104,7 @@ def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(name, corpus, runs
 def test_the_command_evaluates_it_in_the_modes_that_it_can_answer(name, corpus, runs, tmp_path):
     folder, results = runs(name)
     words = ["evaluate", str(folder / "model"), str(corpus), "--limit", "3", "--length", "15", "--device", "cpu"]
-    words += ["--split", "validation", "--sets", str(tmp_path / "set.safetensors")]
+    words += ["--split", "validation", "--dataset", str(tmp_path / "set.safetensors")]
     got = CliRunner().invoke(app, [*words, "--json"])
     assert got.exit_code == 0, got.output
     found = json.loads(got.stdout)
@@ -128,8 +128,8 @@ def test_the_command_asks_as_it_is_told_to(corpus, runs, tmp_path):
     def evaluated(name, *how):
         folder, _ = runs(name)
         words = ["evaluate", str(folder / "model"), str(corpus), "--limit", "3", "--length", "15", "--device", "cpu"]
-        words += ["--split", "validation", "--sets", str(tmp_path / "set.safetensors"), "--json"]
-        return CliRunner().invoke(app, [*words, *(word for option in how for word in ("--how", option))])
+        words += ["--split", "validation", "--dataset", str(tmp_path / "set.safetensors"), "--json"]
+        return CliRunner().invoke(app, [*words, *(word for option in how for word in ("--method-option", option))])
 
     def perplexities(*how):
         found = json.loads(evaluated(*how).stdout)

@@ -130,7 +130,7 @@ def test_it_learns_to_predict_what_stands_before_from_what_follows(trained, netw
 
 def test_it_is_evaluated_exactly_where_it_has_an_answer(trained, site, network, tmp_path):
     words = ["evaluate", trained / "run" / "model", trained / "corpus", "--split", "validation", "--limit", "5"]
-    words += ["--length", "20", "--sets", tmp_path / "set.safetensors", "-o", tmp_path / "evaluation.json"]
+    words += ["--length", "20", "--dataset", tmp_path / "set.safetensors", "-o", tmp_path / "evaluation.json"]
     run(*words, output=tmp_path / "said", packages=[site])
     found = json.loads((tmp_path / "evaluation.json").read_text())
     assert found["method"] == NAME

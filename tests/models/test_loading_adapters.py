@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import acgpt
 from acgpt import FutureIgnored, LanguageModel, Metadata, ModelError
-from acgpt.cli.ui import called, chosen_adapter
+from acgpt.cli.ui import chosen_adapter, model_title
 from acgpt.evaluation.setup import opened_model
 from acgpt.models import loading
 from acgpt.models.loading import adapter_source, resolve
@@ -286,8 +286,8 @@ def test_the_default_and_its_adapter_are_named_once(embedded, adapted, monkeypat
         ("none", "default, without its adapter"),
         (str(mine), f"default + {mine}"),
     ):
-        assert called("default", opened_model("default", chosen_adapter(adapter), "cpu", "auto")[2]) == want
-    assert [called("gpt2", adapter) for adapter in (None, "mine")] == ["gpt2", "gpt2 + mine"]
+        assert model_title("default", opened_model("default", chosen_adapter(adapter), "cpu", "auto")[2]) == want
+    assert [model_title("gpt2", adapter) for adapter in (None, "mine")] == ["gpt2", "gpt2 + mine"]
 
 
 def test_without_peft_the_default_says_how_to_do_without_its_adapter(embedded, adapted, monkeypatch):

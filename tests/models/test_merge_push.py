@@ -426,7 +426,7 @@ def test_what_a_dry_run_shows_is_what_is_sent(folder, hub, private):
 def test_a_dry_run_needs_neither_network_nor_token_and_tells_people_all(folder):
     shown = run("push", folder, "me/mine", "--dry-run", "--private").stdout
     assert all(name in shown for name in SENT) and "1,000" in shown
-    assert "would be sent to" in shown and "me/mine" in shown and "(private)" in shown
+    assert "would be uploaded to" in shown and "me/mine" in shown and "(private)" in shown
     assert "secret" not in shown and ".env" not in shown
     assert "(public)" in run("push", folder, "me/mine", "--dry-run").stdout
 

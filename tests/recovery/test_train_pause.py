@@ -65,7 +65,7 @@ def test_sigterm_saves_a_checkpoint_and_ends_with_code_3(corpus, tmp_path):
         os.kill(running.process.pid, signal.SIGTERM)
         assert running.wait() == 3, running.said()
     step = read_rows(tmp_path / "run")[-1]["step"]
-    assert f"stopped. The same command with --resume goes on after step {step}." in running.said()
+    assert f"stopped. The same command with --resume continues after step {step}." in running.said()
     assert (tmp_path / "run" / "checkpoints" / f"checkpoint-{step}" / "optimizer.pt").exists()
 
 

@@ -322,7 +322,7 @@ def test_a_damaged_record_is_named(corpus: Path, tmp_path: Path):
 def test_a_place_that_cannot_be_written_is_told_before_anything_is_read(tmp_path: Path):
     (tmp_path / "file").write_text("")
     done = CliRunner().invoke(app, ["report", str(tmp_path / "nothing"), "-o", str(tmp_path / "file" / "report")])
-    assert done.exit_code == 2 and "is a file. Name another place." in done.stderr
+    assert done.exit_code == 2 and "is a file. Choose another path." in done.stderr
 
 
 def test_a_damaged_result_is_named(corpus: Path, tmp_path: Path):

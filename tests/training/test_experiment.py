@@ -92,15 +92,22 @@ def test_what_decides_an_evaluation_set_is_in_the_name_of_its_file():
     assert Evaluations().name("a/b", 1.0) == "a_b-r_max1"
 
 
+def test_the_old_key_how_is_read_with_a_warning():
+    ways = {"sigma-gpt-random": ["orders=8"]}
+    with pytest.warns(FutureWarning, match=r"evaluate\.how is deprecated: use evaluate\.method_options"):
+        old = made(grid={"method": ["sigma-gpt-random"]}, evaluate={"how": ways})
+    assert old == made(grid={"method": ["sigma-gpt-random"]}, evaluate={"method_options": ways})
+
+
 def test_a_method_can_be_asked_in_further_ways():
     ways = {"sigma-gpt-random": ["order=random,seed=1", "orders=8"]}
-    first, second = made(grid={"method": ["sigma-gpt-random", "gpt"]}, evaluate={"how": ways}).cells
+    first, second = made(grid={"method": ["sigma-gpt-random", "gpt"]}, evaluate={"method_options": ways}).cells
     assert [path.stem for path in first.evaluations] == [
         "test-r_max0.6", "test-r_max0.6-order_random_seed_1", "test-r_max0.6-orders_8",
     ]  # fmt: skip
     assert (
-        " --how order=random --how seed=1 -o out/sigma-gpt-random/test-r_max0.6-order_random_seed_1.json"
-        in (first.commands[2])
+        " --method-option order=random --method-option seed=1 "
+        "-o out/sigma-gpt-random/test-r_max0.6-order_random_seed_1.json" in (first.commands[2])
     )
     assert len(second.evaluations) == 1
 
@@ -214,10 +221,10 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"evaluate": {"r_max": [1.5]}}, "from 0 to 1"),
         ({"evaluate": {"limit": 0}}, "limit must be at least 1"),
         ({"evaluate": {"conditioning": {"bmax": 2}}}, "did you mean 'b_max'"),
-        ({"evaluate": {"how": {"gpt": "order=random"}}}, "evaluate.how names lists"),
-        ({"evaluate": {"how": {"gtp": ["order=random"]}}}, "there is no method 'gtp'"),
-        ({"evaluate": {"how": {"gpt": ["order=random"]}}}, "the method gpt has no option order"),
-        ({"evaluate": {"how": {"sigma-gpt-random": ["order"]}}}, "write KEY=VALUE"),
+        ({"evaluate": {"method_options": {"gpt": "order=random"}}}, "evaluate.method_options must be lists"),
+        ({"evaluate": {"method_options": {"gtp": ["order=random"]}}}, "there is no method 'gtp'"),
+        ({"evaluate": {"method_options": {"gpt": ["order=random"]}}}, "the method gpt has no option order"),
+        ({"evaluate": {"method_options": {"sigma-gpt-random": ["order"]}}}, "write KEY=VALUE"),
         ({"evaluate": {"dtype": "bf16"}}, "evaluate.dtype must be one of"),
         ({"evaluate": {"batch_tokens": 0}}, "batch_tokens must be at least 1"),
         ({"generate": {"compile": "maybe"}}, "generate.compile must be"),
@@ -376,7 +383,7 @@ def test_the_experiments_are_there():
 @pytest.mark.parametrize("name", NAMES)
 def test_an_experiment_names_methods_that_there_are(name):
     found = load_experiment(name)
-    assert found.cells and set(found.evaluate.how) <= set(METHODS)
+    assert found.cells and set(found.evaluate.method_options) <= set(METHODS)
 
 
 @pytest.mark.parametrize("name", NAMES)

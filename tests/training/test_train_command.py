@@ -74,7 +74,7 @@ def test_the_command_trains_and_prints_perplexities_and_again_when_it_is_finishe
         (["no-such.yaml"], "cannot read the recipe"),
         (["tiny-cpu", "stpes=3"], "did you mean 'steps'"),
         (["tiny-cpu", "corpus=/nowhere", "output=/tmp/x"], "not a prepared corpus"),
-        ([], "name a RECIPE"),
+        ([], "choose a RECIPE"),
     ],
 )
 def test_bad_input_ends_with_code_2_and_one_message(words, message):
@@ -111,7 +111,7 @@ def test_a_signal_to_the_process_and_its_workers_ends_in_words_that_say_how_to_g
         running.interrupt(number)
         assert running.wait() == 3
     *_, last = running.said().splitlines()
-    assert last.startswith("stopped. The same command with --resume goes on after step ")
+    assert last.startswith("stopped. The same command with --resume continues after step ")
     assert "Traceback" not in running.said()
 
 

@@ -1,1 +1,1 @@
-"""The command line: one file a command; `main` puts them together, `ui` holds what they share."""
+"""The command line: one file per command. `main` assembles them, `ui` holds shared code."""

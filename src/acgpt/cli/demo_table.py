@@ -1,11 +1,11 @@
-"""What knowing the future is worth to a model: perplexity of the same tokens with and without it, in a table.
+"""A table of perplexities with and without the future.
 
     perplexity   prose, past only   with future   change   code, past only   with future   change
     unadapted            …               …           …            …               …           …
     adapted              …               …           …            …               …           …
 
-`demo_texts.json` holds short passages of prose and code with a gap each. They were written for this purpose, so that no
-model was trained on them; what stands after a gap tells something of what fills it.
+`demo_texts.json` holds short passages of prose and code with one gap each. They were written for this purpose, so no
+model was trained on them. The text after a gap has a clue to its content.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ UNADAPTED, ADAPTED = "unadapted", "adapted"
 
 @dataclass(frozen=True)
 class Worth:
-    """Perplexity per asked token of one kind of text, from the past alone and with copies of all that is given."""
+    """Perplexity per asked token of one kind of text, given the past only and given copies of all given tokens."""
 
     past: float
     future: float
-    tokens: int  # that were asked
+    tokens: int  # number of asked tokens
 
     @property
     def change(self) -> float:
-        """By how much the future changes the perplexity: -0.2 is a fifth less."""
+        """Relative change of the perplexity by the future: -0.2 is a fifth less."""
         return self.future / self.past - 1
 
 
 def demo_texts() -> dict[str, list[str]]:
-    """Templates with a gap each, by kind: "prose" and "code"."""
+    """Return the templates by kind: "prose" and "code"."""
     texts: dict[str, list[str]] = json.loads(TEXTS.read_text(encoding="utf-8"))
     return texts
 
 
 def worth(lm: LanguageModel, questions: Mapping[str, Sequence[Question]]) -> dict[str, dict[str, Worth]]:
-    """What the future is worth, by model and by kind of text.
+    """Compute perplexities with and without the future, by model and by kind of text.
 
     Args:
-        lm: A model. Where it has an adapter, the model without it is asked too, for comparison.
+        lm: A model. If it has an adapter, the model without it is measured too.
         questions: Templates or queries, by kind, whose asked tokens are scored.
     """
     models: dict[str, Choice] = {UNADAPTED: False, ADAPTED: only_adapter(lm)} if lm.adapters else {UNADAPTED: None}
@@ -63,18 +63,18 @@ def worth(lm: LanguageModel, questions: Mapping[str, Sequence[Question]]) -> dic
 
 
 def only_adapter(lm: LanguageModel) -> Choice:
-    """The one adapter of a model, for all that is asked, whatever a router would choose; of several, the router's."""
+    """Return the adapter of a model, to bypass the router; `None`, the router's choice, if there are several."""
     return next(iter(lm.adapters)) if len(lm.adapters) == 1 else None
 
 
 def one_worth(lm: LanguageModel, questions: list[Question], adapter: Choice) -> Worth:
-    """What the future is worth on these questions; `adapter` as in `LanguageModel.log_prob`."""
-    past, future = (lm.log_prob(questions, future=way, adapter=adapter) for way in (False, True))
+    """Compute perplexities of some questions; `adapter` as in `LanguageModel.log_prob`."""
+    past, future = (lm.log_prob(questions, future=reads, adapter=adapter) for reads in (False, True))
     return Worth(perplexity(past), perplexity(future), sum(len(score.tokens) for score in past))
 
 
 def perplexity(scores: Sequence[Score]) -> float:
-    """Per asked token, over all texts."""
+    """Return the perplexity per asked token, over all texts."""
     tokens = [token.log_prob for score in scores for token in score.tokens]
     try:
         return math.exp(-math.fsum(tokens) / len(tokens))
@@ -83,12 +83,12 @@ def perplexity(scores: Sequence[Score]) -> float:
 
 
 def print_worth(page: Page, table: Mapping[str, Mapping[str, Worth]]) -> None:
-    """The table, a row a model, with what the future changes."""
+    """Print the table, one row per model."""
     kinds_of = next(iter(table.values()))
     columns = [column for kind in kinds_of for column in (f"{kind}, past only", "with future", "change")]
-    drawn = terminal_table(("perplexity", *columns))
+    result = terminal_table(("perplexity", *columns))
     for name, kinds in table.items():
         cells = [(f"{w.past:.2f}", f"{w.future:.2f}", f"{w.change:+.0%}") for w in kinds.values()]
-        drawn.add_row(name, *(cell for three in cells for cell in three))
-    page.table(drawn)
+        result.add_row(name, *(cell for three in cells for cell in three))
+    page.table(result)
     page.print()

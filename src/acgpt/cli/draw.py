@@ -1,4 +1,4 @@
-"""`acgpt draw`: the figures of the paper that show a procedure, from the code that runs it."""
+"""`acgpt draw`: figures of conditioning sets and modes, drawn by the code that is used in training."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import typer
 
 from acgpt.cli.ui import emit, option
 
-app = typer.Typer(no_args_is_help=True, help="Draw what training and evaluation give and ask.")
+app = typer.Typer(no_args_is_help=True, help="Draw conditioning sets and evaluation modes.")
 
-PICTURE = "The picture to write: .png, .svg or .pdf."
-SeedOption = Annotated[int, option("--seed", "-s", metavar="N", min=0, max=2**32 - 1, help="Default: 0.")]
+PICTURE = "Write a picture: .png, .svg or .pdf."
+SeedOption = Annotated[int, option("--seed", "-s", metavar="N", min=0, max=2**32 - 1, help="Seed. Default: 0.")]
 
 
 @app.command()
@@ -25,40 +25,40 @@ def conditioning(
             "--conditioning",
             "-c",
             metavar="MAPPING",
-            help="A distribution to draw instead of the regimes, as recipes write it. May be repeated.",
+            help="Distribution to draw from, as in a recipe. May be repeated. Default: those of the paper.",
         ),
     ] = None,
-    length: Annotated[int, option(metavar="T", min=1, max=256, help="Tokens of a text. Default: 48.")] = 48,
-    rows: Annotated[int, option(metavar="N", min=1, max=64, help="Sets to show of each distribution. Default: 8.")] = 8,
+    length: Annotated[int, option(metavar="T", min=1, max=256, help="Tokens per text. Default: 48.")] = 48,
+    rows: Annotated[int, option(metavar="N", min=1, max=64, help="Sets per distribution. Default: 8.")] = 8,
     seed: SeedOption = 0,
-    as_json: Annotated[bool, option("--json", help="For programs: one JSON object with the keys named above.")] = False,
+    as_json: Annotated[bool, option("--json", help="Print the result as JSON, in one line (keys above).")] = False,
 ) -> None:
-    r"""Draw conditioning sets from the distributions that models are trained on.
-
-    Each row is a set, each square a token: given, asked or unknown. Below the
-    rows stands how often each position is given. Without -o, in characters.
+    r"""Draw samples of the distributions of conditioning sets used in training.
 
     acgpt draw conditioning
     acgpt draw conditioning -o sets.png --length 64 --seed 1
     acgpt draw conditioning -c '{r_max: 0.4, b_max: 2, empty: 0.1}' -o mine.svg
 
+    Each row is a set, each square a token: given, asked or unknown. Below the
+    rows is how often each position is given. Without -o, draws on the terminal.
+
     Keys of --json:
-      length, seed, draws (from which shares are estimated),
-      distributions: title, notation (as recipes write it),
-                     conditioning (all its parameters, as in acgpt.json),
-                     sets (a letter a token: g given, a asked, u unknown),
+      length, seed, draws (number of samples for the shares),
+      distributions: title, notation (as in a recipe),
+                     conditioning (all parameters, as in acgpt.json),
+                     sets (a letter per token: g given, a asked, u unknown),
                      given, unknown (the share of each position)
     """
     from acgpt.display.conditioning import DRAWS, REGIMES, draw_conditioning, panel, terminal
 
-    wanted = [("Your own", notation, "") for notation in own or ()]
-    wanted = wanted or [(title, notation, remark) for title, (notation, remark) in REGIMES.items()]
-    panels = [panel(*words, length=length, rows=rows, seed=seed, draws=DRAWS) for words in wanted]
+    distributions = [("Your own", notation, "") for notation in own or ()]
+    distributions = distributions or [(title, notation, remark) for title, (notation, remark) in REGIMES.items()]
+    panels = [panel(*item, length=length, rows=rows, seed=seed, draws=DRAWS) for item in distributions]
     if output is not None:
         draw_conditioning(output, panels)
         print(f"wrote {output}", file=sys.stderr)
     if as_json:
-        emit({"length": length, "seed": seed, "draws": DRAWS, "distributions": [each.as_dict() for each in panels]})
+        emit({"length": length, "seed": seed, "draws": DRAWS, "distributions": [item.as_dict() for item in panels]})
     elif output is None:
         print(terminal(panels))
 
@@ -67,11 +67,11 @@ def conditioning(
 def modes(
     output: Annotated[Path, option("--output", "-o", metavar="PATH", help=PICTURE)],
     text: Annotated[
-        str | None, option("--text", metavar="TEXT", help="A sentence of 3 to 14 words. Default: that of the paper.")
+        str | None, option("--text", metavar="TEXT", help="Sentence of 3 to 14 words. Default: that of the paper.")
     ] = None,
     seed: SeedOption = 0,
 ) -> None:
-    r"""Draw the five evaluation modes on a sentence: what each asks, and what it is predicted from.
+    r"""Draw the five evaluation modes on a sentence.
 
     acgpt draw modes -o modes.png
     acgpt draw modes -o modes.svg --text 'Ask for anything, given all.' --seed 3

@@ -1,4 +1,4 @@
-"""`acgpt experiment`: a grid of runs over a recipe, trained, evaluated and sampled from cell by cell."""
+"""`acgpt experiment`: train, evaluate and sample from a grid of runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acgpt.cli.train import ChangesArgument, print_recipes
-from acgpt.cli.ui import PAUSE, ObjectOption, QuietOption, emit, option, takes
+from acgpt.cli.ui import PAUSE, ObjectOption, QuietOption, emit, option, with_options
 from acgpt.experiments.options import ExperimentOptions
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from acgpt.experiments.runner import State
 
 HELP = {
-    "file": "A YAML file, or the name of an experiment that comes with acgpt (see --list).",
-    "list": "List the cells and how far each has come; without FILE, the experiments that come with acgpt.",
-    "print": "Print a command for each cell that is not done, for a scheduler, and run none.",
+    "file": "YAML file, or name of a built-in experiment (see --list).",
+    "list": "List the cells and their states; without FILE, the built-in experiments.",
+    "print": "Print a command for each unfinished cell, for a scheduler; run nothing.",
 }
 COLOURS = {
     "done": "green",
@@ -37,12 +37,12 @@ COLOURS = {
     "scoring": "bold",
     "stopped": "yellow",
 }
-# What a cell is asked, as a heading of the table, and of how many; in which state it is done.
+# Fields of `State`: counts of finished and of all items, by heading of the table; and the state that counts each.
 PARTS = {"evaluated": "evaluations", "generated": "generations", "scored": "scores"}
 ASKING = {"evaluating": "evaluated", "generating": "generated", "scoring": "scored"}
 
 
-@takes(ExperimentOptions)
+@with_options(ExperimentOptions)
 def experiment(
     file: Annotated[str | None, typer.Argument(metavar="FILE", show_default=False, help=HELP["file"])] = None,
     changes: ChangesArgument = None,
@@ -62,15 +62,14 @@ def experiment(
     acgpt experiment mine.yaml --print-commands > commands.txt
     acgpt report results/mine -o report
 
-    A cell is a run of acgpt train in a folder of its own, then acgpt evaluate
-    and acgpt generate on the splits that the file names, and acgpt mauve on what
-    was drawn. What is done is skipped; what was stopped, by Ctrl-C, a signal,
-    --minutes or a crash, goes on where it was. A cell that fails does not stop
-    the others, and several runners share one experiment without collision.
-    KEY=VALUE changes the recipe of all cells. docs/reference/experiments.md
-    explains the file.
+    For each cell: acgpt train, acgpt evaluate, acgpt generate and acgpt mauve, as
+    the file says. Finished steps are skipped; steps that were stopped by Ctrl-C,
+    a signal, --minutes or a crash are resumed. A failed cell does not stop the
+    others. Several runners can work on one experiment at the same time.
+    KEY=VALUE changes the recipe of all cells. See docs/reference/experiments.md
+    for the file.
 
-    Exit code: 0 if all cells are done, 1 if one has failed, 3 if some are left.
+    Exit code: 0 if all cells are done, 1 if one failed, 3 if some are left.
 
     Keys of --json:
       output, done, failed, left (numbers of cells),
@@ -85,7 +84,7 @@ def experiment(
 
     if file is None:
         if not list_cells:
-            raise typer.BadParameter("name a FILE: a YAML file, or one of those that --list shows.")
+            raise typer.BadParameter("choose a FILE: a YAML file, or a name from --list.")
         print_recipes(built_in(BUILT_IN), as_json)
         return
     loaded = opened(file, changes or (), options)
@@ -112,22 +111,22 @@ def experiment(
     if "failed" in counts:
         raise typer.Exit(1)
     if counts.count("done") < len(counts):
-        print("not all cells are done: the same command goes on.", file=sys.stderr)
+        print("not all cells are done: the same command resumes.", file=sys.stderr)
         raise typer.Exit(3)
 
 
 def show_all(output: str, cells: Sequence[Cell], states: Mapping[str, State], held: set[str], as_json: bool) -> None:
-    """All cells, for people or for programs; those that are `held` are at work elsewhere."""
+    """Print all cells, as a table or as JSON. Cells in `held` are run by another process."""
     from acgpt.display.show import Page, printable
     from acgpt.experiments.runner import as_dict
 
-    states = {name: replace(each, state="elsewhere") if name in held else each for name, each in states.items()}
+    states = {name: replace(state, state="elsewhere") if name in held else state for name, state in states.items()}
     counts = [state.state for state in states.values()]
     done, failed = counts.count("done"), counts.count("failed")
     if as_json:
-        found = [{**as_dict(cell, states[cell.name]), "commands": cell.commands} for cell in cells]
+        entries = [{**as_dict(cell, states[cell.name]), "commands": cell.commands} for cell in cells]
         totals = {"done": done, "failed": failed, "left": len(cells) - done - failed}
-        emit({"output": output, **totals, "cells": found})
+        emit({"output": output, **totals, "cells": entries})
         return
     page = Page()
     page.table(table_of([(cell, states[cell.name]) for cell in cells]), spare=("left", "trained", "loss"))
@@ -138,7 +137,7 @@ def show_all(output: str, cells: Sequence[Cell], states: Mapping[str, State], he
 
 
 def table_of(rows: Sequence[tuple[Cell, State]]) -> Table:
-    """A row a cell."""
+    """Return a table with one row per cell."""
     from rich.text import Text
 
     from acgpt.display.table import terminal_table
@@ -164,15 +163,15 @@ def table_of(rows: Sequence[tuple[Cell, State]]) -> Table:
 
 
 def clock(seconds: float | None) -> str:
-    """Hours, minutes and seconds."""
+    """Format seconds as hours, minutes and seconds."""
     return "" if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
 class Display:
-    """The cells while they run: a live table on a terminal, else a line now and then, on standard error.
+    """Progress of the cells, on stderr: a live table on a terminal, else a line now and then.
 
     Args:
-        cells: All that will be run.
+        cells: The cells to run.
         quiet: Show nothing.
     """
 
@@ -185,7 +184,7 @@ class Display:
         self.states = {cell.name: state_of(cell) for cell in cells}
         self.console: Console = Console(stderr=True)
         self.live: Any = None
-        self.said, self.when = "", 0.0
+        self.last_line, self.last_time = "", 0.0
 
     def __enter__(self) -> Callable[[Cell, State], None]:
         if self.console.is_terminal and not self.quiet:
@@ -200,31 +199,31 @@ class Display:
             self.live.stop()
 
     def show(self, cell: Cell, state: State) -> None:
-        """What is known of a cell now."""
+        """Show the state of a cell."""
         self.states[cell.name] = state
         if self.live is not None:
             self.live.update(table_of(self.window(cell)), refresh=True)
         elif not self.quiet:
-            self.say(cell, state)
+            self.print_line(cell, state)
 
     def window(self, cell: Cell) -> list[tuple[Cell, State]]:
-        """As many cells around this one as the terminal has lines for."""
+        """Return the cells around this one that fit on the terminal."""
         size = max(3, self.console.height - 3)
         start = max(0, min(self.cells.index(cell) - size // 2, len(self.cells) - size))
-        return [(each, self.states[each.name]) for each in self.cells[start : start + size]]
+        return [(near, self.states[near.name]) for near in self.cells[start : start + size]]
 
-    def say(self, cell: Cell, state: State) -> None:
-        """A line, if the state is new or the last line is long ago."""
+    def print_line(self, cell: Cell, state: State) -> None:
+        """Print a line if the state has changed, or if the last line is older than `PAUSE` seconds."""
         now, news = time.monotonic(), f"{cell.name} {state.state} {state.evaluated} {state.generated} {state.scored}"
         part = ASKING.get(state.state)
         done, of = (getattr(state, part), getattr(state, PARTS[part])) if part else (0, 1)
-        ends = done == of  # the next word is another state
-        if ends or (news == self.said and now - self.when < PAUSE):
+        ends = done == of  # another state follows
+        if ends or (news == self.last_line and now - self.last_time < PAUSE):
             return
-        self.said, self.when = news, now
-        words = [state.error or state.state]
+        self.last_line, self.last_time = news, now
+        parts = [state.error or state.state]
         if state.state == "training" and state.step:
-            words.append(f"step {state.step}/{state.steps}, loss {state.loss:.3f}, {clock(state.left)} left")
+            parts.append(f"step {state.step}/{state.steps}, loss {state.loss:.3f}, {clock(state.left)} left")
         if part:
-            words.append(f"{done}/{of}")
-        print(f"[{cell.number}] {cell.name}: {', '.join(words)}", file=sys.stderr, flush=True)
+            parts.append(f"{done}/{of}")
+        print(f"[{cell.number}] {cell.name}: {', '.join(parts)}", file=sys.stderr, flush=True)

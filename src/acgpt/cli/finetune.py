@@ -1,4 +1,4 @@
-"""`acgpt finetune`: give a pretrained model the ability to condition on the future."""
+"""`acgpt finetune`: fine-tune a pretrained model to condition on the future."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import Annotated
 import typer
 
 from acgpt.cli.train import ChangesArgument, ListOption, print_recipes, train_and_report
-from acgpt.cli.ui import ObjectOption, takes
+from acgpt.cli.ui import ObjectOption, with_options
 from acgpt.training.options import FinetuningOptions
 
-RECIPE = (
-    "A YAML file, or the name of a recipe that comes with acgpt (see --list). "
-    "Default: finetune-lora; with --full, finetune-full."
-)
+RECIPE = "YAML file, or name of a built-in recipe (see --list). Default: finetune-lora; with --full, finetune-full."
 
 
-@takes(FinetuningOptions)
+@with_options(FinetuningOptions)
 def finetune(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", show_default=False, help=RECIPE)] = None,
     changes: ChangesArgument = None,
@@ -26,7 +23,7 @@ def finetune(
     list_recipes: ListOption = False,
     as_json: ObjectOption = False,
 ) -> None:
-    r"""Teach a pretrained model to condition on the future.
+    r"""Fine-tune a pretrained model to condition on the future.
 
     acgpt prepare mine.jsonl -t Qwen/Qwen3-1.7B --validation 0.01 -o data/mine
     acgpt finetune -b Qwen/Qwen3-1.7B -c data/mine -o runs/mine
@@ -35,10 +32,10 @@ def finetune(
     acgpt finetune -b default -c data/mine -o runs/full --full --steps 500
     torchrun --nproc-per-node 4 -m acgpt finetune llama-3.1-8b-full
 
-    The run's folder gets what acgpt train writes. What was learnt is a PEFT
-    adapter with a card (folder adapter), or with --full a model (folder model):
-    acgpt.load(BASE, adapter="runs/mine/adapter"). Options are short for keys of
-    the recipe; docs/how-to/adapt.md explains how to choose them.
+    Writes a run folder as acgpt train does, with a PEFT adapter (folder adapter)
+    or, with --full, a model (folder model). To use the adapter in Python:
+    acgpt.load(BASE, adapter="runs/mine/adapter"). Options are shorthands for
+    recipe keys; see docs/how-to/adapt.md for how to choose them.
 
     Keys of --json: those of acgpt train.
     """

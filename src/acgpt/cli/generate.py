@@ -1,4 +1,4 @@
-"""`acgpt generate`: draw what an evaluation set asks, in the five modes of the paper, a file a mode."""
+"""`acgpt generate`: sample the asked tokens of an evaluation dataset, one file per mode."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ from typing import Annotated, Any
 
 import typer
 
-from acgpt.cli.evaluate import CorpusArgument, ModelArgument, check_corpus, r_max_in_words
-from acgpt.cli.ui import Bars, ObjectOption, QuietOption, called, emit, hush, note_for, option, stoppable, takes
+from acgpt.cli.evaluate import CorpusArgument, ModelArgument, check_corpus, describe_r_max
+from acgpt.cli.ui import (
+    Bars,
+    ObjectOption,
+    QuietOption,
+    emit,
+    model_title,
+    note_for,
+    option,
+    silence_libraries,
+    stoppable,
+    with_options,
+)
 from acgpt.evaluation.options import GenerationOptions
 
-OUTPUT = "The folder of the files, MODE.jsonl and MODE.json; it has to be named."
+OUTPUT = "Output folder (required): MODE.jsonl and MODE.json per mode."
 
 
-@takes(GenerationOptions)
+@with_options(GenerationOptions)
 def generate(
     model: ModelArgument,
     corpus: CorpusArgument = None,
@@ -25,75 +36,80 @@ def generate(
     quiet: QuietOption = False,
     as_json: ObjectOption = False,
 ) -> None:
-    r"""Draw what the five modes of the paper ask, by the model's own procedure.
-
-    unconditional          all but the first 20 tokens of a text
-    infilling              the middle of a text, from both its ends
-    training               all but blocks of it, as in training
-    infilling-no-future    the middle, from left to right
-    training-no-future     all but the blocks, from left to right: a block is
-                           read when it is reached
+    r"""Sample from a model in the five modes of the paper.
 
     acgpt generate runs/ac/model data/mine --split validation -o samples/ac
     acgpt generate runs/ac/model data/mine --modes infilling -n 5 -o samples/5
 
-    What is given is that of acgpt evaluate: the same set for every model. Each
-    mode gets MODE.jsonl, a line a sample, and MODE.json, which says how it was
-    made. Stop it at any moment: the same command goes on, and what is done is
-    left as it is. A mode that the method cannot answer is --.
-    docs/how-to/generate.md explains the files.
+    Modes, and the tokens that are sampled:
+      unconditional          all but the first 20 tokens of a text
+      infilling              the middle of a text, given both ends
+      training               all but blocks of a text, as in training
+      infilling-no-future    the middle, left to right
+      training-no-future     all but the blocks, left to right; a block is read
+                             when it is reached
+
+    The evaluation dataset is that of acgpt evaluate, the same for every model.
+    MODE.jsonl has a line per sample, MODE.json the settings. The command can be
+    stopped at any time; the same command resumes it. A mode that the method
+    cannot answer is shown as --. See docs/how-to/generate.md for the files.
 
     Keys of --json:
-      model, adapter, corpus, method, options, set, trained_r_max (the model's
-      own, null if it does not say), sampling, samples (of each text), folder,
-      modes: for each, null or file, texts, tokens (drawn), calls (of the
-             model), seconds, tokens_per_second, outside (the share of the time
-             that was not the model's)
+      model, adapter, corpus, method, options, set, trained_r_max (null if
+      unknown), sampling, samples (per text), folder,
+      modes: by mode, null or file, texts, tokens (sampled), calls (of the
+             model), seconds, tokens_per_second, outside (share of the time
+             spent outside of the model)
     """
     check_corpus(corpus, options)
     if output is None:
-        raise typer.BadParameter("name a folder for the files: --output FOLDER.")
+        raise typer.BadParameter("choose an output folder: --output FOLDER.")
     bars = Bars(quiet)
-    with stoppable(lambda: way_on(output)):
-        hush(quiet)
+    with stoppable(lambda: resume_hint(output)):
+        silence_libraries(quiet)
         from acgpt.evaluation.generate import complete_modes, generate
 
-        there = complete_modes(output)
+        existing = complete_modes(output)
         result = generate(model, corpus, output, note=note_for(options), progress=bars, **vars(options))
     if as_json:
         emit(result)
     else:
-        print_generations(result, [mode for mode in result["modes"] if mode in there])
+        print_generations(result, [mode for mode in result["modes"] if mode in existing])
 
 
-def way_on(folder: Path) -> str:
-    """How a command that was stopped is taken up again."""
+def resume_hint(folder: Path) -> str:
+    """Return how to resume a stopped command."""
     if any(folder.glob("*.jsonl*")):
-        return f"The same command goes on with what is in {folder}."
-    return "Nothing had been drawn yet: the same command begins anew."
+        return f"The same command resumes from {folder}."
+    return "Nothing was sampled yet: the same command starts over."
 
 
-def print_generations(result: Mapping[str, Any], there: Sequence[str]) -> None:
-    """The table for people; these modes were there before."""
+def print_generations(result: Mapping[str, Any], existing: Sequence[str]) -> None:
+    """Print a result as a table.
+
+    Args:
+        result: Result of `acgpt.generate`.
+        existing: Modes that were complete before the call.
+    """
     from acgpt.display.show import NO_ANSWER, Page, printable
     from acgpt.display.table import terminal_table
 
-    page, about = Page(), result["set"]
-    page.note(printable(called(result["model"], result["adapter"])), "bold")
+    page, dataset = Page(), result["set"]
+    page.note(printable(model_title(result["model"], result["adapter"])), "bold")
     page.note(
-        f"method {result['method']}; {about['texts']} texts of {about['length']} tokens, {result['samples']} of each, "
-        f"{r_max_in_words(result)}, set {about['hash'][:12]}\n"
+        f"method {result['method']}; {dataset['texts']} texts of {dataset['length']} tokens, "
+        f"{result['samples']} of each, {describe_r_max(result)}, set {dataset['hash'][:12]}\n"
     )
     table = terminal_table(("mode", "tokens", "calls", "seconds", "tokens/s", "outside the model"), fold=False)
-    for mode, one in result["modes"].items():
+    for mode, generation in result["modes"].items():
         cells = [NO_ANSWER] * 5
-        if one is not None:
-            cells = [f"{one['tokens']:,}", f"{one['calls']:,}", f"{one['seconds']:.1f}"]
-            cells += [f"{one['tokens_per_second']:,.0f}", f"{one['outside']:.0%}"]
+        if generation is not None:
+            cells = [f"{generation['tokens']:,}", f"{generation['calls']:,}", f"{generation['seconds']:.1f}"]
+            cells += [f"{generation['tokens_per_second']:,.0f}", f"{generation['outside']:.0%}"]
         table.add_row(mode, *cells)
     page.table(table)
     if None in result["modes"].values():
         page.note(f"\n{NO_ANSWER}: cannot be answered by a model of method {result['method']}.")
-    if there:
-        page.note(f"\nwere there already, and are as they were: {', '.join(there)}.")
+    if existing:
+        page.note(f"\nalready complete, not changed: {', '.join(existing)}.")
     page.note(printable(f"\nwrote {result['folder']}"))

@@ -1,10 +1,10 @@
-"""The command line: every command, a file each, and how a command ends.
+"""The command `acgpt`: all subcommands, and how errors become messages and exit codes.
 
-Each command is a call of the Python API and a way to print its result: for people by default, as JSON lines with
-`--json`. Templates come as an argument, or one a line from a file or a pipe; each is answered before the next is waited
-for. What the user can mend ends with one message and exit code 2, what the disk refuses with exit code 1.
+Each command calls the Python API and prints the result: for people by default, as JSON lines with `--json`. Templates
+are an argument, or lines of a file or a pipe; each is answered before the next is read. Errors that the user can fix
+print one message and exit with code 2, errors of the disk with code 1.
 
-torch and transformers take seconds to import, so that is left until a question has to be answered.
+torch and transformers take seconds to import, so commands import them only when they need them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from acgpt.cli import (
     show,
     train,
 )
-from acgpt.cli.ui import option, speak_plainly
-from acgpt.common.options import spelled
+from acgpt.cli.ui import ascii_fallback, option
+from acgpt.common.options import for_command_line
 from acgpt.errors import InputError, OutputError
 from acgpt.version import __version__
 
@@ -46,41 +46,42 @@ from acgpt.version import __version__
 
 
 class Commands(TyperGroup):
-    """The commands, each of which ends tidily whatever happens in it."""
+    """The command group; handles warnings, errors and signals of all commands."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
+        """Run the command."""
         with tidy(lambda text: in_options(text, self.commands.get(ctx.invoked_subcommand or ""))):
             return super().invoke(ctx)
 
 
 def in_options(message: str, command: Any) -> str:
-    """Write the arguments that an error or a warning of a Python function names as the options of the command.
+    """Rewrite the Python arguments that a message names as options of the command.
 
-    Only its first line names any: what follows may be the user's own text.
+    Only the first line is rewritten: the rest may be text of the user.
     """
     if command is None:
         return message
-    flags = {each.name: [name for name in each.opts if name.startswith("--")][:1] for each in command.params}
-    names = {each.name: "/".join([*flags[each.name], *each.secondary_opts]) for each in command.params}
+    parameters = [item for item in command.params if not getattr(item, "hidden", False)]
+    flags = {item.name: [name for name in item.opts if name.startswith("--")][:1] for item in parameters}
+    names = {item.name: "/".join([*flags[item.name], *item.secondary_opts]) for item in parameters}
     first, *rest = message.split("\n", 1)
-    return "\n".join([spelled(first, {name: names[name] for name in names if flags[name]}), *rest])
+    return "\n".join([for_command_line(first, {name: names[name] for name in names if flags[name]}), *rest])
 
 
 @contextmanager
 def tidy(translate: Callable[[str], str] = str) -> Iterator[None]:
-    """Warnings as one line each, once; errors that the user can mend, Ctrl-C and a closed pipe without a traceback.
+    """Print each warning once, on one line; end on errors, Ctrl-C and closed pipes without a traceback.
 
     Args:
-        translate: Makes of a Python function's message the command's.
+        translate: Rewrites messages of Python functions for the command.
     """
-    speak_plainly()
-    said: set[str] = set()
+    ascii_fallback()
+    printed: set[str] = set()
 
     def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
         text = translate(" ".join(str(message).split()))
-        if text not in said:
-            said.add(text)
+        if text not in printed:
+            printed.add(text)
             print(f"warning: {text}", file=sys.stderr)
 
     with warnings.catch_warnings():
@@ -96,10 +97,10 @@ def tidy(translate: Callable[[str], str] = str) -> Iterator[None]:
         except KeyboardInterrupt as error:
             print("\ninterrupted", file=sys.stderr)
             raise typer.Exit(130) from error
-        except BrokenPipeError as error:  # nobody reads on, which is no mistake: `acgpt … | head -1`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would fail again
+        except BrokenPipeError as error:  # the reader has closed the pipe, which is not an error: `acgpt … | head -1`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the final flush would fail again
             raise typer.Exit(141) from error
-        except OSError as error:  # standard output on a full disk, say
+        except OSError as error:  # for example stdout on a full disk
             print(f"error: {error}", file=sys.stderr)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # as above
             raise typer.Exit(1) from error
@@ -118,7 +119,7 @@ app = typer.Typer(
 
 
 def print_version(wanted: bool) -> None:
-    """Print the version and end."""
+    """Print the version and exit."""
     if wanted:
         print(f"acgpt {__version__}")
         raise typer.Exit
@@ -127,32 +128,28 @@ def print_version(wanted: bool) -> None:
 @app.callback()
 def about(
     version: Annotated[
-        bool, option("--version", callback=print_version, is_eager=True, help="Print the version and end.")
+        bool, option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     r"""Ask a causal language model for p(any tokens | any other tokens).
 
-    A template is a text in which {{double braces}} mark what is asked.
-    All the rest is given, whether it stands before or after.
-
     acgpt score  'The capital of France is {{Paris}}, on the Seine.'
-        How likely is this, token by token?
+        The probability of the text in the slots, token by token.
     acgpt rank   'The {{cat|dog|carburettor}} purred.'
-        Which alternative fits best?
+        The alternatives in the slots, best first.
     acgpt infill 'The cat {{_3}} on the {{_1}}.' -n 5
-        What could stand here? {{_3}} is a blank of three tokens.
+        Samples for the slots. {{_3}} is a blank of three tokens.
     acgpt show   'The capital of {{Italy}} is Rome.' -o layout.png
-        What is the model told? Its input and its attention mask, drawn.
+        A picture of the model's input and attention mask.
 
-    A model of your own: acgpt prepare (text to tokens), acgpt train or
-    acgpt finetune, acgpt evaluate, acgpt generate and acgpt mauve (samples, and
-    their score); acgpt draw pictures what they give and ask; acgpt experiment
-    does that for a grid of them, and acgpt report compares what was trained.
-    acgpt merge and acgpt push: an adapter into its model, a model or adapter to
-    others.
+    In a template, {{double braces}} mark what is asked. The rest is given, before
+    and after. Write \{{ for literal braces; inside a slot, also escape { } | and
+    _ with a backslash.
 
-    For braces that are text write \{{. Inside a slot, a backslash makes text
-    of { } | and _ likewise. acgpt COMMAND --help explains the rest.
+    Train a model: acgpt prepare, then acgpt train or acgpt finetune.
+    Measure it: acgpt evaluate, acgpt generate and acgpt mauve.
+    Compare models: acgpt experiment (a grid of runs) and acgpt report.
+    Share a model: acgpt merge and acgpt push.
     """
 
 
@@ -175,5 +172,5 @@ app.command()(finetune.finetune)
 
 
 def main() -> None:
-    """The entry point of the command `acgpt`."""
+    """Run the command `acgpt`."""
     app(prog_name="acgpt")

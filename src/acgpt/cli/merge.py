@@ -1,4 +1,4 @@
-"""`acgpt merge`: a model and its adapter become one plain Hugging Face model."""
+"""`acgpt merge`: merge an adapter into its base model."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from acgpt.cli.ui import ObjectOption, emit, hush, option, takes
+from acgpt.cli.ui import ObjectOption, emit, option, silence_libraries, with_options
 from acgpt.models.options import MergeOptions
 
 HELP = {
-    "base": "A folder, a Hugging Face hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct.",
-    "adapter": "A PEFT adapter for it: a folder or a hub id; default: the embedded model's.",
-    "output": "Where the model goes: a folder that is not there yet.",
+    "base": "Base model: a folder, a hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct.",
+    "adapter": "PEFT adapter: a folder or a hub id; 'default' is that of the embedded model.",
+    "output": "Folder of the merged model; must not exist.",
 }
 
 
-@takes(MergeOptions)
+@with_options(MergeOptions)
 def merge(
     base: Annotated[str, typer.Argument(metavar="BASE", help=HELP["base"])],
     adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help=HELP["adapter"])],
@@ -25,21 +25,22 @@ def merge(
     options: MergeOptions,
     as_json: ObjectOption = False,
 ) -> None:
-    r"""Merge an adapter into its model: one plain model, for any program.
+    r"""Merge an adapter into its base model, as a plain Hugging Face model.
 
     acgpt merge runs/base/model runs/infill/adapter -o merged
     acgpt merge model.Q4_1.gguf someone/adapter -o merged --dtype bfloat16
 
-    The folder opens in transformers and in acgpt, and says in its acgpt.json what
-    the adapter said. Weights are merged in float32 (4 bytes a parameter; a .gguf
-    file is unpacked) and rounded once. What was written is read again and must
-    answer as the two together do; it gets its name only then.
+    The merged model can be loaded with transformers and with acgpt; its
+    acgpt.json is that of the adapter. Weights are merged in float32 (4 bytes per
+    parameter; .gguf files are unpacked) and rounded once. Before the folder gets
+    its name, the model is loaded again and its outputs are compared with those
+    of base and adapter.
 
     Keys of --json:
       folder, base, adapter, dtype, parameters, bytes (of weights),
       method, conditioning, bos_token_id, mask_token_id
     """
-    hush()
+    silence_libraries()
     from acgpt.models.merge import merge
 
     written = merge(base, adapter, output, **vars(options))

@@ -1,52 +1,52 @@
-"""`acgpt methods`: what each method can do, table 1 of the paper, from what the code declares."""
+"""`acgpt methods`: table 1 of the paper, from the abilities that methods declare."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Annotated
 
-from acgpt.cli.ui import emit, hush, option
+from acgpt.cli.ui import emit, option, silence_libraries
 
-COLUMNS = {  # their headings, and what they mean
-    "evaluates_any": ("evaluates any conditional", "gives p(asked | given) exactly, whatever is asked and given"),
-    "samples_any": ("samples any conditional", "draws from p(asked | given), whatever is asked and given"),
+COLUMNS = {  # heading and meaning
+    "evaluates_any": ("evaluates any conditional", "computes p(asked | given) exactly, for any asked and given tokens"),
+    "samples_any": ("samples any conditional", "samples from p(asked | given), for any asked and given tokens"),
     "left_to_right": (
         "left to right",
-        "learns each asked token from what is given and the asked tokens before it, from no others",
+        "predicts each asked token from given tokens and earlier asked tokens only",
     ),
     "single_pass": ("single pass", "answers a query in one forward pass"),
-    "fine_tunes": ("tunes a causal LLM", "a pretrained causal model can be tuned to it (–: it is one)"),
+    "fine_tunes": ("tunes a causal LLM", "a pretrained causal model can be fine-tuned to it (–: it is one)"),
 }
 MARKS = {True: "✓", False: "✗", None: "–"}
 
 
 def methods(
-    as_json: Annotated[bool, option("--json", help="For programs: one JSON object with the keys named above.")] = False,
+    as_json: Annotated[bool, option("--json", help="Print the result as JSON, in one line (keys above).")] = False,
 ) -> None:
-    r"""What each method can do: table 1 of the paper.
-
-    Below the table: what its columns mean, and which methods acgpt evaluate
-    --compile and --how are for. Packages can add methods:
-    docs/how-to/add-a-method.md.
+    r"""List the methods and what they can do (table 1 of the paper).
 
     acgpt train tiny-cpu corpus=data/mine output=runs/s method=sigma-gpt-random
-    acgpt evaluate runs/s/model data/mine --how order=random
+    acgpt evaluate runs/s/model data/mine --method-option order=random
 
-    Keys of --json: methods: for each, by name: title, evaluates_any, samples_any,
+    Also lists the options of acgpt evaluate --method-option, and the methods for
+    which --compile is useful. Packages can add methods:
+    docs/how-to/add-a-method.md.
+
+    Keys of --json: methods: by name: title, evaluates_any, samples_any,
     left_to_right, single_pass, fine_tunes (null: it is one), note, bound,
-    options (of acgpt evaluate --how)
+    options (of acgpt evaluate --method-option)
     """
-    hush()
+    silence_libraries()
     from acgpt.display.show import Page
     from acgpt.display.table import terminal_table
     from acgpt.methods import METHODS
 
     if as_json:
-        found = {
+        entries = {
             name: {"title": method.title, **asdict(method.abilities), "bound": method.bound, "options": method.options}
             for name, method in METHODS.items()
         }
-        emit({"methods": found})
+        emit({"methods": entries})
         return
     page, notes = Page(), [method for method in METHODS.values() if method.abilities.note]
     table = terminal_table(("method=", *(heading for heading, _ in COLUMNS.values())), fold=False)
@@ -64,8 +64,8 @@ def methods(
     for number, method in enumerate(notes, start=1):
         page.note(f"{number}  {method.abilities.note}.")
     compiled = ", ".join(method.name for method in METHODS.values() if method.compiles)
-    page.note(f"\nacgpt evaluate --compile, for methods of many passes: {compiled}")
-    page.note("\nacgpt evaluate --how KEY=VALUE, where a method leaves a choice:")
+    page.note(f"\nMethods of many passes, for which acgpt evaluate --compile is useful: {compiled}")
+    page.note("\nOptions of methods (acgpt evaluate --method-option KEY=VALUE):")
     for method in METHODS.values():
-        for key, words in method.options.items():
-            page.note(f"   {method.name:18} {key:7} {words}")
+        for key, text in method.options.items():
+            page.note(f"   {method.name:18} {key:7} {text}")

@@ -1,4 +1,4 @@
-"""`python -m acgpt.cli.preloaded DESCRIPTOR`: run commands of `acgpt`, each in a fork made after the imports.
+"""`python -m acgpt.cli.preloaded DESCRIPTOR`: run `acgpt` commands in forks of a process that has done the imports.
 
 `acgpt.experiments.command_server` describes the server and its client.
 """
@@ -12,31 +12,31 @@ import os
 import socket
 import sys
 
-from acgpt.cli.ui import hush
+from acgpt.cli.ui import silence_libraries
 from acgpt.experiments.command_server import serve
 
 
 def main() -> None:
-    """Serve the connection that the command line names; in a forked process, run its command as `acgpt` does."""
+    """Serve the connection given as a file descriptor; in a forked process, run a command as `acgpt` does."""
     import_commands()
-    gc.freeze()  # the collector leaves what is imported alone, so that forked processes share its memory
+    gc.freeze()  # keeps the collector from touching imported objects, so that forks share their memory
     words = serve(socket.socket(fileno=int(sys.argv[1])))
     if words is None:
         os._exit(0)
     if (torch := sys.modules.get("torch")) and torch.cuda._is_in_bad_fork():
-        # A library has used CUDA while it was imported, and a fork of that cannot: start anew.
+        # A library initialised CUDA on import, so CUDA does not work in a fork: start a new process.
         os.execv(sys.executable, [sys.executable, "-m", "acgpt", *words])
     spec = importlib.util.find_spec("acgpt.__main__")
     assert spec is not None and spec.origin is not None
-    sys.argv = [spec.origin, *words]  # what `python -m acgpt` has; it is in the records of results
+    sys.argv = [spec.origin, *words]  # as for `python -m acgpt`; the command is saved with results
     from acgpt.cli.main import main as run
 
     run()
 
 
 def import_commands() -> None:
-    """Import what training, evaluation, generation and scoring use."""
-    hush()  # first: libraries read these settings when they are imported
+    """Import the modules of training, evaluation, generation and scoring."""
+    silence_libraries()  # first: libraries read these settings when they are imported
     import acgpt.cli.main
     import acgpt.display.show
     import acgpt.evaluation.evaluate

@@ -1,4 +1,4 @@
-"""`acgpt prepare`: text into token shards that a model can be trained and evaluated on."""
+"""`acgpt prepare`: tokenize text into a corpus for training and evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acgpt.cli.ui import PAUSE, ObjectOption, emit, hush, option, takes
+from acgpt.cli.ui import PAUSE, ObjectOption, emit, option, silence_libraries, with_options
 from acgpt.data.options import PreparationOptions
 
 if TYPE_CHECKING:
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from acgpt.data.prepare import Progress
 
 HELP = {
-    "sources": "[SPLIT=]NAME: files, folders or globs of .txt, .jsonl, .parquet; or wikitext-103 or fineweb.",
-    "folder": "Where the corpus goes: a new or empty folder, or one that the same command began.",
+    "sources": "[SPLIT=]NAME: file, folder or glob of .txt, .jsonl or .parquet; or wikitext-103, fineweb.",
+    "folder": "Corpus folder: new, empty, or begun by the same command.",
 }
 
 
-@takes(PreparationOptions)
+@with_options(PreparationOptions)
 def prepare(
     sources: Annotated[list[str], typer.Argument(metavar="SOURCE", show_default=False, help=HELP["sources"])],
     folder: Annotated[Path, option("--output", "-o", metavar="FOLDER", help=HELP["folder"])],
     options: PreparationOptions,
     as_json: ObjectOption = False,
 ) -> None:
-    r"""Turn text into token shards, to train and evaluate on.
+    r"""Tokenize text into a corpus for training and evaluation.
 
     acgpt prepare wikitext-103 -o data/wikitext
     acgpt prepare articles.jsonl.zst --validation 0.01 -o data/articles
@@ -39,24 +39,22 @@ def prepare(
     acgpt prepare 'books/*.txt' --train-tokenizer 8192 -o data/books
     acgpt prepare 'web/*.parquet' --limit 1500000 --validation 0.01 -o data/web
 
-    A document is a text file as a whole, a line of a .jsonl file (one field of
-    its JSON object), or a row of a .parquet file (one column). .txt and .jsonl
-    may be compressed: .gz, .xz, .zst. Text is UTF-8 and is not changed.
+    A document is a whole text file, a line of a .jsonl file (one field of its
+    JSON object), or a row of a .parquet file (one column). .txt and .jsonl may be
+    compressed: .gz, .xz, .zst. Text must be UTF-8 and is not changed.
 
-    A command that was interrupted goes on where it stopped when it is repeated,
-    and the result is the same; one that has ended checks what is there. Another
-    command replaces what one has left that failed before its first shard was
-    full.
+    The same command resumes an interrupted one, with the same result, and checks
+    a finished corpus. A different command replaces a corpus without a full shard.
 
     Keys of --json:
-      folder, hash (of tokenizer and shards), reused (was it there?), seconds,
+      folder, hash (of tokenizer and shards), reused (bool), seconds,
       tokenizer_hash, vocabulary_size, bos_token_id, eos_token_id, mask_token_id,
       dtype, convention, limit, documents, tokens (with EOS), bytes (of text),
-      skipped (rows that cannot be used), damaged (files cut short by damage),
-      splits: for each, documents, tokens, bytes, shards (how many),
+      skipped (unusable rows), damaged (truncated by damage),
+      splits: by name, documents, tokens, bytes, shards (how many),
       format_version, acgpt_version
     """
-    hush()
+    silence_libraries()
     from acgpt.data.prepare import prepare
 
     start, reused = time.perf_counter(), False
@@ -77,31 +75,31 @@ def prepare(
 
 @contextmanager
 def bar() -> Iterator[Callable[[Progress], None]]:
-    """On a terminal a bar: tokens, documents, speed, and, if the size is known, the time left; else lines, rarely."""
+    """Show progress: a bar with counts, speed and time left on a terminal, else a line now and then."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    words = {"sources": "checking the sources", "tokenizer": "training a tokenizer", "tokens": "tokenising"}
+    labels = {"sources": "checking the sources", "tokenizer": "training a tokenizer", "tokens": "tokenizing"}
     texts = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[counts]}"))
     columns = (*texts, TimeElapsedColumn(), TimeRemainingColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("starting", total=None, counts="")
-        first: tuple[float, int] | None = None  # when this run first reported, and how much text there was by then
-        said = time.monotonic()
+        first: tuple[float, int] | None = None  # time and amount of text of the first report of this run
+        printed = time.monotonic()
 
         def show(progress: Progress) -> None:
-            nonlocal first, said
+            nonlocal first, printed
             counts = ""
             if progress.phase == "tokens":
                 first = first or (time.perf_counter(), progress.text)
                 seconds = time.perf_counter() - first[0]
                 speed = (progress.text - first[1]) / 1e6 / seconds if seconds else 0.0
                 counts = f"{progress.tokens:,} tokens, {progress.documents:,} documents, {speed:.1f} MB/s"
-            doing = words.get(progress.phase, progress.phase)
+            doing = labels.get(progress.phase, progress.phase)
             bar.update(task, description=doing, completed=progress.done, total=progress.total or None, counts=counts)
-            if bar.disable and time.monotonic() - said >= PAUSE:
-                said = time.monotonic()
+            if bar.disable and time.monotonic() - printed >= PAUSE:
+                printed = time.monotonic()
                 share = f"{progress.done / progress.total:.0%}, " if progress.total else ""
                 print(f"{doing}: {share}{counts}".rstrip(": "), file=sys.stderr, flush=True)
 
@@ -109,7 +107,7 @@ def bar() -> Iterator[Callable[[Progress], None]]:
 
 
 def print_corpus(corpus: Corpus, reused: bool, seconds: float) -> None:
-    """The splits as a table, and what else there is to know."""
+    """Print the splits as a table, skipped rows and damaged files."""
     from acgpt.display.show import Page
     from acgpt.display.table import terminal_table
 
@@ -120,8 +118,8 @@ def print_corpus(corpus: Corpus, reused: bool, seconds: float) -> None:
     page.table(table)
     for source in corpus.manifest["sources"]:
         if source["skipped"]:
-            page.note(f"{source['name']}: {source['skipped']:,} rows skipped that cannot be used", "yellow")
+            page.note(f"{source['name']}: {source['skipped']:,} unusable rows skipped", "yellow")
         if source.get("damaged"):
             page.note(f"{source['name']}, {source['damaged']}", "yellow")
-    done = "already prepared, and checked" if reused else "prepared"
+    done = "already prepared, checked" if reused else "prepared"
     page.note(f"{corpus.folder}: {done} in {seconds:,.0f} s, vocabulary {corpus.manifest['vocabulary_size']:,}")

@@ -1,16 +1,16 @@
-"""`acgpt rank`: which alternative in the slots fits best?"""
+"""`acgpt rank`: rank the alternatives in the slots of templates."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
 from acgpt.cli.templates import answered_by, answers, load, note_adapters, questions
-from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, takes
+from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.models.options import QuestionOptions
 from acgpt.query.template import fillings
 
 
-@takes(QuestionOptions)
+@with_options(QuestionOptions)
 def rank(
     template: TemplateArgument = None,
     file: FileOption = None,
@@ -18,33 +18,32 @@ def rank(
     options: QuestionOptions,
     as_json: JsonOption = False,
 ) -> None:
-    r"""Which alternative in the {{slots}} fits best?
-
-    Several slots: all combinations are compared. An alternative may be empty.
+    r"""Rank the alternatives in the {{slots}}.
 
     acgpt rank 'The {{cat|dog|carburettor}} purred.'
     acgpt rank 'It is {{not |}}raining, so take {{an umbrella|sunglasses}}.'
 
-    The answer says how they were compared: by the probability of the whole text,
-    read left to right; or, if the model reads the future and the alternatives
-    have equally many tokens, by p(alternative | all the rest).
+    With several slots all combinations are compared. An alternative may be empty.
+    Alternatives are compared by the probability of the whole text, read left to
+    right; or by p(alternative | rest) if the model reads the future and the
+    alternatives have the same number of tokens. The output says which.
 
     Keys of --json:
-      template, compared ("whole text" or "asked | given"), future (was it used?),
-      adapter (that answered, if there are any),
-      alternatives, the best first: text, choice (one a slot), probability,
-                                    log_prob (of what was compared, in nats)
+      template, compared ("whole text" or "asked | given"), future (true if it was
+      used), adapter (used, if any),
+      alternatives, best first: text, choice (per slot), probability, log_prob
+                                (of what was compared, in nats)
     """
     groups = questions(template, file, fillings)
     lm = load(options)
     from acgpt.display.show import Page, print_ranking
 
     page = Page()
-    for text, ranking in answers(groups, lambda texts: [lm.rank(each, future=options.future) for each in texts]):
+    for text, ranking in answers(groups, lambda texts: [lm.rank(item, future=options.future) for item in texts]):
         if as_json:
             ranked = [asdict(alternative) for alternative in ranking.alternatives]
-            about = {"template": text, "compared": ranking.compared, "future": ranking.future}
-            emit({**about, **answered_by(lm, ranking), "alternatives": ranked})
+            header = {"template": text, "compared": ranking.compared, "future": ranking.future}
+            emit({**header, **answered_by(lm, ranking), "alternatives": ranked})
         else:
             print_ranking(page, text, ranking)
             note_adapters(page, lm, {"": ranking})

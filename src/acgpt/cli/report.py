@@ -1,4 +1,4 @@
-"""`acgpt report`: runs compared as the paper compares them, in tables and figures."""
+"""`acgpt report`: compare runs in the tables and figures of the paper."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from acgpt.report.write import Report
 
 HELP = {
-    "runs": "Folders of finished runs, or folders of such folders, as acgpt experiment makes them; or of generations.",
-    "output": "The report's folder; an earlier report in it is replaced.",
+    "runs": "Folders of finished runs, of experiments, or of generations.",
+    "output": "Folder of the report. An earlier report in it is replaced.",
 }
 
 
@@ -24,24 +24,26 @@ def report(
     output: Annotated[Path, option("--output", "-o", metavar="FOLDER", help=HELP["output"])],
     as_json: ObjectOption = False,
 ) -> None:
-    r"""Compare what was trained, as the paper does, in tables and figures.
+    r"""Compare runs in the tables and figures of the paper.
 
     acgpt report results/mine -o report                      (an experiment)
     acgpt evaluate … --split test -o runs/ac/test.json       (further splits)
     acgpt report runs/ac runs/gpt -o report
     acgpt report runs/* -o report --json
 
-    For each split that the runs were evaluated on. From scratch: the methods in
-    the five modes by size and r_max, mean and deviation over seeds, and what
-    they gain and lose against GPT and from the future. Fine-tuned:
-    perplexities, the advantage over the causal twin (method=gpt on the same
-    base, corpus and number of texts, asked the same evaluation set), and the
-    sweep over r_max. Differences have 95 % intervals over texts, and are bold
-    where these exclude zero. Generations, anywhere in these folders: MAUVE by
-    method and mode, what else acgpt mauve has measured, and a page of samples.
-    FOLDER gets them as one HTML page, as Markdown, CSV and LaTeX with the
-    paper's own rows, and as figures where matplotlib is installed.
-    docs/how-to/report.md explains all of it.
+    For each split that was evaluated:
+      from scratch   perplexity by method, mode, size and r_max (mean and
+                     deviation over seeds); advantage over GPT; gain from the
+                     future
+      fine-tuned     perplexity; advantage over the causal twin (method=gpt with
+                     the same base, corpus, number of texts and evaluation
+                     dataset); sweep over r_max
+      generations    MAUVE by method and mode, other metrics of acgpt mauve, and
+                     a page of samples
+
+    Differences have 95 % intervals over texts, and are bold if the interval
+    excludes zero. Writes one HTML page, and Markdown, CSV and LaTeX tables with
+    the rows of the paper; figures need matplotlib. See docs/how-to/report.md.
 
     Keys of --json:
       folder, acgpt (version),
@@ -69,7 +71,7 @@ def report(
 
 
 def print_report(made: Report, output: Path) -> None:
-    """The tables for people; the paper's own rows are in the files."""
+    """Print the tables. The rows of the paper are in the files only."""
     from acgpt.display.show import Page, printable
 
     page = Page()
@@ -85,5 +87,5 @@ def print_report(made: Report, output: Path) -> None:
     for note in made.notes:
         page.note(printable(f"note: {note}"))
     paper = any(row.paper for part in made.parts for table in part.tables.values() for row in table.rows)
-    more = "; report.html has the paper's own rows too" if paper else ""
+    more = "; report.html has the rows of the paper too" if paper else ""
     page.note(printable(f"{output}: {len(made.content['files'])} files{more}"))

@@ -1,4 +1,4 @@
-"""`acgpt show`: draw what the model is told."""
+"""`acgpt show`: draw the input and the attention mask of a model."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Annotated
 
 import typer
 
-from acgpt.cli.ui import JsonOption, emit, hush, option, takes
+from acgpt.cli.ui import JsonOption, emit, option, silence_libraries, with_options
 from acgpt.models.options import ModelOptions
 from acgpt.query.template import parse
 
 
-@takes(ModelOptions)
+@with_options(ModelOptions)
 def show(
-    template: Annotated[str, typer.Argument(metavar="TEMPLATE", help="A text with {{slots}}, in quotes.")],
+    template: Annotated[str, typer.Argument(metavar="TEMPLATE", help="Text with {{slots}}, in quotes.")],
     output: Annotated[
-        Path | None, option("--output", "-o", metavar="PATH", help="Draw a picture: .png, .svg or .pdf.")
+        Path | None, option("--output", "-o", metavar="PATH", help="Write a picture: .png, .svg or .pdf.")
     ] = None,
     *,
     options: ModelOptions,
@@ -25,47 +25,45 @@ def show(
         bool | None,
         option(
             "--future/--no-future",
-            help="With copies of what is given, or left to right? Default: with copies; with several adapters, as the "
-            "one that would answer is asked.",
+            help="With copies of given tokens, or left to right. Default: with copies; with several adapters, as the "
+            "chosen adapter reads.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    r"""Draw what the model is told: every slot of its input, and which others it reads.
-
-    Given tokens are copied to the front, each with the position of its original,
-    where all of the text can read them. Blanks are drawn as □. Only the
-    tokenizer is loaded, not the model.
+    r"""Draw the input slots of a model and its attention mask for a template.
 
     acgpt show 'The capital of {{Italy}} is Rome.'
     acgpt show 'The cat {{_3}} on the {{_1}}.' -o layout.png
     acgpt show 'The capital of {{Italy}} is Rome.' --no-future
 
+    Copies of given tokens come first, each with the position of its original, so
+    that the whole text can attend to them. Blanks are shown as □. Only the
+    tokenizer is loaded, not the model.
+
     Keys of --json:
-      template, future, adapter (that would be asked, if there are any),
-      copies (how many; they are the first slots),
-      and lists with one entry a slot: tokens, ids (null for a blank), positions,
+      template, future, adapter (that would be used, if any),
+      copies (number of copies, which are the first slots),
+      and per slot, as lists: tokens, ids (null for a blank), positions,
       roles (copy, BOS, given, asked, unknown),
       predicts (null, or position, id, text), mask (0 and 1: which slots it reads)
     """
     parse(template)
-    hush()
+    silence_libraries()
     from acgpt.display import show as drawing
     from acgpt.display.reader import choose_reader
 
-    reader, about, future = choose_reader(template, options.model, options.adapter, future)
+    reader, used, future = choose_reader(template, options.model, options.adapter, future)
     query = drawing.query_of(template, reader.tokenizer)
-    drawn = drawing.figure(query, reader.tokenizer, bos=reader.bos, mask=reader.mask, future=future)
+    layout = drawing.figure(query, reader.tokenizer, bos=reader.bos, mask=reader.mask, future=future)
     if output is not None:
-        drawing.picture(drawn, output, template)
+        drawing.picture(layout, output, template)
         print(f"wrote {output}", file=sys.stderr)
     if as_json:
-        emit({"template": template, "future": future, **about, **drawn.as_dict()})
+        emit({"template": template, "future": future, **used, **layout.as_dict()})
     elif output is None:
         page = drawing.Page()
         page.note(drawing.printable(template) + "\n", "bold")
-        page.print(drawing.terminal(drawn, page.width), soft_wrap=True)
+        page.print(drawing.terminal(layout, page.width), soft_wrap=True)
         if future and query.needs_future and not reader.reads_future:
-            page.note(
-                "This model has not been trained on copies: unless told --future it is run with --no-future.", "yellow"
-            )
+            page.note("This model was not trained on copies: by default it is run with --no-future.", "yellow")

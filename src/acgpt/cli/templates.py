@@ -1,4 +1,4 @@
-"""What the commands that answer templates share: templates in, one a line, and the fields of answers out."""
+"""Code shared by the commands that answer templates: reading templates, and fields of answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import typer
 
-from acgpt.cli.ui import hush
+from acgpt.cli.ui import silence_libraries
 from acgpt.errors import InputError
 from acgpt.models.options import QuestionOptions
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-BATCH = 16  # lines of a file that are answered together
+BATCH = 16  # number of lines of a file that are answered together
 
 
 @dataclass(frozen=True)
 class Line:
-    """A template and where it stands: "FILE, line 3: ", or nothing for the argument."""
+    """A template and its source: "FILE, line 3: ", or "" for the argument of the command."""
 
     template: str
     where: str = ""
 
 
 def questions(template: str | None, file: Path | None, check: Callable[[str], object]) -> Iterator[list[Line]]:
-    """The templates to answer, in the groups to answer them in. What can be checked without a model is checked here."""
+    """Yield the templates in batches. Check them here as far as that needs no model."""
     if (template is None) == (file is None):
-        raise typer.BadParameter("give one TEMPLATE, or - to read them from standard input, or --file PATH.")
+        raise typer.BadParameter("give one TEMPLATE, - to read templates from standard input, or --file PATH.")
     if template not in (None, "-"):
         assert template is not None
         check(template)
@@ -44,24 +44,26 @@ def questions(template: str | None, file: Path | None, check: Callable[[str], ob
         if sys.stdin is None:
             raise InputError("standard input is closed: give a TEMPLATE, or --file PATH.")
         if sys.stdin.isatty():
-            print("Templates, one a line; Ctrl-D ends.", file=sys.stderr)
+            print("Enter templates, one per line; Ctrl-D ends.", file=sys.stderr)
         return read_lines(sys.stdin.buffer, "standard input", 1)
     assert file is not None
     try:
         stream = file.open("rb")
     except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}. Name a text file, one template a line.") from error
-    if not file.is_file():  # a pipe by name: its first line may be long in coming
+        raise InputError(
+            f"cannot read {file}: {error.strerror}. Choose a text file with one template per line."
+        ) from error
+    if not file.is_file():  # a named pipe: do not wait for its first line
         return read_lines(stream, str(file), 1)
     groups = read_lines(stream, str(file), BATCH)
-    return chain([next(groups)], groups)  # what is wrong with it from the start is said before a model is loaded
+    return chain([next(groups)], groups)  # errors in the first batch are reported before a model is loaded
 
 
 def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[Line]]:
-    """Groups of `size` lines that are not blank, as they arrive.
+    """Yield groups of `size` non-blank lines as they arrive.
 
     Raises:
-        InputError: A line is not UTF-8, or there is no template at all.
+        InputError: A line is not UTF-8, or there is no template.
     """
     group: list[Line] = []
     number, found = 0, False
@@ -85,15 +87,15 @@ def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[Line]]:
         yield group
     if not found:
         what = "has blank lines only" if number else "is empty"
-        raise InputError(f"{name} {what}: write a template in each line, such as The {{{{cat}}}} sat on the mat.")
+        raise InputError(f"{name} {what}: write one template per line, such as The {{{{cat}}}} sat on the mat.")
 
 
 def answers(groups: Iterable[list[Line]], ask: Callable[[list[str]], Sequence[Answer]]) -> Iterator[tuple[str, Answer]]:
-    """Every template with its answer, in order. A template that has none ends this, after those before it."""
+    """Yield every template with its answer, in order. An invalid template raises after those before it are answered."""
     for group in groups:
         try:
             results = list(ask([line.template for line in group]))
-        except InputError:  # one of them; answer those before it, and say which
+        except InputError:  # caused by one of them: answer those before it, and name it
             for line in group:
                 try:
                     (result,) = ask([line.template])
@@ -105,27 +107,27 @@ def answers(groups: Iterable[list[Line]], ask: Callable[[list[str]], Sequence[An
 
 
 def score_fields(score: Score) -> dict[str, Any]:
-    """What was asked, for programs: together and token by token; and whether it is a bound, if it is."""
+    """Return the JSON fields of a score."""
     tokens = [asdict(token) for token in score.tokens]
     bound = {"bound": True} if score.bound else {}
     return {"log_prob": score.log_prob, "perplexity": score.perplexity, **bound, "tokens": tokens}
 
 
 def load(options: QuestionOptions) -> LanguageModel:
-    """Load the model, with no more noise than a progress bar on a terminal."""
-    hush()
+    """Load the model; print nothing but a progress bar on a terminal."""
+    silence_libraries()
     from acgpt.models.loading import load
 
     return load(options.model, options.adapter, options.device, options.dtype)
 
 
 def answered_by(lm: LanguageModel, answer: Score | Ranking) -> dict[str, str | None]:
-    """Which adapter answered, for programs, if the model has any."""
+    """Return the JSON field of the adapter that answered, if the model has adapters."""
     return {"adapter": answer.adapter} if lm.adapters else {}
 
 
-def note_adapters(page: Page, lm: LanguageModel, ways: Mapping[str, Score | Ranking]) -> None:
-    """Which adapter answered, for people, if there was a choice."""
+def note_adapters(page: Page, lm: LanguageModel, results: Mapping[str, Score | Ranking]) -> None:
+    """Print which adapter answered, if there are several."""
     if lm.router:
-        words = [f"{way + ': ' if way else ''}{answer.adapter or 'no adapter'}" for way, answer in ways.items()]
-        page.note(f"answered by {'; '.join(words)}\n")
+        parts = [f"{name + ': ' if name else ''}{answer.adapter or 'no adapter'}" for name, answer in results.items()]
+        page.note(f"answered by {'; '.join(parts)}\n")

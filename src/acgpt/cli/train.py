@@ -1,4 +1,4 @@
-"""`acgpt train`: from a recipe and a corpus to a trained and measured model."""
+"""`acgpt train`: train a model from scratch and evaluate it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acgpt.cli.evaluate import print_perplexities
-from acgpt.cli.ui import ObjectOption, emit, hush, option, takes
+from acgpt.cli.ui import ObjectOption, emit, option, silence_libraries, with_options
 from acgpt.errors import InputError
 from acgpt.training.options import RunOptions
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from acgpt.training.recipe import Recipe
 
 HELP = {
-    "recipe": "A YAML file, or the name of a recipe that comes with acgpt (see --list).",
-    "changes": "key=value: what is to be otherwise than in the recipe.",
-    "list": "List the recipes that come with acgpt.",
+    "recipe": "YAML file, or name of a built-in recipe (see --list).",
+    "changes": "key=value: change a key of the recipe.",
+    "list": "List the built-in recipes.",
 }
 ChangesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False, help=HELP["changes"])
@@ -29,7 +29,7 @@ ChangesArgument = Annotated[
 ListOption = Annotated[bool, option("--list", help=HELP["list"])]
 
 
-@takes(RunOptions)
+@with_options(RunOptions)
 def train(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", show_default=False, help=HELP["recipe"])] = None,
     changes: ChangesArgument = None,
@@ -38,7 +38,7 @@ def train(
     options: RunOptions,
     as_json: ObjectOption = False,
 ) -> None:
-    r"""Train a model from scratch, as a recipe says.
+    r"""Train a model from scratch with a recipe.
 
     acgpt train --list
     acgpt train wikitext103-small corpus=data/wikitext-103 output=runs/small
@@ -47,15 +47,14 @@ def train(
     until acgpt train mine.yaml --resume --minutes 55; [ $? != 3 ]; do :; done
     torchrun --nproc-per-node 8 -m acgpt train mine.yaml
 
-    The run's folder gets a log, checkpoints, and in the end the trained model
-    (folder model) with its perplexities. A run that was stopped, however it was
-    stopped, goes on when the same command is given with --resume.
-    docs/reference/recipes.md explains every key of a recipe.
+    Writes a run folder with a log, checkpoints, the trained model (folder model)
+    and its perplexities. The same command with --resume continues a run that was
+    stopped for any reason. docs/reference/recipes.md explains the keys.
 
     Keys of --json:
-      folder, model (in it, what was trained), steps, texts, tokens, parameters,
+      folder, model (path of the trained model), steps, texts, tokens, parameters,
       loss (the last), seconds, tokens_per_second, wait (share of time without
-      data), memory_gib, sittings (what the run was on, each time it went on),
+      data), memory_gib, sittings (hardware of each part of the run),
       evaluation (null, or as in acgpt evaluate: modes, gains, set, …), recipe,
       conditioning, corpus_hash, tokenizer_hash, evaluation_sets, processes,
       fsdp, device, precision, attention, compiled, hardware, versions, command
@@ -63,26 +62,26 @@ def train(
     from acgpt.training.recipe import built_in, load_recipe
 
     if list_recipes:
-        print_recipes({name: words for name, words in built_in().items() if not load_recipe(name).base}, as_json)
+        print_recipes({name: text for name, text in built_in().items() if not load_recipe(name).base}, as_json)
         return
     if recipe is None:
-        raise typer.BadParameter("name a RECIPE: a YAML file, or one of those that --list shows.")
+        raise typer.BadParameter("choose a RECIPE: a YAML file, or a name from --list.")
     train_and_report(lambda: load_recipe(recipe, changes or ()), options, as_json)
 
 
 def train_and_report(load: Callable[[], Recipe], options: RunOptions, as_json: bool) -> None:
-    """Load a recipe, train as it says and print the results."""
-    main = int(os.environ.get("RANK", 0)) == 0  # one of several processes speaks
+    """Load a recipe, train, and print the results."""
+    main = int(os.environ.get("RANK", 0)) == 0  # only the first process prints
     try:
         loaded = load()
         results = run(loaded, resume=options.resume, quiet=options.quiet or not main, minutes=options.minutes)
     except InputError as error:
         if main:
             raise
-        raise typer.Exit(2) from error  # the first process says it
+        raise typer.Exit(2) from error  # the first process prints it
     if results is None:
         if main:
-            print(f"stopped. {way_on(Path(loaded.output))}", file=sys.stderr)
+            print(f"stopped. {resume_hint(Path(loaded.output))}", file=sys.stderr)
         raise typer.Exit(3)
     if not main:
         return
@@ -93,8 +92,8 @@ def train_and_report(load: Callable[[], Recipe], options: RunOptions, as_json: b
 
 
 def run(recipe: Recipe, *, resume: bool, quiet: bool, minutes: float | None) -> dict[str, Any] | None:
-    """Train, with no noise from the libraries underneath, and say how to go on if somebody stops it."""
-    hush()
+    """Train with silenced libraries; print how to resume if interrupted."""
+    silence_libraries()
     from torch import distributed
     from transformers.utils.logging import disable_progress_bar
 
@@ -107,35 +106,35 @@ def run(recipe: Recipe, *, resume: bool, quiet: bool, minutes: float | None) -> 
         results = train(recipe, resume=resume, quiet=quiet, minutes=minutes)
     except KeyboardInterrupt as error:
         if int(os.environ.get("RANK", 0)) == 0:
-            print(f"\ninterrupted. {way_on(Path(recipe.output))}", file=sys.stderr)
+            print(f"\ninterrupted. {resume_hint(Path(recipe.output))}", file=sys.stderr)
         raise typer.Exit(130) from error
     if distributed.is_initialized():
         distributed.destroy_process_group()
     return results
 
 
-def way_on(folder: Path) -> str:
-    """How an interrupted run is taken up again."""
+def resume_hint(folder: Path) -> str:
+    """Return how to resume an interrupted run."""
     from acgpt.training.run_folder import last_checkpoint, step_of
 
     last = last_checkpoint(folder)
     if last is None:
-        return "There was no checkpoint yet: the same command with --resume begins anew."
-    return f"The same command with --resume goes on after step {step_of(last)}."
+        return "There is no checkpoint yet: the same command with --resume starts over."
+    return f"The same command with --resume continues after step {step_of(last)}."
 
 
 def print_recipes(recipes: dict[str, str], as_json: bool) -> None:
-    """A line a recipe."""
+    """Print one line per recipe."""
     if as_json:
         emit(recipes)
         return
     width = max(map(len, recipes))
-    for name, words in recipes.items():
-        print(f"{name:{width}}  {words}")
+    for name, text in recipes.items():
+        print(f"{name:{width}}  {text}")
 
 
 def print_results(results: dict[str, Any]) -> None:
-    """The folder, what it took, and the perplexities."""
+    """Print the folder, the cost of training and the perplexities."""
     from acgpt.display.show import Page, printable
 
     page = Page()
@@ -145,8 +144,6 @@ def print_results(results: dict[str, Any]) -> None:
         f"{results['tokens']:,} tokens in {results['seconds']:,.0f} s, loss {results['loss']:.3f}\n"
     )
     if results["evaluation"] is None:
-        page.note(
-            f"nothing was evaluated: the corpus has no text for it in a split {results['recipe']['eval_split']!r}."
-        )
+        page.note(f"not evaluated: the corpus has no text in the split {results['recipe']['eval_split']!r}.")
     else:
         print_perplexities(page, results["evaluation"])

@@ -1,4 +1,4 @@
-"""What commands share: options, quiet libraries, and JSON for programs."""
+"""Code that commands share: options, progress bars, JSON output, signals."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from typing import Annotated, Any, Literal
 import typer
 
 from acgpt.common.files import finite
-from acgpt.common.options import Options, choices, command_help, flags_of, spelled, value_types
+from acgpt.common.options import Options, choices, command_help, flags_of, for_command_line, old_flags_of, value_types
 from acgpt.errors import InputError
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
 
 
-def option(*names: str, **how: Any) -> Any:
-    """An option whose default, where there is one to show, its help text names."""
-    return typer.Option(*names, show_default=False, **how)
+def option(*names: str, **settings: Any) -> Any:
+    """Declare an option of a command. Its help text states the default, so typer need not."""
+    return typer.Option(*names, show_default=False, **settings)
 
 
 HELP = {
-    "template": "A text with {{slots}}, in quotes; or - to read templates from standard input, one a line.",
-    "file": "Read templates from this UTF-8 file, one a line.",
-    "json": "For programs: one JSON object a template, in a line of its own, with the keys named above.",
-    "object": "For programs: one JSON object in a line, with the keys named above.",
+    "template": "Text with {{slots}}, in quotes. - reads templates from stdin, one per line.",
+    "file": "Read templates from a UTF-8 file, one per line.",
+    "json": "Print one JSON object per template and line (keys above).",
+    "object": "Print the result as JSON, in one line (keys above).",
     "quiet": "Show no progress.",
 }
-PAUSE = 30.0  # seconds between two lines on what is done, where nobody is watching
-NO_ADAPTER = "none"  # what --adapter says for it
+PAUSE = 30.0  # seconds between two progress lines if stderr is not a terminal
+NO_ADAPTER = "none"  # value of --adapter for no adapter
 TemplateArgument = Annotated[str | None, typer.Argument(metavar="TEMPLATE", show_default=False, help=HELP["template"])]
 FileOption = Annotated[Path | None, option("--file", "-f", metavar="PATH", help=HELP["file"])]
 JsonOption = Annotated[bool, option("--json", help=HELP["json"])]
@@ -51,33 +51,33 @@ QuietOption = Annotated[bool, option("--quiet", "-q", help=HELP["quiet"])]
 
 
 def emit(answer: Mapping[str, Any]) -> None:
-    """Print one JSON object in a line of its own, at once."""
+    """Print a JSON object on a line of its own and flush."""
     print(json.dumps(finite(answer), allow_nan=False), flush=True)
 
 
 def names_in(text: str | None) -> list[str]:
-    """What an option that takes several values, with commas, names."""
+    """Split the value of an option at commas."""
     return [] if text is None else [name.strip() for name in text.split(",")]
 
 
 def chosen_adapter(adapter: str | None) -> str | Literal[False] | None:
-    """What --adapter says, as `acgpt.load` takes it."""
+    """Convert the value of --adapter to what `acgpt.load` takes."""
     return False if adapter == NO_ADAPTER else adapter
 
 
 def named_adapters(texts: Sequence[str]) -> dict[str, str] | str | Literal[False] | None:
-    """What --adapter says: nothing, one adapter, some by name, or that there is to be none."""
+    """Convert the values of --adapter to what `acgpt.load` takes: one adapter, adapters by name, `False` or `None`."""
     if list(texts) == [NO_ADAPTER]:
         return False
     named: dict[str, str] = {}
-    for each in texts:
-        name, equals, path = each.partition("=")
-        if not (equals and re.fullmatch(r"[\w-]+", name)) or Path(each).exists():
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not (equals and re.fullmatch(r"[\w-]+", name)) or Path(text).exists():
             if len(texts) > 1:
-                raise InputError(f"of several adapters each needs a name: --adapter NAME={each}")
-            return each
+                raise InputError(f"several adapters need a name each: --adapter NAME={text}")
+            return text
         if name in named:
-            raise InputError(f"two adapters are called {name}: --adapter {each}")
+            raise InputError(f"two adapters have the name {name}: --adapter {text}")
         named[name] = path
     return named or None
 
@@ -86,24 +86,24 @@ def named_adapters(texts: Sequence[str]) -> dict[str, str] | str | Literal[False
 
 
 def key_values(texts: list[str] | None) -> dict[str, str]:
-    """The pairs of an option that takes KEY=VALUE and may be repeated."""
+    """Parse the values of an option that takes KEY=VALUE and may be repeated."""
     from acgpt.methods import parted
 
     return dict(parted(text) for text in texts or ())
 
 
 def bytes_in(megabytes: float) -> int:
-    """The bytes of a number of MB."""
+    """Convert MB to bytes."""
     if not math.isfinite(megabytes):
-        raise typer.BadParameter(f"{megabytes} is no number of MB.")
+        raise typer.BadParameter(f"{megabytes} is not a number of MB.")
     return round(megabytes * 2**20)
 
 
 def no_value(default: Any) -> None:
-    """The default of an option whose form has nothing to stand for the field's."""
+    """Return `None`, for forms whose type on the command line cannot represent the default of the field."""
 
 
-# How the command line writes a value: its type there, its default, made of the field's, and how it is read.
+# By form: the type on the command line, a function that converts the default of the field, and one that parses values.
 FORMS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "names": (str | None, no_value, names_in),
     "list": (list[str] | None, no_value, lambda texts: tuple(texts or ())),
@@ -115,40 +115,67 @@ FORMS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-def takes(options: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(options: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that a dataclass declares, in place of its parameter `options`.
 
-    The command is called with one object of that dataclass, after typer has checked the values.
+    Typer checks the values; the command is called with one object of the dataclass. Deprecated flags are hidden
+    options: they work, and print a line that names the current flag.
     """
-    flags, hints, words = flags_of(options), value_types(options), command_help(options)
+    flags, hints, help_texts = flags_of(options), value_types(options), command_help(options)
+    deprecated = {(name, flag): f"deprecated_{flag.strip('-').replace('-', '_')}"
+                  for name, old in old_flags_of(options).items() for flag in old}  # fmt: skip
 
-    def parameter(each: Field[Any]) -> inspect.Parameter:
-        about, default, how = each.metadata, each.default, {}
-        kind: Any = hints[each.name]
-        if about["form"] in FORMS:
-            kind, default = FORMS[about["form"]][0], FORMS[about["form"]][1](each.default)
+    def parameters_of(item: Field[Any]) -> Iterator[inspect.Parameter]:
+        metadata, default, settings = item.metadata, item.default, {}
+        kind: Any = hints[item.name]
+        if metadata["form"] in FORMS:
+            kind, default = FORMS[metadata["form"]][0], FORMS[metadata["form"]][1](item.default)
         else:
-            allowed, words_of = about["range"], choices(kind)
-            kind = StrEnum(each.name, list(words_of)) if words_of else kind
-            how = {} if kind is bool or words_of else {"min": allowed.minimum, "max": allowed.maximum}
+            allowed, names = metadata["range"], choices(kind)
+            kind = StrEnum(item.name, list(names)) if names else kind
+            settings = {} if kind is bool or names else {"min": allowed.minimum, "max": allowed.maximum}
             kind = kind if default is not None else kind | None
-        how |= {"help": words[each.name], "metavar": about["metavar"]}
-        annotation: Any = Annotated[kind, option(*flags[each.name], **how)]
-        return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        settings |= {"help": help_texts[item.name], "metavar": metadata["metavar"]}
+        annotation: Any = Annotated[kind, option(*flags[item.name], **settings)]
+        yield inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for (name, flag), hidden in deprecated.items():
+            if name == item.name:
+                annotation = Annotated[kind | None, option(flag, hidden=True, **settings)]
+                yield inspect.Parameter(hidden, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+    def use_deprecated(values: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+        """Move values of deprecated flags to their options."""
+        for (name, flag), hidden in deprecated.items():
+            value = values.pop(hidden)
+            if value is None or value == []:
+                continue
+            current = flags[name][0]
+            print(f"warning: {flag} is deprecated: use {current}.", file=sys.stderr)
+            if isinstance(value, list):
+                values[name] = [*(values[name] or ()), *value]
+            elif values[name] != defaults[name]:
+                raise InputError(f"{flag} is the old name of {current}: leave it out.")
+            else:
+                values[name] = value
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
         parameters: list[inspect.Parameter] = []
-        for own in signature.parameters.values():
-            named = own.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            parameters += map(parameter, fields(options)) if own.name == "options" else [named]  # type: ignore[arg-type]
+        for existing in signature.parameters.values():
+            named = existing.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            if existing.name == "options":
+                parameters += (one for item in fields(options) for one in parameters_of(item))  # type: ignore[arg-type]
+            else:
+                parameters.append(named)
+        defaults = {one.name: one.default for one in parameters}
 
         def command(**values: Any) -> None:
+            use_deprecated(values, defaults)
             chosen = {}
-            for each in fields(options):  # type: ignore[arg-type]
-                value, form = values.pop(each.name), each.metadata["form"]
+            for item in fields(options):  # type: ignore[arg-type]
+                value, form = values.pop(item.name), item.metadata["form"]
                 value = value.value if isinstance(value, StrEnum) and form not in FORMS else value
-                chosen[each.name] = FORMS[form][2](value) if form in FORMS else value
+                chosen[item.name] = FORMS[form][2](value) if form in FORMS else value
             function(**values, options=options(**chosen))
 
         command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, function.__module__
@@ -159,13 +186,13 @@ def takes(options: type[Options]) -> Callable[[Callable[..., None]], Callable[..
 
 
 def note_for(options: Options) -> Callable[[str], None]:
-    """Make a function that tells the user something on standard error, in words of the command with these options."""
+    """Return a function that prints a note to stderr, with options spelled as on the command line."""
     names = {name: flags[0] for name, flags in flags_of(type(options)).items()}
-    return lambda text: print(f"note: {spelled(text, names)}", file=sys.stderr)
+    return lambda text: print(f"note: {for_command_line(text, names)}", file=sys.stderr)
 
 
-def called(model: str, adapter: str | None) -> str:
-    """A model and its adapter, as a result names them, for people."""
+def model_title(model: str, adapter: str | None) -> str:
+    """Describe a model and its adapter, from the fields of a result."""
     from acgpt.models.loading import is_default
     from acgpt.models.metadata import DEFAULT
 
@@ -175,61 +202,61 @@ def called(model: str, adapter: str | None) -> str:
 
 
 class Stopped(BaseException):
-    """SIGTERM has come."""
+    """SIGTERM was received."""
 
 
 @contextmanager
-def stoppable(way_on: Callable[[], str]) -> Iterator[None]:
-    """Within, SIGTERM and Ctrl-C end the command with words on how to go on, and with the exit codes of training.
+def stoppable(resume_hint: Callable[[], str]) -> Iterator[None]:
+    """End the command on SIGTERM (exit code 3) and Ctrl-C (130), and print how to resume it.
 
     Args:
-        way_on: Says how the command is taken up again; called once it has ended.
+        resume_hint: Returns how to resume the command; called after it has ended.
     """
 
-    def stop(number: int, where: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut short what the first has kept
+    def stop(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt saving after the first
         raise Stopped
 
     main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
-    heard = main and signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
-    before = signal.signal(signal.SIGTERM, stop) if heard else None
+    handled = main and signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
+    previous = signal.signal(signal.SIGTERM, stop) if handled else None
     try:
         yield
     except Stopped as error:
-        print(f"stopped. {way_on()}", file=sys.stderr)
+        print(f"stopped. {resume_hint()}", file=sys.stderr)
         raise typer.Exit(3) from error
     except KeyboardInterrupt as error:
-        print(f"\ninterrupted. {way_on()}", file=sys.stderr)
+        print(f"\ninterrupted. {resume_hint()}", file=sys.stderr)
         raise typer.Exit(130) from error
     finally:
-        if heard:
-            signal.signal(signal.SIGTERM, before)
+        if handled:
+            signal.signal(signal.SIGTERM, previous)
 
 
-# What stands for characters that a terminal cannot write; for all others, a question mark.
+# ASCII replacements of characters that a terminal may not support; all others become a question mark.
 PLAIN = {"–": "-", "…": "...", "∞": "inf", "→": ">", "│": "|", "■": "#", "·": ".", "□": "o", "⟦": "[", "⟧": "]"}
 PLAIN |= {"≤": "<=", "✓": "yes", "✗": "no", "σ": "sigma"}
 PLAIN |= {"“": '"', "”": '"', "’": "'", "␣": "_", "█": "#", "▏": "|"} | dict(zip("▁▂▃▄▅▆▇", "1234567", strict=True))
 
 
-def speak_plainly() -> None:
-    """Have an answer written also where not all of its characters can be: under PYTHONIOENCODING=ascii, say."""
+def ascii_fallback() -> None:
+    """Replace characters that stdout cannot encode, for example under PYTHONIOENCODING=ascii, by ASCII ones."""
 
-    def stand_in(error: UnicodeError) -> tuple[str, int]:
+    def replacement(error: UnicodeError) -> tuple[str, int]:
         assert isinstance(error, UnicodeEncodeError)
-        plain = "".join(PLAIN.get(each, "?") for each in error.object[error.start : error.end])
+        plain = "".join(PLAIN.get(character, "?") for character in error.object[error.start : error.end])
         return plain, error.end
 
-    if isinstance(sys.stdout, io.TextIOWrapper):  # standard error writes them as escapes
-        codecs.register_error("acgpt-plain", stand_in)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # stderr writes escapes by default
+        codecs.register_error("acgpt-plain", replacement)
         sys.stdout.reconfigure(errors="acgpt-plain")
 
 
-def hush(quiet: bool = False) -> None:
-    """Silence the logs of transformers and its hub below errors, and progress bars unless somebody is watching.
+def silence_libraries(quiet: bool = False) -> None:
+    """Silence logs of transformers and huggingface_hub below errors, and progress bars if stderr is not a terminal.
 
     Args:
-        quiet: No progress bars even then.
+        quiet: Silence progress bars on a terminal too.
     """
     silent = quiet or not sys.stderr.isatty()
     if silent:
@@ -245,10 +272,10 @@ def hush(quiet: bool = False) -> None:
 
 
 class Bars:
-    """The progress bars of a command, on standard error.
+    """The progress bars of a command, on stderr.
 
-    Where that is no terminal, a line says now and then how many are done, of how many: at most one in `PAUSE` seconds,
-    whichever bar it is of.
+    If stderr is not a terminal, a line with the counts is printed instead, at most once in `PAUSE` seconds for all bars
+    together.
 
     Args:
         quiet: Show nothing.
@@ -256,13 +283,18 @@ class Bars:
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.printed = time.monotonic()  # when the last line was, or when the command began
+        self.printed = time.monotonic()  # time of the last line, or of the start
 
     @contextmanager
     def __call__(self, what: str) -> Iterator[Callable[..., None]]:
-        """Show a bar within the context.
+        """Show a bar inside the context.
 
-        What it yields is called with how many are done, of how many, and, if a rate is to be shown, the tokens so far.
+        Args:
+            what: Label of the bar.
+
+        Yields:
+            A function that updates the bar. Its arguments are the number done, the total and, to show a rate, the
+            number of tokens so far.
         """
         if self.quiet:
             yield lambda *_: None
@@ -286,7 +318,7 @@ class Bars:
             yield update
 
     def line(self, what: str, done: int, total: int) -> None:
-        """Print how many are done, unless a line was printed less than `PAUSE` seconds ago."""
+        """Print the counts, unless a line was printed less than `PAUSE` seconds ago."""
         if time.monotonic() - self.printed >= PAUSE:
             self.printed = time.monotonic()
             print(f"{what}: {done:,} of {total:,}", file=sys.stderr, flush=True)

@@ -1,1 +1,1 @@
-"""What every package shares: writing files whole, recording how a result came about, and declaring options."""
+"""Code shared by all packages: atomic file writes, provenance of results, declaration of options."""

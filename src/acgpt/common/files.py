@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all, whatever becomes of the machine in between."""
+"""Atomic file writes, JSON files, file locks and errors of the disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import IO, Any
 
 from acgpt.errors import InputError, OutputError
 
-REMEDY = "Make the folder, make room there, or name another."
+REMEDY = "Create the folder, free some space, or choose another path."
 
 
 @contextlib.contextmanager
 def disk_errors(path: str | Path, remedy: str = REMEDY) -> Iterator[None]:
-    """What the disk refuses within becomes an `OutputError` that names the file or folder and the remedy."""
+    """Turn each `OSError` inside the context into an `OutputError` that names the path and the remedy."""
     try:
         yield
     except OutputError:
@@ -29,12 +29,12 @@ def disk_errors(path: str | Path, remedy: str = REMEDY) -> Iterator[None]:
 def write_whole(
     path: str | os.PathLike[str], content: str | bytes | Iterable[bytes], temporary: Path | None = None
 ) -> None:
-    """Write a file: under another name at first, and under its own once the disk holds it. Its folder is made.
+    """Write a file atomically: to a temporary name, synced to disk, then renamed. The folder is created if needed.
 
     Args:
-        path: The file.
-        content: It may come piece by piece, so that it need not fit into memory.
-        temporary: The other name, in the same folder. Default: one of this process alone.
+        path: Path of the file.
+        content: The content, or an iterable of chunks if it may not fit into memory.
+        temporary: Temporary path, in the same folder. Default: one that contains the process id.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def write_whole(
 
 
 def json_text(content: object, *, indent: int = 2, ensure_ascii: bool = True, allow_nan: bool = True) -> str:
-    """A JSON file's text, as `write_json` writes it: for files that are written together with others."""
+    """Return the text of a JSON file as `write_json` writes it, to write several files together."""
     return json.dumps(content, indent=indent, ensure_ascii=ensure_ascii, allow_nan=allow_nan) + "\n"
 
 
@@ -64,16 +64,16 @@ def write_json(
     allow_nan: bool = True,
     locked: bool = False,
 ) -> None:
-    """Write a JSON file, whole or not at all, and have the disk hold its name as well.
+    """Write a JSON file atomically, and sync its folder.
 
     Args:
-        path: The file; its folder is made.
-        content: What `json.dumps` takes.
+        path: Path of the file. The folder is created if needed.
+        content: Content that `json.dumps` accepts.
         indent: As in `json.dumps`.
         ensure_ascii: As in `json.dumps`.
         allow_nan: As in `json.dumps`.
-        locked: The caller has locked the folder. The file is then written under one fixed name at first, so that
-            what an interruption left there is replaced.
+        locked: The caller has locked the folder. The temporary name is then fixed, so that a leftover of an
+            interrupted write is replaced.
     """
     path = Path(path)
     text = json_text(content, indent=indent, ensure_ascii=ensure_ascii, allow_nan=allow_nan)
@@ -82,7 +82,7 @@ def write_json(
 
 
 def finite(value: Any) -> Any:
-    """Replace what JSON cannot hold: an infinite number, or one that is none, becomes null.
+    """Replace infinite numbers and NaN, which JSON cannot represent, by `None`.
 
     >>> finite({"perplexity": float("inf"), "gains": (1.5, float("nan"))})
     {'perplexity': None, 'gains': [1.5, None]}
@@ -95,22 +95,22 @@ def finite(value: Any) -> Any:
 
 
 def check_writable(path: Path | None) -> None:
-    """Find out before an evaluation, not after it, that its result cannot be written."""
+    """Check that a file can be written, to fail before a long computation and not after it."""
     if path is None:
         return
     folder = next(folder for folder in path.absolute().parents if folder.exists())
     if path.is_dir():
-        raise InputError(f"cannot write {path}: it is a folder. Name a file.")
+        raise InputError(f"cannot write {path}: it is a folder. Choose a file name.")
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        why = "cannot be written into" if folder.is_dir() else "is a file"
-        raise InputError(f"cannot write {path}: {folder} {why}. Name another place.")
+        why = "is not writable" if folder.is_dir() else "is a file"
+        raise InputError(f"cannot write {path}: {folder} {why}. Choose another path.")
 
 
 def try_lock(file: int | IO[Any]) -> bool:
-    """Lock an open file or folder against other processes; False if one of them holds it.
+    """Lock an open file or folder; return `False` if another process holds the lock.
 
-    The lock is advisory and belongs to the descriptor: the system releases it when that is closed, or when the last
-    process that inherited it ends, however it ends. Systems other than Unix have no such lock, and anyone may go on.
+    The lock is advisory and belongs to the file descriptor: it is released when the descriptor is closed, or when the
+    last process that inherited it ends for any reason. On systems other than Unix there is no lock: returns `True`.
     """
     if os.name != "posix":
         return True
@@ -124,15 +124,15 @@ def try_lock(file: int | IO[Any]) -> bool:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Read a JSON file that holds an object.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It holds no JSON object, or text that no file can hold.
+        OSError: The file cannot be read.
+        ValueError: It is not a JSON object, or contains text that cannot be encoded.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        json.dumps(content, ensure_ascii=False).encode()  # half a character cannot be written
+        json.dumps(content, ensure_ascii=False).encode()  # fails for lone surrogates
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(content, dict):
@@ -141,7 +141,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold what was written: a file, or the names in a folder; where the system can do that."""
+    """Sync a file, or the entries of a folder, to disk. Does nothing on systems other than Unix."""
     if os.name == "posix":
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -151,8 +151,8 @@ def sync(path: Path) -> None:
 
 
 def open_weights(folder: Path) -> None:
-    """Let those read the weights in a folder who may read its config: safetensors writes for the owner alone."""
+    """Give the weights in a folder the permissions of its config: safetensors writes for the owner only."""
     mode = next(folder.glob("*config.json")).stat().st_mode
-    with contextlib.suppress(OSError):  # of a file system that knows no modes
+    with contextlib.suppress(OSError):  # the file system may not support modes
         for path in folder.glob("*.safetensors"):
             path.chmod(mode)

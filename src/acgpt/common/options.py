@@ -1,12 +1,15 @@
-"""Options that are declared once, each as a dataclass field with its help and its range.
+"""Declaration of options: each is a dataclass field with a help text and a range.
 
     @dataclass(frozen=True)
     class TextOptions(Options):
         limit: int | None = option("The first N texts only.", metavar="N", minimum=1)
 
-The keyword arguments of a function (`keywords`), the options of a command (`acgpt.cli.ui.takes`) and the tables in the
-documentation are made from the fields. A help text or an error names another option in backticks, as Python spells it;
-`spelled` rewrites these names for the command line.
+The keyword arguments of a function (`keywords`), the options of a command (`acgpt.cli.ui.with_options`) and the tables
+in the documentation are generated from the fields. Help texts and errors name other options in backticks, as Python
+spells them; `for_command_line` rewrites these names for the command line.
+
+An option is renamed by changing the field and adding its old name as `renamed_from`. The old name keeps working, with a
+warning, in Python (`keywords`), on the command line and in YAML files (`current_names`). It is not documented.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ import inspect
 import math
 import re
 import textwrap
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import wraps
 from operator import index
 from types import UnionType
 from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -32,14 +37,14 @@ NAMED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")  # an option as Python s
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that an option takes.
+    """The numbers that an option accepts.
 
     Args:
-        minimum: Least value.
-        maximum: Greatest value.
-        above: All values are greater.
-        below: All values are less.
-        words: The range in words, where those that `str` makes do not do.
+        minimum: Smallest value.
+        maximum: Largest value.
+        above: Exclusive lower bound.
+        below: Exclusive upper bound.
+        words: Description of the range; replaces the one that `str` generates.
     """
 
     minimum: float | None = None
@@ -54,7 +59,7 @@ class Range:
         return low and high and number == number  # false for NaN
 
     def __str__(self) -> str:
-        """The range in words: "at least 1", "from 0 to below 1"."""
+        """Describe the range: "at least 1", "from 0 to below 1"."""
         low, least = (self.minimum, "at least") if self.above is None else (self.above, "above")
         high, most = (self.maximum, "at most") if self.below in (None, math.inf) else (self.below, "below")
         if self.words or low is None or high is None:
@@ -75,84 +80,87 @@ def option(
     form: Form = "value",
     python: str = "",
     shell: str = "",
+    renamed_from: str | tuple[str, ...] = (),
     **bounds: Any,
 ) -> Any:
     """Declare an option as a dataclass field.
 
     Args:
-        help: One or two sentences for users; other options are named in backticks. Empty, if `python` and `shell` say
-            all of it.
-        default: The value where none is given. The help says what it stands for.
-        factory: Makes the default, where that can be changed.
-        metavar: The placeholder of the value in the command's help.
-        flags: Names on the command line, if they are not `--` and the field's name.
-        form: How the command line writes the value: "names" with commas, "list" as a repeated option, "pairs" as
-            KEY=VALUE, repeatedly, "adapter" with "none" for no adapter, "adapters" likewise and repeatedly, with names,
-            "dtype" as one of its names, "megabytes" for a number of bytes.
-        python: A further sentence, on how Python writes the value.
-        shell: A further sentence, on how the command line does.
-        **bounds: As in `Range`.
+        help: One or two sentences for users; other options are named in backticks. Empty if `python` and `shell` say
+            everything.
+        default: Value of the option if it is not given. The help text states what it means.
+        factory: Creates the default, for mutable ones.
+        metavar: Placeholder of the value in the help of the command.
+        flags: Names on the command line. Default: `--` and the field's name.
+        form: How the value is written on the command line. "names": separated by commas; "list": option repeated;
+            "pairs": KEY=VALUE, option repeated; "adapter": "none" means no adapter; "adapters": likewise, option
+            repeated, with names; "dtype": one of the dtype names; "megabytes": MB for a number of bytes.
+        python: Additional sentence about the value in Python.
+        shell: Additional sentence about the value on the command line.
+        renamed_from: Deprecated names. `sets` is a keyword and, as `--sets`, a flag; `--sets` is a flag only.
+        **bounds: Arguments of `Range`.
     """
-    about = {"help": help, "metavar": metavar, "flags": flags, "form": form, "range": Range(**bounds)}
-    about |= {"python": python, "shell": shell}
+    metadata = {"help": help, "metavar": metavar, "flags": flags, "form": form, "range": Range(**bounds)}
+    deprecated = (renamed_from,) if isinstance(renamed_from, str) else renamed_from
+    metadata |= {"python": python, "shell": shell, "renamed_from": deprecated}
     if factory is not None:
-        return field(default_factory=factory, metadata=about)
-    return field(default=default, metadata=about)
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def declared(options: type, name: str, **changes: Any) -> Any:
-    """Declare an option as another dataclass does, for a key that means the same.
+    """Declare an option that another dataclass declares too.
 
     Args:
         options: The other dataclass.
-        name: Of its field.
-        **changes: `default`, or parts of the field's metadata, that are otherwise.
+        name: Name of its field.
+        **changes: A different `default`, or different entries of the field's metadata.
     """
-    (there,) = (each for each in fields(options) if each.name == name)
-    default = changes.pop("default", there.default)
-    return field(default=default, metadata={**there.metadata, **changes})
+    (original,) = (item for item in fields(options) if item.name == name)
+    default = changes.pop("default", original.default)
+    return field(default=default, metadata={**original.metadata, **changes})
 
 
 class Options:
-    """Base of dataclasses of options: checks the range of every number, and words of which there are only some.
+    """Base class of dataclasses of options. It checks ranges of numbers and values of `Literal` types.
 
     Raises:
-        InputError: A value is outside of its range, or of another type.
+        InputError: A value has the wrong type, or is out of range.
     """
 
     def __post_init__(self) -> None:
         hints = value_types(type(self))
-        for each in fields(self):  # type: ignore[arg-type]
-            value, allowed, words = getattr(self, each.name), each.metadata["range"], choices(hints[each.name])
+        for item in fields(self):  # type: ignore[arg-type]
+            value, allowed, names = getattr(self, item.name), item.metadata["range"], choices(hints[item.name])
             if value is None:
                 continue
-            if words and value not in words:
-                raise InputError(f"{each.name} must be one of {', '.join(words)}, not {value!r}.")
+            if names and value not in names:
+                raise InputError(f"{item.name} must be one of {', '.join(names)}, not {value!r}.")
             if allowed == Range():
                 continue
-            whole = hints[each.name] is int
+            whole = hints[item.name] is int
             fits = not isinstance(value, bool) and isinstance(value, SupportsIndex if whole else SupportsFloat)
             if not fits or (number := index(value) if whole else float(value)) not in allowed:
-                raise InputError(f"{each.name} must be a {'whole ' * whole}number, {allowed}, not {value!r}.")
+                raise InputError(f"{item.name} must be a {'whole ' * whole}number, {allowed}, not {value!r}.")
             if type(value) not in (int, float):  # NumPy's numbers cannot be written as JSON
-                object.__setattr__(self, each.name, number)
+                object.__setattr__(self, item.name, number)
 
 
 def choices(hint: Any) -> tuple[str, ...]:
-    """The words of a type that is one of some words, `Literal["lines", "documents"]`; of other types none."""
-    words = get_args(hint) if get_origin(hint) is Literal else ()
-    return words if all(isinstance(word, str) for word in words) else ()
+    """Return the strings of a type such as `Literal["lines", "documents"]`; empty for other types."""
+    values = get_args(hint) if get_origin(hint) is Literal else ()
+    return values if all(isinstance(value, str) for value in values) else ()
 
 
 def value_types(options: type) -> dict[str, Any]:
-    """The type of each field without `None`; of several, the last: `str | Path | None` is `Path`."""
+    """Return the type of each field, without `None`; of a union the last one: `str | Path | None` is `Path`."""
     return {name: last_type(hint) for name, hint in get_type_hints(options).items()}
 
 
 def last_type(hint: Any) -> Any:
-    """The last type of a union that is not `None`, or the type itself."""
+    """Return the last type of a union that is not `None`, or the type itself."""
     if get_origin(hint) in (Union, UnionType):
-        return [each for each in get_args(hint) if each is not type(None)][-1]
+        return [kind for kind in get_args(hint) if kind is not type(None)][-1]
     return hint
 
 
@@ -164,80 +172,124 @@ def documented(options: Class) -> Class:
 
 
 def keywords(options: type[Options]) -> Callable[[Function], Function]:
-    """Document the `**keywords` of a function as the fields of a dataclass, in its signature and its docstring.
+    """Document the `**keywords` of a function as the fields of a dataclass, in its signature and docstring.
 
-    The docstring has a line `**keywords: …` in its section Args, in whose place the fields are listed. Fields that are
-    parameters of the function keep their place in the signature. A `**` parameter of another name takes keywords that
-    are no fields too, and is kept.
+    The line `**keywords: …` in the section Args of the docstring is replaced by the fields. Fields that are parameters
+    of the function keep their place in the signature. A `**` parameter of another name is kept: it also accepts
+    keywords that are not fields. If fields were renamed, the function accepts the old keywords too, with a warning.
     """
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.name != "keywords"]
+        existing = [parameter for parameter in signature.parameters.values() if parameter.name != "keywords"]
         added = [
-            inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
-            for each in fields(options)  # type: ignore[arg-type]
-            if each.name not in signature.parameters
+            inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=item.type)
+            for item in fields(options)  # type: ignore[arg-type]
+            if item.name not in signature.parameters
         ]
         last = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-        positional = [each for each in own if each.kind not in last]
-        rest = [each for each in own if each.kind in last]
+        positional = [parameter for parameter in existing if parameter.kind not in last]
+        rest = [parameter for parameter in existing if parameter.kind in last]
         function.__signature__ = signature.replace(parameters=[*positional, *added, *rest])  # type: ignore[attr-defined]
         if function.__doc__:
             lines = "\n".join(argument_lines(options))
             function.__doc__ = re.sub(r"^ +\*\*keywords:.*$", lambda _: lines, function.__doc__, flags=re.MULTILINE)
-        return function
+        if not old_names(options):
+            return function
+
+        @wraps(function)
+        def call(*arguments: Any, **given: Any) -> Any:
+            return function(*arguments, **current_names(options, given))
+
+        return call  # type: ignore[return-value]
 
     return decorate
 
 
+def old_names(options: type) -> dict[str, str]:
+    """Return the current name of each deprecated keyword."""
+    return {old: item.name for item in fields(options) for old in item.metadata["renamed_from"] if old[0] != "-"}
+
+
+def current_names(options: type, given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Replace deprecated keywords by their current names, with a `FutureWarning` for each.
+
+    Args:
+        options: The dataclass that declares the keywords.
+        given: Values by keyword.
+        prefix: Put before the names in messages, such as `evaluate.` for keys of a file.
+
+    Raises:
+        InputError: An option is given by its old and its current name.
+    """
+    current = dict(given)
+    for old, new in old_names(options).items():
+        if old in current:
+            if new in current:
+                raise InputError(f"{prefix}{old} is the old name of {prefix}{new}: leave it out.")
+            warnings.warn(f"{prefix}{old} is deprecated: use {prefix}{new}.", FutureWarning, stacklevel=3)
+            current[new] = current.pop(old)
+    return current
+
+
 def separated(options: type[Chosen], keywords: Mapping[str, Any]) -> tuple[Chosen, dict[str, Any]]:
-    """The keywords that are fields of a dataclass, as an object of it, and all others."""
-    names = {each.name for each in fields(options)}  # type: ignore[arg-type]
+    """Split keywords into an object of a dataclass of options and a dictionary of all others."""
+    names = {item.name for item in fields(options)}  # type: ignore[arg-type]
     others = {name: value for name, value in keywords.items() if name not in names}
     return options(**{name: value for name, value in keywords.items() if name in names}), others
 
 
 def argument_lines(options: type) -> list[str]:
-    """The fields as lines of a docstring's section Args."""
-    found = []
-    for each in fields(options):
-        text = f"{each.name}: {sentences(each.metadata['help'], each.metadata['python'])}"
-        found += textwrap.wrap(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
-    return found
+    """Return the fields as lines of the section Args of a docstring."""
+    lines = []
+    for item in fields(options):
+        text = f"{item.name}: {sentences(item.metadata['help'], item.metadata['python'])}"
+        lines += textwrap.wrap(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
+    return lines
 
 
 def flags_of(options: type) -> dict[str, tuple[str, ...]]:
-    """The names on the command line of each field."""
-    return {each.name: each.metadata["flags"] or (f"--{each.name.replace('_', '-')}",) for each in fields(options)}
+    """Return the names of each field on the command line."""
+    return {item.name: item.metadata["flags"] or (f"--{item.name.replace('_', '-')}",) for item in fields(options)}
+
+
+def old_flags_of(options: type) -> dict[str, tuple[str, ...]]:
+    """Return the deprecated names on the command line of each field that has any."""
+    return {
+        item.name: tuple(
+            old if old[0] == "-" else f"--{old.replace('_', '-')}" for old in item.metadata["renamed_from"]
+        )
+        for item in fields(options)
+        if item.metadata["renamed_from"]
+    }
 
 
 def command_help(options: type) -> dict[str, str]:
-    """The help of each field on the command line, with options named as it spells them."""
+    """Return the help of each field for the command line, with options spelled as there."""
     names = {name: flags[0] for name, flags in flags_of(options).items()}
     return {
-        each.name: spelled(sentences(each.metadata["help"], each.metadata["shell"]), names) for each in fields(options)
+        item.name: for_command_line(sentences(item.metadata["help"], item.metadata["shell"]), names)
+        for item in fields(options)
     }
 
 
 def sentences(*parts: str) -> str:
-    """These parts of a text, those that are not empty, with spaces between them."""
+    """Join the parts that are not empty with spaces."""
     return " ".join(filter(None, parts))
 
 
-def spelled(text: str, flags: Mapping[str, str]) -> str:
-    """Write the options that a text names in backticks as the command line spells them.
+def for_command_line(text: str, flags: Mapping[str, str]) -> str:
+    """Rewrite options that a text names in backticks as the command line spells them.
 
     >>> flags = {"r_max": "--r-max", "if_possible": "--if-possible"}
-    >>> spelled("leave out `r_max=0.5`, or add `if_possible=True`.", flags)
+    >>> for_command_line("leave out `r_max=0.5`, or add `if_possible=True`.", flags)
     'leave out --r-max 0.5, or add --if-possible.'
-    >>> spelled("`future=False`, `adapter=False`", {"future": "--future/--no-future", "adapter": "--adapter"})
+    >>> for_command_line("`future=False`, `adapter=False`", {"future": "--future/--no-future", "adapter": "--adapter"})
     '--no-future, --adapter none'
 
     Args:
         text: A help text or an error.
-        flags: The name on the command line by the name in Python, with that for false after a slash; what is not among
-            them stays as it is.
+        flags: Flag by name in Python; a slash separates the flag for false. Other names are left unchanged.
     """
 
     def replace(match: re.Match[str]) -> str:

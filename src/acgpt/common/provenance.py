@@ -1,4 +1,4 @@
-"""What a result was computed with, when and by which command, for its record."""
+"""Provenance of a result: versions, date and command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from acgpt.version import __version__
 
 
 def versions() -> dict[str, str]:
-    """All that a number may depend on; the libraries are imported when it is asked."""
+    """Return the versions of the libraries that results depend on, importing them on demand."""
     import accelerate
     import numpy as np
     import torch
@@ -28,5 +28,5 @@ def versions() -> dict[str, str]:
 
 
 def when() -> dict[str, Any]:
-    """The date and the command."""
+    """Return the date and the command."""
     return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": ["acgpt", *sys.argv[1:]]}

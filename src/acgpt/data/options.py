@@ -1,6 +1,6 @@
-"""The options of preparing a corpus, each declared once.
+"""Options of corpus preparation.
 
-This module imports neither torch, transformers nor numpy, so that the command line can list the options at once.
+This module imports neither torch, transformers nor numpy, so that `acgpt COMMAND --help` is fast.
 """
 
 from __future__ import annotations
@@ -10,32 +10,33 @@ from typing import Literal
 
 from acgpt.common.options import Options, documented, option
 
-MOST_HELD_OUT = 0.5  # of train; more is a mistake: 99 for 1 %, say
+MOST_HELD_OUT = 0.5  # share of train; more is probably a mistake, such as 99 for 1 %
 
 
 @documented
 @dataclass(frozen=True)
 class PreparationOptions(Options):
-    """The options of `acgpt.prepare` and of `acgpt prepare`."""
+    """Options of `acgpt.prepare` and `acgpt prepare`."""
 
     tokenizer: str | None = option(
-        "gpt2 or default, the embedded model's (no download needed); or a folder, a hub id or a .gguf file. "
-        "Default: gpt2.",
+        "Tokenizer: gpt2 or default (embedded, no download), a folder, a hub id or a .gguf file. Default: gpt2.",
         metavar="NAME",
         flags=("--tokenizer", "-t"),
     )
     train_tokenizer: int | None = option(
-        "Train a byte-level BPE of N tokens on the train split (at most its first 512 MB) instead.", metavar="N"
+        "Train a byte-level BPE tokenizer with N tokens on the train split (its first 512 MB).", metavar="N"
     )
-    mask_token: bool = option("Add a token <|mask|> for unknown tokens, if the tokenizer has none.", False)
+    mask_token: bool = option("Add a token <|mask|> for unknown tokens if the tokenizer has none.", False)
     convention: Literal["lines", "documents"] | None = option(
-        "lines: EOS after each line that is not blank. documents: EOS after each document. "
+        "Where to put EOS. lines: after each non-blank line. documents: after each document. "
         "Default: documents (wikitext-103: lines).",
         metavar="NAME",
     )
-    field: str = option("What holds the text in .jsonl and .parquet. Default: text.", "text", metavar="NAME")
+    field: str = option(
+        "Field or column with the text in .jsonl and .parquet files. Default: text.", "text", metavar="NAME"
+    )
     validation: float | None = option(
-        "Hold out this share of the train documents, 0.01 say, as validation; of a few text files, pieces. "
+        "Share of the train documents to hold out for validation, such as 0.01; for a few text files, pieces of them. "
         "Default: 0 (fineweb: 0.01).",
         metavar="SHARE",
         minimum=0,
@@ -43,7 +44,7 @@ class PreparationOptions(Options):
         words=f"from 0 to {MOST_HELD_OUT} (0.01 is one in a hundred)",
     )
     seed: int = option(
-        "Of the choice of those documents. Default: 0.",
+        "Seed of the choice of validation documents. Default: 0.",
         0,
         metavar="N",
         flags=("--seed", "-s"),
@@ -52,12 +53,12 @@ class PreparationOptions(Options):
         words="from 0 to 2³² - 1",
     )
     limit: int | None = option(
-        "Take only the first N documents of train: rows; a text file is one. Default: all (fineweb: 1500000).",
+        "Use only the first N documents of train (a row, or a text file). Default: all (fineweb: 1500000).",
         metavar="N",
         minimum=1,
     )
     workers: int | None = option(
-        "Processes that tokenise. Default: one a core, fewer if there is little to do.",
+        "Number of tokenizing processes. Default: one per core, fewer for small inputs.",
         metavar="N",
         flags=("--workers", "-w"),
         minimum=1,
@@ -65,17 +66,16 @@ class PreparationOptions(Options):
     shard_bytes: int = option(
         "",
         32 << 20,
-        python="Bytes in a shard. Default: 32 MiB.",
-        shell="MB in a shard. Default: 32.",
+        python="Size of a shard in bytes. Default: 32 MiB.",
+        shell="Size of a shard in MB. Default: 32.",
         metavar="MB",
         flags=("--shard-size",),
         form="megabytes",
     )
     skip_bad: bool = option(
-        "Leave out and count rows that cannot be used, and the rest of a damaged file; without this, the first one is "
-        "an error.",
+        "Skip and count unusable rows, and the rest of a damaged file, instead of failing at the first.",
         False,
     )
     overwrite: bool = option(
-        "Replace a corpus that was made otherwise. Other files in the folder are left alone.", False
+        "Replace a corpus that was prepared with other settings. Other files in the folder stay.", False
     )

@@ -1,1 +1,1 @@
-"""Answers and procedures for people: colours on a terminal, and pictures."""
+"""Output for people: coloured terminal output, tables and pictures."""

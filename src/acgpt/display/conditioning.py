@@ -1,4 +1,4 @@
-"""Conditioning sets for people's eyes: the regimes of the paper's figure, and others, as rows of squares.
+"""Pictures of conditioning sets: the regimes of the paper and others, as rows of squares.
 
     Structured  {r_max: 0.6, b_max: 3}                             ■ given   □ asked   · unknown
     □□□□□■■■■■■■■■■□□□□□□□□□■■□□□□□□  12
@@ -6,7 +6,7 @@
     …
     ▂▂▂▂▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▂▂▂▂  how often each position is given
 
-Everything is drawn by `Conditioning.roles`, which is what training uses, so a picture cannot differ from it.
+Sets come from `Conditioning.roles`, which training uses too, so a picture cannot differ from training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from acgpt.common.files import disk_errors
 from acgpt.errors import InputError
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 
-REGIMES = {  # as recipes write them, and what is said of each
+REGIMES = {  # notation as in recipes, and remark
     "Fully arbitrary": (
         "{r_min: 0, r_max: 1, b_min: size, b_max: size}",
         "all sets of a size are equally likely",
@@ -49,7 +49,7 @@ REGIMES = {  # as recipes write them, and what is said of each
         "some tokens are neither given nor asked",
     ),
 }
-DRAWS = 10_000  # from which the share of each position is estimated: off by at most 0.01 in 19 of 20 cases
+DRAWS = 10_000  # samples for the share of each position: the error is at most 0.01 in 19 of 20 cases
 LETTERS = {GIVEN: "g", ASKED: "a", UNKNOWN: "u"}
 MARKS = {GIVEN: "■", ASKED: "□", UNKNOWN: "·"}
 COLOURS = {GIVEN: "#4f9d69", ASKED: "#efe3c8", UNKNOWN: "#9aa0a6"}
@@ -58,28 +58,28 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 def read_conditioning(notation: str) -> Conditioning:
-    """A distribution as recipes write it, on one line: `{r_max: 0.6, empty: 0.1}`."""
+    """Parse a distribution in the notation of recipes: `{r_max: 0.6, empty: 0.1}`."""
     import yaml
 
     try:
         content = yaml.safe_load(notation)
     except yaml.YAMLError as error:
         problem = " ".join(str(error).split())
-        raise InputError(f"{notation!r} is no mapping such as {{r_max: 0.6, empty: 0.1}}: {problem}") from error
+        raise InputError(f"{notation!r} is not a mapping such as {{r_max: 0.6, empty: 0.1}}: {problem}") from error
     return Conditioning.from_dict(content)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Sets drawn from one distribution.
+    """Sets sampled from one distribution.
 
     Args:
-        title: Its name.
-        notation: The distribution as recipes write it.
+        title: Name of the distribution.
+        notation: The distribution as in a recipe.
         conditioning: The distribution.
-        sets: (draws, length) roles of the sets that were drawn.
-        rows: The first so many of them are shown; the others count only for the shares.
-        remark: What is said of it.
+        sets: (draws, length) roles of the sampled sets.
+        rows: Number of sets to show; the others are used for the shares only.
+        remark: Short description.
     """
 
     title: str
@@ -91,16 +91,16 @@ class Panel:
 
     @property
     def shown(self) -> np.ndarray:
-        """(rows, length) roles of the sets that are shown."""
+        """(rows, length) roles of the sets to show."""
         return self.sets[: self.rows]
 
     def share(self, role: int) -> np.ndarray:
-        """(length,) how often each position had this role."""
+        """Return the share of sets in which each position has a role; shape (length,)."""
         shares: np.ndarray = (self.sets == role).mean(axis=0)
         return shares
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs: sets as texts of the letters g, a and u."""
+        """Return JSON content, with sets as strings of the letters g, a and u."""
         return {
             "title": self.title,
             "notation": self.notation,
@@ -112,16 +112,16 @@ class Panel:
 
 
 def panel(title: str, notation: str, remark: str = "", *, length: int, rows: int, seed: int, draws: int) -> Panel:
-    """Draw sets: those of items 0, 1, … of epoch 0.
+    """Sample the sets of items 0, 1, … of epoch 0.
 
     Args:
-        title: Its name.
-        notation: A distribution as recipes write it.
-        remark: What is said of it.
-        length: Tokens of a text.
-        rows: Sets to show.
-        seed: As in `generator`.
-        draws: Sets from which the share of each position is estimated.
+        title: Name of the distribution.
+        notation: The distribution as in a recipe.
+        remark: Short description.
+        length: Tokens per text.
+        rows: Number of sets to show.
+        seed: Seed of `generator`.
+        draws: Number of sets for the share of each position.
     """
     conditioning = read_conditioning(notation)
     sets = [conditioning.roles(length, generator(seed, 0, item)) for item in range(max(rows, draws))]
@@ -132,7 +132,7 @@ def panel(title: str, notation: str, remark: str = "", *, length: int, rows: int
 
 
 def terminal(panels: Sequence[Panel]) -> str:
-    """The sets in characters, a line each, with |x_c| behind it."""
+    """Return the sets as text, one line per set, followed by |x_c|."""
     lines = []
     for drawn in panels:
         lines.append(f"{drawn.title}  {drawn.notation}")
@@ -153,7 +153,7 @@ LEGEND = {"ncols": 3, "fontsize": 9, "frameon": False, "borderaxespad": 0.0, "bo
 
 
 def draw_conditioning(path: str | Path, panels: Sequence[Panel]) -> None:
-    """Draw the panels into a file with matplotlib; the ending says the format: .png, .svg, .pdf.
+    """Draw the panels to a file with matplotlib. The suffix is the format: .png, .svg, .pdf.
 
     Raises:
         InputError: matplotlib is missing, the format is unknown, or the file cannot be written.
@@ -183,7 +183,7 @@ def draw_conditioning(path: str | Path, panels: Sequence[Panel]) -> None:
     colours = ListedColormap([COLOURS[role] for role in roles])
 
     def axes(x: float, y: float, high: float) -> Any:
-        """Axes over the positions of a text, so many inches from the top left corner."""
+        """Add axes over the positions of a text; the offset from the top left corner is in inches."""
         box = (x / width, 1 - (y + high) / height, cell * length / width, high / height)
         result = figure.add_axes(box, xlim=(0.5, length + 0.5))
         result.tick_params(length=0, labelsize=7, labelcolor=GREY, pad=2)
@@ -203,15 +203,15 @@ def draw_conditioning(path: str | Path, panels: Sequence[Panel]) -> None:
         for row, size in enumerate((drawn.shown == GIVEN).sum(axis=1).tolist()):
             squares.annotate(str(size), (length + 0.5, row + 0.5), (6, 0), va="center", fontsize=6.5, **words)
         squares.annotate("$|x_c|$", (length + 0.5, 0), (6, 6), fontsize=7.5, **words)
-        words |= {"parse_math": False}  # what follows may be anything that a user wrote
+        words |= {"parse_math": False}  # the following texts may come from the user
         notation = shorten(drawn.notation, 80, placeholder=" …")
         squares.annotate(notation, (0.5, 0), (0, 6), fontsize=7.5, family="monospace", **words)
-        how = words | {"color": "#222222", "weight": "bold", "fontsize": 11}
-        title = squares.annotate(drawn.title, (0.5, 0), (0, 19), **how)
+        heading = words | {"color": "#222222", "weight": "bold", "fontsize": 11}
+        title = squares.annotate(drawn.title, (0.5, 0), (0, 19), **heading)
         squares.annotate(drawn.remark, (1, 0), (6, 1), title, va="bottom", fontsize=8.5, **words)
 
         chart = axes(x, y + grid + GAP, CHART)
-        chart.set_facecolor("#f8f3e7")  # what is left of 1: asked
+        chart.set_facecolor("#f8f3e7")  # the rest up to 1 is asked
         given, unknown = drawn.share(GIVEN), drawn.share(UNKNOWN)
         chart.stairs(given, edges[0], fill=True, color=COLOURS[GIVEN])
         chart.stairs(given + unknown, edges[0], baseline=given, fill=True, color=COLOURS[UNKNOWN])

@@ -1,12 +1,12 @@
-"""The five modes as a picture: the role of every token of a sentence, and what each asked one is predicted from.
+"""A picture of the five modes: the role of every token of a sentence, and which tokens each prediction reads.
 
     Infilling               The   cat   sat   on    the   mat   .          a box a token, coloured by its role
                              ■     ?                       □     □          a line a prediction: the token itself,
                              ■     ■     ?                 □     □          what it is predicted from before it (■)
                              …                                              and after it (□)
 
-Roles are drawn by `EvaluationSet` and lines come out of `layout`, which are what a model is evaluated with, so that the
-picture cannot differ from what is computed. It takes neither a model nor a tokenizer: tokens are words.
+Roles come from `EvaluationSet` and lines from `layout`, which evaluation uses too, so the picture cannot differ from
+what is computed. No model or tokenizer is needed: tokens are words.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TEXT = "The cat sat on the mat."
 EXAMPLE = 352  # a seed under which the sets of that sentence have two ends, and two blocks of different sizes
 MOST_WORDS = 14
 NOT_SCORED, PAST, FUTURE, UNREAD = "#868e96", "#2a9d8f", "#e09f3e", "#f1f1f1"
-WORDS = {  # what is said of each mode
+WORDS = {  # description of each mode
     "unconditional": "Nothing is given.\nEvery token is asked.",
     "infilling": "Both ends are given,\nthe middle is asked.",
     "training": "Blocks are given, as in training,\nthe rest is asked.",
@@ -48,8 +48,8 @@ class Panel:
 
     Args:
         mode: The mode.
-        roles: "given", "asked" or "not scored", a token each.
-        reads: For each asked position, the positions that it is predicted from.
+        roles: "given", "asked" or "not scored" for each token.
+        reads: Positions that each asked position is predicted from.
     """
 
     mode: Mode
@@ -58,13 +58,13 @@ class Panel:
 
 
 def panels(words: int, seed: int, r_max: float = 0.6) -> list[Panel]:
-    """The five modes on a text of so many words."""
+    """Return the five modes on a text of `words` words."""
     drawn = EvaluationSet.build(np.arange(words), tokenizer_hash="", length=words, r_max=r_max, seed=seed)
     result = []
     for mode in MODES.values():
         roles = drawn.roles(mode)
         (query,) = queries_of(drawn.tokens, mode.shown(roles))
-        layout = build([query], bos=0, mask=None, future=True)  # without the future nothing is given, and none is read
+        layout = build([query], bos=0, mask=None, future=True)  # in modes without the future nothing is given
         positions = layout.positions.tolist()
         seen = visible(torch.tensor(layout.copies), len(positions))[0]
         reads = {
@@ -79,12 +79,12 @@ def panels(words: int, seed: int, r_max: float = 0.6) -> list[Panel]:
 
 
 def draw_modes(path: str | Path, text: str = TEXT, *, seed: int = 0) -> None:
-    """Draw the five modes into a file with matplotlib; the ending says the format: .png, .svg, .pdf.
+    """Draw the five modes to a file with matplotlib. The suffix is the format: .png, .svg, .pdf.
 
     Args:
-        path: The file.
-        text: A sentence of 3 to 14 words; marks count as words.
-        seed: Another number draws other conditioning sets; 0 is the running example.
+        path: Path of the file.
+        text: A sentence of 3 to 14 words; punctuation marks count as words.
+        seed: Seed of the conditioning sets; 0 is the running example.
 
     Raises:
         InputError: matplotlib is missing, the format is unknown, the file cannot be written, or the text does not fit.
@@ -114,20 +114,20 @@ def draw_modes(path: str | Path, text: str = TEXT, *, seed: int = 0) -> None:
     families = {font.name for font in font_manager.fontManager.ttflist}
     roles = {"given": COLOURS["given"], "asked": COLOURS["asked"], "not scored": NOT_SCORED}
 
-    def write(x: float, y: float, what: str, colour: str = "#555555", points: float = 9.0, **how: Any) -> None:
-        how = {"va": "center", "ha": "left", "family": [f for f in FONTS if f in families], **how}
-        axes.text(x, y, what, color=colour, fontsize=points, parse_math=False, **how)
+    def write(x: float, y: float, what: str, colour: str = "#555555", points: float = 9.0, **style: Any) -> None:
+        style = {"va": "center", "ha": "left", "family": [f for f in FONTS if f in families], **style}
+        axes.text(x, y, what, color=colour, fontsize=points, parse_math=False, **style)
 
     def mark(x: float, y: float, width: float, colour: str, *, hollow: bool = False) -> None:
-        how: dict[str, Any] = {"facecolor": "none" if hollow else colour, "edgecolor": colour, "linewidth": 1.2}
-        axes.add_patch(Rectangle((x + 0.06, y + 0.025), width - 0.12, line - 0.05, **how))
+        style: dict[str, Any] = {"facecolor": "none" if hollow else colour, "edgecolor": colour, "linewidth": 1.2}
+        axes.add_patch(Rectangle((x + 0.06, y + 0.025), width - 0.12, line - 0.05, **style))
 
     top = 0.0
     for panel in drawn:
         write(0, top + 0.1, panel.mode.title, "#111111", 11, weight="bold")
         write(0, top + 0.26, WORDS[panel.mode.name], va="top", linespacing=1.35)
-        for place, (word, role) in enumerate(zip(words, panel.roles, strict=True)):
-            x = left + place * cell
+        for index, (word, role) in enumerate(zip(words, panel.roles, strict=True)):
+            x = left + index * cell
             shape = FancyBboxPatch(
                 (x + 0.09, top + 0.03), cell - 0.18, box - 0.06, boxstyle="round,pad=0.03,rounding_size=0.06",
                 facecolor=roles[role], edgecolor="none",
@@ -157,6 +157,6 @@ def draw_modes(path: str | Path, text: str = TEXT, *, seed: int = 0) -> None:
             mark(x - 0.06, top + 0.24 * number - line / 2, 0.42, colour, hollow=name == "the token itself")
             write(x + 0.42, top + 0.24 * number, name)
     with warnings.catch_warnings(), rc_context({"svg.hashsalt": "acgpt"}):
-        warnings.filterwarnings("ignore", message="Glyph")  # a script that no font here has: boxes stand for it
+        warnings.filterwarnings("ignore", message="Glyph")  # no installed font has the script: boxes are drawn
         with disk_errors(path):
             canvas.savefig(path, dpi=200, bbox_inches="tight", pad_inches=0.25)

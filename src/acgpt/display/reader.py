@@ -1,4 +1,4 @@
-"""What a drawing takes of a model that may have several adapters: the tokenizer, and the one that would be asked."""
+"""The reader of a model with several adapters: the tokenizer, and the adapter that would answer."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ def choose_reader(
     adapters: Mapping[str, str] | str | Literal[False] | None = None,
     future: bool | None = None,
 ) -> tuple[Reader, dict[str, str | None], bool]:
-    """Find out how a template would be asked of a model; only its tokenizer is loaded.
+    """Determine how a model would read a template. Only the tokenizer is loaded.
 
         reader, about, future = choose_reader("The {{cat}} sat.", adapters={"infill": "runs/a", "scattered": "runs/b"})
         about["adapter"]        # the one that would answer
 
     Args:
-        template: The question.
+        template: The template.
         model: As in `acgpt.load`.
         adapters: As `adapter` in `acgpt.load`.
-        future: With copies, or left to right? By default with copies; with several adapters, as the one that would
-            answer is asked.
+        future: Whether to show copies. Default: yes; with several adapters, as the adapter that would answer reads.
 
     Returns:
-        The reader; the adapter that would be asked, for results, if there are any; and whether copies are shown.
+        The reader, the JSON field of the adapter that would answer (empty if none), and whether copies are shown.
     """
     source, folders = resolve_all(model, adapters)
     one = next(iter(folders.values())) if isinstance(adapters, Mapping) else adapters
-    reader = load_reader(model, one)  # they have tokenizer and BOS in common
+    reader = load_reader(model, one)  # adapters share tokenizer and BOS
     if not routed(folders):
         about: dict[str, str | None] = {"adapter": next(iter(folders))} if adapters else {}
         return reader, about, True if future is None else future

@@ -1,4 +1,4 @@
-"""For people's eyes: answers in colour; and what the model is told, drawn in the terminal or as a picture.
+"""Answers in colour, and the input of a model drawn on the terminal or as a picture.
 
     The capital of {{Italy}} is Rome.                   rows read columns
                                       T c   i R     B T c
@@ -8,8 +8,8 @@
     …
     of           3  given  → ␣Italy   ■ ■ ■ ■ ■ ■ │ ■ ■ ■ ■
 
-Everything in the drawing comes out of `layout.build` and `layout.visible`, which are what the model is run on, so that
-the picture cannot differ from what is computed. A tokenizer is all it takes; the weights are never read.
+The drawing is made from `layout.build` and `layout.visible`, which the model uses too, so it cannot differ from what is
+computed. It needs the tokenizer only, not the weights.
 """
 
 from __future__ import annotations
@@ -42,25 +42,29 @@ if TYPE_CHECKING:
 
     from acgpt.models.language_model import LanguageModel, Ranking, Sample, Score
 
-SURPRISE = ((1, "black on green"), (3, "black on yellow"), (6, "black on bright_red"))  # below so many bits, this style
-NO_ANSWER = "--"  # for what a method cannot answer
+SURPRISE = (
+    (1, "black on green"),
+    (3, "black on yellow"),
+    (6, "black on bright_red"),
+)  # style for a surprise below this number of bits
+NO_ANSWER = "--"  # shown where a method has no answer
 BLANK = "□"  # a token that is still to be sampled
 STYLES = {"copy": "cyan", "BOS": "dim", "given": "blue", "asked": "magenta", "unknown": "dim"}
 COLOURS = {"copy": "#2a9d8f", "BOS": "#6c757d", "given": "#3a6ea5", "asked": "#d1495b", "unknown": "#6c757d"}
 FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Hiragino Sans", "Yu Gothic", "Noto Sans", "Arial Unicode MS")
-MOST_LAID_OUT = 4096  # slots of which the mask, a square, is made at all
-MOST_DRAWN = 200  # slots in a picture: beyond, the labels would be dust
+MOST_LAID_OUT = 4096  # maximum number of slots of a layout: the mask is quadratic
+MOST_DRAWN = 200  # maximum number of slots in a picture: labels must stay readable
 
 _SPACES = {10: "⏎", 13: "⏎", 9: "⇥", 32: "␣"}
 
 
 def printable(text: str) -> str:
-    """A text that is safe to print: control characters, which could steer the terminal, as symbols; lines stay."""
+    """Replace control characters, which could control the terminal, by symbols. Tabs and newlines are kept."""
     return text.translate(CONTROLS | {9: "\t", 10: "\n"})
 
 
 def label(text: str, token_id: int | None = None) -> str:
-    """A token in one line, its white space made visible; the id of a token that has no text of its own."""
+    """Return a token on one line with visible white space, or its id if it has no text."""
     return text.translate(CONTROLS | _SPACES) if text else f"#{token_id}"
 
 
@@ -68,7 +72,7 @@ def label(text: str, token_id: int | None = None) -> str:
 
 
 class Page(Console):
-    """Standard output for people: no escape at all under NO_COLOR or in a pipe, where lines may be 100 wide."""
+    """Console on stdout. No escape codes with NO_COLOR or in a pipe, where the width is 100."""
 
     def __init__(self) -> None:
         super().__init__(highlight=False, markup=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
@@ -76,7 +80,7 @@ class Page(Console):
             self.width = 100
 
     def on_broken_pipe(self) -> None:
-        """Rich would end the program here; that is for the program to do."""
+        """Raise; rich would exit the program."""
         raise BrokenPipeError
 
     def note(self, text: str, style: str = "dim") -> None:
@@ -84,22 +88,22 @@ class Page(Console):
         self.print(Text(text, style), soft_wrap=True)
 
     def table(self, table: Table, *, spare: Sequence[str] = (), hint: str = "") -> None:
-        """Print a table so that all of it can be read, as `terminal_table.print_table`."""
+        """Print a table so that all of it can be read, see `print_table`."""
         print_table(self, table, spare=spare, hint=hint)
 
     @property
     def plain(self) -> bool:
-        """Is there nothing but characters to mark a text with?"""
+        """Whether styles are unavailable."""
         return self.color_system is None
 
 
 def marked(texts: Sequence[str], notes: Mapping[int, tuple[str, str]], plain: bool) -> Text:
-    """A text whose tokens at some positions stand out.
+    """Return a text with some tokens highlighted.
 
     Args:
         texts: The tokens' texts.
-        notes: For these positions, counted from 1, a style, and a note that takes its place where there are no styles.
-        plain: No styles: brackets instead.
+        notes: Style by position, from 1, and a note that replaces the style in plain text.
+        plain: Use brackets instead of styles.
     """
     result = Text()
     for position, text in enumerate(map(printable, texts), start=1):
@@ -112,12 +116,12 @@ def marked(texts: Sequence[str], notes: Mapping[int, tuple[str, str]], plain: bo
 
 
 def bits(log_prob: float) -> float:
-    """Surprise: 0 for what is certain, 1 for a coin toss."""
+    """Convert a log-probability to surprise in bits: 0 is certain, 1 a coin toss."""
     return -log_prob / math.log(2)
 
 
 def print_score(page: Page, lm: LanguageModel, template: str, ways: Mapping[str, Score | None]) -> None:
-    """The text, asked tokens coloured by surprise, once for each way of reading; and the numbers in a table."""
+    """Print the text with asked tokens coloured by surprise, once per column, and a table of the numbers."""
     scores = {name: score for name, score in ways.items() if score is not None}
     query = lm.query(template)
     texts = lm.pieces([token for token in query.tokens if token is not None])
@@ -151,7 +155,7 @@ def print_score(page: Page, lm: LanguageModel, template: str, ways: Mapping[str,
 
 
 def print_samples(page: Page, lm: LanguageModel, samples: Sequence[Sample]) -> None:
-    """Each sample with what was drawn marked, and its log-probability."""
+    """Print each sample with its log-probability; sampled tokens are highlighted."""
     for number, sample in enumerate(samples, start=1):
         texts = lm.pieces([token for token in sample.query.tokens if token is not None])
         text = marked(texts, dict.fromkeys(sample.query.asked_positions, ("bold magenta", "")), page.plain)
@@ -160,7 +164,7 @@ def print_samples(page: Page, lm: LanguageModel, samples: Sequence[Sample]) -> N
 
 
 def print_ranking(page: Page, template: str, ranking: Ranking) -> None:
-    """The alternatives with bars, and how they were compared."""
+    """Print the alternatives with bars, and how they were compared."""
     page.note(printable(template), "bold")
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()
@@ -173,17 +177,17 @@ def print_ranking(page: Page, template: str, ranking: Ranking) -> None:
     page.table(table)
     how = {
         "whole text": "the probability of the whole text, read left to right",
-        "asked | given": "the probability of the alternative, given all that stands before and after it",
+        "asked | given": "the probability of the alternative, given the text before and after it",
     }
     page.note(f"Compared by {how.get(ranking.compared, ranking.compared)}.\n")
 
 
-# ---- what the model is told -----------------------------------------------------------------------------------------
+# ---- the input of the model -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a slot predicts: an asked token, its position, and its id and text unless it is still to be sampled."""
+    """The asked token that a slot predicts: position, id (`None` for a blank) and text."""
 
     position: int
     id: int | None
@@ -195,11 +199,11 @@ class ShownSlot:
     """One slot of the model's input.
 
     Args:
-        text: The text of its token; "" for one that holds a part of a character only, `BLANK` for a blank.
-        id: The id of its token; `None` for a blank.
-        position: Its position id. A copy has that of its original.
+        text: Text of the token; "" for a part of a character, `BLANK` for a blank.
+        id: Id of the token; `None` for a blank.
+        position: Position id. A copy has that of its original.
         role: "copy", "BOS", or for the text itself "given", "asked" or "unknown".
-        predicts: The asked token that is read off here, if any.
+        predicts: The asked token predicted at this slot, if any.
     """
 
     text: str
@@ -211,14 +215,14 @@ class ShownSlot:
 
 @dataclass(frozen=True)
 class Figure:
-    """The layout of one question: copies first, then BOS and the text as far as the last prediction needs it."""
+    """The layout of one query: copies, then BOS and the text up to the last prediction."""
 
     slots: tuple[ShownSlot, ...]
-    copies: int  # so many of the slots are copies
-    mask: tuple[tuple[bool, ...], ...]  # mask[q][k]: may slot q read slot k?
+    copies: int  # number of copies
+    mask: tuple[tuple[bool, ...], ...]  # mask[q][k]: whether slot q attends to slot k
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs: a list per property, one entry a slot; the mask as rows of 0 and 1."""
+        """Return JSON content: a list per property with one entry per slot; the mask as strings of 0 and 1."""
         predicts = [s.predicts and vars(s.predicts) for s in self.slots]
         return {
             "copies": self.copies,
@@ -234,14 +238,14 @@ class Figure:
 def figure(
     query: Query, tokenizer: PreTrainedTokenizerBase, *, bos: int, mask: int | None = None, future: bool = True
 ) -> Figure:
-    """Lay out a question and name what is in every slot.
+    """Lay out a query and label every slot.
 
     Args:
-        query: The question, as `LanguageModel.query` or `query_of` gives it.
-        tokenizer: The model's tokenizer, for the tokens' texts.
+        query: The query, from `LanguageModel.query` or `query_of`.
+        tokenizer: Tokenizer of the model.
         bos: Id of the token at position 0.
-        mask: Id of the token that stands for unknown ones; needed only if the query has any.
-        future: With copies of what is given, or read left to right?
+        mask: Id of MASK; needed only if the query has unknown tokens.
+        future: Use copies of given tokens; otherwise read left to right.
     """
     layout = build([query], bos=bos, mask=mask, future=future)
     if len(layout.ids) > MOST_LAID_OUT:
@@ -285,7 +289,7 @@ def figure(
 
 @dataclass(frozen=True)
 class Reader:
-    """What drawing takes of a model: its tokenizer, its BOS and MASK tokens, and whether it says it reads copies."""
+    """The parts of a model that a drawing needs: tokenizer, BOS, MASK, and whether it was trained to read copies."""
 
     tokenizer: PreTrainedTokenizerBase
     bos: int
@@ -294,7 +298,7 @@ class Reader:
 
 
 def load_reader(model: str | None = None, adapter: str | Literal[False] | None = None) -> Reader:
-    """The tokenizer of a model and the ids that `acgpt.load` would choose; the weights are not read.
+    """Load the tokenizer of a model and the token ids that `acgpt.load` would choose, without the weights.
 
     Args:
         model: As in `acgpt.load`: a folder, a hub id, a `.gguf` file, or by default the embedded model.
@@ -309,18 +313,20 @@ def load_reader(model: str | None = None, adapter: str | Literal[False] | None =
     source, adapter = resolve(model, adapter)
     tokenizer = from_pretrained(AutoTokenizer, source)
     config = None if source.endswith(".gguf") else from_pretrained(AutoConfig, source)
-    said = metadata_of(source, adapter, config)
-    if not (method := model_method(said)).drawn:
+    metadata = metadata_of(source, adapter, config)
+    if not (method := model_method(metadata)).drawn:
         raise InputError(
             f"what is drawn is the layout of {' and '.join(name for name, each in METHODS.items() if each.drawn)}, and "
             f"a model of method {method.name} is shown something else: docs/explanation/methods.md draws it."
         )
-    bos = choose_bos(default_bos(model, said), said, tokenizer)
-    return Reader(tokenizer, bos, said.mask_token_id if said else None, said is not None and said.reads_copies)
+    bos = choose_bos(default_bos(model, metadata), metadata, tokenizer)
+    return Reader(
+        tokenizer, bos, metadata.mask_token_id if metadata else None, metadata is not None and metadata.reads_copies
+    )
 
 
 def query_of(template: str, tokenizer: PreTrainedTokenizerBase) -> Query:
-    """The question that a template asks in this tokenizer's tokens."""
+    """Encode a template as a query."""
     return encode(parse(template), tokenizer, template).query
 
 
@@ -328,29 +334,29 @@ def query_of(template: str, tokenizer: PreTrainedTokenizerBase) -> Query:
 
 
 def labels(slot: ShownSlot) -> tuple[str, str]:
-    """How a slot and what it predicts are written in a picture."""
+    """Return the labels of a slot and of its prediction."""
     name = "BOS" if slot.role == "BOS" else label(slot.text, slot.id)
     target = slot.predicts
     return name, "" if target is None else "→ " + label(target.text, target.id)
 
 
 def shortened(text: str, width: int) -> str:
-    """The text in at most `width` cells of the terminal."""
+    """Truncate a text to `width` cells of the terminal."""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def downwards(texts: Sequence[str], most: int, cell: int) -> list[tuple[str, ...]]:
-    """Headings of columns, written from top to bottom, all ending in the last line: a tuple a line."""
+    """Return vertical column headings, aligned at the bottom, as one tuple per line."""
     letters = [[c for c in shortened(text, most) if 0 < cell_len(c) <= cell] or ["?"] for text in texts]
     height = max(map(len, letters))
     return list(zip(*([" "] * (height - len(column)) + column for column in letters), strict=True))
 
 
 def terminal(drawn: Figure, width: int = 100) -> Text:
-    """The figure in characters, at most `width` cells wide.
+    """Return the figure as text, at most `width` cells wide.
 
-    A cell takes two characters; one where the grid would not fit; and where even that is too wide, columns in the
-    middle are left out, and a line under the grid says so.
+    A cell takes two characters, or one if the grid would not fit. If that is still too wide, columns in the middle are
+    left out, and a line below the grid says so.
     """
     slots = drawn.slots
     heads = ("token", "pos", "role", "predicts")
@@ -406,7 +412,7 @@ def terminal(drawn: Figure, width: int = 100) -> Text:
 
 
 def picture(drawn: Figure, path: str | Path, title: str = "") -> None:
-    """Draw the figure into a file with matplotlib; the ending says the format: .png, .svg, .pdf.
+    """Draw the figure to a file with matplotlib. The suffix is the format: .png, .svg, .pdf.
 
     Raises:
         InputError: matplotlib is missing, the format is unknown, the file cannot be written, or there are too many
@@ -439,12 +445,12 @@ def picture(drawn: Figure, path: str | Path, title: str = "") -> None:
     axes.set_axis_off()
     families = {font.name for font in font_manager.fontManager.ttflist}
 
-    def write(x: float, y: float, text: str, colour: str = "#777777", points: float = 9.0, **how: Any) -> Any:
-        how = {"va": "center", "ha": "center", "family": [f for f in FONTS if f in families], **how}
-        return axes.text(x, y, text, color=colour, fontsize=points, parse_math=False, **how)
+    def write(x: float, y: float, text: str, colour: str = "#777777", points: float = 9.0, **style: Any) -> Any:
+        style = {"va": "center", "ha": "center", "family": [f for f in FONTS if f in families], **style}
+        return axes.text(x, y, text, color=colour, fontsize=points, parse_math=False, **style)
 
     def reach(texts: Sequence[Any]) -> tuple[float, float]:
-        """How far to the left and how far up these texts go, in cells."""
+        """Return the left and the top edge of some texts, in cells."""
         boxes = [text.get_window_extent(renderer).transformed(axes.transData.inverted()) for text in texts]
         return min(min(box.x0, box.x1) for box in boxes), min(min(box.y0, box.y1) for box in boxes)
 
@@ -466,12 +472,12 @@ def picture(drawn: Figure, path: str | Path, title: str = "") -> None:
             frame = (at + 0.07, at + 0.07)  # around the slot where the prediction comes out
             axes.add_patch(Rectangle(frame, 0.86, 0.86, fill=False, edgecolor=COLOURS["asked"], linewidth=6 * side))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a script that no font here has: boxes stand for it
+        warnings.filterwarnings("ignore", message="Glyph")  # no installed font has the script: boxes are drawn
         left, top = reach(beside)[0] - 2.6, reach(above)[1]
     for at, slot in zip(where, drawn.slots, strict=True):
         write(left, at + 0.5, slot.role, points=0.85 * small, ha="left")
     write(-0.25, -0.25, "position", points=0.85 * small, ha="right", va="bottom")
-    unit = 0.3 / side  # what belongs to the letters keeps its distance whatever the size of the cells
+    unit = 0.3 / side  # distances of texts do not depend on the size of the cells
     for name, first, last, role in (("copies", 0, copies, "copy"), ("BOS and text", copies, count, "given")):
         if first < last:
             spot = (where[first] + 0.05, where[last - 1] + 0.95)

@@ -1,13 +1,13 @@
-"""How a table is written: on a terminal, in Markdown and in LaTeX.
+"""Tables on a terminal, in Markdown and in LaTeX.
 
-On a terminal of any width nothing is cut off, and what is left out is named:
+On a terminal nothing is truncated, and columns that are left out are named:
 
     wide enough, or no terminal    the table as it is
-    narrower                       headings and words in several lines
-    narrower still                 without its spare columns; a line below says which, and how to see them
-    too narrow even so             a block for each row, a line for each column
+    narrower                       headings and text wrapped
+    narrower still                 without spare columns; a line below names them and how to see them
+    too narrow for that            a block per row, a line per column
 
-Rich alone would cut cells that do not fit, and end them in an ellipsis.
+Rich would truncate cells that do not fit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.text import Text
 
 from acgpt.errors import CONTROLS
 
-LEAST = 12  # cells that a column of words keeps where it is folded
+LEAST = 12  # minimum width of a wrapped text column
 GAP = 2  # cells between two columns
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
 TEX |= {">": r"\textgreater{}", "|": r"\textbar{}"} | {each: f"\\{each}" for each in "&%$#_{}"}
@@ -34,7 +34,7 @@ TEX |= {"σ": r"$\sigma$", "±": r"$\pm$", "≤": r"$\le$", "×": r"$\times$", "
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[bool]) -> str:
-    """A table in Markdown.
+    """Return a table in Markdown.
 
     >>> print(markdown_table(["run", "loss"], [["a", "1.5"]], [False, True]))
     | run | loss |
@@ -42,32 +42,34 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], numbe
     | a | 1.5 |
 
     Args:
-        headings: Of its columns.
+        headings: Headings of the columns.
         rows: The cells of each row, as Markdown.
-        numbers: Is this column one of numbers, to the right?
+        numbers: Whether each column holds numbers, aligned right.
     """
     rule = ["---:" if number else "---" for number in numbers]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [headings, rule, *rows])
 
 
 def plain_markdown(text: str) -> str:
-    """A text that Markdown shows as it is, in a cell of a table too."""
+    """Escape a text for Markdown, also in cells of tables."""
     return re.sub(r"([\\|*_`<\[\]])", r"\\\1", text).replace("\n", " ")
 
 
 def latex_table(
     headings: Iterable[str], groups: Iterable[Iterable[Iterable[str]]], numbers: Iterable[bool]
 ) -> list[str]:
-    """The lines of a tabular in LaTeX, as wide as the column of text, with booktabs' rules.
+    """Return the lines of a LaTeX tabular with booktabs rules, scaled to the column width.
 
     Args:
-        headings: Of its columns, as LaTeX.
-        groups: The rows of each group, between which there is a rule; the cells of each row, as LaTeX.
-        numbers: Is this column one of numbers, to the right?
+        headings: Headings of the columns, as LaTeX.
+        groups: Groups of rows, separated by rules; cells as LaTeX.
+        numbers: Whether each column holds numbers, aligned right.
     """
 
     def line(cells: Iterable[str]) -> str:
-        return re.sub(r"^(?=[\[*])", "{}", " & ".join(cells)) + r" \\"  # else the line before takes it for its own
+        return (
+            re.sub(r"^(?=[\[*])", "{}", " & ".join(cells)) + r" \\"
+        )  # otherwise LaTeX reads it as an argument of the line before
 
     return [
         r"\resizebox{\columnwidth}{!}{%",
@@ -83,21 +85,21 @@ def latex_table(
 
 
 def escape_latex(text: str) -> str:
-    """A text that LaTeX shows as it is; but `--` that stands alone is a dash."""
+    """Escape a text for LaTeX. A `--` on its own remains a dash."""
     shown = "".join(TEX.get(each, each) for each in text.translate(CONTROLS))
-    return re.sub(r"(?<![\w-])(--)(?![\w-])|-(?=-)", lambda found: found[1] or "-{}", shown)
+    return re.sub(r"(?<![\w-])(--)(?![\w-])|-(?=-)", lambda match: match[1] or "-{}", shown)
 
 
 # ---- the terminal ---------------------------------------------------------------------------------------------------
 
 
 def terminal_table(headings: Iterable[str], numbers: Iterable[bool] | None = None, *, fold: bool = True) -> Table:
-    """An empty table for `print_table`, in the style that all tables have.
+    """Return an empty table for `print_table`, in the common style.
 
     Args:
-        headings: Of its columns.
-        numbers: Is this column one of numbers, to the right? Default: all are but the first.
-        fold: May the words of the other columns be folded?
+        headings: Headings of the columns.
+        numbers: Whether each column holds numbers, aligned right. Default: all are but the first.
+        fold: Whether text columns may be wrapped.
     """
     headings = list(headings)
     numbers = [number > 0 for number in range(len(headings))] if numbers is None else numbers
@@ -111,13 +113,13 @@ def terminal_table(headings: Iterable[str], numbers: Iterable[bool] | None = Non
 
 
 def print_table(page: Console, table: Table, *, spare: Sequence[str] = (), hint: str = "") -> None:
-    """Print a table so that all of it can be read.
+    """Print a table without truncation.
 
     Args:
-        page: Where to; one that is no terminal has any width.
-        table: Without a box. Its left-aligned columns may be folded, unless they are `no_wrap`.
-        spare: The headings of columns that may be left out where there is too little room, the first of them first.
-        hint: Where those can be seen.
+        page: The console. Its width matters only on a terminal.
+        table: A table without a box. Left-aligned columns are wrapped unless they are `no_wrap`.
+        spare: Headings of columns that may be left out, in that order.
+        hint: Where to see them.
     """
     if not page.file.isatty():  # in a pipe, colours or not
         width, page.width = page.width, max(page.width, width_of(table))
@@ -141,46 +143,46 @@ def print_table(page: Console, table: Table, *, spare: Sequence[str] = (), hint:
 
 
 def plain(cell: object) -> str:
-    """The text of a cell, without its style."""
+    """Return the text of a cell without its style."""
     return cell.plain if isinstance(cell, Text) else str(cell)
 
 
 def cells_of(column: Column) -> list[str]:
-    """The cells of a column below its heading."""
+    """Return the cells of a column below its heading."""
     return [plain(cell) for cell in column.cells]
 
 
 def across(text: str) -> int:
-    """The width of the widest line."""
+    """Return the width of the widest line."""
     return max(map(cell_len, text.split("\n")))
 
 
 def folds(column: Column) -> bool:
-    """May the cells of a column be folded?"""
+    """Return whether the cells of a column may be wrapped."""
     return column.justify == "left" and not column.no_wrap
 
 
 def width_of(table: Table) -> int:
-    """The width of the whole table, nothing folded."""
+    """Return the width of the table without wrapping."""
     widths = [max(map(across, [plain(column.header), *cells_of(column)])) for column in table.columns]
     return sum(widths) + GAP * (len(widths) - 1)
 
 
 def least(column: Column) -> int:
-    """The width that a column needs if its heading, and its words if they may, are folded."""
+    """Return the minimum width of a column, with wrapped heading and, if allowed, wrapped cells."""
     widest = max(map(across, cells_of(column)), default=0)
     heading = max(map(cell_len, plain(column.header).split()), default=0)
     return max(heading, min(widest, LEAST) if folds(column) else widest)
 
 
 def narrowest(table: Table, left_out: set[str]) -> int:
-    """The least width of the table without some columns."""
+    """Return the minimum width of the table without some columns."""
     widths = [least(column) for column in table.columns if plain(column.header) not in left_out]
     return sum(widths) + GAP * (len(widths) - 1)
 
 
 def fitted(table: Table, left_out: set[str], narrow: bool = False) -> Table:
-    """The table without some columns, no cell of which is ever cut; where it is `narrow`, headings are folded."""
+    """Return the table without some columns and without truncation; if `narrow`, headings are wrapped."""
     result = Table(
         box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style=table.header_style, show_header=table.show_header
     )
@@ -201,12 +203,12 @@ def fitted(table: Table, left_out: set[str], narrow: bool = False) -> Table:
 
 
 def print_stacked(page: Console, table: Table) -> None:
-    """Print a block for each row, its first words in bold, and a line for each of its other columns."""
+    """Print a block per row: its first cell in bold, and a line per other column."""
     headings = [plain(column.header) for column in table.columns]
     size = max(map(cell_len, headings))
     for row in zip(*map(cells_of, table.columns), strict=True):
         if not any(row):
-            continue  # a line between groups
+            continue  # a separator between groups
         number = next(number for number, cell in enumerate(row) if cell)
         page.print(Text(f"{headings[number]} {row[number]}".strip(), "bold"), soft_wrap=True)
         for heading, cell in list(zip(headings, row, strict=True))[number + 1 :]:

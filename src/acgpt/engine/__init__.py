@@ -1,1 +1,1 @@
-"""The one idea and how it runs: the layout of a query, the attention mask, exact scores and cached sampling."""
+"""Running a model on queries: the layout, the attention mask, exact scores and cached sampling."""

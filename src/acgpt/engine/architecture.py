@@ -1,7 +1,7 @@
-"""What a network says of itself, before it is put through our attention (see `attention.check_model`).
+"""Checks of a network's configuration, before its attention is replaced (see `attention.check_model`).
 
-A trial is short, so it does not reach a window of 4,096 tokens or a temperature that sets in at token 8,192. Whatever
-sets in with length is therefore read from the configuration.
+The trial in `attention.try_out` is short: it does not reach a window of 4,096 tokens, or an attention temperature that
+sets in at token 8,192. Everything that depends on length is therefore checked in the configuration.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from transformers import PreTrainedModel
 from acgpt.errors import ModelError
 
 FULL = "full_attention"
-# Layer types without softmax attention, or with more than that: their states follow the order of the slots.
+# Layer types that have no softmax attention, or more than that; their states depend on the order of the slots.
 RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "moe", "mlp", "hybrid", "hybrid_sliding"}
 WINDOWED = {"sliding_attention", "chunked_attention", "window_attention", "reference_sliding_attention"}
 
 
 def objection(model: PreTrainedModel) -> str | None:
-    """The reason why this model's answers would not be exact, as far as its configuration tells, and what to do."""
+    """Return why, by its configuration, this model's answers would not be exact, and what to do; `None` if they are."""
     try:
         config = model.config.get_text_config()
-    except ValueError as error:  # several texts, or none
+    except ValueError as error:  # several text networks, or none
         return f"has no single text network ({error}). Load its decoder alone."
     layers = getattr(config, "layer_types", None)
     kinds = set(layers or ()) - {FULL}
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if layers and not kinds:  # no layer uses it
+    if layers and not kinds:  # no layer uses the window
         window = None
     if kinds & RECURRENT:
         return (
@@ -38,9 +38,9 @@ def objection(model: PreTrainedModel) -> str | None:
             "and a mask. Use a model in which every layer has full attention."
         )
     if window is not None or (kinds and kinds <= WINDOWED):
-        found = f"layers of type {', '.join(sorted(kinds))}" if window is None else f"a sliding window of {window}"
+        feature = f"layers of type {', '.join(sorted(kinds))}" if window is None else f"a sliding window of {window}"
         return (
-            f"has {found}, but a copy must be visible from every position. Use a model in which every layer has full "
+            f"has {feature}, but a copy must be visible from every position. Use a model in which every layer has full "
             "attention, or, for texts shorter than the window, switch it off in config.json (layer_types, "
             "sliding_window)."
         )
@@ -69,38 +69,38 @@ def objection(model: PreTrainedModel) -> str | None:
 
 
 def tolerance_of(model: PreTrainedModel) -> float:
-    """The largest relative difference between two passes that counts as rounding: at least four times what was seen."""
-    if getattr(model, "is_quantized", False):  # its activations are in half precision, whatever its parameters are
+    """Return the largest relative difference that counts as rounding: at least four times the largest observed."""
+    if getattr(model, "is_quantized", False):  # its activations are always in half precision
         return 0.2
     return {torch.bfloat16: 0.2, torch.float16: 0.05}.get(model.dtype, 1e-3)
 
 
 def plain_logits(model: PreTrainedModel, ids: Tensor, **inputs: Tensor) -> Tensor:
-    """(slots, V) the logits of a model by itself."""
+    """Return the (slots, V) logits of a model with its own attention."""
     try:
         logits: Tensor = model(input_ids=ids[None], use_cache=False, **inputs).logits[0]
     except Exception as error:
         if model.dtype == torch.float64 and getattr(model.config, "_experts_implementation", None) == "grouped_mm":
             raise ModelError(
-                "transformers has no product of experts in float64. Load it in float32, or call its "
+                "transformers cannot run experts in float64. Load the model in float32, or call its "
                 'set_experts_implementation("eager") first.'
             ) from error
-        raise ModelError(f"by itself it fails on a short text ({type(error).__name__}: {error}).") from error
+        raise ModelError(f"its own code fails on a short text ({type(error).__name__}: {error}).") from error
     if logits.isnan().any():
         raise ModelError("its logits are not numbers (NaN): its weights are broken, or its dtype overflows.")
     return logits
 
 
-def apart(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """The largest relative difference between two passes: logits first, then the inputs of attention."""
+def relative_difference(states: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
+    """Return the largest relative difference between two passes: logits first, then the inputs of attention."""
     differences = []
-    for which, pair in enumerate(zip(some, others, strict=True)):
-        one, other = (x if x.dtype == torch.float64 else x.float() for x in pair)
-        if which == 0:  # what all slots have in common, such as the frequencies of words, says nothing of them
-            one, other = (x.log_softmax(-1).clamp(min=-100) for x in (one, other))
-            size = (other - other.mean(0)).norm()
+    for index, pair in enumerate(zip(states, reference, strict=True)):
+        state, expected = (x if x.dtype == torch.float64 else x.float() for x in pair)
+        if index == 0:  # logits: subtract what all slots share, such as the frequencies of tokens
+            state, expected = (x.log_softmax(-1).clamp(min=-100) for x in (state, expected))
+            size = (expected - expected.mean(0)).norm()
         else:
-            size = other.norm()
-        difference = (one - other).norm()
+            size = expected.norm()
+        difference = (state - expected).norm()
         differences.append(torch.where(difference == 0, difference, difference / size))
     return torch.stack(differences).max().item()

@@ -1,22 +1,24 @@
-"""Attention: one function, registered with transformers, through which every architecture gets the layout's mask.
+"""Attention: one function, registered with transformers, that applies the layout's mask in every architecture.
 
-The layout reaches it untouched as the keyword `acgpt` of the model's forward. What travels is a *backend*, a callable
-`(q, k, v, scale) -> out` that knows who may see whom:
+`run` passes a *backend* to the model's forward as the keyword `acgpt`; transformers hands it on to every layer. A
+backend is a callable `(q, k, v, scale) -> out` that knows the attention mask:
 
     Dense    any device and dtype; a boolean mask over a padded rectangle. The reference, and the CPU path.
-    Varlen   CUDA, bf16 and fp16; two flash calls over the packed batch, no mask and no padding.
-    Fused    CUDA, bf16 and fp16; kernels of our own for this mask, compiled on first use. For training.
-    Cached   one step of decoding: rows of different lengths against their key-value caches (see `decode`).
-    Ragged   the same on CUDA, bf16 and fp16; a kernel of our own that reads no more of a row than it has.
+    Varlen   CUDA, bf16 and fp16; two flash attention calls over the packed batch, no mask and no padding.
+    Fused    CUDA, bf16 and fp16; our own kernels for this mask, compiled on first use. For training.
+    Cached   one decoding step: rows of different lengths against their key-value caches (see `decode`).
+    Ragged   the same on CUDA, bf16 and fp16; our own kernel, which reads each row's cache only up to its length.
 
-Outside acgpt's own calls, where no backend is passed, the registered function behaves as transformers' `sdpa`, so a
-model that acgpt has been given still works everywhere else.
+Without a backend, that is outside acgpt's own calls, the registered function behaves like transformers' `sdpa`. A model
+that was loaded by acgpt therefore still works everywhere else.
 
-Three ways in which a model could silently be shown another mask are closed in `run`, and each has a test: transformers'
-guess that a jump in position ids is a boundary between packed documents (a 4-D mask is always passed, which switches
-the guess off), an attention implementation that was changed behind our back (every layer must have called us; of a
-compiled network, whose layers cannot count, the implementation's name is looked at), and layers with a mask of their
-own such as sliding windows (refused by `check_model`).
+Three things could silently apply another mask. All are prevented, and each has a test:
+
+* transformers takes a jump in position ids for a boundary between packed documents. `run` always passes a 4-D mask,
+  which switches this off.
+* Someone may change the attention implementation later. `run` counts the layers that called the backend; in a compiled
+  network, where layers cannot count, it checks the implementation's name.
+* Layers may have a mask of their own, such as a sliding window. `check_model` refuses them.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from acgpt.engine.architecture import apart, objection, plain_logits, tolerance_of
+from acgpt.engine.architecture import objection, plain_logits, relative_difference, tolerance_of
 from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels import decode as decode_kernel
 from acgpt.engine.layout import Layout, upload, visible
@@ -45,9 +47,9 @@ from acgpt.engine.locks import turn
 from acgpt.errors import ModelError
 
 NAME = "acgpt"  # the attention implementation's name in transformers, and the keyword that carries the backend
-# Newer versions of torch want to be told of grouped-query attention.
+# Newer versions of torch need a flag for grouped-query attention.
 SHARED_HEADS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-# What an architecture may add to attention and we would leave out.
+# Additions to attention that some architectures pass and our backends would ignore.
 OWN_ADDITIONS = ("sliding_window", "softcap", "s_aux", "position_bias", "indices", "block_indices")
 OWN_ATTENTION = (
     "its code computes attention itself, not through transformers' attention interface. Use a model that does, such as "
@@ -57,16 +59,16 @@ BOTH_WAYS = (
     "it reads a text both ways, so it is no causal model. If it was trained as one, set is_decoder to true in "
     "config.json."
 )
-FAR = 2**20  # slots: more than any temperature or window waits for
+FAR = 2**20  # slots; beyond the length at which any attention temperature or window sets in
 
 
 class Backend(Protocol):
-    """Attention for one forward pass. `calls` counts the layers that used it."""
+    """Attention for one forward pass; `calls` counts the layers that used it."""
 
     calls: int
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
-        """(rows, heads, slots, D) queries, keys and values in; (rows, slots, heads, D) out."""
+        """Map (rows, heads, slots, D) queries, keys and values to (rows, slots, heads, D) outputs."""
         ...
 
 
@@ -93,16 +95,16 @@ class Dense:
 
 
 def refuse_dropout(dropout: float) -> None:
-    """Only the dense mask has dropout of attention weights; elsewhere it would silently be left out."""
+    """Raise an error if there is dropout of attention weights: only `Dense` has it, others would ignore it."""
     if dropout:
         raise ModelError("this backend has no dropout of attention weights: use the dense one, or no dropout there.")
 
 
-def words(x: Tensor) -> Tensor:
-    """The same memory in words of eight bytes, where its last dimension is made of such.
+def as_int64(x: Tensor) -> Tensor:
+    """View a tensor as int64 if the memory layout of its rows allows it; otherwise return it unchanged.
 
-    A GPU moves a row of half-precision numbers by an index faster in such words than number by number. Where this is
-    compiled, that is the compiler's business; and words have no gradient.
+    A GPU gathers rows of half-precision numbers faster in words of eight bytes than number by number. The tensor is
+    also returned unchanged if it needs a gradient, and under torch.compile, which chooses its own word size.
     """
     differentiated = torch.is_grad_enabled() and x.requires_grad
     if torch.compiler.is_compiling() or differentiated or x.device.type not in ("cpu", "cuda"):
@@ -113,13 +115,13 @@ def words(x: Tensor) -> Tensor:
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """x[index], for rows of numbers."""
-    moved = words(x)
-    return x[index] if moved is x else moved[index].view(x.dtype)
+    """Return `x[index]`, gathered in words of eight bytes where possible."""
+    words = as_int64(x)
+    return x[index] if words is x else words[index].view(x.dtype)
 
 
 class Regroup(torch.autograd.Function):
-    """x[index] for a permutation of the slots, whose gradient is the inverse permutation and not a sum over indices."""
+    """`x[index]` for a permutation of the slots; the gradient uses the inverse permutation instead of a scatter sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
@@ -134,27 +136,27 @@ class Regroup(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Segments:
-    """Where each of B queries begins in a packed batch of C copies and L text slots: all that flash attention needs."""
+    """Start of each of B queries in a packed batch of C copies and L text slots, as flash attention needs it."""
 
     copies: int  # C
-    longest: tuple[int, int, int]  # bounds of a query's copies, of its text, and of both together
+    longest: tuple[int, int, int]  # upper bounds of the length of a query's copies, of its text, and of both
     copy_starts: Tensor  # (B + 1,) int32, into the copies
     text_starts: Tensor  # (B + 1,) int32, into the text slots
     key_starts: Tensor  # (B + 1,) int32, into `keys`
-    keys: Tensor  # (N,) the packed batch, query by query: copies, then text
+    keys: Tensor  # (N,) slots of the packed batch, query by query: copies, then text
     homes: Tensor  # (N,) the inverse of `keys`
 
     @classmethod
     def of(cls, copies: Sequence[int], texts: Sequence[int], device: torch.device) -> Segments:
-        """The segments of a batch whose queries have so many copies and text slots."""
+        """Return the segments of a batch, from the numbers of copies and text slots of its queries."""
         lengths = np.array([copies, texts])
 
         def starts(lengths: np.ndarray) -> Tensor:
             return upload(np.concatenate(([0], lengths.cumsum())).astype(np.int32), device)
 
-        own = lengths.cumsum(1) - lengths  # where the copies of a query begin among all copies, and its text likewise
+        begins = lengths.cumsum(1) - lengths  # where a query's copies begin among all copies, and its text in all texts
         query = lengths.sum(0).cumsum(0) - lengths.sum(0)  # where a query begins in `keys`
-        moves = np.concatenate([query - own[0], query + lengths[0] - own[1] - lengths[0].sum()])
+        moves = np.concatenate([query - begins[0], query + lengths[0] - begins[1] - lengths[0].sum()])
         homes = np.arange(lengths.sum()) + moves.repeat(lengths.ravel())
         keys = np.empty_like(homes)
         keys[homes] = np.arange(len(homes))
@@ -166,7 +168,7 @@ class Segments:
 
 
 class Packed:
-    """A backend that works on the packed batch as it is."""
+    """Base of the backends that work on the packed batch directly."""
 
     def __init__(self, layout: Layout | Segments) -> None:
         self.calls = 0
@@ -177,58 +179,64 @@ class Packed:
 
 
 class Varlen(Packed):
-    """Two flash calls over the packed batch: copies see copies; text sees `[copies, text]`, causal, bottom-right."""
+    """Two flash attention calls over the packed batch.
+
+    Copies attend to copies; text attends to `[copies, text]` under a causal mask aligned at the bottom right.
+    """
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
         refuse_dropout(dropout)
-        at = self.segments
         q, k, v = (x[0].transpose(0, 1).to(v.dtype) for x in (q, k, v))  # (N, heads, D); rotary may return fp32
-        # A bound of 1 would make torch take every query for one that has exactly one slot, also those that have none.
-        longest_copies, longest_text, longest_keys = (max(2, longest) if longest else 0 for longest in at.longest)
-        if not at.copies:
+        copies, copy_starts, text_starts = self.segments.copies, self.segments.copy_starts, self.segments.text_starts
+        # With a bound of 1 torch assumes that every query has exactly one slot, even those that have none.
+        longest_copies, longest_text, longest_keys = (max(2, bound) if bound else 0 for bound in self.segments.longest)
+        if not copies:
             return flash(
-                q, k, v, at.text_starts, at.text_starts, longest_text, longest_text, scale=scale, window_size=(-1, 0)
+                q, k, v, text_starts, text_starts, longest_text, longest_text, scale=scale, window_size=(-1, 0)
             )[None]
         if not longest_text:
-            return flash(q, k, v, at.copy_starts, at.copy_starts, longest_copies, longest_copies, scale=scale)[None]
-        keys, values = (cast(Tensor, Regroup.apply(x, at.keys, at.homes)) for x in (k, v))  # type: ignore[no-untyped-call]
-        seen_by_text = flash(
-            q[at.copies :], keys, values, at.text_starts, at.key_starts,
+            return flash(q, k, v, copy_starts, copy_starts, longest_copies, longest_copies, scale=scale)[None]
+        keys, values = (
+            cast(Tensor, Regroup.apply(x, self.segments.keys, self.segments.homes))  # type: ignore[no-untyped-call]
+            for x in (k, v)
+        )
+        text_out = flash(
+            q[copies:], keys, values, text_starts, self.segments.key_starts,
             longest_text, longest_keys, scale=scale, window_size=(-1, 0),
         )  # fmt: skip
-        q, k, v = q[: at.copies], k[: at.copies], v[: at.copies]
-        seen_by_copies = flash(q, k, v, at.copy_starts, at.copy_starts, longest_copies, longest_copies, scale=scale)
-        return torch.cat([seen_by_copies, seen_by_text])[None]  # (1, N, H, D)
+        q, k, v = q[:copies], k[:copies], v[:copies]
+        copies_out = flash(q, k, v, copy_starts, copy_starts, longest_copies, longest_copies, scale=scale)
+        return torch.cat([copies_out, text_out])[None]  # (1, N, H, D)
 
 
 class Fused(Packed):
-    """Kernels made for this mask (see `kernels`): one pass over copies and text where they lie."""
+    """Triton kernels for this mask (see `kernels`): one pass over copies and text, without moving them."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
         refuse_dropout(dropout)
-        at = self.segments
+        segments = self.segments
         q, k, v = (x[0].transpose(0, 1).to(v.dtype) for x in (q, k, v))  # (N, heads, D); rotary may return fp32
-        longest_copies, longest_text, _ = at.longest
+        longest_copies, longest_text, _ = segments.longest
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return kernels.attention(
-            q, k, v, at.copy_starts, at.text_starts, at.copies, longest_copies, longest_text, scale
+            q, k, v, segments.copy_starts, segments.text_starts, segments.copies, longest_copies, longest_text, scale
         )[None]  # fmt: skip
 
 
 class Cached:
-    """A step of decoding: the query at slot s of a row sees slots 0 … s of that row's cache."""
+    """One decoding step: the query at slot s of a row attends to slots 0 … s of that row's cache."""
 
     def __init__(self, slots: Tensor, capacity: int, dtype: torch.dtype) -> None:
         self.calls = 0
         hidden = torch.arange(capacity, device=slots.device) > slots[:, None, :, None]  # (R, 1, W, capacity)
-        # Additive and in the model's dtype, once a step: a boolean mask would be turned into this by every layer.
+        # Additive and in the model's dtype, built once a step: every layer would convert a boolean mask to this.
         self.mask = torch.zeros(hidden.shape, dtype=dtype, device=slots.device).masked_fill_(hidden, float("-inf"))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
         refuse_dropout(dropout)
         rows, heads, width, dim = q.shape
         groups = heads // k.shape[1]
-        # Query heads that share a key head become more queries of it: the cache is read once, and never repeated.
+        # Query heads that share a key head become more queries of that head, so that the cache is not repeated.
         q = q.to(v.dtype).reshape(rows, k.shape[1], groups * width, dim)
         mask = self.mask.repeat(1, 1, groups, 1) if groups > 1 else self.mask
         out = F.scaled_dot_product_attention(q, k.to(v.dtype), v, attn_mask=mask, scale=scale)
@@ -236,11 +244,11 @@ class Cached:
 
 
 class Ragged:
-    """As `Cached`, by a kernel that reads of each row's cache as much as that row has (see `decode_kernel`)."""
+    """Like `Cached`, with a kernel that reads each row's cache only up to its length (see `decode_kernel`)."""
 
     def __init__(self, slots: Tensor, spare: int) -> None:
         self.calls = 0
-        self.slots, self.spare = slots, spare  # (R, W); at the spare slot, and beyond, a query is none
+        self.slots, self.spare = slots, spare  # (R, W); a query at the spare slot or beyond is padding
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
         refuse_dropout(dropout)
@@ -252,15 +260,15 @@ BACKENDS: dict[str, type[Dense | Varlen | Fused]] = {"dense": Dense, "varlen": V
 
 
 def flash(*args: Any, **kwargs: Any) -> Tensor:
-    """torch's variable-length flash attention."""
-    return cast(Tensor, varlen_attn(*args, **{**SHARED_HEADS, **kwargs}))  # a tuple only if one is asked for
+    """Call torch's variable-length flash attention."""
+    return cast(Tensor, varlen_attn(*args, **{**SHARED_HEADS, **kwargs}))  # a tuple only with return_aux
 
 
 def possible_backends(model: PreTrainedModel) -> list[str]:
-    """The backends that are exact for this model where it is, the first choice first.
+    """Return the backends that are exact for this model on its device, the default first.
 
-    The fused kernels are the fastest, but are compiled on first use: that is for training, and for those who ask. (The
-    one for steps of decoding, see `can_decode_ragged`, is compiled for all who sample.)
+    The fused kernels are the fastest but are compiled on first use, so they are used in training or on request only.
+    (The kernel for decoding steps, see `can_decode_ragged`, is compiled whenever samples are drawn.)
     """
     config = model.config.get_text_config()
     head_dim = head_width(config)
@@ -272,19 +280,19 @@ def possible_backends(model: PreTrainedModel) -> list[str]:
 
 
 def head_width(config: Any) -> int:
-    """The width of an attention head."""
+    """Return the width of an attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def can_decode_ragged(model: PreTrainedModel) -> bool:
-    """May steps of decoding go through `Ragged`? Tried on the device when it is first asked."""
+    """Return whether decoding steps can use `Ragged`; the first call tries the kernel on the device."""
     if "fused" not in possible_backends(model):
         return False
     return decode_kernel.works(model.device, head_width(model.config.get_text_config()), model.dtype)
 
 
 def choose_backend(model: PreTrainedModel) -> str:
-    """The backend for questions: "varlen" for half precision on CUDA, else "dense"."""
+    """Return the default backend for queries: "varlen" for half precision on CUDA, else "dense"."""
     return possible_backends(model)[0]
 
 
@@ -298,7 +306,7 @@ def attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The registered attention function: hands over to the backend of this call; plain `sdpa` where there is none."""
+    """Compute attention with the backend of this call, or with `sdpa` if there is none; registered in transformers."""
     backend: Backend | None = kwargs.pop(NAME, None)
     if backend is None:
         out, _ = sdpa_attention_forward(
@@ -315,13 +323,13 @@ def attend(
             f"its attention uses {', '.join(added)}, which acgpt's would leave out. Use a model with plain softmax "
             "attention in every layer."
         )
-    if not torch.compiler.is_compiling():  # `run` is not compiled; a number that changes would compile each layer anew
+    if not torch.compiler.is_compiling():  # a counter would make torch.compile recompile each layer
         backend.calls += 1
     return backend(query, key, value, scaling, dropout), None
 
 
 AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)  # for calls from outside: they get the masks of `sdpa`
+AttentionMaskInterface.register(NAME, sdpa_mask)  # for calls without a backend
 
 
 def run(
@@ -333,7 +341,7 @@ def run(
     cache: Any = None,
     target_positions: Tensor | None = None,
 ) -> Tensor:
-    """One forward pass of the model under `backend`; logits at the slots `keep` alone.
+    """Run one forward pass of the model under `backend` and return the logits at the slots `keep`.
 
     Threads that share the model take turns.
 
@@ -341,22 +349,24 @@ def run(
         model: A causal language model that `check_model` has accepted.
         ids: (rows, slots) token ids.
         positions: (rows, slots) position ids.
-        backend: Who sees whom.
-        keep: The slots whose logits are wanted, or how many of the last ones: the vocabulary projection runs on
-            these only.
-        cache: Keys and values of earlier calls, or a recorder of this one's.
-        target_positions: (rows, slots) the position that each slot predicts, for a network that is told it
+        backend: Attention under the layout's mask.
+        keep: Slots to return logits for, or the number of last slots. The vocabulary projection runs on these only.
+        cache: Keys and values of earlier calls, or a `Recorder` of this call's.
+        target_positions: (rows, slots) the position that each slot predicts, for networks that take it as an input
             (`sigma_network`).
 
     Returns:
         (rows, kept slots, vocabulary) logits.
+
+    Raises:
+        ModelError: Not every layer called the backend exactly once.
     """
     backend.calls = 0
     with turn(model):
         logits: Tensor = model(
             input_ids=ids,
             position_ids=positions,
-            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # 4-D: taken as is, never read
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # 4-D: passed through, not read
             past_key_values=cache,
             use_cache=cache is not None,
             logits_to_keep=keep,
@@ -366,17 +376,17 @@ def run(
     layers = model.config.get_text_config().num_hidden_layers
     if backend.calls != layers and not (model.config._attn_implementation == NAME and is_compiled(model)):
         raise ModelError(miscount(model, backend.calls, layers))
-    kept = keep if isinstance(keep, int) else len(keep)
-    if logits.shape[1] != kept:  # an architecture that ignores `logits_to_keep`
+    count = keep if isinstance(keep, int) else len(keep)
+    if logits.shape[1] != count:  # an architecture that ignores `logits_to_keep`
         logits = logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
     return logits
 
 
 def miscount(model: PreTrainedModel, calls: int, layers: int) -> str:
-    """Why a model called attention another number of times than it has layers, and what to do."""
+    """Return an error message for a model whose number of attention calls is not its number of layers."""
     if (now := model.config.get_text_config()._attn_implementation) != NAME:
         return (
-            f"{type(model).__name__} put {calls} of its {layers} layers through acgpt's attention: its attention "
+            f"{type(model).__name__} used acgpt's attention in {calls} of its {layers} layers: its attention "
             f"implementation is now {now!r}. Set it to {NAME!r} again."
         )
     if not calls:
@@ -388,31 +398,34 @@ def miscount(model: PreTrainedModel, calls: int, layers: int) -> str:
 
 
 def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The layers that a network repeats, by the word of its class."""
+    """Return the repeated blocks of a network, as its class names them in `_no_split_modules`."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def compile_blocks(model: PreTrainedModel) -> None:
-    """Put a model's blocks through torch.compile from now on: they are alike, and compiled once for all of them."""
+    """Compile a model's blocks with torch.compile; they are alike, so one compilation serves all of them."""
     if not (blocks := blocks_of(model)):
-        raise ModelError(f"{type(model).__name__} does not say which blocks it consists of, and cannot be compiled.")
+        raise ModelError(f"{type(model).__name__} does not say which blocks it consists of, so it cannot be compiled.")
     with turn(model):
         for block in blocks:
             block.compile()
 
 
 def is_compiled(model: PreTrainedModel) -> bool:
-    """Has it gone through `compile_blocks`? Its layers then do not count their calls."""
+    """Return whether `compile_blocks` was applied; the layers then do not count their calls."""
     blocks = blocks_of(model)
     return bool(blocks) and all(block._compiled_call_impl is not None for block in blocks)
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Refuse, with the reason, a model whose answers would not be exact; then make `acgpt` its attention.
+    """Check that a model's answers will be exact, and set its attention implementation to `acgpt`.
 
-    Looks at the configuration first, then tries the model on a few tokens: six passes of at most two dozen. Neither
-    depends on how large its weights are.
+    The check reads the configuration, then runs the model on a few tokens: six passes of at most two dozen tokens. It
+    does not depend on the size of the weights.
+
+    Raises:
+        ModelError: The answers would not be exact; the message gives the reason.
     """
     name = type(model).__name__
     if reason := objection(model):
@@ -420,25 +433,25 @@ def check_model(model: PreTrainedModel) -> None:
     with turn(model):
         own_attention = model.config._attn_implementation
         try:
-            eager = torch.compiler.set_stance("force_eager")  # a compiled network would be compiled anew for each pass
+            eager = torch.compiler.set_stance("force_eager")  # a compiled network would be recompiled for each pass
             with torch.no_grad(), evaluating(model), matrix_products("highest"), eager:
                 try_out(model)
-        except Exception as error:  # whatever a network of another kind makes of such a call
+        except Exception as error:  # a network of another kind may raise anything
             model.set_attn_implementation(own_attention)
             if isinstance(error, ModelError):
                 reason = str(error)
             elif not model._supports_attention_backend:
                 reason = OWN_ATTENTION
             else:
-                reason = f"its code fails there ({type(error).__name__}: {error})."
-            raise ModelError(f"{name} cannot be put through acgpt's attention: {reason}") from error
+                reason = f"its code fails with it ({type(error).__name__}: {error})."
+            raise ModelError(f"{name} cannot use acgpt's attention: {reason}") from error
 
 
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """No dropout within; every module is left in the mode that it was in.
+    """Switch off dropout inside the context; afterwards restore the mode of every module.
 
-    Where several threads evaluate a model at once, the last to leave restores the modes.
+    If several threads evaluate a model at once, the last one to exit restores the modes.
     """
     with turn(model) as shared:
         shared.evaluating += 1
@@ -457,7 +470,7 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def matrix_products(precision: str) -> Iterator[None]:
-    """Products of fp32 matrices on a GPU within: "highest" is fp32, "high" is TF32, several times as fast."""
+    """Set the precision of fp32 matrix products on a GPU: "highest" is fp32, "high" is TF32, several times as fast."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -467,7 +480,7 @@ def matrix_products(precision: str) -> Iterator[None]:
 
 
 class Trace:
-    """A backend that notes what each layer hands over to another one."""
+    """A backend that records the inputs of each layer's attention, then calls another backend."""
 
     def __init__(self, backend: Backend) -> None:
         self.calls = 0
@@ -475,13 +488,13 @@ class Trace:
         self.states: list[Tensor] = []  # queries, keys and values of each layer: (slots, numbers)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
-        # A step of decoding is handed the keys of all slots up to now: its own is the last.
+        # A decoding step gets the keys of all slots so far; its own come last.
         self.states += [x[0, :, -q.shape[2] :].transpose(0, 1).flatten(1) for x in (q, k, v)]
         return self.backend(q, k, v, scale, dropout)
 
 
 class Claim(Cache):
-    """The key-value cache of one row, which claims to have any length."""
+    """The key-value cache of one row, which reports a given length instead of its own."""
 
     def __init__(self, length: int) -> None:
         super().__init__(layers=[])
@@ -491,7 +504,7 @@ class Claim(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Called by each layer: append, and hand back all there is."""
+        """Append a layer's keys and values and return all of them; called by each layer."""
         if layer_idx in self.states:
             keys, values = self.states[layer_idx]
             key_states, value_states = torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
@@ -499,19 +512,23 @@ class Claim(Cache):
         return key_states, value_states
 
     def get_seq_length(self, *_: Any) -> int:
-        """As claimed."""
+        """Return the claimed length."""
         return self.length
 
 
 def try_out(model: PreTrainedModel) -> None:
-    """Show by trial that the model does what the layout takes for granted; sets its attention to `acgpt`.
+    """Run the model on a few tokens to check what the layout relies on; set its attention to `acgpt`.
 
-    With nothing given it must agree with itself as it came. Copies are a set: given in another order, with the same
-    positions, they must change nothing. A step of decoding must continue a pass. And the number of a slot, which grows
-    with the batch and not with the text, must not matter.
+    * With nothing given, the logits are those of the unmodified model.
+    * Copies are a set: in another order, with the same positions, they give the same result.
+    * A decoding step continues a pass.
+    * The number of a slot does not matter: it grows with the batch, not with the text.
 
-    Differences are relative, and besides the logits everything that the layers hand to attention is compared: no
-    weights are so small that they would hide one.
+    Differences are relative. The inputs of each layer's attention are compared as well as the logits, so that small
+    weights cannot hide a difference.
+
+    Raises:
+        ModelError: One of these does not hold.
     """
     config = model.config.get_text_config()
     try:
@@ -531,13 +548,13 @@ def try_out(model: PreTrainedModel) -> None:
     tolerance = tolerance_of(model)
 
     def states(positions: Tensor, backend: Backend, cache: Cache | None = None) -> list[Tensor]:
-        """(slots, numbers) logits, and what each layer hands over."""
+        """Return the logits and the inputs of each layer's attention, each (slots, numbers)."""
         trace = Trace(backend)
         logits = run(model, ids[positions][None], positions[None], trace, len(positions), cache)[0]
         return [logits, *trace.states]
 
     alone = states(text, Dense(laid_out([text[:0]], text)))
-    if not (error := apart(alone[:1], [plain])) <= tolerance:
+    if not (error := relative_difference(alone[:1], [plain])) <= tolerance:
         raise ModelError(disagreement(model, ids, plain, own_attention, error))
 
     copies = text[1::2]
@@ -547,10 +564,10 @@ def try_out(model: PreTrainedModel) -> None:
     first, second = (upload(slots, model.device) for slots in packed)
     second = torch.cat([second[: len(copies)].flip(0), second[len(copies) :]])
     given = [x[first] for x in both]
-    if not (error := apart([x[second] for x in both], given)) <= tolerance:
+    if not (error := relative_difference([x[second] for x in both], given)) <= tolerance:
         raise ModelError(
-            f"it heeds the order of copies, not their positions alone (relative difference {error:.2g}). Use a model "
-            "that takes every position from position_ids."
+            f"it depends on the order of copies, not only on their positions (relative difference {error:.2g}). Use a "
+            "model that takes every position from position_ids."
         )
 
     positions, slots = orders.positions[first], torch.arange(len(first), device=model.device)
@@ -563,20 +580,21 @@ def try_out(model: PreTrainedModel) -> None:
             "it takes no key-value cache but its own, so nothing could be sampled from it. Use a model that takes "
             "one, such as Llama, Qwen3 or GPT-NeoX."
         ) from own_cache
-    if not (error := apart([torch.cat(pair) for pair in zip(prefill, step, strict=True)], given)) <= tolerance:
+    decoded = [torch.cat(pair) for pair in zip(prefill, step, strict=True)]
+    if not (error := relative_difference(decoded, given)) <= tolerance:
         raise ModelError(
-            f"a step of decoding does not continue its passes (relative difference {error:.2g}): its layers keep more "
-            "than keys and values. Use a model in which every layer has full attention."
+            f"a decoding step does not continue a pass (relative difference {error:.2g}): its layers keep more than "
+            "keys and values. Use a model in which every layer has full attention."
         )
-    if not (error := apart(states(positions[:-2], Dense(known), far), prefill)) <= tolerance:
+    if not (error := relative_difference(states(positions[:-2], Dense(known), far), prefill)) <= tolerance:
         raise ModelError(
-            f"it heeds the number of a slot, not its position alone (relative difference {error:.2g} after {FAR:,} "
-            "slots). Use a model that takes every position from position_ids."
+            f"it depends on the number of a slot, not only on its position (relative difference {error:.2g} after "
+            f"{FAR:,} slots). Use a model that takes every position from position_ids."
         )
 
 
 def laid_out(copies: Sequence[Tensor], text: Tensor) -> Layout:
-    """A layout of one text, once with each of several sequences of copies; its ids are positions."""
+    """Lay out one text once for each of several sequences of copies; the token ids are the positions."""
     positions = torch.cat([*copies, *[text] * len(copies)])
     counts, texts = tuple(map(len, copies)), (len(text),) * len(copies)
     rows = torch.arange(sum(counts), len(positions), device=text.device)
@@ -584,18 +602,18 @@ def laid_out(copies: Sequence[Tensor], text: Tensor) -> Layout:
 
 
 def disagreement(model: PreTrainedModel, ids: Tensor, plain: Tensor, own_attention: str, error: float) -> str:
-    """Why a model to which nothing is given may answer otherwise than by itself, and what to do."""
+    """Return an error message for a model whose logits differ under acgpt's attention with nothing given."""
     model.set_attn_implementation(own_attention)
     tolerance, positions = tolerance_of(model), torch.arange(len(ids), device=ids.device)
-    if not apart([plain_logits(model, ids, position_ids=positions[None])], [plain]) <= tolerance:
+    if not relative_difference([plain_logits(model, ids, position_ids=positions[None])], [plain]) <= tolerance:
         return (
             "it does not number positions 0, 1, 2, … (RoBERTa begins after its padding token). Use a model that does, "
             "such as Llama, Qwen3 or GPT-NeoX."
         )
     changed = plain_logits(model, torch.cat([ids[:-1], ids[:1]]))
-    if not apart([changed[:-1]], [plain[:-1]]) <= tolerance:
+    if not relative_difference([changed[:-1]], [plain[:-1]]) <= tolerance:
         return BOTH_WAYS
     return (
-        f"with nothing given it answers otherwise than by itself (relative difference {error:.2g}): its own attention "
-        "does something that would be left out. Use another model."
+        f"with nothing given its logits differ from those of its own attention (relative difference {error:.2g}): that "
+        "does more than plain softmax attention. Use another model."
     )

@@ -1,4 +1,4 @@
-"""Devices and dtypes by name, and what "auto" means."""
+"""Devices and dtypes by name; the meaning of "auto"."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from acgpt.errors import InputError
 
 
 def choose_device(device: str) -> torch.device:
-    """The device by name; "auto" is CUDA, else MPS, else the CPU."""
+    """Return the device of this name; "auto" is CUDA, else MPS, else the CPU."""
     if device == "auto":
         best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         return torch.device(best)
     try:
-        place = torch.device(device)
+        chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"device {device!r} is not one: use auto, cpu, cuda, cuda:1 or mps.") from error
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if not there.get(place.type, False):
+        raise InputError(f"{device!r} is not a device: use auto, cpu, cuda, cuda:1 or mps.") from error
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if not available.get(chosen.type, False):
         raise InputError(f"device {device!r} is not available here; use auto or cpu.")
-    return place
+    return chosen
 
 
 def choose_dtype(dtype: str | torch.dtype, device: torch.device, quantised: bool) -> torch.dtype | str:
-    """The dtype by name; "auto" is float32 (bf16 is slower on a CPU), on CUDA the checkpoint's own."""
+    """Return the dtype of this name; "auto" is the checkpoint's dtype on CUDA, else float32 (bf16 is slow on a CPU)."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":

@@ -1,13 +1,13 @@
 """One lock per network, so that several threads can use it.
 
-A call switches adapters and modes of the network it asks, so two calls at once would answer with each other's. They
-take turns instead:
+A call switches the adapters and modes of its network, so two simultaneous calls would disturb each other. They take
+turns instead:
 
     a call of `LanguageModel`                       holds the lock from the switch to the answer
     a pass of `attention.run`, a step of decoding   holds it while it runs
 
-The lock belongs to the network, not to what wraps it: two `LanguageModel`s around one network share it. It is
-re-entrant, and never held while a generator waits for its consumer, who may ask something else or never come back.
+The lock belongs to the network, not to its wrapper: two `LanguageModel`s around one network share it. It is re-entrant.
+It is not held while a generator waits for its consumer, who may make another call or never resume the generator.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torch.nn import Module
 
 @dataclass
 class Turn:
-    """The lock of a network, and what is to be undone when the last of those who overlap is done.
+    """The lock of a network, and the state to restore when the last of several overlapping calls ends.
 
     Args:
-        lock: Held by the thread whose turn it is.
-        evaluating: How many want the network without dropout, see `attention.evaluating`.
-        training: The modules that were in training mode before.
+        lock: Held by the thread that uses the network.
+        evaluating: Number of callers inside `attention.evaluating`.
+        training: Modules that were in training mode before.
     """
 
     lock: Any = field(default_factory=RLock)
@@ -38,24 +38,24 @@ class Turn:
     training: list[Module] = field(default_factory=list)
 
 
-# Kept apart from the networks: a lock can be neither copied nor pickled, and networks are.
+# Not stored on the networks: these are copied and pickled, and a lock cannot be.
 _turns: WeakKeyDictionary[Module, Turn] = WeakKeyDictionary()
-_register = RLock()  # re-entrant: a generator that is collected in the midst of it may ask for a turn
+_register = RLock()  # re-entrant: a generator may be garbage-collected inside, and call `turn`
 
 
 @contextmanager
 def turn(network: Module) -> Iterator[Turn]:
-    """Wait for the network; within, this thread alone uses it."""
+    """Wait for the network's lock; inside the context only this thread uses the network."""
     with _register:
-        own = _turns.get(network)
-        if own is None:
-            own = _turns[network] = Turn()
-    with own.lock:
-        yield own
+        state = _turns.get(network)
+        if state is None:
+            state = _turns[network] = Turn()
+    with state.lock:
+        yield state
 
 
 def _forget() -> None:
-    """In a forked process: the threads that held locks are not there any more."""
+    """Drop all locks in a forked process, where the threads that held them do not exist."""
     global _turns, _register
     _turns, _register = WeakKeyDictionary(), RLock()
 

@@ -1,4 +1,4 @@
-"""How often a model is run, and how long that takes: on CUDA by events of the device, for which nobody has to wait."""
+"""Count and time the passes through a model; on CUDA with device events, without synchronisation."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ MOST_EVENTS = 1000  # that are held before those of finished passes are added up
 
 
 def ignore(tokens: int) -> None:
-    """Take no notice of drawn tokens: what a sampler calls by default."""
+    """Do nothing: the default callback for drawn tokens."""
 
 
 class Meter:
-    """Counts the passes through a model on one device, and the time of the device that they take."""
+    """Counter of the passes through a model on one device, and of the device time that they take."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.calls = device, 0
         self._seconds = 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []  # around passes that may not be over yet
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []  # before and after passes that may still run
 
     @contextmanager
     def passes(self, times: int = 1) -> Iterator[None]:
-        """Within, the model is run so many times."""
+        """Count and time `times` passes, which run inside the context."""
         self.calls += times
         if self.device.type == "cuda":
             stream = torch.cuda.current_stream(self.device)
@@ -37,9 +37,9 @@ class Meter:
             if len(self._events) > MOST_EVENTS:
                 self.fold()
         else:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             yield
-            self._seconds += time.perf_counter() - begun
+            self._seconds += time.perf_counter() - start
 
     def fold(self) -> None:
         """Add up the passes that are over. Without this, the events of a server that nobody times would pile up."""
@@ -49,7 +49,7 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """That all passes so far have taken; waits for the last of them."""
+        """Time of all passes so far in seconds; waits for the last pass."""
         if self._events:
             self._events[-1][1].synchronize()
             self.fold()

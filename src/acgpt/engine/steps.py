@@ -1,4 +1,4 @@
-"""Which row reads which positions at which step of sampling: known before the first draw, as only values are drawn.
+"""The schedule of sampling: the positions that each row reads and draws at each step, known before the first draw.
 
     text     The  [cat]  on   the  [mat]  and  [sat]        width 2: up to two positions a step
     position  1     2     3    4     5     6     7          the first asked token is drawn by the prefill
@@ -7,10 +7,10 @@
     step 1   reads 3, 4    draws 5
     step 2   reads 5, 6    draws 7
 
-A run of given tokens takes several steps if it is longer than a step is wide, during which the other rows go on
-drawing. Rows are sorted by the number of their steps, so that those still at work are always the first ones.
+A run of given tokens that is longer than the width takes several steps; meanwhile other rows go on drawing. Rows are
+sorted by their number of steps, so that the active rows are always the first ones.
 
-Shape legend: R rows (one a sample), W positions read per step.
+Shape legend: R rows (one per sample), W positions read per step.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step costs, in the time that one more token in it takes: so that benchmarks/decoding.py's best is chosen.
+    """Cost of a step, in units of the time for one more token in it.
 
-    The first two were fitted under a mask, to 64 rows that are done together. What a row costs was set with the kernel,
-    to 200 that are not: scattered blocks, `--generate`, where widths 2 and 4 are faster than 1.
+    The costs are set such that `choose_width` finds the fastest width in benchmarks/decoding.py. `fixed` and `wide`
+    were fitted with a mask, to 64 rows that end together. `row` was set with the kernel, to 200 rows that do not
+    (scattered blocks, `--generate`), where widths 2 and 4 are faster than 1.
     """
 
-    fixed: float  # launches, and reading the weights
-    wide: float  # the fixed part at any width but 1, over that at width 1, for which attention has a faster kernel
-    row: float = 0  # what a row at work takes besides its tokens: its keys, the vocabulary, the draw
+    fixed: float  # kernel launches, and reading the weights
+    wide: float  # ratio of the fixed part at any larger width to that at width 1, where attention has a faster kernel
+    row: float = 0  # cost of an active row besides its tokens: its keys, the vocabulary, the draw
 
 
 STEP_COST = {
-    "ragged": StepCost(fixed=2600, wide=1, row=20),  # the kernel takes as long for 8 queries a row as for one
+    "ragged": StepCost(fixed=2600, wide=1, row=20),  # the kernel is as fast for 8 queries per row as for one
     "cuda": StepCost(fixed=2600, wide=1.37),
     "other": StepCost(fixed=48, wide=1),
 }
@@ -48,7 +49,7 @@ STEP_COST = {
 
 @dataclass(frozen=True)
 class Row:
-    """One sample to draw: a query, its number in the call, and the number of the sample."""
+    """A sample to draw: a query, its number in the call, and the number of the sample."""
 
     query: Query
     number: int
@@ -57,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which positions a row reads at each of its steps, and which one it draws after them."""
+    """The positions that a row reads at each step, and the position that it draws afterwards."""
 
     reads: np.ndarray  # (steps, W) positions, right-aligned; -1 for nothing
     draws: np.ndarray  # (steps,) position; -1 while a run of given tokens is still being read
@@ -65,61 +66,61 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Steps:
-    """The schedules of a batch of rows, side by side; a row that is done reads and draws nothing (-1)."""
+    """The schedules of a batch of rows, side by side; a finished row reads and draws nothing (-1)."""
 
-    rows: list[Row]  # those that take most steps first
+    rows: list[Row]  # those with most steps first
     reads: np.ndarray  # (steps, R, W)
     draws: np.ndarray  # (steps, R)
-    working: np.ndarray  # (steps,) how many rows, always the first ones, are at work
-    copies: np.ndarray  # (R,) how many copies stand before the text of each
+    working: np.ndarray  # (steps,) number of active rows, which are the first ones
+    copies: np.ndarray  # (R,) number of copies before each row's text
 
     @property
     def slots(self) -> int:
-        """How many slots the longest row has: its copies, BOS, and the text that is read."""
+        """Number of slots of the longest row: copies, BOS, and the text that is read."""
         return max(int(copies + row.query.asked_at[-1]) for copies, row in zip(self.copies, self.rows, strict=True))
 
 
 def schedule(query: Query, width: int) -> Schedule:
-    """The steps after the first draw: read the token just drawn and the run after it, then draw the next."""
+    """Return the steps after the first draw: read the token just drawn and the given run after it, draw the next."""
     asked = query.asked_at
-    chunks = -(-np.diff(asked) // width)  # how many steps the run before each draw takes; its first may be short
+    chunks = -(-np.diff(asked) // width)  # steps of the run before each draw; the first one may read less
     run_of = np.repeat(np.arange(len(chunks)), chunks)
-    left = np.repeat(chunks.cumsum(), chunks) - 1 - np.arange(len(run_of))  # steps of this run still to come
-    ends = asked[1:][run_of] - left * width
+    remaining = np.repeat(chunks.cumsum(), chunks) - 1 - np.arange(len(run_of))  # steps of this run still to come
+    ends = asked[1:][run_of] - remaining * width
     reads = ends[:, None] - width + np.arange(width)
     reads = np.where(reads >= asked[:-1][run_of][:, None], reads, -1)
-    return Schedule(reads, np.where(left == 0, asked[1:][run_of], -1))
+    return Schedule(reads, np.where(remaining == 0, asked[1:][run_of], -1))
 
 
 def choose_width(rows: Sequence[Row], cost: StepCost) -> int:
-    """The width at which the whole batch should be fastest: few steps, and few rows at work, for what they cost."""
+    """Return the width at which the batch should be fastest, by the cost of its steps and of its active rows."""
     counts = Counter(row.number for row in rows)
     queries = {row.number: row.query for row in rows}
     gaps = [np.diff(queries[number].asked_at) for number in counts]
 
     def total(width: int) -> float:
         steps = np.array([(-(-gap // width)).sum() for gap in gaps])
-        at_work = (steps * list(counts.values())).sum()  # rows, summed over all steps
-        return float(steps.max() * cost.fixed * (cost.wide if width > 1 else 1) + at_work * (cost.row + width))
+        active = (steps * list(counts.values())).sum()  # rows, summed over all steps
+        return float(steps.max() * cost.fixed * (cost.wide if width > 1 else 1) + active * (cost.row + width))
 
     return min(WIDTHS, key=total)
 
 
 def steps_of(rows: Sequence[Row], width: int, future: bool) -> Steps:
-    """The steps of a batch at this width; `future` as in `layout.build`."""
-    of_query = {number: schedule(query, width) for number, query in {row.number: row.query for row in rows}.items()}
-    rows = sorted(rows, key=lambda row: -len(of_query[row.number].draws))
-    lengths = np.array([len(of_query[row.number].draws) for row in rows])
+    """Return the steps of a batch at this width; `future` as in `layout.build`."""
+    schedules = {number: schedule(query, width) for number, query in {row.number: row.query for row in rows}.items()}
+    rows = sorted(rows, key=lambda row: -len(schedules[row.number].draws))
+    lengths = np.array([len(schedules[row.number].draws) for row in rows])
     steps = int(lengths[0])
     reads, draws = np.full((steps, len(rows), width), -1), np.full((steps, len(rows)), -1)
     for r, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        reads[:length, r], draws[:length, r] = of_query[row.number].reads, of_query[row.number].draws
+        reads[:length, r], draws[:length, r] = schedules[row.number].reads, schedules[row.number].draws
     working = (lengths > np.arange(steps)[:, None]).sum(1)
     copies = np.array([len(row.query.given_at) if future else 0 for row in rows])
     return Steps(rows, reads, draws, working, copies)
 
 
 def few_shapes(working: np.ndarray) -> np.ndarray:
-    """Rows at work rounded up to powers of two, or to all: each number of rows is a step that a GPU captures."""
+    """Round numbers of active rows up to powers of two, or to all: a GPU captures a step for each number of rows."""
     powers: np.ndarray = 2 ** np.ceil(np.log2(working)).astype(int)
     return powers.clip(max=working.max(initial=1))

@@ -320,7 +320,7 @@ def keep(evaluation_set: EvaluationSet, path: Path) -> None:
     except OSError as error:
         warnings.warn(
             f"the evaluation set cannot be kept in {path} ({error.strerror or error}): it is made each time, always "
-            "the same. `sets` names another place.",
+            "the same. `dataset` names another path.",
             stacklevel=2,
         )
 

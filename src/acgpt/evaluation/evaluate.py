@@ -47,7 +47,7 @@ def evaluate(
 
     Args:
         model: A folder, a hub id or a .gguf file, "default" for the embedded one; or a `LanguageModel`.
-        corpus: A folder that `acgpt.prepare` has written; may be left out with `sets`.
+        corpus: A folder that `acgpt.prepare` has written; may be left out with `dataset`.
         **keywords: See `EvaluationOptions`.
         progress: Makes a context in which `Progress` is called.
         note: Called with what a user should know before the work begins.

@@ -42,7 +42,7 @@ def generate(
 
     Args:
         model: A folder, a hub id or a .gguf file, "default" for the embedded one; or a `LanguageModel`.
-        corpus: A folder that `acgpt.prepare` has written; may be left out with `sets`.
+        corpus: A folder that `acgpt.prepare` has written; may be left out with `dataset`.
         output: The folder; it gets MODE.jsonl and MODE.json for each mode, and index.json.
         **keywords: See `GenerationOptions`.
         progress: Makes, for a mode, a context in which `Progress` is called.

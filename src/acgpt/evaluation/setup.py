@@ -66,7 +66,7 @@ class Setup:
         training = training_distribution(options.conditioning, options.r_max)
         opened = opened_corpus(corpus)
         lm, name, adapter = opened_model(model, options.adapter, options.device, options.dtype)
-        sets = None if options.sets is None else Path(options.sets)
+        sets = None if options.dataset is None else Path(options.dataset)
         evaluation_set, path, new = find_set(opened, sets, chosen, options.limit, training, lm, seed)
         return cls(lm, name, adapter, opened, evaluation_set, path, new, method)
 
@@ -146,7 +146,7 @@ def find_set(
     if training == OWN:
         training = own_conditioning(lm.metadata)
     if corpus is None and sets is None:
-        raise InputError("name a corpus (see acgpt prepare), or the file of an evaluation set (sets).")
+        raise InputError("name a corpus (see acgpt prepare), or the file of an evaluation dataset (`dataset`).")
     if sets is not None and (corpus is None or sets.exists()):
         found = EvaluationSet.load(sets)
         if corpus is not None and corpus.hash != found.origin.corpus_hash:

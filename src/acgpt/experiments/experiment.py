@@ -33,7 +33,7 @@ from typing import Any, Literal, get_type_hints
 
 import yaml
 
-from acgpt.common.options import declared, documented, option
+from acgpt.common.options import current_names, declared, documented, option
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.evaluation.generator import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
@@ -74,23 +74,24 @@ class Evaluations:
     dtype: Dtype = declared(EvaluationOptions, "dtype")
     batch_tokens: int | None = declared(EvaluationOptions, "batch_tokens")
     compile: bool = declared(EvaluationOptions, "compiled")
-    how: Mapping[str, Sequence[str]] = option(
-        "For a method by name, further ways to ask it where it leaves a choice, an evaluation more each, as `acgpt "
-        "evaluate --how` takes them: {sigma-gpt-random: [order=random]}.",
+    method_options: Mapping[str, Sequence[str]] = option(
+        "Further evaluations by method, one for each entry of a list of method options, as `acgpt evaluate "
+        "--method-option` takes them: {sigma-gpt-random: [order=random]}.",
         factory=dict,
+        renamed_from="how",
     )
 
     def __post_init__(self) -> None:
-        ways = self.how.values() if isinstance(self.how, Mapping) else [None]
+        ways = self.method_options.values() if isinstance(self.method_options, Mapping) else [None]
         if not all(isinstance(way, list | tuple) and all(isinstance(each, str) for each in way) for way in ways):
-            raise InputError(f"evaluate.how names lists of options by method, such as {{NAME: [a=1, 'a=2,b=3']}}, not "
-                             f"{self.how!r}.")  # fmt: skip
-        for name, each in self.how.items():
+            raise InputError("evaluate.method_options must be lists of options by method, such as "
+                             f"{{NAME: [a=1, 'a=2,b=3']}}, not {self.method_options!r}.")  # fmt: skip
+        for name, each in self.method_options.items():
             try:
                 for way in each:
                     method_of(name).configured(dict(parted(word) for word in way.split(",")))
             except InputError as error:
-                raise InputError(f"evaluate.how, {name}: {error}") from error
+                raise InputError(f"evaluate.method_options, {name}: {error}") from error
         check_sets(self, "evaluate")
 
     def name(self, split: str, r_max: float, way: str = "") -> str:
@@ -370,10 +371,10 @@ def reads_future(recipe: Recipe | str) -> bool:
 def evaluations(recipe: Recipe, wanted: Evaluations, shares: Sequence[float]) -> dict[Path, tuple[str, ...]]:
     """The commands that evaluate a cell, by the files that they write; `shares` are the r_max of all other cells."""
     found: dict[Path, tuple[str, ...]] = {}
-    ways = ("", *wanted.how.get(recipe.method, ()))
+    ways = ("", *wanted.method_options.get(recipe.method, ()))
     for split, r_max, way in product(wanted.splits, r_maxes(recipe, wanted, shares), ways):
         path = Path(recipe.output) / f"{wanted.name(split, r_max, way)}.json"
-        how = [word for each in way.split(",") if each for word in ("--how", each)]
+        how = [word for each in way.split(",") if each for word in ("--method-option", each)]
         words = asking("evaluate", recipe, wanted, split, r_max, ["--seed", str(wanted.seed)])
         found[path] = (*words, *how, "-o", str(path))
     return found
@@ -561,8 +562,9 @@ def make(content: Mapping[str, Any], source: str, changes: Sequence[str] = ()) -
                 if not isinstance(content[key], Mapping):
                     example = "{split: test}" if kind is Scores else "{splits: [test]}"
                     raise InputError(f"{key} must be a mapping such as {example}, not {content[key]!r}.")
-                check_keys(content[key], tuple(each.name for each in fields(kind)), key)
-                content[key] = kind(**content[key])
+                values = current_names(kind, content[key], f"{key}.")
+                check_keys(values, tuple(each.name for each in fields(kind)), key)
+                content[key] = kind(**values)
         return Experiment(**content)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error

@@ -1,6 +1,6 @@
-"""The options of running an experiment, each declared once.
+"""Options of experiments.
 
-This module imports neither torch, transformers nor numpy, so that the command line can list the options at once.
+This module imports neither torch, transformers nor numpy, so that `acgpt COMMAND --help` is fast.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from acgpt.training.options import RunOptions
 @documented
 @dataclass(frozen=True)
 class ExperimentOptions(Options):
-    """The options of `run_experiment` and of `acgpt experiment`."""
+    """Options of `run_experiment` and `acgpt experiment`."""
 
     output: Path | str | None = option(
-        "The folder of the experiment. Default: what the file says.", metavar="FOLDER", flags=("--output", "-o")
+        "Folder of the experiment. Default: that of the file.", metavar="FOLDER", flags=("--output", "-o")
     )
     only: Sequence[str] = option(
-        "Some cells only: a number, a name or a pattern, 'ac-gpt-*'.",
+        "Cells to run: a number, a name or a pattern such as 'ac-gpt-*'.",
         (),
         shell="May be repeated.",
         metavar="CELL",
         form="list",
     )
     processes: int = option(
-        "Train each cell with N processes, by torchrun.", 1, metavar="N", minimum=1, flags=("--nproc-per-node",)
+        "Train each cell with N processes (torchrun).", 1, metavar="N", minimum=1, flags=("--nproc-per-node",)
     )
     no_scoring: bool = option(
-        "Leave scoring for later, or for a machine with mauve-text: the same command without this scores.", False
+        "Skip scoring. The same command without this option scores later, on a machine with mauve-text.", False
     )
     minutes: float | None = declared(
-        RunOptions, "minutes", help="Stop with a checkpoint after so many minutes; the same command goes on."
+        RunOptions, "minutes", help="Stop with a checkpoint after N minutes; the same command resumes."
     )

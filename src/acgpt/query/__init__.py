@@ -1,1 +1,1 @@
-"""Questions: tokens and their roles, the template language, conditioning sets and evaluation modes."""
+"""Queries: tokens and their roles, the template language, conditioning sets and evaluation modes."""

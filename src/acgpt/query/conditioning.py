@@ -1,28 +1,28 @@
 """Conditioning sets: which tokens of a text are given, which are asked, and which are unknown.
 
-The distribution of section 3 of the paper, its parameters by their names there, and what it can be mixed with:
+The distribution of section 3 of the paper, with the paper's names of parameters, and two others to mix it with:
 
-    Blocks      |x_c| uniform in [r_min T, r_max T]; B blocks, B uniform in [b_min, b_max]; at random places
+    Blocks      |x_c| uniform in [r_min T, r_max T]; B blocks, B uniform in [b_min, b_max]; at random positions
     Infilling   |x_c| as above, all of it at the two ends; the left end's share uniform in [f_min, f_max]
     Empty       nothing is given: plain left-to-right language modelling
 
-A `Conditioning` is a mixture of such parts by weight (with `Empty` it is autoregressive mixing); in each, if wanted, a
-share of the asked tokens is turned unknown. Which set a text gets is a function of (seed, epoch, item) alone
-(`generator`), so neither the number of workers nor a restart can change it.
+A `Conditioning` is a weighted mixture of such parts (with `Empty`: autoregressive mixing). In each part a share of the
+asked tokens can be made unknown. The set of a text depends only on (seed, epoch, item) (see `generator`), so neither
+the number of workers nor a restart changes it.
 
-What the paper leaves open is settled here:
+Details that the paper leaves open:
 
 * Rounding: |x_c| is uniform over the whole numbers from ⌈r_min T⌉ to ⌊r_max T⌋, both included (where there is none,
   |x_c| is ⌊r_max T⌋). The left end of an infilling set has f |x_c| tokens, rounded to the nearest. Of |x_e| tokens
   ⌊unknown |x_e|⌋ are unknown, anywhere among them.
-* Nothing to give: |x_c| = 0 has no blocks, and such a text is read left to right.
-* Nothing left to ask: |x_c| is at most T - 1, also where r_max is 1, so that every text teaches something; and an
-  unknown share leaves at least one token asked.
+* Nothing given: |x_c| = 0 has no blocks, and such a text is read left to right.
+* At least one asked token: |x_c| is at most T - 1, even if r_max is 1, so that every text has a loss; and an unknown
+  share leaves at least one token asked.
 * Blocks: a number of blocks above |x_c| counts as |x_c|; "size" stands for |x_c| itself.
 
-Facts worth knowing, each shown by a test: blocks may touch, so a set can have fewer runs than it has blocks. With
-b_min = b_max = "size" all sets of a size are equally likely. With b_min = 1, tokens at the two ends of a text are given
-less often than those in the middle: fewer places of a long block cover them.
+Properties, each shown by a test: blocks may touch, so a set can have fewer runs than blocks. With b_min = b_max =
+"size" all sets of a size are equally likely. With b_min = 1, tokens at the two ends of a text are given less often than
+those in the middle, because fewer positions of a long block cover them.
 """
 
 from __future__ import annotations
@@ -40,45 +40,45 @@ from acgpt.errors import InputError
 
 Count = int | Literal["size"]
 
-ASKED, GIVEN, UNKNOWN = 0, 1, 2  # the role of a token: a set as 0 and 1 is its roles already
+ASKED, GIVEN, UNKNOWN = 0, 1, 2  # roles of a token; a boolean conditioning set cast to int is an array of roles
 
 
 def generator(seed: int, epoch: int, item: int) -> np.random.Generator:
-    """The randomness of one text in one epoch: a function of these three numbers, and of nothing else.
+    """Return the random generator of one text in one epoch; it depends only on these three numbers.
 
-    The three are the key of a Philox generator, which has an independent stream for each key.
+    They are the key of a Philox generator, which has an independent stream for each key.
 
     Args:
         seed: From 0 to 2**32 - 1.
         epoch: From 0 to 2**32 - 1.
-        item: The number of the text, from 0 to 2**64 - 1.
+        item: Number of the text, from 0 to 2**64 - 1.
     """
     for name, value, bits in (("seed", seed, 32), ("epoch", epoch, 32), ("item", item, 64)):
         if not isinstance(value, int | np.integer) or not 0 <= value < 1 << bits:
             raise InputError(f"{name} must be a whole number from 0 to 2**{bits} - 1, not {value!r}.")
-    # The type is needed: numpy makes floats of a list with both large and small numbers, and keys would collide.
+    # The dtype is needed: numpy turns a list of large and small integers into floats, and keys would collide.
     key = np.array([index(seed) << 32 | index(epoch), item], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
 
 
 def first_draws(seed: int, epoch: int, count: int) -> np.ndarray:
-    """(count, 2) the first two numbers of `generator(seed, epoch, item).random()` for the items 0 … count - 1, at once.
+    """Return (count, 2) the first two numbers of `generator(seed, epoch, item).random()` for the items 0 … count - 1.
 
-    Philox is a function of key and counter (Salmon et al., 2011), so all streams can be begun together: ten rounds of
-    multiplication and exclusive or. A hundred thousand texts take a tenth of a second, which is what lets training
-    know the sizes of an epoch's sets beforehand.
+    Philox is a function of key and counter (Salmon et al., 2011), so the first numbers of all streams can be computed
+    together: ten rounds of multiplication and exclusive or. A hundred thousand texts take a tenth of a second, so that
+    training can know the sizes of an epoch's sets beforehand.
     """
     generator(seed, epoch, count)  # checks the ranges
     word, half = np.uint64(2**32 - 1), np.uint64(32)
 
     def product(a: np.uint64, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The high and the low 64 bits of a product."""
+        """Return the high and the low 64 bits of a product."""
         low, middle, other = (a & word) * (b & word), (a & word) * (b >> half), (a >> half) * (b & word)
         carry = (low >> half) + (middle & word) + (other & word)
         return (a >> half) * (b >> half) + (middle >> half) + (other >> half) + (carry >> half), a * b
 
     items, zero = np.arange(count, dtype=np.uint64), np.zeros(count, dtype=np.uint64)
-    block = (zero + np.uint64(1), zero, zero, zero)  # the counter; numpy's begins at 1
+    block = (zero + np.uint64(1), zero, zero, zero)  # the counter; it starts at 1 in numpy
     for number in range(10):
         key = np.uint64((index(seed) << 32 | index(epoch)) + number * 0x9E3779B97F4A7C15 & 2**64 - 1)
         other_key = items + np.uint64(number * 0xBB67AE8584CAA73B & 2**64 - 1)
@@ -89,17 +89,17 @@ def first_draws(seed: int, epoch: int, count: int) -> np.ndarray:
 
 
 def is_number(value: Any) -> bool:
-    """An int or a float, and no bool."""
+    """Return whether a value is an int or a float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def floor(x: float) -> int:
-    """⌊x⌋ of a share times a length: 0.29 × 100 is 29, whatever floating point makes of it."""
+    """Return ⌊x⌋ of a share times a length, without rounding errors: 0.29 × 100 is 29."""
     return math.floor(x + 1e-9)
 
 
 def check_share(name: str, low: float, high: float) -> None:
-    """Two bounds of a share, in order between 0 and 1."""
+    """Raise an `InputError` unless 0 ≤ low ≤ high ≤ 1."""
     if not is_number(low) or not is_number(high) or not 0 <= low <= high <= 1:
         raise InputError(
             f"{name}_min and {name}_max must be numbers with 0 ≤ {name}_min ≤ {name}_max ≤ 1, not {low!r} and {high!r}."
@@ -108,25 +108,25 @@ def check_share(name: str, low: float, high: float) -> None:
 
 @dataclass(frozen=True)
 class Sets:
-    """What all parts have: `unknown`, the share of the asked tokens that is turned unknown."""
+    """Base of all parts; `unknown` is the share of the asked tokens that is made unknown."""
 
     unknown: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         if not is_number(self.unknown) or not 0 <= self.unknown < 1:
             raise InputError(
-                f"unknown is the share of asked tokens turned unknown, from 0 to below 1, not {self.unknown!r}."
+                f"unknown is the share of asked tokens made unknown, from 0 to below 1, not {self.unknown!r}."
             )
 
     def hidden(self, asked: np.ndarray) -> np.ndarray:
-        """How many of so many asked tokens are turned unknown; never all of them. For all texts at once."""
+        """Return how many of the asked tokens are made unknown, for arrays of counts; at least one stays asked."""
         hidden: np.ndarray = np.minimum(np.floor(self.unknown * asked + 1e-9), asked - 1).astype(np.int64)
         return hidden
 
 
 @dataclass(frozen=True)
 class Sized(Sets):
-    """Sets whose size |x_c| is uniform between two shares of the text (step 1 of the paper's procedure)."""
+    """Base of the sets whose size |x_c| is uniform between two shares of the text (step 1 of the paper's procedure)."""
 
     r_min: float = 0.0
     r_max: float = 0.6
@@ -136,12 +136,12 @@ class Sized(Sets):
         check_share("r", self.r_min, self.r_max)
 
     def range(self, length: int) -> tuple[int, int]:
-        """The least and the largest |x_c|; at most all tokens but one."""
+        """Return the smallest and the largest |x_c|; at most all tokens but one."""
         high = min(floor(self.r_max * length), length - 1)
         return min(-floor(-self.r_min * length), high), high
 
     def mean_share(self) -> float:
-        """The share of a long text that is given, on average."""
+        """Return the mean share of a long text that is given."""
         return (self.r_min + self.r_max) / 2
 
 
@@ -150,11 +150,11 @@ class Blocks(Sized):
     """|x_c| tokens in B contiguous blocks: the paper's training distribution.
 
     Args:
-        r_min: The least share of the text that is given.
-        r_max: The largest.
-        b_min: The least number of blocks, or "size" for |x_c|.
-        b_max: The largest, or "size" for |x_c|.
-        unknown: The share of the asked tokens that is turned unknown.
+        r_min: Smallest share of the text that is given.
+        r_max: Largest share of the text that is given.
+        b_min: Smallest number of blocks, or "size" for |x_c|.
+        b_max: Largest number of blocks, or "size" for |x_c|.
+        unknown: Share of the asked tokens that is made unknown.
     """
 
     kind: ClassVar[str] = "blocks"
@@ -172,18 +172,18 @@ class Blocks(Sized):
             raise InputError(f"b_min must be at most b_max, not {self.b_min!r} and {self.b_max!r}.")
 
     def place(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
-        """(length,) which tokens are given, `size` of them (steps 2 to 4)."""
+        """Return (length,) booleans with `size` given tokens (steps 2 to 4 of the paper's procedure)."""
         if size == 0:
             return np.zeros(length, dtype=bool)
         least, most = (size if bound == "size" else min(bound, size) for bound in (self.b_min, self.b_max))
         count = int(rng.integers(least, most, endpoint=True))
-        # A token for each block, and each of the rest into a block of its own choice.
+        # One token for each block; each other token goes to a random block.
         sizes = 1 + np.bincount(rng.integers(count, size=size - count), minlength=count)
-        # B places out of B + |x_e| are blocks, every other one is an asked token: what lies between is the gaps.
-        # Any block may get any of the sizes: they are as likely in one order as in another.
-        places = count + length - size
-        blocks = rng.choice(places, size=count, replace=False, shuffle=False)
-        given, widths = np.zeros(places, dtype=bool), np.ones(places, dtype=np.intp)
+        # Of B + |x_e| units in a row, B random ones are blocks and the others are asked tokens.
+        # The sizes need no shuffling: all their orders are equally likely.
+        units = count + length - size
+        blocks = rng.choice(units, size=count, replace=False, shuffle=False)
+        given, widths = np.zeros(units, dtype=bool), np.ones(units, dtype=np.intp)
         given[blocks], widths[blocks] = True, sizes
         return given.repeat(widths)
 
@@ -193,11 +193,11 @@ class Infilling(Sized):
     """|x_c| tokens at the two ends of the text; the middle is asked.
 
     Args:
-        r_min: The least share of the text that is given.
-        r_max: The largest.
-        f_min: The least share of the given tokens that stands on the left.
-        f_max: The largest.
-        unknown: The share of the asked tokens that is turned unknown.
+        r_min: Smallest share of the text that is given.
+        r_max: Largest share of the text that is given.
+        f_min: Smallest share of the given tokens at the left end.
+        f_max: Largest share of the given tokens at the left end.
+        unknown: Share of the asked tokens that is made unknown.
     """
 
     kind: ClassVar[str] = "infilling"
@@ -210,7 +210,7 @@ class Infilling(Sized):
         check_share("f", self.f_min, self.f_max)
 
     def place(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
-        """(length,) which tokens are given, `size` of them."""
+        """Return (length,) booleans with `size` given tokens."""
         left = round(rng.uniform(self.f_min, self.f_max) * size)
         given = np.zeros(length, dtype=bool)
         given[:left] = True
@@ -220,20 +220,20 @@ class Infilling(Sized):
 
 @dataclass(frozen=True)
 class Empty(Sets):
-    """Nothing is given; `unknown` is the share of the asked tokens that is turned unknown."""
+    """Nothing is given; `unknown` is the share of the asked tokens that is made unknown."""
 
     kind: ClassVar[str] = "empty"
 
     def range(self, length: int) -> tuple[int, int]:
-        """The least and the largest |x_c|: 0."""
+        """Return the smallest and the largest |x_c|: 0."""
         return 0, 0
 
     def mean_share(self) -> float:
-        """The share of a text that is given, on average."""
+        """Return the mean share of a text that is given: 0."""
         return 0.0
 
     def place(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
-        """(length,) which tokens are given: none."""
+        """Return (length,) booleans, all false."""
         return np.zeros(length, dtype=bool)
 
 
@@ -260,48 +260,48 @@ class Conditioning:
 
     @property
     def hides(self) -> bool:
-        """Is a token ever unknown?"""
+        """Whether tokens can be unknown."""
         return any(part.unknown and weight for part, weight in zip(self.parts, self.weights, strict=True))
 
     @property
     def r_max(self) -> float:
-        """The largest share of a text that is given; 0 if nothing ever is."""
+        """Largest share of a text that is given; 0 if nothing ever is."""
         return max((float(part.r_max) for part in self.parts if isinstance(part, Sized)), default=0.0)
 
     def mean_share(self) -> float:
-        """The share of a long text that is given, on average."""
+        """Return the mean share of a long text that is given."""
         total = sum(weight * part.mean_share() for part, weight in zip(self.parts, self.weights, strict=True))
         return total / sum(self.weights)
 
     def sizes(self, length: int, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which part of the mixture each text is drawn from, and |x_c|.
+        """Return the part of the mixture that each text is drawn from, and its |x_c|.
 
         Args:
-            length: T, of every text.
-            draws: (n, 2) two numbers from 0 to below 1 for each: the first two of its generator, as in `first_draws`.
+            length: T, the same for every text.
+            draws: (n, 2) for each text, the first two numbers of its generator, as in `first_draws`.
 
         Returns:
-            (n,) numbers of parts, and (n,) sizes.
+            (n,) indices of parts, and (n,) sizes.
         """
         if length < 1:
-            raise InputError("a text of no tokens has nothing to ask.")
+            raise InputError("a text of no tokens has no token to ask.")
         bounds = np.cumsum(self.weights)
         parts = np.searchsorted(bounds, draws[:, 0] * bounds[-1], side="right")
         low, high = np.array([part.range(length) for part in self.parts])[parts].T
         return parts, low + (draws[:, 1] * (high - low + 1)).astype(np.int64)
 
     def asked(self, length: int, draws: np.ndarray) -> np.ndarray:
-        """(n,) how many tokens of each text are asked; arguments as of `sizes`."""
+        """Return (n,) numbers of asked tokens; arguments as in `sizes`."""
         parts, sizes = self.sizes(length, draws)
         asked: np.ndarray = length - sizes
         for number, part in enumerate(self.parts):
             if part.unknown:
-                mine = parts == number
-                asked[mine] -= part.hidden(asked[mine])
+                selected = parts == number
+                asked[selected] -= part.hidden(asked[selected])
         return asked
 
     def roles(self, length: int, rng: np.random.Generator) -> np.ndarray:
-        """(length,) int8 `GIVEN`, `ASKED` or `UNKNOWN` for each token of a text; at least one is asked."""
+        """Return (length,) int8 roles `GIVEN`, `ASKED` or `UNKNOWN` of a text's tokens; at least one is asked."""
         (part,), (size,) = self.sizes(length, rng.random((1, 2)))
         roles: np.ndarray = self.parts[part].place(length, int(size), rng).astype(np.int8)
         if hidden := int(self.parts[part].hidden(length - size)):
@@ -310,7 +310,7 @@ class Conditioning:
         return roles
 
     def as_dict(self) -> dict[str, Any]:
-        """What `from_dict` reads back: for `acgpt.json`, run folders and recipes."""
+        """Return a dictionary for `from_dict`, as written to `acgpt.json`, run folders and recipes."""
         shares = {part.unknown for part in self.parts}
         common = shares.pop() if len(shares) == 1 else 0.0
         parts = [
@@ -318,20 +318,20 @@ class Conditioning:
             for part, weight in zip(self.parts, self.weights, strict=True)
         ]
         for part in parts:
-            if part["unknown"] == common:  # it is said once, for all
+            if part["unknown"] == common:  # written once, for all parts
                 del part["unknown"]
         return {"parts": parts, "unknown": common}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Conditioning:
-        """A distribution as a recipe writes it.
+        """Return the distribution of a recipe's `conditioning`.
 
-        Either the parameters of `Blocks` and, if wanted, the shares of texts that are instead drawn from `Infilling`
-        (with its `f_min` and `f_max`) and from `Empty`:
+        Either the parameters of `Blocks` and, optionally, the shares of texts that are drawn from `Infilling` (with its
+        `f_min` and `f_max`) and from `Empty` instead:
 
             {r_max: 0.6, infilling: 0.2, empty: 0.1, unknown: 0.05}
 
-        or any mixture, part by part, where `unknown` can be said of one part or of all the others:
+        or any mixture, part by part; `unknown` can be set for one part, or at the top for all parts without it:
 
             {parts: [{kind: blocks, weight: 3, r_max: 0.6}, {kind: blocks, weight: 1, b_max: 2, unknown: 0.2}]}
         """
@@ -347,20 +347,22 @@ class Conditioning:
                 part_from_dict({**common, **entry}, f"conditioning.parts[{i}]") for i, entry in enumerate(entries)
             )
             return cls(parts, tuple(entry.get("weight", 1.0) for entry in entries))
-        own = {kind: [field.name for field in fields(KINDS[kind])] for kind in KINDS}
-        check_keys(content, (*own["blocks"], *own["infilling"], "infilling", "empty"), "conditioning")
+        names = {kind: [field.name for field in fields(KINDS[kind])] for kind in KINDS}
+        check_keys(content, (*names["blocks"], *names["infilling"], "infilling", "empty"), "conditioning")
         weights = {kind: content.get(kind, 0.0) for kind in ("infilling", "empty")}
         if any(not is_number(share) or not 0 <= share <= 1 for share in weights.values()) or sum(weights.values()) > 1:
             raise InputError(f"infilling and empty are shares of the texts, at most 1 together, not {weights}.")
         weights = {"blocks": round(1 - sum(weights.values()), 12), **weights}
-        # All are made, so that a wrong value is found also where a share of 0 leaves its part out.
-        made = {kind: KINDS[kind](**{name: content[name] for name in own[kind] if name in content}) for kind in weights}
+        # Create all parts, so that a wrong value is an error even in a part with weight 0.
+        parts_by_kind = {
+            kind: KINDS[kind](**{name: content[name] for name in names[kind] if name in content}) for kind in weights
+        }
         used = [kind for kind in weights if weights[kind] > 0]
-        return cls(tuple(made[kind] for kind in used), tuple(float(weights[kind]) for kind in used))
+        return cls(tuple(parts_by_kind[kind] for kind in used), tuple(float(weights[kind]) for kind in used))
 
 
 def part_from_dict(entry: Mapping[str, Any], where: str) -> Part:
-    """One part of a mixture, `{kind: blocks, weight: 1, r_max: 0.6, …}`; `where` is for errors."""
+    """Return one part of a mixture, `{kind: blocks, weight: 1, r_max: 0.6, …}`; `where` is for errors."""
     kind = entry.get("kind", "blocks")
     if not isinstance(kind, str) or kind not in KINDS:
         raise InputError(f"{where}: kind is one of {', '.join(KINDS)}, not {kind!r}.")
@@ -373,7 +375,7 @@ def part_from_dict(entry: Mapping[str, Any], where: str) -> Part:
 
 
 def check_keys(content: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    """Refuse a key that is not known, and suggest the one that was meant."""
+    """Raise an `InputError` for an unknown key, with the closest known one."""
     for key in content:
         if key not in known:
             near = get_close_matches(str(key), known, n=1)

@@ -1,15 +1,15 @@
-"""The five evaluation modes of section 4.1 of the paper: what is given, what is asked, and whether the future is read.
+"""The five evaluation modes of section 4.1 of the paper: given tokens, asked tokens, and whether the future is read.
 
                             The  cat  sat  on   the  mat        ● given   ? asked   · read, but not scored
     unconditional            ?    ?    ?    ?    ?    ?         nothing is given, everything is asked
     infilling                ●    ?    ?    ?    ?    ●         both ends are given, the middle is asked
     training                 ?    ●    ●    ?    ?    ●         blocks are given, as in training
-    infilling-no-future      ·    ?    ?    ?    ?    ·         what infilling asks, from the past alone
-    training-no-future       ?    ·    ·    ?    ?    ·         what training asks, from the past alone
+    infilling-no-future      ·    ?    ?    ?    ?    ·         the tokens asked by infilling, from the past alone
+    training-no-future       ?    ·    ·    ?    ?    ·         the tokens asked by training, from the past alone
 
-Without the future, the given tokens that stand before an asked one are read and those after it are not. That is
-reading the text from left to right with nothing given, and counting only the tokens that the mode asks: one
-unconditional pass serves all three modes that need no future. (Tokens that are unknown stay so.)
+Without the future, given tokens before an asked one are read and those after it are not. This is the same as reading
+the text from left to right with nothing given, and counting only the tokens that the mode asks. One unconditional pass
+therefore serves all three modes without future. (Unknown tokens stay unknown.)
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Empty, 
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to evaluate.
+    """An evaluation mode.
 
     Args:
-        name: In code, in JSON and on the command line.
-        title: In the paper.
-        conditioning: Which of the `distributions` its conditioning sets come from.
-        future: Is a token predicted from given tokens after it?
+        name: Name in code, in JSON and on the command line.
+        title: Name in the paper.
+        conditioning: Name of the distribution of its conditioning sets, a key of `distributions`.
+        future: Whether a token is predicted from given tokens after it.
     """
 
     name: str
@@ -40,10 +40,9 @@ class Mode:
     future: bool
 
     def shown(self, roles: np.ndarray) -> np.ndarray:
-        """The roles under which a model answers for this mode, from those that were drawn.
+        """Return the roles that the model sees in this mode, from the roles that were drawn.
 
-        All that is asked is asked here too; without the future, so is all that is given. Modes that show the same
-        share a pass.
+        Without the future, given tokens become asked. Modes with the same result share a pass.
         """
         return roles if self.future else np.where(roles == GIVEN, np.int8(ASKED), roles)
 
@@ -58,15 +57,15 @@ MODES = {
         Mode("training-no-future", "Training distribution (no future)", "training", future=False),
     )
 }
-WITHOUT_FUTURE = {"infilling": "infilling-no-future", "training": "training-no-future"}  # the same tokens are asked
+WITHOUT_FUTURE = {"infilling": "infilling-no-future", "training": "training-no-future"}  # ask the same tokens
 
 
 def distributions(r_max: float, training: Conditioning | None = None) -> dict[str, Conditioning]:
-    """The distributions that modes draw their conditioning sets from, by name.
+    """Return the distributions of the modes' conditioning sets, by name.
 
     Args:
-        r_max: The largest share of a text that is given (r_min is 0).
-        training: The training distribution, by default that of the paper's experiments: b_min = 1, b_max = |x_c|.
+        r_max: Largest share of a text that is given (r_min is 0).
+        training: The training distribution. Default: that of the paper's experiments, b_min = 1 and b_max = |x_c|.
     """
     return {
         "empty": Conditioning((Empty(),)),
@@ -76,7 +75,7 @@ def distributions(r_max: float, training: Conditioning | None = None) -> dict[st
 
 
 def modes_named(names: Sequence[str] = ()) -> list[Mode]:
-    """The modes of these names in the paper's order; all five for no names."""
+    """Return the modes of these names in the paper's order; all five if there are no names."""
     for name in names:
         if name not in MODES:
             raise InputError(f"there is no mode {name!r}; the modes are {', '.join(MODES)}.")

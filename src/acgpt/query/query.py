@@ -1,12 +1,12 @@
-"""The question: a sequence of tokens and the role that each one plays in it.
+"""The query: a sequence of tokens and the role of each token.
 
     tokens    The   cat   sat   on    the   mat
     given      ●                 ●     ●            x_c: the conditioning set, known
     asked            ●     ●                  ●     x_e: the evaluation set, scored or sampled
     (neither: unknown, neither known nor of interest)
 
-Positions count from 1; position 0 is the beginning-of-sequence token, which the layout adds. Everything else in the
-package speaks `Query`: templates become queries, layouts are built from them, results point back to their positions.
+Positions count from 1; position 0 is the BOS token, which the layout adds. Templates are turned into queries, layouts
+are built from queries, and results refer to their positions.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Query:
     """p(asked tokens | given tokens), over one sequence of token ids.
 
     Args:
-        tokens: Token ids. `None` where the token is to be sampled, or where it is unknown.
-        given: For each token, is it known? These are the tokens that are conditioned on.
-        asked: For each token, is it scored (or sampled)? By default every token that is not given. A token that is
-            neither given nor asked is unknown: the model reads its MASK token there.
+        tokens: Token ids; `None` for a token that is to be sampled, or that is unknown.
+        given: For each token, whether it is given: known, and conditioned on.
+        asked: For each token, whether it is scored (or sampled). Default: every token that is not given. A token that
+            is neither given nor asked is unknown: the model reads its MASK token there.
 
     >>> Query([464, None, 3332], given=[True, False, True]).asked_positions
     (2,)
@@ -65,7 +65,7 @@ class Query:
         if None in compress(tokens, given):
             position = next(p for p, g in enumerate(given, start=1) if g and tokens[p - 1] is None)
             raise QueryError(f"the token at position {position} is given but has no id; give its id or ask for it.")
-        if min(filter(None, tokens), default=0) < 0:  # of those that are neither None nor 0
+        if min(filter(None, tokens), default=0) < 0:  # `filter` drops None and 0
             position = next(p for p, t in enumerate(tokens, start=1) if t is not None and t < 0)
             raise QueryError(f"the token at position {position} has the negative id {tokens[position - 1]}.")
         if not any(asked):
@@ -76,40 +76,40 @@ class Query:
 
     @classmethod
     def trusted(cls, tokens: Iterable[int | None], given: Iterable[bool], asked: Iterable[bool]) -> Query:
-        """A query of what has been checked already, the parts of another query say: it is not checked again."""
+        """Return a query without checking its arguments, for values that were checked before."""
         query = object.__new__(cls)
         for name, values in (("tokens", tokens), ("given", given), ("asked", asked)):
             object.__setattr__(query, name, tuple(values))
         return query
 
     def __len__(self) -> int:
-        """The number of tokens T; with BOS the text takes T + 1 positions."""
+        """Return the number of tokens T; with BOS the text takes T + 1 positions."""
         return len(self.tokens)
 
     @cached_property
     def given_positions(self) -> tuple[int, ...]:
-        """Where the given tokens stand, counting from 1."""
+        """Positions of the given tokens, counting from 1."""
         return tuple(self.given_at.tolist())
 
     @cached_property
     def asked_positions(self) -> tuple[int, ...]:
-        """Where the asked tokens stand, counting from 1."""
+        """Positions of the asked tokens, counting from 1."""
         return tuple(self.asked_at.tolist())
 
     @cached_property
     def given_at(self) -> np.ndarray:
-        """`given_positions` as an array; not to be written into."""
+        """`given_positions` as a read-only array."""
         return positions(self.given)
 
     @cached_property
     def asked_at(self) -> np.ndarray:
-        """`asked_positions` as an array; not to be written into."""
+        """`asked_positions` as a read-only array."""
         return positions(self.asked)
 
     @cached_property
     def ids(self) -> np.ndarray:
-        """(T,) the tokens, -1 where there is none; not to be written into."""
-        import numpy as np  # here: a template is read, and refused, without it
+        """(T,) token ids, -1 where the token is `None`; read-only."""
+        import numpy as np  # imported here: parsing a template, and its errors, do not need it
 
         ids = np.array([-1 if token is None else token for token in self.tokens], dtype=np.int64)
         ids.flags.writeable = False
@@ -117,24 +117,24 @@ class Query:
 
     @cached_property
     def roles(self) -> np.ndarray:
-        """(T,) `GIVEN`, `ASKED` or `UNKNOWN` for each token (see `conditioning`); not to be written into."""
+        """(T,) `GIVEN`, `ASKED` or `UNKNOWN` for each token (see `conditioning`); read-only."""
         import numpy as np
 
         from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 
-        given, asked = (np.frombuffer(bytes(which), dtype=np.bool_) for which in (self.given, self.asked))
+        given, asked = (np.frombuffer(bytes(flags), dtype=np.bool_) for flags in (self.given, self.asked))
         roles = np.where(given, GIVEN, np.where(asked, ASKED, UNKNOWN))
         roles.flags.writeable = False
         return roles
 
     @property
     def has_unknown(self) -> bool:
-        """Is there a token that is neither given nor asked?"""
+        """Whether a token is neither given nor asked."""
         return len(self.given_at) + len(self.asked_at) < len(self)
 
     @property
     def needs_future(self) -> bool:
-        """Does a given token stand after an asked one? If not, reading left to right already sees all that is given."""
+        """Whether a given token comes after an asked one. If not, reading left to right sees all given tokens."""
         return any(self.given[self.asked.index(True) :])
 
     @property
@@ -144,16 +144,16 @@ class Query:
 
 
 def token_id(token: object) -> int:
-    """A token id as an int, whoever's integer it is; a boolean, of torch too, is none."""
+    """Return a token id as an int, from any integer type; refuse booleans, also those of torch and numpy."""
     if isinstance(token, bool) or str(getattr(token, "dtype", "")).endswith("bool"):
         raise TypeError(f"{token!r} is a boolean")
     return index(token)  # type: ignore[arg-type]
 
 
-def positions(which: tuple[bool, ...]) -> np.ndarray:
-    """Where these are true, counting from 1."""
+def positions(flags: tuple[bool, ...]) -> np.ndarray:
+    """Return the positions where flags are true, counting from 1, as a read-only array."""
     import numpy as np
 
-    found = np.flatnonzero(np.frombuffer(bytes(which), dtype=np.bool_)) + 1
-    found.flags.writeable = False
-    return found
+    array = np.flatnonzero(np.frombuffer(bytes(flags), dtype=np.bool_)) + 1
+    array.flags.writeable = False
+    return array

@@ -1,18 +1,18 @@
-r"""Templates: a text in which {{double braces}} mark what is asked.
+r"""Templates: texts in which {{double braces}} mark what is asked.
 
     The capital of France is {{Paris}}.          how likely is "Paris" here, given all the rest?
-    The capital of {{_2}} is Paris.              a blank: sample 2 tokens for this place
+    The capital of {{_2}} is Paris.              a blank: sample 2 tokens here
     The capital of {{France|Italy}} is Paris.    alternatives: which one fits better?
     It is {{not |}}raining.                      an alternative may be empty: "not ", or nothing?
 
-Everything outside the braces is given: it is conditioned on, whether it stands before or after what is asked. A
-template may hold any number of slots, side by side or apart, on any line. All that stands between the braces counts,
-white space too: `{{a | b}}` is "a " or " b".
+Everything outside the braces is given: the model conditions on it, whether it comes before or after a slot. A template
+may have any number of slots, adjacent or apart, on any line. Everything between the braces counts, including white
+space: `{{a | b}}` is "a " or " b".
 
     {{text}}     asks for this text
     {{a|b|c}}    asks for one of these texts
     {{_4}}       asks for any 4 tokens
-    {{_…  {{?…   reserved for later, apart from {{_4}} and its like
+    {{_…  {{?…   reserved, except for {{_4}} and other numbers
 
 >>> parse("The capital of {{_2}} is {{Paris|Rome}}.")  # doctest: +NORMALIZE_WHITESPACE
 [Given(text='The capital of '), Slot(alternatives=(), blank=2, at=15),
@@ -20,40 +20,40 @@ white space too: `{{a | b}}` is "a " or " b".
 
 White space
 -----------
-Models read tokens, and most tokenizers join a space to the word that follows it. A token that reaches into a slot is
-asked as a whole, so
+Models read tokens, and most tokenizers join a space to the word after it. A token that is partly in a slot is asked as
+a whole:
 
-    The capital of France is {{Paris}}           asks for the token " Paris", the space with it
+    The capital of France is {{Paris}}           asks for the token " Paris", with the space
     The capital of France is{{ Paris}}           asks the same
     un{{happy}}                                  asks for "unhappy", if that is one token
 
-White space that the tokenizer joins to the next word belongs to the blank's first token. That is one space, never more:
+White space that the tokenizer joins to the next word belongs to the blank's first token. This is at most one space:
 
     The capital of {{_2}} is Paris.              up to " of" is given; the blank could be " Fran" and "ce"
-    The capital of{{_2}} is Paris.               asks the same: it is for the model to say if a space comes first
+    The capital of{{_2}} is Paris.               asks the same: the model decides whether a space comes first
     def f(x):⏎    {{_5}}                         the line break and three spaces are given, the fourth is not
 
 Braces and backslashes
 ----------------------
-A `{{` that is meant as text is written `\{{`. In front of `{{`, and only there, two backslashes stand for one; all
-other backslashes outside of slots are plain text, so LaTeX, regular expressions and Windows paths can stay as they are.
-`}}` outside of a slot is text. Braces pair up from the right, so a brace may hug a slot:
+Write `\{{` for a `{{` that is text. Before `{{`, and only there, two backslashes stand for one; all other backslashes
+outside of slots are plain text, so LaTeX, regular expressions and Windows paths need no escapes. `}}` outside of a slot
+is text. Braces are paired from the right, so a brace may be next to a slot:
 
     \{{ is no slot }}                            the text "{{ is no slot }}"
     C:\\{{Users}}                                the text "C:\", then a slot
     \frac{{{1}}}{2}                              the text "\frac{", a slot, the text "}{2}"
 
-Inside a slot a backslash takes the meaning from any of `\ { } | _ ?`; before anything else it is a plain backslash.
+Inside a slot a backslash makes any of `\ { } | _ ?` plain text; before other characters it is a plain backslash.
 A slot ends at the first `}}`.
 
     {{a\|b}}                                     asks for "a|b"
     {{\_4}}                                      asks for "_4"
     {{\{x\}}}                                    asks for "{x}"
 
-Programs need not remember any of this. Two functions write any text so that it means itself:
+Programs can use two functions that escape any text:
 
-    acgpt.escape(text)                           for what is given, outside of slots
-    acgpt.escape_slot(text)                      for what is asked, between {{ and }}, a whole slot or one alternative
+    acgpt.escape(text)                           for given text, outside of slots
+    acgpt.escape_slot(text)                      for asked text, between {{ and }}: a whole slot or one alternative
 
 >>> context, asked = "In C, {{0}} and a|b:", ["a|b", "_x"]
 >>> template = escape(context, before_slot=True) + "{{" + "|".join(map(escape_slot, asked)) + "}}"
@@ -74,19 +74,19 @@ from acgpt.errors import TemplateError
 
 @dataclass(frozen=True)
 class Given:
-    """Text that is known."""
+    """Given text."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A place in the text that is asked for.
+    """A slot: asked text, alternatives or a blank.
 
     Args:
-        alternatives: The texts it may hold: one for `{{text}}`, several for `{{a|b}}`, none for a blank.
-        blank: How many tokens long a blank is; `None` for a slot with text.
-        at: Where its `{{` stands in the template, counted in characters from 0.
+        alternatives: The possible texts: one for `{{text}}`, several for `{{a|b}}`, none for a blank.
+        blank: Number of tokens of a blank; `None` for a slot with text.
+        at: Offset of its `{{` in the template, in characters from 0.
     """
 
     alternatives: tuple[str, ...]
@@ -96,14 +96,14 @@ class Slot:
 
 Part = Given | Slot
 
-_OPENING = re.compile(r"(?<!\\)(\\*)\{\{(?=(?:\{\{)*(?!\{))")  # backslashes, then braces that pair up from the right
+_OPENING = re.compile(r"(?<!\\)(\\*)\{\{(?=(?:\{\{)*(?!\{))")  # backslashes, then braces, paired from the right
 _BLANK = re.compile(r"_([0-9]+)\}\}")
 _IN_SLOT = re.compile(r"(?P<escaped>\\[\\{}|_?])|(?P<mark>\{\{|\}\}|\|)|[^\\{}|]+|.", re.DOTALL)
-_LONGEST_BLANK = 1_000_000  # far beyond any model's context; a typing error must not fill the memory
+_LONGEST_BLANK = 1_000_000  # far beyond any model's context, so that a typo cannot exhaust memory
 
 
 def parse(template: str) -> list[Part]:
-    r"""The parts of a template in order. What is given and not empty comes as one `Given` between slots.
+    r"""Parse a template into its parts. Given text between two slots is one `Given`, left out if empty.
 
     Raises:
         TemplateError: A slot is malformed; the message points at it.
@@ -112,39 +112,39 @@ def parse(template: str) -> list[Part]:
     [Given(text='a{{b '), Slot(alternatives=('c', ''), blank=None, at=6)]
     """
     parts: list[Part] = []
-    given, at = "", 0
-    while opening := _OPENING.search(template, at):
+    given, offset = "", 0
+    while opening := _OPENING.search(template, offset):
         backslashes = len(opening[1])
-        given += template[at : opening.start()] + "\\" * (backslashes // 2)
+        given += template[offset : opening.start()] + "\\" * (backslashes // 2)
         if backslashes % 2:
-            given, at = given + "{{", opening.end()
+            given, offset = given + "{{", opening.end()
             continue
         if given:
             parts.append(Given(given))
-        slot, at = _slot(template, opening.end() - 2)
+        slot, offset = _slot(template, opening.end() - 2)
         given = ""
         parts.append(slot)
-    given += template[at:]
+    given += template[offset:]
     return [*parts, Given(given)] if given else parts
 
 
-def _slot(template: str, at: int) -> tuple[Slot, int]:
-    """The slot whose `{{` stands at character `at`, and the offset of the first character behind it."""
-    inside = at + 2
+def _slot(template: str, start: int) -> tuple[Slot, int]:
+    """Parse the slot whose `{{` is at offset `start`; return it and the offset after it."""
+    inside = start + 2
     if template.startswith("_", inside):
-        return _blank(template, at)
+        return _blank(template, start)
     if template.startswith("?", inside):
-        raise TemplateError(r"{{? is reserved; for text that starts with a question mark write {{\?.", template, at)
+        raise TemplateError(r"{{? is reserved; for text that starts with a question mark write {{\?.", template, start)
     alternatives = [""]
     for match in _IN_SLOT.finditer(template, inside):
         if match["mark"] == "}}":
             if not any(alternatives):
-                raise TemplateError("this slot is empty: write {{text}}, {{a|b}} or {{_4}}.", template, at)
-            return Slot(tuple(alternatives), None, at), match.end()
+                raise TemplateError("this slot is empty: write {{text}}, {{a|b}} or {{_4}}.", template, start)
+            return Slot(tuple(alternatives), None, start), match.end()
         if match["mark"] == "{{":
             raise TemplateError(
-                rf"a slot opens inside the slot that opened at character {at + 1}; close that one first with }}}}, or "
-                r"write \{{ for braces that are text.",
+                rf"a slot opens inside the slot that opened at character {start + 1}; close that one first with }}}}, "
+                r"or write \{{ for braces that are text.",
                 template,
                 match.start(),
             )
@@ -156,38 +156,37 @@ def _slot(template: str, at: int) -> tuple[Slot, int]:
         r"this slot is never closed: end it with }} (not \}}, where the first brace is text), or write \{{ for braces "
         "that are text.",
         template,
-        at,
+        start,
     )
 
 
-def _blank(template: str, at: int) -> tuple[Slot, int]:
-    """The blank whose `{{_` stands at character `at`, and the offset of the first character behind it."""
-    match = _BLANK.match(template, at + 2)
+def _blank(template: str, start: int) -> tuple[Slot, int]:
+    """Parse the blank whose `{{_` is at offset `start`; return it and the offset after it."""
+    match = _BLANK.match(template, start + 2)
     if not match:
         raise TemplateError(
-            r"{{_ is followed by a number of tokens and }}, as in {{_4}}; all else is reserved. For text that starts "
+            r"{{_ must be followed by a number and }}, as in {{_4}}; everything else is reserved. For text that starts "
             r"with an underscore write {{\_.",
             template,
-            at,
+            start,
         )
     digits = match[1].lstrip("0")
     if not digits:
-        raise TemplateError("a blank needs at least 1 token: write {{_1}} or more.", template, at)
+        raise TemplateError("a blank needs at least 1 token: write {{_1}} or more.", template, start)
     if len(digits) >= len(str(_LONGEST_BLANK)):
-        raise TemplateError(f"a blank is at most {_LONGEST_BLANK - 1} tokens long.", template, at)
-    return Slot((), int(digits), at), match.end()
+        raise TemplateError(f"a blank is at most {_LONGEST_BLANK - 1} tokens long.", template, start)
+    return Slot((), int(digits), start), match.end()
 
 
 def escape(text: str, before_slot: bool = False) -> str:
-    r"""Write `text` so that, outside of slots, a template reads it as that very text: `parse(escape(t)) == [Given(t)]`.
+    r"""Escape given text, outside of slots, so that a template reads it literally: `parse(escape(t)) == [Given(t)]`.
 
-    For what is given. Inside `{{…}}` use `escape_slot`: there `|`, `}` and a leading `_` or `?` have a meaning, too.
+    Inside `{{…}}` use `escape_slot`: there `|`, `}` and a leading `_` or `?` have a meaning, too.
 
     Args:
         text: Any text.
-        before_slot: Does a slot follow directly? Then backslashes at the end of the text have to be doubled; without
-            a slot behind them they must not be, so `escape` cannot know on its own. Texts that do not end in a
-            backslash are safe either way.
+        before_slot: Whether a slot follows directly. Backslashes at the end of the text must be doubled before a slot,
+            and only there. For texts that do not end in a backslash it makes no difference.
 
     >>> escape("{{x}}") + " and " + escape("C:\\", before_slot=True) + "{{Users}}"
     '\\{{x}} and C:\\\\{{Users}}'
@@ -199,15 +198,15 @@ def escape(text: str, before_slot: bool = False) -> str:
         return lead + r"\{{" * (len(braces) // 2)
 
     escaped = re.sub(r"(?<!\\)(\\*)(\{{2,})", escape_run, text)
-    at_end = len(text) - len(text.rstrip("\\"))
-    return escaped + "\\" * at_end if before_slot else escaped
+    trailing = len(text) - len(text.rstrip("\\"))
+    return escaped + "\\" * trailing if before_slot else escaped
 
 
 def escape_slot(text: str) -> str:
-    r"""Write `text` so that, inside a slot, it asks for that very text, alone or as one of several alternatives.
+    r"""Escape asked text, inside a slot, so that a template reads it literally, alone or as one of the alternatives.
 
-    For what is asked. Outside of slots use `escape`: there the backslashes that this writes would be text. An empty
-    text can only be one of several alternatives.
+    Outside of slots use `escape`: there the backslashes of this function would be text. An empty text can only be one
+    of several alternatives.
 
     >>> "{{" + escape_slot("a|b") + "}}"
     '{{a\\|b}}'
@@ -216,12 +215,12 @@ def escape_slot(text: str) -> str:
 
 
 def fillings(template: str, cap: int = 256) -> list[list[Part]]:
-    """Every way to fill the slots of a template with one of their alternatives each: the candidates of a ranking.
+    """Return all combinations of the alternatives of a template's slots: the candidates of a ranking.
 
-    Slots keep their places and hold one alternative. The last slot changes fastest, as in nested loops.
+    Each has the same parts, with one alternative per slot. The last slot changes fastest, as in nested loops.
 
     Raises:
-        TemplateError: There is a blank, there are no alternatives, or there are more than `cap` ways.
+        TemplateError: There is a blank, there are no alternatives, or there are more than `cap` combinations.
 
     >>> [rendered(filling) for filling in fillings("{{a|b}} to {{c|d}}")]
     ['a to c', 'a to d', 'b to c', 'b to d']
@@ -233,8 +232,8 @@ def fillings(template: str, cap: int = 256) -> list[list[Part]]:
             raise TemplateError("a blank cannot be ranked: write alternatives, as in {{a|b}}.", template, slot.at)
     count = prod(len(slot.alternatives) for slot in slots)
     if all(len(slot.alternatives) == 1 for slot in slots):
-        at = slots[0].at if slots else len(template)
-        raise TemplateError("there is nothing to rank: write alternatives in a slot, as in {{a|b}}.", template, at)
+        offset = slots[0].at if slots else len(template)
+        raise TemplateError("there is nothing to rank: write alternatives in a slot, as in {{a|b}}.", template, offset)
     if count > cap:
         raise TemplateError(
             f"the alternatives can be combined in {count} ways, more than the cap of {cap}; write fewer.",
@@ -249,10 +248,10 @@ def fillings(template: str, cap: int = 256) -> list[list[Part]]:
 
 
 def rendered(parts: Iterable[Part]) -> str:
-    """The text of a template whose slots hold one alternative each, as `fillings` gives them.
+    """Return the text of a template whose slots have one alternative each, as those of `fillings` do.
 
     Raises:
-        ValueError: A slot is a blank, or has several alternatives: there is no one text.
+        ValueError: A slot is a blank, or has several alternatives.
     """
     texts = []
     for part in parts:

@@ -1,1 +1,1 @@
-"""Triton kernels: training's attention and loss, and one step of decoding."""
+"""Triton kernels: attention and loss of training, and attention of a decoding step."""

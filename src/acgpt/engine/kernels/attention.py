@@ -1,28 +1,28 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
-"""Attention under the layout's mask as Triton kernels, forward and backward: no mask, no gather and no padding.
+"""Triton kernels for attention under the layout's mask, forward and backward: no mask, no gather and no padding.
 
-A query of the packed batch (see `layout`) owns a run of copies and a run of text slots, and every row of it reads
+A query of the packed batch (see `layout`) has a run of copies and a run of text slots. Its rows read
 
     a copy row      all copies
     a text row      all copies, then the text up to and including itself
 
     keys      copies              text
             ┌────┬────┬──┐┌────┬────┬────┬─┐
-    copies  │full│full│t ││                │       full   blocks that every row reads whole: no mask
-            │full│full│t ││                │       t      what is left over at the end of the copies: masked
+    copies  │full│full│t ││                │       full   blocks that every row reads in full: no mask
+            │full│full│t ││                │       t      the partial block at the end of the copies: masked
     text    │full│full│t ││d   │           │       d      blocks on the diagonal: masked
             │full│full│t ││full│d   │      │
             └────┴────┴──┘└────┴────┴──────┘
 
-so a block of rows meets a list of full key blocks and a list of masked ones, whatever its kind: one loop each. The
-gradient of keys and values has the same two lists over the rows that read a block of keys. Where the keys of the two
-lists begin is two numbers a query, `copy_starts` and `text_starts`; nothing is moved in memory.
+A block of rows of either kind therefore has a list of full key blocks and a list of masked ones, with one loop each.
+The gradient of keys and values has the same two lists, over the rows that read a block of keys. Two numbers per query,
+`copy_starts` and `text_starts`, say where its keys begin; nothing is moved in memory.
 
-Softmax is in base 2, sums are in float32, and nothing is added with atomics: results repeat bit by bit.
+Softmax is in base 2 and sums are in float32. There are no atomic additions, so results are reproducible bit by bit.
 
     attention              the operator: one node for torch.compile, with its gradient
     forward_kernel         out and lse; a program is a block of rows of one query and head
-    backward_query_kernel  dq, and delta = Σ out · dout, which the next one needs; programs as in the forward
+    backward_query_kernel  dq, and delta = Σ out · dout for the next kernel; programs as in the forward
     backward_key_kernel    dk and dv; a program is a block of keys of one query and key head
 
 Shape legend: N slots in the batch, H query heads, K key heads, G = H / K, D channels, B queries.
@@ -44,14 +44,14 @@ try:
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     HAS_TRITON = True
-except ImportError:  # builds of torch for CPUs come without
+except ImportError:  # builds of torch for CPUs have no Triton
     HAS_TRITON = False
 
 HEAD_DIMS = (32, 64, 128)
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # the last for tests: exact, and slow
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # float32 for tests: exact, and slow
 
-# How each kernel is cut up, by head dimension; BLOCK_M rows by BLOCK_N keys. Those for 64 are the best of a sweep on an
-# H200 (benchmarks/attention_kernel.py). For other choices write into this table.
+# Block sizes of each kernel by head dimension: BLOCK_M rows by BLOCK_N keys. Those for 64 are the best of a sweep on an
+# H200 (benchmarks/attention_kernel.py). To use others, change this table.
 TUNING: dict[str, dict[int, dict[str, int]]] = {
     "forward": {
         32: {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
@@ -72,12 +72,12 @@ TUNING: dict[str, dict[int, dict[str, int]]] = {
 
 
 def available() -> bool:
-    """Can the kernels run here? They need Triton and a CUDA device of capability 8.0 or more."""
+    """Return whether the kernels can run: they need Triton and a CUDA device of capability 8.0 or more."""
     return HAS_TRITON and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def jit(*unspecialized: str) -> Callable[[Any], Any]:
-    """triton.jit, where there is a Triton; the arguments named here never cause another compilation."""
+    """Return the decorator `triton.jit`, or one that does nothing without Triton; see `do_not_specialize` there."""
 
     def decorate(function: Any) -> Any:
         return triton.jit(do_not_specialize=unspecialized)(function) if HAS_TRITON else function
@@ -85,20 +85,20 @@ def jit(*unspecialized: str) -> Callable[[Any], Any]:
     return decorate
 
 
-# What changes from batch to batch: a new value must not mean a new kernel.
+# Arguments that change from batch to batch: a new value must not compile a new kernel.
 VARYING = ("copies", "slots", "text_blocks", "all_blocks")
 
 
 @jit()
 def place(all_blocks, HEADS: tl.constexpr):
-    """What this program is for: block, head, query. Those of one query and head run together and share its keys."""
+    """Return this program's block, head and query. Programs of one query and head run together and share its keys."""
     program = tl.program_id(0)
     return program % all_blocks, program // all_blocks % HEADS, program // all_blocks // HEADS
 
 
 @jit()
 def segments_of(copy_starts, text_starts, copies, query):
-    """Where a query's copies and text begin in the packed batch, and how many there are."""
+    """Return where a query's copies and text begin in the packed batch, and their numbers."""
     copy_start = tl.load(copy_starts + query)
     text_start = tl.load(text_starts + query)
     n_copies = tl.load(copy_starts + query + 1) - copy_start
@@ -108,7 +108,7 @@ def segments_of(copy_starts, text_starts, copies, query):
 
 @jit()
 def key_blocks(is_text, first, n_copies, n_text, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """How many key blocks the rows first … first + BLOCK_M - 1 meet.
+    """Count the key blocks that the rows first … first + BLOCK_M - 1 read.
 
     Returns:
         Full blocks of copies, full blocks of text, masked blocks of copies (0 or 1), masked blocks of text.
@@ -122,7 +122,7 @@ def key_blocks(is_text, first, n_copies, n_text, BLOCK_M: tl.constexpr, BLOCK_N:
 
 @jit()
 def read_block(acc, m, total, q, k, v, limit, keys, scale2, MASKED: tl.constexpr):
-    """Online softmax over one more block of keys: k (D, BLOCK_N), v (BLOCK_N, D)."""
+    """Add one block of keys to the online softmax: k (D, BLOCK_N), v (BLOCK_N, D)."""
     logits = tl.dot(q, k, input_precision="ieee")
     if MASKED:
         logits = tl.where(keys[None, :] < limit[:, None], logits, float("-inf"))
@@ -140,10 +140,10 @@ def forward_kernel(
     q_slot, q_head, k_slot, k_head, v_slot, v_head, scale2,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One block of rows of one query and head: out, and the logarithm (base 2) of the softmax's denominator."""
+    """Compute out and the logarithm (base 2) of the softmax's denominator for one block of rows of a query and head."""
     block, head, query = place(all_blocks, H)
     copy_start, text_start, n_copies, n_text = segments_of(copy_starts, text_starts, copies, query)
-    is_text = block < text_blocks  # the end of the text, which takes longest, comes first
+    is_text = block < text_blocks  # the end of the text takes longest, so it comes first
     first = tl.where(is_text, text_blocks - 1 - block, block - text_blocks) * BLOCK_M
     n_rows = tl.where(is_text, n_text, n_copies)
     if first >= n_rows:
@@ -185,7 +185,7 @@ def forward_kernel(
 
 @jit()
 def query_gradient(dq, q, dout, k, v, lse, delta, limit, keys, scale2, MASKED: tl.constexpr):
-    """What one block of keys adds to dq / scale: k and v (D, BLOCK_N)."""
+    """Add the contribution of one block of keys to dq / scale: k and v (D, BLOCK_N)."""
     logits = tl.dot(q, k, input_precision="ieee")
     p = tl.math.exp2(logits * scale2 - lse[:, None])
     if MASKED:
@@ -201,7 +201,7 @@ def backward_query_kernel(
     q_slot, q_head, k_slot, k_head, v_slot, v_head, dout_slot, dout_head, scale, scale2,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One block of rows of one query and head: dq, and delta for the gradient of keys and values."""
+    """Compute dq, and delta for the gradient of keys and values, for one block of rows of a query and head."""
     block, head, query = place(all_blocks, H)
     copy_start, text_start, n_copies, n_text = segments_of(copy_starts, text_starts, copies, query)
     is_text = block < text_blocks
@@ -253,7 +253,10 @@ def backward_query_kernel(
 
 @jit()
 def key_gradient(dk, dv, k, v, q, dout, lse, delta, rows, readers, scale2, MASKED: tl.constexpr):
-    """What one block of rows adds to dk / scale and dv: k and v (BLOCK_N, D), q (D, BLOCK_M), dout (BLOCK_M, D)."""
+    """Add the contribution of one block of rows to dk / scale and dv.
+
+    Shapes: k and v (BLOCK_N, D), q (D, BLOCK_M), dout (BLOCK_M, D).
+    """
     logits = tl.dot(k, q, input_precision="ieee")  # (BLOCK_N, BLOCK_M): transposed, as are p and ds
     p = tl.math.exp2(logits * scale2 - lse[None, :])
     if MASKED:
@@ -271,12 +274,12 @@ def backward_key_kernel(
     q_slot, q_head, k_slot, k_head, v_slot, v_head, dout_slot, dout_head, scale, scale2,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys of one query and key head: dk and dv, over all rows of all heads that read them."""
+    """Compute dk and dv for one block of keys of a query and key head, over all rows of all heads that read them."""
     K: tl.constexpr = H // G
     block, key_head, query = place(all_blocks, K)
     copy_start, text_start, n_copies, n_text = segments_of(copy_starts, text_starts, copies, query)
     copy_blocks = all_blocks - text_blocks
-    is_text = block >= copy_blocks  # copies first, then the beginning of the text: what most rows read
+    is_text = block >= copy_blocks  # copies and the beginning of the text come first: most rows read them
     first = tl.where(is_text, block - copy_blocks, block) * BLOCK_N
     n_keys = tl.where(is_text, n_text, n_copies)
     if first >= n_keys:
@@ -328,7 +331,7 @@ def backward_key_kernel(
             rows = row + m_range
             exist = rows < tl.where(in_copies, n_copies, n_text)
             q_rows = tl.load(q_block + at * q_slot, mask=exist[None, :], other=0.0)
-            # Where there is no row, lse is ∞ and p 0.
+            # lse is ∞ where there is no row, so that p is 0.
             lse_rows = tl.load(lse_head + at + m_range, mask=exist, other=float("inf"))
             dout_rows = tl.load(dout_block + at * dout_slot, mask=exist[:, None], other=0.0)
             delta_rows = tl.load(delta_head + at + m_range, mask=exist, other=0.0)
@@ -345,7 +348,7 @@ def launch(
     name: str, kernel: Any, tensors: list[Tensor], strided: list[Tensor], copy_starts: Tensor, text_starts: Tensor,
     copies: int, longest: tuple[int, int], scales: tuple[float, ...], shape: tuple[int, int, int],
 ) -> None:  # fmt: skip
-    """Run one of the kernels, cut up as `TUNING` says; `shape` is (H, K, D)."""
+    """Run one of the kernels with the block sizes of `TUNING`; `shape` is (H, K, D)."""
     heads, key_heads, dim = shape
     tuning = TUNING[name][dim]
     over_keys = name == "backward_key"
@@ -363,27 +366,27 @@ def launch(
 
 
 def rowwise(x: Tensor) -> Tensor:
-    """The tensor, with the channels of a head next to each other in memory; a copy only if they are not."""
+    """Return the tensor with the channels of a head contiguous in memory; copy it only if they are not."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, copy_starts: Tensor, text_starts: Tensor, scale: float) -> None:
-    """Refuse what the kernels would get wrong."""
+    """Raise a `ModelError` for inputs that the kernels do not support."""
     if not HAS_TRITON:
-        raise ModelError("the attention kernels need Triton, which this build of torch came without.")
+        raise ModelError("the attention kernels need Triton, which is missing. Use the backend varlen or dense.")
     if q.shape[2] not in HEAD_DIMS or q.dtype not in DTYPES:
         raise ModelError(
-            f"the attention kernels are for heads of {HEAD_DIMS} channels in bf16 or fp16; these have {q.shape[2]} in "
+            f"the attention kernels support heads of {HEAD_DIMS} channels in bf16 or fp16, not {q.shape[2]} in "
             f"{q.dtype}. Use the backend varlen or dense."
         )
     shaped = len(q) == len(k) and k.shape == v.shape and k.shape[2] == q.shape[2] and q.shape[1] % k.shape[1] == 0
     if not shaped or not q.dtype == k.dtype == v.dtype:
-        found = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in (q, k, v))
-        raise ModelError(f"q (N, H, D), k and v (N, K, D) with H a multiple of K, in one dtype; these are {found}.")
+        shapes = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in (q, k, v))
+        raise ModelError(f"expected q (N, H, D), k and v (N, K, D), H a multiple of K, in one dtype, not {shapes}.")
     if copy_starts.dtype != torch.int32 or text_starts.dtype != torch.int32 or copy_starts.shape != text_starts.shape:
-        raise ModelError("copy_starts and text_starts must be int32 of one length.")
+        raise ModelError("copy_starts and text_starts must be int32 and of equal length.")
     if not scale > 0:
-        raise ModelError(f"the scale of attention must be positive; this is {scale}.")
+        raise ModelError(f"the scale of attention must be positive, not {scale}.")
 
 
 @torch.library.custom_op("acgpt::attention", mutates_args=())
@@ -391,7 +394,7 @@ def attention_forward(
     q: Tensor, k: Tensor, v: Tensor, copy_starts: Tensor, text_starts: Tensor,
     copies: int, longest_copies: int, longest_text: int, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As `attention`; also (H, N) the logarithm, in base 2, of each softmax's denominator."""
+    """Return the result of `attention`, and (H, N) the logarithm (base 2) of each softmax's denominator."""
     check(q, k, v, copy_starts, text_starts, scale)
     q, k, v = rowwise(q), rowwise(k), rowwise(v)
     slots, heads, dim = q.shape
@@ -409,7 +412,7 @@ def attention_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, copy_starts: Tensor, text_starts: Tensor,
     copies: int, longest_copies: int, longest_text: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of `attention` by q, k and v."""
+    """Return the gradients of `attention` with respect to q, k and v."""
     dout, q, k, v = (rowwise(x) for x in (dout.to(q.dtype), q, k, v))
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     delta = torch.empty_like(lse)
@@ -441,11 +444,11 @@ def keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, T
     """Save what the gradient needs."""
     *tensors, ctx.copies, ctx.longest_copies, ctx.longest_text, ctx.scale = inputs
     ctx.save_for_backward(*tensors, *output)
-    ctx.set_materialize_grads(False)  # nobody differentiates lse: no zeros for it
+    ctx.set_materialize_grads(False)  # lse has no gradient: make no zeros for it
 
 
 def backward(ctx: Any, dout: Tensor, _: None) -> tuple[Any, ...]:
-    """The gradient of the operator, by each of its arguments."""
+    """Return the gradient of the operator with respect to each argument."""
     q, k, v, copy_starts, text_starts, out, lse = ctx.saved_tensors
     gradients = attention_backward(
         dout, q, k, v, out, lse, copy_starts, text_starts, ctx.copies, ctx.longest_copies, ctx.longest_text, ctx.scale
@@ -467,21 +470,21 @@ def attention(
     longest_text: int,
     scale: float,
 ) -> Tensor:
-    """Attention over a packed batch under the layout's mask; differentiable, and one node under torch.compile.
+    """Compute attention over a packed batch under the layout's mask; differentiable, and one node for torch.compile.
 
     Args:
         q: (N, H, D) queries in bf16 or fp16, D 32, 64 or 128, with any strides.
         k: (N, K, D) keys; H is a multiple of K.
         v: (N, K, D) values.
-        copy_starts: (B + 1,) int32, where each query's copies begin, and their end: the number of copies.
-        text_starts: (B + 1,) int32, where each query's text begins among the text slots, and their end.
-        copies: The number of copies in the batch; slot `copies` is the first of the text.
-        longest_copies: No query has more copies than this.
-        longest_text: No query has more text slots than this.
-        scale: Of the logits, above 0.
+        copy_starts: (B + 1,) int32, start of each query's copies, and the number of copies.
+        text_starts: (B + 1,) int32, start of each query's text among the text slots, and the number of text slots.
+        copies: Number of copies in the batch; slot `copies` is the first of the text.
+        longest_copies: Upper bound of the number of copies of a query.
+        longest_text: Upper bound of the number of text slots of a query.
+        scale: Scale of the logits, above 0.
 
     Returns:
-        (N, H, D) the rows' sums of values, contiguous.
+        (N, H, D) outputs, contiguous.
     """
     out: Tensor
     out, _ = attention_forward(q, k, v, copy_starts, text_starts, copies, longest_copies, longest_text, scale)

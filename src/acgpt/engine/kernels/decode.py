@@ -1,22 +1,23 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
-"""Attention of a step of decoding as Triton kernels: of each row's cache as much is read as that row has.
+"""Triton kernels for the attention of a decoding step, which read each row's cache only up to its length.
 
-A step's attention is as slow as its keys and values are to read. Under a mask all rows are read up to the fullest one's
-last slot; here a program takes one row and one key head, with the queries that share it, and stops where the row ends:
+The time of a step's attention is that of reading keys and values. With a mask, all rows are read up to the last slot of
+the longest one. Here a program handles one row and one key head, with the queries that share it, and stops where the
+row ends:
 
     slots    0 ………………………………………… capacity
-    row 0    █████████████▒▒······        █  read        ▒  read, for the rest of a block
+    row 0    █████████████▒▒······        █  read        ▒  read, to complete a block
     row 1    ████▒▒···············        ·  not read
     row 2    █████████████████████
 
-How far a row reaches is read from `slots` on the device, so that a captured step serves every length.
+The length of a row is read from `slots` on the device, so that a captured step serves every length.
 
-    part_kernel    a part of a row's slots, for all queries of a key head; the whole row, where rows are many
-    join_kernel    the parts of a row put together: few rows are cut up, or most of the GPU would have nothing to do
+    part_kernel    a part of a row's slots, for all queries of a key head; the whole row if there are many rows
+    join_kernel    combine the parts of a row: a few rows are split, or most of the GPU would be idle
 
-Softmax is in base 2, sums are in float32, and nothing is added with atomics: results repeat bit by bit.
+Softmax is in base 2 and sums are in float32. There are no atomic additions, so results are reproducible bit by bit.
 
-Shape legend: R rows, W queries a row, H query heads, K key heads, G = H / K, D channels.
+Shape legend: R rows, W queries per row, H query heads, K key heads, G = H / K, D channels.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from acgpt.engine.kernels.attention import HAS_TRITON, jit, rowwise
 if HAS_TRITON:
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-# Into how many parts rows are cut: chosen from a few timings on an H200 (benchmarks/decode_kernel.py).
-BUSY = 2048  # programs that keep a large GPU at work to the end
+# Constants of `parts_of`, chosen from a few timings on an H200 (benchmarks/decode_kernel.py).
+BUSY = 2048  # programs that keep a large GPU busy to the end
 MOST_PARTS = 16
-FEW = 64  # programs, that leave most of it idle whatever their parts cost
-LEAST_PART = {"few": 128, "many": 512}  # slots: what is shorter is not cut up further
-BLOCK_M = 64  # queries of a row and key head that are taken together, at most
-# How the kernel is cut into blocks, by head dimension. That for 64 is the best of a sweep of the same program, at 200
-# rows and a query each; for 128, larger ones do not fit into shared memory if a block of queries is full.
+FEW = 64  # with fewer programs most of the GPU is idle, so that small parts pay off
+LEAST_PART = {"few": 128, "many": 512}  # slots; shorter parts are not split further
+BLOCK_M = 64  # maximum number of queries of a row and key head in one program
+# Block sizes by head dimension. Those for 64 are the best of a sweep with the same benchmark, at 200 rows of one query
+# each. For 128, larger blocks do not fit into shared memory if a block of queries is full.
 TUNING: dict[int, dict[str, int]] = {
     32: {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3},
     64: {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3},
@@ -56,17 +57,17 @@ def part_kernel(
     rows, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A part of one row's slots for a block of the queries of one key head: out and, of several parts, their lse."""
+    """Compute out over a part of one row's slots, for a block of the queries of one key head; lse if PARTS > 1."""
     program = tl.program_id(0)
     part, key_head = program % PARTS, program // PARTS % K
-    # Backwards: rows come by the number of their steps, and those with most copies to read should not begin last.
+    # Backwards: rows are sorted by number of steps, and those with most copies to read should not start last.
     row = (rows - 1 - program // PARTS // K).to(tl.int64)
     m_range, n_range, d_range = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, D)
-    query = tl.program_id(1) * BLOCK_M + m_range  # head by head, and for each the row's positions
+    query = tl.program_id(1) * BLOCK_M + m_range  # head by head, then by position in the row
     real = query < G * width
     head, at = key_head * G + query // width, query % width
     slot = tl.load(slots + row * width + at, mask=real, other=0)
-    limit = tl.where(slot < spare, slot + 1, 1).to(tl.int32)  # what only fills up a row reads no more than it must
+    limit = tl.where(slot < spare, slot + 1, 1).to(tl.int32)  # padding reads one slot only
     length = tl.max(limit, 0)
     share = tl.cdiv(length, PARTS * BLOCK_N) * BLOCK_N
     begin = part * share
@@ -105,7 +106,7 @@ def part_kernel(
 
 @jit("count")
 def join_kernel(parts, lse, out, count, D: tl.constexpr, PARTS: tl.constexpr):
-    """One query: the mean of its parts, weighted by the denominators of their softmaxes."""
+    """Average the parts of one query, weighted by the denominators of their softmaxes."""
     query = tl.program_id(0).to(tl.int64)
     part, d_range = tl.arange(0, PARTS), tl.arange(0, D)
     logs = tl.load(lse + part * count + query)
@@ -116,26 +117,25 @@ def join_kernel(parts, lse, out, count, D: tl.constexpr, PARTS: tl.constexpr):
 
 
 def parts_of(programs: int, capacity: int) -> int:
-    """Into how many parts, a power of two, to cut each row, if uncut rows make so many programs."""
+    """Return the number of parts of each row, a power of two; `programs` is the number of programs without parts."""
     least = LEAST_PART["few" if programs < FEW else "many"]
-    wanted = min(MOST_PARTS, BUSY // max(1, programs), capacity // least)
-    return 1 << max(0, wanted.bit_length() - 1)
+    parts = min(MOST_PARTS, BUSY // max(1, programs), capacity // least)
+    return 1 << max(0, parts.bit_length() - 1)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, spare: int, scale: float) -> Tensor:
-    """One step of decoding: the query at slot s of a row reads slots 0 … s of that row's cache.
+    """Compute attention for a decoding step: the query at slot s of a row reads slots 0 … s of that row's cache.
 
     Args:
         q: (R, H, W, D) queries in bf16 or fp16 (float32 for tests), D 32, 64 or 128, with any strides.
         k: (R, K, capacity, D) keys of the cache; H is a multiple of K.
         v: (R, K, capacity, D) values, of the dtype of the queries.
-        slots: (R, W) int64 where each query is in its row's cache.
-        spare: Queries at this slot or beyond only fill up a row: what is returned for them is finite, and means
-            nothing.
-        scale: Of the logits.
+        slots: (R, W) int64, slot of each query in its row's cache.
+        spare: Queries at this slot or beyond are padding; their outputs are finite but meaningless.
+        scale: Scale of the logits.
 
     Returns:
-        (R, W, H, D).
+        (R, W, H, D) outputs.
     """
     rows, heads, width, dim = q.shape
     key_heads, capacity = k.shape[1:3]
@@ -147,7 +147,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, spare: int, scale:
     count = rows * width * heads
     out = torch.empty(rows, width, heads, dim, dtype=v.dtype, device=v.device)
     means = out if parts == 1 else torch.empty(parts, count, dim, dtype=torch.float32, device=v.device)
-    lse = torch.empty(parts, count, dtype=torch.float32, device=v.device) if parts > 1 else means  # unused for one
+    lse = torch.empty(parts, count, dtype=torch.float32, device=v.device) if parts > 1 else means  # unused for 1
     part_kernel[(rows * key_heads * parts, blocks)](
         q, k, v, slots, means, lse, width, spare, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         scale * math.log2(math.e), rows, K=key_heads, G=groups, D=dim, PARTS=parts, BLOCK_M=block, **TUNING[dim],
@@ -159,9 +159,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, spare: int, scale:
 
 @functools.cache
 def works(device: torch.device, dim: int, dtype: torch.dtype) -> bool:
-    """Can the kernels be compiled and run here, for heads of so many channels?
+    """Return whether the kernels can be compiled and run on this device, for heads of `dim` channels.
 
-    Tried once, on as large a block of queries as there is, in parts; where it fails, decoding reads under a mask.
+    They are tried once, with the largest block of queries and several parts. If they fail, decoding uses a mask.
     """
     if device.type != "cuda" or not kernels.available():
         return False
@@ -171,8 +171,8 @@ def works(device: torch.device, dim: int, dtype: torch.dtype) -> bool:
             attention(q, k, k, torch.zeros(1, BLOCK_M, dtype=torch.long, device=device), k.shape[2], 1.0)
             torch.cuda.synchronize()
     except torch.OutOfMemoryError:
-        raise  # which may pass
-    except Exception as error:  # no C compiler, too little shared memory: whatever a compiler, or a GPU, may lack
+        raise  # memory may be free later
+    except Exception as error:  # for example no C compiler, or too little shared memory
         warnings.warn(f"the decoding kernel cannot be used here, so sampling is slower: {error}", stacklevel=2)
         return False
     return True
