@@ -261,7 +261,7 @@ def test_where_the_disk_refuses_what_is_unfinished_the_evaluation_goes_on(cli, c
     output = tmp_path / "results.json"
     output.with_name("results.json.part").mkdir()
     said = " ".join(cli(corpus, "-o", output).output.split())
-    assert "results.json.part: Is a directory. If this evaluation is stopped, it cannot go on." in said
+    assert "results.json.part: Is a directory. This evaluation cannot be resumed if it stops." in said
     assert json.loads(output.read_text())["modes"]["training"]["perplexity"] > 1
 
 
@@ -269,10 +269,10 @@ def test_where_the_disk_refuses_what_is_unfinished_the_evaluation_goes_on(cli, c
 def test_unfinished_answers_that_were_damaged_are_not_believed(tmp_path, change):
     path = tmp_path / "part"
     made = Unfinished(path, lambda: {"what": 1})
-    made.of(b"shown", (2, 3))[0] = -1.5
+    made.answers_to(b"shown", (2, 3))[0] = -1.5
     made.pause = 0
     made.write()
-    assert (Unfinished(path, lambda: {"what": 1}).of(b"shown", (2, 3))[0] == -1.5).all()
+    assert (Unfinished(path, lambda: {"what": 1}).answers_to(b"shown", (2, 3))[0] == -1.5).all()
     content = bytearray(path.read_bytes())
     if change == "a byte":
         content[-40] ^= 1
@@ -280,7 +280,7 @@ def test_unfinished_answers_that_were_damaged_are_not_believed(tmp_path, change)
         content = content.replace(b'"seconds":"', b'"seconds":"x')
     path.write_bytes(content)
     again = Unfinished(path, lambda: {"what": 1})
-    assert np.isnan(again.of(b"shown", (2, 3))).all() and again.earlier == 0
+    assert np.isnan(again.answers_to(b"shown", (2, 3))).all() and again.earlier == 0
 
 
 def test_mlm_can_go_on_after_a_few_texts():
@@ -335,7 +335,7 @@ def test_infilling_gives_as_much_as_the_training_distribution_unless_told(cli, c
         (["--conditioning", "{empty: 1}"], 0.6),
     ):
         made = object_of(cli(corpus, "--json", *options, "--modes", "infilling"))["set"]
-        drawn = EvaluationSet.load(made["path"]).drawn["infilling"]
+        drawn = EvaluationSet.load(made["path"]).sampled_roles["infilling"]
         assert made["r_max"] == r_max
         assert (drawn == GIVEN).mean(axis=1).max() <= r_max
 
@@ -376,7 +376,7 @@ def test_a_corpus_that_has_changed_has_another_set(cli, corpus):
     first = object_of(cli(corpus, "--json"))
     write_corpus(corpus, tiny_tokenizer(), test=TEXT[4:] * 12)
     result = cli(corpus, "--json")
-    assert "it is made again" in result.stderr
+    assert "it is built again" in result.stderr
     assert object_of(result)["set"]["hash"] != first["set"]["hash"]
     assert cli(corpus, "--json").stderr == ""
 
@@ -390,10 +390,10 @@ def test_a_named_set_needs_no_corpus_and_is_not_overwritten(cli, corpus, tmp_pat
     assert again["modes"] == made["modes"] and again["set"] == made["set"] and again["corpus"] is None
     limited = object_of(cli("--dataset", path, "--json", "--limit", "2", length=None))
     assert limited["set"]["texts"] == 2 and limited["set"]["hash"] != made["set"]["hash"]
-    assert "r_max 0.4, not 0.6: leave out --r-max" in cli("--dataset", path, "--r-max", "0.6", code=2).stderr
-    assert "leave out --length" in cli(corpus, "--dataset", path, length="20", code=2).stderr
+    assert "r_max 0.4, not 0.6: omit --r-max" in cli("--dataset", path, "--r-max", "0.6", code=2).stderr
+    assert "omit --length" in cli(corpus, "--dataset", path, length="20", code=2).stderr
     assert "conditioning" in cli("--dataset", path, "--conditioning", "{b_max: 1}", code=2).stderr
-    with pytest.raises(InputError, match="name another"):
+    with pytest.raises(InputError, match="choose another"):
         set_of_corpus(Corpus.open(corpus), path, split="test", length=30)
     assert path.read_bytes() == before
 
@@ -402,7 +402,7 @@ def test_a_named_set_of_another_corpus_is_refused(cli, corpus, tmp_path):
     path, other = tmp_path / "mine.safetensors", tmp_path / "other"
     cli(corpus, "--dataset", path)
     write_corpus(other, tiny_tokenizer(), test=TEXT[4:] * 12)
-    assert "is not an evaluation set of" in cli(other, "--dataset", path, code=2).stderr
+    assert "is not an evaluation dataset of" in cli(other, "--dataset", path, code=2).stderr
     assert object_of(cli(corpus, "--dataset", path, "--json"))["corpus"] == str(corpus)
 
 
@@ -413,7 +413,7 @@ def test_a_corpus_that_cannot_be_written_to_is_evaluated_all_the_same(cli, corpu
     (corpus / "evaluation").rmdir()
     (corpus / "evaluation").write_text("in the way")
     result = cli(corpus, "--json")
-    assert "cannot be kept" in result.stderr and "--dataset" in result.stderr
+    assert "cannot save" in result.stderr and "--dataset" in result.stderr
     assert object_of(result)["modes"] == want
 
 
@@ -451,7 +451,7 @@ def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch
         ([], "CORPUS"),
         (["{tmp}/nothing"], "not a prepared corpus"),
         (["{corpus}/corpus.json"], "corpus.json -o FOLDER"),
-        (["--dataset", "{tmp}/nothing.safetensors"], "no evaluation set"),
+        (["--dataset", "{tmp}/nothing.safetensors"], "no evaluation dataset"),
         (["{corpus}", "--modes", "training,sampling"], "no mode 'sampling'"),
         (["{corpus}", "--method", "bert"], "no method 'bert'"),
         (["{corpus}", "--split", "dev"], "no split 'dev'"),

@@ -167,8 +167,8 @@ def test_a_function_that_takes_other_keywords_too_keeps_its_own_parameters():
 
 def test_a_command_names_its_options_where_an_error_names_arguments(tmp_path):
     for words, said in (
-        (["finetune", "--full", "--rank", "8"], "--full trains all weights, and --rank and --4bit are for adapters"),
-        (["experiment", "tiny-cpu", "-o", str(Path(__file__))], "name a folder with --output."),
+        (["finetune", "--full", "--rank", "8"], "--full trains all weights, but --rank and --4bit are for adapters"),
+        (["experiment", "tiny-cpu", "-o", str(Path(__file__))], "choose a folder with --output."),
         (["train", "tiny-cpu", "--minutes", "0"], "minutes must be a number, above 0, not 0"),
         (["evaluate", "default", str(tmp_path), "--method-option", "order"], "'order' is no option of a method"),
     ):

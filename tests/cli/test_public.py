@@ -73,7 +73,7 @@ def test_a_model_that_is_loaded_is_evaluated_as_its_folder_is(model, corpus):
 def test_a_model_that_is_loaded_takes_no_other_adapter_device_or_dtype(model, corpus):
     lm = acgpt.load(model)
     for how in ({"adapter": False}, {"device": "cpu"}, {"dtype": "float64"}):
-        with pytest.raises(acgpt.InputError, match="this one is loaded already"):
+        with pytest.raises(acgpt.InputError, match="cannot be set for a loaded model"):
             acgpt.evaluate(lm, corpus, **how)
 
 
@@ -130,7 +130,7 @@ def test_finetune_teaches_a_model_through_an_adapter(corpus, tmp_path):
 
 
 def test_finetune_refuses_a_recipe_that_begins_from_nothing(corpus, tmp_path):
-    with pytest.raises(acgpt.InputError, match="begins from nothing"):
+    with pytest.raises(acgpt.InputError, match="has no pretrained model"):
         acgpt.finetune(None, corpus, tmp_path / "run", recipe="tiny-cpu")
 
 
@@ -159,7 +159,7 @@ def test_the_options_of_a_function_are_in_its_signature_and_its_docstring():
 
     parameters = signature(acgpt.score_samples).parameters
     assert parameters["seeds"].default is None and parameters["asked_only"].default is False
-    assert "        limit: Score the first texts only" in acgpt.score_samples.__doc__
+    assert "        limit: Score only the first texts" in acgpt.score_samples.__doc__
     assert "keywords" not in parameters and "keywords" not in acgpt.score_samples.__doc__
     with pytest.raises(acgpt.InputError, match="seeds must be a whole number, at least 1, not 0"):
         acgpt.score_samples("samples", "corpus", seeds=0)
@@ -170,13 +170,13 @@ def test_the_options_of_a_function_are_in_its_signature_and_its_docstring():
 def test_an_error_about_the_seed_of_a_set_names_the_option_that_it_is(model, corpus, tmp_path):
     made = tmp_path / "set.safetensors"
     acgpt.evaluate(model, corpus, dataset=made, limit=2, device="cpu")
-    with pytest.raises(acgpt.InputError, match="has seed 0, not 1: leave out `seed`, or"):
+    with pytest.raises(acgpt.InputError, match="has seed 0, not 1: omit `seed`, or"):
         acgpt.evaluate(model, dataset=made, seed=1, device="cpu")
-    with pytest.raises(acgpt.InputError, match="has seed 0, not 1: leave out `set_seed`, or"):
+    with pytest.raises(acgpt.InputError, match="has seed 0, not 1: omit `set_seed`, or"):
         acgpt.generate(model, None, tmp_path / "samples", dataset=made, set_seed=1, device="cpu")
     words = ["generate", model, "--dataset", made, "--set-seed", 1, "-o", tmp_path / "samples", "--device", "cpu"]
     done = CliRunner().invoke(app, list(map(str, words)))
-    assert done.exit_code == 2 and "has seed 0, not 1: leave out --set-seed, or" in " ".join(done.stderr.split())
+    assert done.exit_code == 2 and "has seed 0, not 1: omit --set-seed, or" in " ".join(done.stderr.split())
 
 
 def test_the_old_keyword_sets_names_the_dataset_with_a_warning(model, corpus, tmp_path):

@@ -88,7 +88,7 @@ def test_a_chunk_has_at_least_one_token(folder, length):
 
 
 def test_tokens_have_no_step(folder):
-    with pytest.raises(InputError, match="without a step"):
+    with pytest.raises(InputError, match="with a step"):
         Corpus.open(folder).tokens("train")[::2]
 
 
@@ -153,18 +153,18 @@ def test_verify_finds_any_changed_byte(folder, at):
     raw = bytearray(shard.read_bytes())
     raw[at] ^= 1
     shard.write_bytes(raw)
-    with pytest.raises(InputError, match=r"train-00002\.bin is not what was written"):
+    with pytest.raises(InputError, match=r"train-00002\.bin is damaged"):
         corpus.verify()
 
 
 def test_a_folder_that_is_no_corpus_is_told_how_to_make_one(tmp_path):
-    with pytest.raises(InputError, match="make one: acgpt prepare"):
+    with pytest.raises(InputError, match="prepare one with acgpt prepare"):
         Corpus.open(tmp_path)
     (tmp_path / "mine.txt").write_text("text")
-    with pytest.raises(InputError, match=r"mine\.txt is a file, .*: acgpt prepare .*/mine\.txt -o FOLDER"):
+    with pytest.raises(InputError, match=r"mine\.txt is a file, .* acgpt prepare .*/mine\.txt -o FOLDER"):
         Corpus.open(tmp_path / "mine.txt")
     (tmp_path / "journal.json").write_text("{}")
-    with pytest.raises(InputError, match="has not ended: repeat the command"):
+    with pytest.raises(InputError, match="is unfinished: repeat the command"):
         Corpus.open(tmp_path)
 
 

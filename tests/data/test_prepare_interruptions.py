@@ -179,7 +179,7 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(run, named, tmp_path, 
 
     assert in_a_fork(work) == 1
     said = capfd.readouterr().err
-    assert f"cannot write {tmp_path / 'corpus'}" in said and "File too large" in said and "Make room" in said
+    assert f"cannot write {tmp_path / 'corpus'}" in said and "File too large" in said and "Free some space" in said
     assert not (tmp_path / "corpus" / "corpus.json").exists()
     assert not list((tmp_path / "corpus").glob("*.bin"))
     run(file)
@@ -247,7 +247,7 @@ def test_a_finished_corpus_is_checked_and_left_as_it_is(run, tmp_path):
     shard = tmp_path / "corpus" / "train-00001.bin"
     raw = shard.read_bytes()
     shard.write_bytes(raw[:-2] + b"\0\0")
-    with pytest.raises(InputError, match=r"train-00001\.bin is not what was written.*--overwrite"):
+    with pytest.raises(InputError, match=r"train-00001\.bin is damaged.*--overwrite"):
         run(moved, shard_bytes=1024)
     run(moved, shard_bytes=1024, overwrite=True)
     assert shard.read_bytes() == raw
@@ -261,7 +261,7 @@ def test_a_corpus_whose_tokenizer_was_changed_is_refused(run, named, tmp_path):
     with pytest.raises(InputError, match="cannot load the tokenizer in"):
         run(file)
     shutil.copytree(other.folder / "tokenizer", tmp_path / "corpus" / "tokenizer")
-    with pytest.raises(InputError, match=r"corpus/tokenizer is not the one .*--overwrite"):
+    with pytest.raises(InputError, match=r"corpus/tokenizer is not the tokenizer .*--overwrite"):
         run(file)
 
 
@@ -280,16 +280,16 @@ def test_what_was_made_otherwise_is_refused_by_what_differs(run, tmp_path, monke
     run(file)
     before = everything(tmp_path / "corpus")
     for names, options, difference in (
-        (file, {"convention": "lines"}, r"convention \('documents' there, 'lines' here\)"),
-        (file, {"validation": 0.1}, r"validation \(0.0 there, 0.1 here\)"),
-        (file, {"seed": 1}, r"seed \(0 there, 1 here\)"),
+        (file, {"convention": "lines"}, r"convention \(was 'documents', now 'lines'\)"),
+        (file, {"validation": 0.1}, r"validation \(was 0.0, now 0.1\)"),
+        (file, {"seed": 1}, r"seed \(was 0, now 1\)"),
         (file, {"field": "id"}, "field"),
         (file, {"shard_bytes": 2048}, "shard_bytes"),
         (file, {"mask_token": True}, "tokenizer, mask_token"),
-        (file, {"train_tokenizer": 300}, "What differs: tokenizer"),
-        (other, {}, r"sources \(train=.*a\.jsonl only there, train=.*b\.jsonl only here\)"),
-        ([file, f"test={other}"], {}, r"sources \(test=.*b\.jsonl only here\)"),
-        (f"test={file}", {}, r"sources \(train=.*a\.jsonl only there, test=.*a\.jsonl only here\)"),
+        (file, {"train_tokenizer": 300}, "other settings: tokenizer"),
+        (other, {}, r"sources \(train=.*a\.jsonl removed or changed, train=.*b\.jsonl added or changed\)"),
+        ([file, f"test={other}"], {}, r"sources \(test=.*b\.jsonl added or changed\)"),
+        (f"test={file}", {}, r"sources \(train=.*a\.jsonl removed or changed, test=.*a\.jsonl added or changed\)"),
     ):
         with pytest.raises(InputError, match=f"{difference}.*`overwrite=True`"):
             run(names, **options)
@@ -320,7 +320,7 @@ def test_unfinished_work_of_value_is_kept_and_the_ways_on_are_named(run, small, 
     before = everything(tmp_path / "corpus")
     assert "train-00000.bin" in before
     with pytest.raises(
-        InputError, match=r"unfinished work of another command\. What differs: seed .*Repeat.*`overwrite=True`"
+        InputError, match=r"unfinished corpus of another command: seed .* differ\. Repeat.*`overwrite=True`"
     ):
         run(file, shard_bytes=1024, seed=1, skip_bad=True)
     assert everything(tmp_path / "corpus") == before
@@ -335,9 +335,7 @@ def test_a_folder_with_other_files_is_refused_and_those_files_are_never_touched(
         (folder / name).write_text("mine")
     before = everything(folder)
     for overwrite in (False, True):
-        with pytest.raises(
-            InputError, match=r"holds files that are no corpus \(thesis.tex, tokenizer, train-00000.bin\)"
-        ):
+        with pytest.raises(InputError, match=r"contains other files \(thesis.tex, tokenizer, train-00000.bin\)"):
             run(file, overwrite=overwrite)
     assert everything(folder) == before
     shutil.rmtree(folder)

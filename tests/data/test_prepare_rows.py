@@ -23,7 +23,7 @@ from acgpt.errors import InputError
 BAD_ROWS = {
     b'{"text": "a"': ("line 2", "not JSON"),
     b'["a"]': ("line 2", "not a JSON object"),
-    b'{"body": "a", "id": 3}': ("line 2", "no field 'text' (its fields: 'body', 'id'); `field`"),
+    b'{"body": "a", "id": 3}': ("line 2", "no field 'text' (its fields: 'body', 'id'); choose one with `field`"),
     b'{"text": null}': ("line 2", "'text' is null"),
     b'{"text": 3}': ("line 2", "'text' is a int"),
     b'{"text": "caf\xe9"}': ("line 2", "not UTF-8"),
@@ -44,7 +44,7 @@ def test_a_bad_row_is_named_or_skipped_and_counted(run, tokenizer, tmp_path, row
     corpus = run([first, file], skip_bad=True)  # goes on in the same folder
     assert tokens(corpus) == by_documents(tokenizer, ["fine", "good", "good"])
     assert skipped(corpus) == (2, [0, 2])
-    with pytest.raises(InputError, match=r"without 2 rows.*`skip_bad=True`"):
+    with pytest.raises(InputError, match=r"lacks 2 unusable rows.*`skip_bad=True`"):
         run([first, file])
 
 
@@ -91,14 +91,14 @@ def test_a_damaged_compressed_file_is_named_or_read_up_to_there(run, small, toke
         assert line > 100
     if harm == "truncated":
         assert "the file is damaged from here on: it ends too early" in str(caught.value)
-        assert "leave the rest of the file out with `skip_bad=True`" in str(caught.value)
+        assert "skip the rest of the file with `skip_bad=True`" in str(caught.value)
         assert tokens(corpus) == expected
         assert skipped(corpus) == (1, [0, 1])
         said = f"line {line}: the file is damaged from here on: it ends too early; the rest of the file is left out"
         assert [source["damaged"] for source in corpus.manifest["sources"]] == [None, said]
         assert corpus.manifest["damaged"] == 1
         with pytest.raises(
-            InputError, match=r"without 1 rows .*, and what follows in 1 damaged files; `skip_bad=True`"
+            InputError, match=r"lacks 1 unusable rows and the rest of 1 damaged files: .*`skip_bad=True`"
         ):
             run([first, file])
     else:  # some of what follows may pass for text: checksums come at the end

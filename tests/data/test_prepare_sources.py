@@ -74,16 +74,16 @@ def test_sources_that_make_no_sense_are_refused_before_anything_is_written(run, 
     (tmp_path / "a.parquet.gz").write_text("a")
     a = f"{tmp_path}/mixed/a.txt"
     for names, problem in {
-        (): "no source",
-        (f"{tmp_path}/absent.txt",): "there is no file, folder or glob .*absent.txt",
-        (f"test={tmp_path}/absent.txt",): "there is no file, folder or glob .*absent.txt",
-        (f"{tmp_path}/*.csv",): "there is no file, folder or glob",
-        (f"{tmp_path}/a.pdf",): "those that can: .txt",
-        (f"{tmp_path}/a.parquet.gz",): "those that can: .txt",
-        (f"{tmp_path}/none",): "holds none of the files",
+        (): "there are no sources",
+        (f"{tmp_path}/absent.txt",): "no file, folder or glob matches .*absent.txt",
+        (f"test={tmp_path}/absent.txt",): "no file, folder or glob matches .*absent.txt",
+        (f"{tmp_path}/*.csv",): "no file, folder or glob matches",
+        (f"{tmp_path}/a.pdf",): "unknown format: use .txt",
+        (f"{tmp_path}/a.parquet.gz",): "unknown format: use .txt",
+        (f"{tmp_path}/none",): "contains no readable file",
         (f"{tmp_path}/mixed",): "1 txt, 1 jsonl",
-        (a, f"test={a}"): "named twice",
-        (a, f"{tmp_path}/mixed/*.txt"): "named twice",
+        (a, f"test={a}"): "is twice among the sources",
+        (a, f"{tmp_path}/mixed/*.txt"): "is twice among the sources",
         ("test=fineweb",): "fineweb has no split 'test'; its splits: train",
     }.items():
         with pytest.raises(InputError, match=problem):
@@ -105,8 +105,8 @@ def test_options_that_make_no_sense_are_refused_with_the_remedy(run, tmp_path):
         (f"test={file}", {"validation": 0.1}, "no train split"),
         (file, {"workers": 0}, "workers must be a whole number, at least 1"),
         (file, {"shard_bytes": 10}, "at least 1,024 bytes"),
-        (file, {"train_tokenizer": 256}, "at least 257 tokens"),
-        (file, {"train_tokenizer": 300, "tokenizer": "gpt2"}, "either named or trained"),
+        (file, {"train_tokenizer": 256}, "at least 257"),
+        (file, {"train_tokenizer": 300, "tokenizer": "gpt2"}, "exclude each other"),
         (file, {"tokenizer": str(tmp_path / "absent")}, "there is no folder .*absent"),
         (file, {"tokenizer": str(tmp_path)}, "cannot load the tokenizer"),
     ):
@@ -117,7 +117,7 @@ def test_options_that_make_no_sense_are_refused_with_the_remedy(run, tmp_path):
 
 def test_too_few_documents_to_hold_any_out_is_said(run, tmp_path):
     file = jsonl(tmp_path / "a.jsonl", ["a"])
-    with pytest.warns(UserWarning, match=r"no document was held out: .*`validation=0.0001`.*validation=PATH"):
+    with pytest.warns(UserWarning, match=r"no document was held out, .*`validation=0.0001`.*validation=PATH"):
         corpus = run(file, validation=0.0001)
     assert len(corpus.tokens("validation")) == 0
     seed = next(seed for seed in range(100) if held_out(seed, 0, 0, 0.5))
@@ -195,7 +195,7 @@ def test_a_limit_takes_the_first_documents_of_train(run, small, tokenizer, tmp_p
     assert tokens(corpus) == by_documents(tokenizer, ordered[:limit])
     assert tokens(corpus, "test") == by_documents(tokenizer, texts)
     assert corpus.manifest["limit"] == corpus.manifest["recipe"]["limit"] == limit
-    with pytest.raises(InputError, match=rf"limit \({limit} there, None here\).*`overwrite=True`"):
+    with pytest.raises(InputError, match=rf"limit \(was {limit}, now None\).*`overwrite=True`"):
         run(sources)
     whole = run(sources, tmp_path / "whole")
     assert whole.manifest["limit"] is None and "limit" not in whole.manifest["recipe"]

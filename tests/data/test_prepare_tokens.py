@@ -74,7 +74,7 @@ def test_any_texts_give_their_tokens(run, small, tokenizer, tmp_path_factory, te
     folder = tmp_path_factory.mktemp("any")
     expected = ORACLES[convention](tokenizer, texts)
     if not expected:
-        with pytest.raises(InputError, match="hold no text"):
+        with pytest.raises(InputError, match="contain no text"):
             run(jsonl(folder / "a.jsonl", texts), folder / "corpus", convention=convention)
         return
     corpus = run(jsonl(folder / "a.jsonl", texts), folder / "corpus", convention=convention, shard_bytes=1024)

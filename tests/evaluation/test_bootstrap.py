@@ -117,7 +117,7 @@ def test_the_same_numbers_give_the_same_interval():
 
 def test_evaluations_of_different_sets_are_refused():
     ours, theirs = pair(np.random.default_rng(9), 10)
-    with pytest.raises(InputError, match="different sets, other and set"):
+    with pytest.raises(InputError, match="different datasets, other and set"):
         interval(ours, PerText("other", theirs.modes))
 
 
@@ -175,10 +175,10 @@ def test_results_without_the_file_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"set": {"hash": "other"}}, "of the evaluation set other, not set"),
-        ({"nats": {"training": [300.0, 310.1]}}, "not those of the mode training"),
-        ({"tokens": {"training": [100, 99]}}, "not those of the mode training"),
-        ({"nats": {"training": [300.0]}}, "not of as many texts"),
+        ({"set": {"hash": "other"}}, "of the evaluation dataset other, not set"),
+        ({"nats": {"training": [300.0, 310.1]}}, "do not match the mode training"),
+        ({"tokens": {"training": [100, 99]}}, "do not match the mode training"),
+        ({"nats": {"training": [300.0]}}, "differ in the number of texts"),
         ({"nats": {}}, "other modes"),
         ({"nats": None}, "damaged"),
         ({"tokens": {}}, "damaged"),

@@ -32,7 +32,7 @@ def ask(model, evaluation_set, method="ac-gpt", *, mask=1, budget=2**13, **how):
 
 def by_hand(reference, evaluation_set, mode):
     """All log-probabilities of a mode from its definition, text by text: a dense mask, and no code of acgpt."""
-    drawn = {"unconditional": None}.get(mode, evaluation_set.drawn.get(mode.removesuffix("-no-future")))
+    drawn = {"unconditional": None}.get(mode, evaluation_set.sampled_roles.get(mode.removesuffix("-no-future")))
     found = []
     for number, text in enumerate(evaluation_set.tokens.tolist()):
         roles = np.full(len(text), ASKED) if drawn is None else drawn[number]
@@ -72,7 +72,7 @@ def test_modes_without_the_future_are_a_left_to_right_evaluation_of_the_same_pla
         results = ask(ours, evaluation_set, method).modes
         assert results["unconditional"].mean_nll == pytest.approx(-plain.mean(), abs=1e-9)
         for name in CONDITIONAL:
-            want = -plain[evaluation_set.drawn[name] == ASKED].mean()
+            want = -plain[evaluation_set.sampled_roles[name] == ASKED].mean()
             assert results[f"{name}-no-future"].mean_nll == pytest.approx(want, abs=1e-9)
 
 
@@ -225,7 +225,9 @@ def test_intervals_are_a_function_of_the_seed():
 
 def test_a_gain_is_compared_on_the_same_texts():
     evaluation_set = small_set(9)
-    past = np.where(evaluation_set.drawn["training"] == ASKED, -5 * np.random.default_rng(0).random((9, 20)), np.nan)
+    past = np.where(
+        evaluation_set.sampled_roles["training"] == ASKED, -5 * np.random.default_rng(0).random((9, 20)), np.nan
+    )
     both = {"training-no-future": past, "training": past + 0.1}  # every token a tenth of a nat likelier
     evaluation = Evaluation("ac-gpt", evaluation_set, both, (), seed=0)
     gain = evaluation.gains["training"]

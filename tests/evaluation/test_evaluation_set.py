@@ -39,7 +39,7 @@ def test_a_limit_changes_nothing_in_the_texts_that_are_left():
     assert len(whole) == 6 and len(limited) == 4
     assert (limited.tokens == whole.tokens[:4]).all()
     for name in CONDITIONAL:
-        assert (limited.drawn[name] == whole.drawn[name][:4]).all()
+        assert (limited.sampled_roles[name] == whole.sampled_roles[name][:4]).all()
     assert whole.head(4).hash == limited.hash != whole.hash
     assert small_set(limit=100).hash == whole.hash
 
@@ -48,7 +48,7 @@ def test_a_set_is_a_function_of_its_seed_and_each_seed_and_mode_has_its_own():
     sets = {seed: small_set(seed=seed) for seed in (0, 1, 2**32 - 1)}
     assert small_set(seed=0).hash == sets[0].hash
     assert len({s.hash for s in sets.values()}) == 3
-    sizes = [tuple((s.drawn[name] == GIVEN).sum(axis=1)) for s in sets.values() for name in CONDITIONAL]
+    sizes = [tuple((s.sampled_roles[name] == GIVEN).sum(axis=1)) for s in sets.values() for name in CONDITIONAL]
     assert len(set(sizes)) == 6
 
 
@@ -56,13 +56,13 @@ def test_roles_depend_on_a_texts_number_and_not_on_its_tokens():
     one = small_set()
     other = EvaluationSet.build(tokens(123)[::-1], tokenizer_hash="t", length=20)
     assert one.hash != other.hash
-    assert all((one.drawn[name] == other.drawn[name]).all() for name in CONDITIONAL)
+    assert all((one.sampled_roles[name] == other.sampled_roles[name]).all() for name in CONDITIONAL)
 
 
 def test_evaluation_draws_other_sets_than_training_under_the_same_seed():
     from acgpt.query.conditioning import generator
 
-    drawn = small_set().drawn["training"]
+    drawn = small_set().sampled_roles["training"]
     for epoch in range(3):
         trained = np.stack([Conditioning().roles(20, generator(0, epoch, item)) for item in range(6)])
         assert not (trained == drawn).all(axis=1).all()
@@ -76,7 +76,7 @@ def test_a_set_survives_its_file_and_the_file_is_the_same_each_time(tmp_path):
     loaded = EvaluationSet.load(tmp_path / "new folder" / "set.safetensors")
     assert json.dumps(loaded.as_dict()) == json.dumps(saved.as_dict()) and loaded.hash == saved.hash
     assert (loaded.tokens == saved.tokens).all()
-    assert all((loaded.drawn[name] == saved.drawn[name]).all() for name in CONDITIONAL)
+    assert all((loaded.sampled_roles[name] == saved.sampled_roles[name]).all() for name in CONDITIONAL)
     assert (tmp_path / "new folder" / "set.safetensors").read_bytes() == (tmp_path / "again.safetensors").read_bytes()
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["again.safetensors", "new folder", "set.safetensors"]
     assert Conditioning.from_dict(loaded.origin.conditioning) == training
@@ -98,12 +98,12 @@ def test_the_hash_is_that_of_what_is_asked_given_what_and_not_of_where_it_came_f
     assert EvaluationSet.build(tokens(123), tokenizer_hash="u", length=20).hash != base.hash
     changed = base.tokens.copy()
     changed[2, 5] += 1
-    assert EvaluationSet(changed, base.drawn, base.origin).hash != base.hash
+    assert EvaluationSet(changed, base.sampled_roles, base.origin).hash != base.hash
     for name in CONDITIONAL:
-        roles = base.drawn[name].copy()
+        roles = base.sampled_roles[name].copy()
         roles[0, np.flatnonzero(roles[0] == ASKED)[0]] = GIVEN
-        assert EvaluationSet(base.tokens, {**base.drawn, name: roles}, base.origin).hash != base.hash
-    swapped = {"training": base.drawn["infilling"], "infilling": base.drawn["training"]}
+        assert EvaluationSet(base.tokens, {**base.sampled_roles, name: roles}, base.origin).hash != base.hash
+    swapped = {"training": base.sampled_roles["infilling"], "infilling": base.sampled_roles["training"]}
     assert EvaluationSet(base.tokens, swapped, base.origin).hash != base.hash
 
 
@@ -135,19 +135,19 @@ def rewritten(path, *, arrays=None, **content):
         held = load_file(path) | arrays
         drawn = {name: held[f"roles.{name}"] for name in CONDITIONAL}
         damaged = object.__new__(EvaluationSet)  # which would refuse to be made
-        vars(damaged).update(tokens=held["tokens"], drawn=drawn, origin=small_set().origin)
+        vars(damaged).update(tokens=held["tokens"], sampled_roles=drawn, origin=small_set().origin)
         metadata["hash"] = damaged.hash
     save_file(load_file(path) | (arrays or {}), path, {"acgpt_evaluation_set": json.dumps(metadata)})
 
 
 def test_arrays_that_are_no_evaluation_set_make_none():
     base = small_set()
-    nothing = {**base.drawn, "training": np.full_like(base.drawn["training"], GIVEN)}
+    nothing = {**base.sampled_roles, "training": np.full_like(base.sampled_roles["training"], GIVEN)}
     for tokens, drawn, message in (
         (base.tokens, nothing, "roles of training"),
-        (-base.tokens, base.drawn, "negative"),
-        (base.tokens[:2], base.drawn, "the shape"),
-        (base.tokens.astype(np.int64), base.drawn, "of type int64"),
+        (-base.tokens, base.sampled_roles, "negative"),
+        (base.tokens[:2], base.sampled_roles, "the shape"),
+        (base.tokens.astype(np.int64), base.sampled_roles, "of type int64"),
     ):
         with pytest.raises(ValueError, match=message):
             EvaluationSet(tokens, drawn, base.origin)
@@ -156,12 +156,12 @@ def test_arrays_that_are_no_evaluation_set_make_none():
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.unlink(), "there is no evaluation set"),
+        (lambda path: path.unlink(), "there is no evaluation dataset"),
         (lambda path: path.write_bytes(b""), "damaged"),
         (lambda path: path.write_text("a shopping list"), "damaged"),
         (lambda path: path.write_bytes(path.read_bytes()[:-100]), "damaged"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\x02"), "damaged"),
-        (lambda path: save_file(load_file(path), path), "not an evaluation set"),
+        (lambda path: save_file(load_file(path), path), "not an evaluation dataset"),
         (lambda path: rewritten(path, hash="0" * 64), "damaged"),
         (lambda path: rewritten(path, tokenizer_hash="another"), "damaged"),
         (lambda path: rewritten(path, format_version=2), "format version 2.*Upgrade"),

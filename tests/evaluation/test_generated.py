@@ -30,18 +30,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"roles": "ga"}, "line 1: its 'roles' are not a letter"),
-        ({"tokens": ["x"] * LENGTH}, "line 1: its 'tokens' hold 'x'"),
-        ({"log_probs": [0.0]}, "line 1: its 'log_probs' are not a number for each"),
+        ({"roles": "ga"}, "line 1: its 'roles' must have one letter"),
+        ({"tokens": ["x"] * LENGTH}, "line 1: its 'tokens' contain 'x'"),
+        ({"log_probs": [0.0]}, "line 1: its 'log_probs' must have one number"),
         *(
             ({"roles": "a" * LENGTH, "fills": [""], "log_probs": [bad] * LENGTH}, "line 1: its 'log_probs'")
             for bad in (10**400, -(10**400), 1e308, -1e308, math.inf, -math.inf, math.nan, 0.5, True, "0")
         ),
-        *(({"tokens": [bad] * LENGTH}, "line 1: its 'tokens' hold") for bad in (10**30, 2**31, -1, True, 1.0, None)),
+        *(({"tokens": [bad] * LENGTH}, "line 1: its 'tokens' contain") for bad in (10**30, 2**31, -1, True, 1.0, None)),
         ({"item": -1}, "line 1: its 'item'"),
-        ({"sample": 10**30}, "line 1: its 'item' or its 'sample'"),
+        ({"sample": 10**30}, "line 1: its 'item' or 'sample'"),
         *(({key: "\ud800"}, "line 1: 'utf-8' codec") for key in ("text", "prompt")),
-        ({"fills": []}, "line 1: its 'fills' are not a text for each run"),
+        ({"fills": []}, "line 1: its 'fills' must have one text per run"),
         ({"text": 3}, "line 1: its 'text' is of the wrong type"),
     ],
 )
@@ -91,7 +91,7 @@ def test_a_record_that_lacks_something_is_named(corpus: Path, tmp_path: Path, ch
     path = write_generations(tmp_path, corpus, texts=1)
     record = json.loads(path.with_suffix(".json").read_text())
     path.with_suffix(".json").write_text(json.dumps(record | change))
-    with pytest.raises(InputError, match=r"training.json does not say w"):
+    with pytest.raises(InputError, match=r"training.json lacks"):
         Generations.open(path)
 
 
@@ -114,7 +114,7 @@ def test_lines_that_are_missing_or_changed_are_missed(corpus: Path, tmp_path: Pa
     two_lines = "".join(whole.splitlines(keepends=True)[:2])
     for changed in (two_lines, whole[:-40], whole.replace('"item": 2', '"item": 1'), whole[:-40] + "é"):
         path.write_bytes(changed.encode()[: -1 if changed.endswith("é") else None])  # cut within it
-        with pytest.raises(InputError, match=r"training.jsonl is not what training.json says of it.*Delete it"):
+        with pytest.raises(InputError, match=r"training.jsonl does not match training.json.*Delete it"):
             _ = Generations.open(path).samples
 
 
@@ -139,7 +139,7 @@ def test_modes_come_in_their_order_and_other_files_after_them(corpus: Path, tmp_
 def test_a_line_without_an_end_is_not_read_whole(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = write_generations(tmp_path, corpus, texts=1)
     assert len(Generations.open(path).samples) == 1
-    monkeypatch.setattr("acgpt.evaluation.generations.LONGEST", 100)
+    monkeypatch.setattr("acgpt.evaluation.generations.MAX_LINE", 100)
     with pytest.raises(InputError, match="line 1: it is too long"):
         list(Generations.open(path))
 
@@ -149,9 +149,8 @@ def test_a_folder_of_which_nothing_could_be_drawn_is_passed_over(corpus: Path, t
     (tmp_path / "gpt").mkdir()
     (tmp_path / "gpt" / "index.json").write_text('{"kind": "index", "modes": {"training": null}}')
     result = acgpt(tmp_path / "ac", tmp_path / "gpt", corpus, "--no-mauve")
-    assert (
-        "gpt holds an index, but no generations" in result.stderr and len(list(path.parent.glob("*.mauve.json"))) == 1
-    )
+    assert "gpt contains an index, but no generations" in result.stderr
+    assert len(list(path.parent.glob("*.mauve.json"))) == 1
     assert "there are no generations in" in acgpt(tmp_path / "gpt", corpus, "--no-mauve", code=2).stderr
 
 

@@ -27,8 +27,8 @@ from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.evaluation import generator as module
 from acgpt.evaluation.generations import as_line
-from acgpt.evaluation.generator import Generator, groups_of, line_of
-from acgpt.evaluation.partial import TOOK, Group, opened
+from acgpt.evaluation.generator import Generator, line_of, make_groups
+from acgpt.evaluation.partial import COSTS, Group, open_part
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.sigma_gpt import SigmaGptRandom
 from acgpt.query.conditioning import Blocks, Conditioning
@@ -234,7 +234,7 @@ def test_groups_hold_every_sample_once_and_texts_that_ask_as_much():
     rng = np.random.default_rng(0)
     queries = [Query([item] + [None] * n, [True] + [False] * n) for item, n in enumerate(rng.integers(1, 40, 50))]
     for samples, rows in ((1, 8), (3, 8), (8, 8), (20, 8), (1, 100), (7, 1)):
-        groups = groups_of(queries, samples, rows)
+        groups = make_groups(queries, samples, rows)
         keys = [key for group in groups for key in group.keys]
         assert sorted(keys) == [(item, sample) for item in range(50) for sample in range(samples)]
         assert max(len(group.keys) for group in groups) <= max(rows, 1)
@@ -245,7 +245,7 @@ def test_groups_hold_every_sample_once_and_texts_that_ask_as_much():
 def test_texts_that_ask_the_same_share_the_numbers_of_its_samples():
     same, alone = Query([None] * 3, [False] * 3), Query([7, None], [True, False])
     for samples, rows in ((1, 8), (3, 8), (20, 8), (7, 1)):
-        groups = groups_of([same, alone, same, same], samples, rows)
+        groups = make_groups([same, alone, same, same], samples, rows)
         keys = [key for group in groups for key in group.keys]
         firsts = {0: 0, 1: 0, 2: samples, 3: 2 * samples}
         assert sorted(keys) == [(item, first + n) for item, first in firsts.items() for n in range(samples)]
@@ -328,7 +328,7 @@ def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, c
     assert 100 < sum(groups) <= 200  # all but what was being drawn
     drawn = []
     unscored = {key: value for key, value in json.loads(rest[0]).items() if key != "log_probs"}
-    in_words, nested = as_line(dict.fromkeys(TOOK, "many")), b"[" * 100_000 + b"]" * 100_000 + b"\n"
+    in_words, nested = as_line(dict.fromkeys(COSTS, "many")), b"[" * 100_000 + b"]" * 100_000 + b"\n"
     monkeypatch.setattr(module, "line_of", lambda *arguments: drawn.append(1) or line_of(*arguments))
     for name, left, there in (
         ("as it was", content, sum(groups)),
@@ -432,13 +432,13 @@ def test_a_part_is_locked_until_all_is_written(tmp_path, monkeypatch):
 def test_a_part_of_any_size_is_read_and_written_with_little_memory(tmp_path):
     items, samples, size = 40, 10, 10_000  # 4 MB
     groups = [Group((item,), range(samples)) for item in reversed(range(items))]
-    with opened(tmp_path / "part", {"method": "gpt"}) as part:
+    with open_part(tmp_path / "part", {"method": "gpt"}) as part:
         for group in groups:
             lines = [{"item": i, "sample": s, "log_probs": [0.0], "text": "x" * size} for i, s in group.keys]
-            part.add(group, [*map(as_line, lines)], dict.fromkeys(TOOK, 1))
+            part.add(group, [*map(as_line, lines)], dict.fromkeys(COSTS, 1))
     tracemalloc.start()
     try:
-        with opened(tmp_path / "part", {"method": "gpt"}) as part:
+        with open_part(tmp_path / "part", {"method": "gpt"}) as part:
             assert part.resume(groups) == []
             write_whole(tmp_path / "whole", part.lines())
         _, peak = tracemalloc.get_traced_memory()
@@ -446,7 +446,7 @@ def test_a_part_of_any_size_is_read_and_written_with_little_memory(tmp_path):
         tracemalloc.stop()
     found = [(line["item"], line["sample"]) for line in lines_of(tmp_path / "whole")]
     assert found == [(item, sample) for item in range(items) for sample in range(samples)]
-    assert (part.tokens, part.took["calls"]) == (items * samples, items)
+    assert (part.tokens, part.costs["calls"]) == (items * samples, items)
     assert peak < items * samples * size / 4
 
 
@@ -519,7 +519,7 @@ def test_samples_that_will_all_be_the_same_are_drawn_with_a_warning(models, corp
     how = [models("ac-gpt"), corpus, "--length", LENGTH, "--limit", 2, "--modes", "infilling", "--temperature", 0]
     assert "warning" not in run(*how, "-o", tmp_path / "one").stderr
     assert "warning: " in (said := run(*how, "-n", 3, "-o", tmp_path / "o").stderr)
-    assert "the 3 samples of a text are the same" in said
+    assert "the 3 samples of a text are identical" in said
     lines = lines_of(tmp_path / "o" / "infilling.jsonl")
     assert len(lines) == 6 and len({tuple(line["tokens"]) for line in lines}) == 2
 
@@ -530,7 +530,7 @@ def test_samples_that_will_all_be_the_same_are_drawn_with_a_warning(models, corp
         (["{corpus}"], "--output"),
         (["-o", "{tmp}/o"], "CORPUS"),
         (["{corpus}", "-o", "{tmp}/o", "--modes", "sideways"], "no mode 'sideways'"),
-        (["{corpus}", "-o", "{tmp}/o", "--modes", "training"], "method gpt cannot answer in the mode training"),
+        (["{corpus}", "-o", "{tmp}/o", "--modes", "training"], "method gpt cannot answer the mode training"),
         (["{corpus}", "-o", "{tmp}/o", "--prompt", "24"], "--prompt 23 or less"),
         (["{corpus}", "-o", "{tmp}/o", "--top-p", "0"], "top_p must be above 0"),
         (["{corpus}", "-o", "{tmp}/o", "--split", "dev"], "no split 'dev'"),
@@ -571,5 +571,5 @@ def test_a_disk_that_refuses_ends_with_code_1_and_what_was_drawn_stays(models, c
 def test_a_stray_file_in_the_folder_is_not_overwritten(models, corpus, tmp_path, name):
     (tmp_path / name).write_text("mine\n")
     how = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "-o", tmp_path]
-    assert f"{name} is no " in run(*how, code=2).stderr
+    assert f"{name} is not a" in run(*how, code=2).stderr
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine\n")]

@@ -83,19 +83,19 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
         assert (each["texts"], each["scored"]) == (12, "whole text")
         assert each["reference"]["skip"] == 12 * LENGTH and each["reference"]["length"] == LENGTH
         assert each["companions"]["original"]["distinct_1"] < each["companions"]["generated"]["distinct_1"]
-        assert each["reference"]["rule"] == "windows" and each["notes"][0].endswith("mostly chance.")
+        assert each["reference"]["rule"] == "windows" and each["notes"][0].endswith("mostly noise.")
     of_documents = ("--split", "validation", "--rule", "documents", "--length", 4, "--features", model)
     said = json.loads(acgpt(folder / "training.jsonl", corpus, *of_documents, "--seeds", 1, "--json").stdout)["notes"][
         0
     ]
-    assert said.endswith("The rule windows may find more to compare with.")
+    assert said.endswith("The rule windows may find more reference texts.")
     features = Featurizer.load(str(model), "cpu")
     opened, path = Corpus.open(corpus), folder / "training.jsonl"
     ours = features.features([each.text for each in Generations.open(path).samples])
     texts = reference.of_corpus(opened, "validation", length=LENGTH, generated=[Generations.open(path)]).texts
     expected = [mauve(ours, features.features(texts), seed) for seed in range(3)]
     assert answers[1]["mauve"]["scores"] == pytest.approx(expected, abs=1e-6)
-    assert answers[1]["features"] == features.about()
+    assert answers[1]["features"] == features.describe()
     whole = [opened.tokenizer().decode(opened.tokens("validation")[i * LENGTH : (i + 1) * LENGTH]) for i in range(12)]
     real = mauve(features.features(whole), features.features(texts), 0)
     assert answers[0]["original"]["scores"][0] == answers[1]["original"]["scores"][0] == pytest.approx(real, abs=1e-6)
@@ -118,7 +118,7 @@ def test_texts_that_are_not_read_to_their_end_are_counted(corpus: Path, tmp_path
     path = write_generations(tmp_path, corpus, "training")
     answer = json.loads(acgpt(path, corpus, "--features", tmp_path / "short", "--seeds", 1, "--json").stdout)
     both = answer["texts"] + answer["reference"]["texts"]
-    assert f"texts of which no more than the first 8 tokens are read: {both}." in answer["notes"]
+    assert f"texts truncated to 8 tokens: {both}." in answer["notes"]
 
 
 def test_the_asked_part_is_scored_against_what_stood_there(corpus: Path, model: Path, tmp_path: Path, mauve: Any):
@@ -143,7 +143,7 @@ def test_several_samples_of_a_text_are_scored_as_one_is(corpus: Path, model: Pat
         scored[samples] = json.loads(acgpt(path, corpus, "--features", model, "--seeds", 1, "--json").stdout)
     one, three = scored.values()
     assert one["mauve"] == three["mauve"] and one["original"] == three["original"] and three["texts"] == 12
-    assert any("of the first of each" in note for note in three["notes"]) and len(three["notes"]) > len(one["notes"])
+    assert any("uses the first of each" in note for note in three["notes"]) and len(three["notes"]) > len(one["notes"])
 
 
 def test_the_first_texts_are_scored_as_a_file_of_fewer_is(corpus: Path, model: Path, tmp_path: Path, mauve: Any):
@@ -167,9 +167,9 @@ def test_the_first_texts_are_scored_as_a_file_of_fewer_is(corpus: Path, model: P
         assert json.loads(again) == limited  # with the date of the first
     assert len(list(more.parent.glob("*.mauve.json"))) == 2 * len(ways)
     said = acgpt(more, corpus, "--no-mauve", "--limit", 15, code=2).stderr
-    assert "is of 14 texts, and the limit is 15: name at most 14, or leave this file out" in said
+    assert "has 14 texts, but the limit is 15: use at most 14, or omit this file" in said
     other = write_generations(tmp_path / "other", corpus)  # whose set is none that acgpt makes
-    assert "cannot be told" in acgpt(other, corpus, "--no-mauve", "--limit", 11, code=2).stderr
+    assert "cannot be derived" in acgpt(other, corpus, "--no-mauve", "--limit", 11, code=2).stderr
 
 
 def test_no_result_replaces_one_of_another_kind(corpus: Path, model: Path, tmp_path: Path, mauve: Any):
@@ -205,7 +205,7 @@ def test_a_judges_result_goes_where_it_is_told_and_nothing_goes_elsewhere(corpus
     acgpt(*words, "-o", tmp_path / "one.json")  # a result takes the place of a result, and of nothing else
     record = path.with_suffix(".json")
     before = record.read_bytes()
-    assert f"{record} is no result of acgpt mauve" in acgpt(*words, "-o", record, code=2).stderr
+    assert f"{record} is not a result of acgpt mauve" in acgpt(*words, "-o", record, code=2).stderr
     assert record.read_bytes() == before and set(tmp_path.rglob("*")) == there
 
 
@@ -262,18 +262,18 @@ def test_an_index_of_nothing_and_one_that_is_somebody_elses(corpus: Path, tmp_pa
     """A method that answers in none of the modes that were wanted leaves a folder with an index alone."""
     (tmp_path / "index.json").write_text('{"kind": "index", "modes": {"training": null}}')
     assert "there are no generations" in acgpt(tmp_path, corpus, "--no-mauve", code=2).stderr
-    assert "passed over" in acgpt(tmp_path, corpus, "--index", tmp_path / "scores.json").stderr
+    assert "skipped" in acgpt(tmp_path, corpus, "--index", tmp_path / "scores.json").stderr
     assert json.loads((tmp_path / "scores.json").read_text())["results"] == []
     path = write_generations(tmp_path, corpus)
     wrong = acgpt(path, corpus, "--no-mauve", "--index", tmp_path / "index.json", code=2)
-    assert "index.json is no index of scores" in wrong.stderr
+    assert "index.json is not an index of scores" in wrong.stderr
     for places in (
         ("-o", tmp_path / "one.json", "--index", tmp_path / "one.json"),
         ("-o", tmp_path / "one.json", "--index", tmp_path / "x" / ".." / "one.json"),
         ("--index", tmp_path / "all.mauve.json"),  # a report would take it for a result
     ):
         said = acgpt(path, corpus, "--no-mauve", *places, code=2).stderr
-        assert "is where a result would be: name another file with --index" in said
+        assert "is the path of a result: choose another .json file with --index" in said
         assert not (tmp_path / "one.json").exists()
     assert not list(tmp_path.glob("*.mauve.json")) and "training" in (tmp_path / "index.json").read_text()
 
@@ -281,7 +281,7 @@ def test_an_index_of_nothing_and_one_that_is_somebody_elses(corpus: Path, tmp_pa
 def test_a_judge_that_is_not_there_yet_is_named(corpus: Path, tmp_path: Path):
     path, missing = write_generations(tmp_path, corpus), tmp_path / "cell" / "model"
     said = acgpt(path, corpus, "--no-mauve", "--judge", missing, code=2).stderr
-    assert f"the judge cannot be loaded: there is no folder {missing}" in said
+    assert f"cannot load the judge: there is no folder {missing}" in said
 
 
 def test_a_result_of_a_judge_that_was_trained_again_is_not_kept(corpus: Path, tmp_path: Path):
@@ -317,7 +317,7 @@ def test_the_bound_of_a_judge_is_marked(corpus: Path, tmp_path: Path):
         assert line.count("≤ ") == marks and len(re.findall(r"[\d,]+\.\d\d", line)) == 2
 
 
-@pytest.mark.parametrize(("generated", "reference", "remedy"), [(9, 20, "draw more"), (20, 9, "rule windows")])
+@pytest.mark.parametrize(("generated", "reference", "remedy"), [(9, 20, "generate more"), (20, 9, "rule windows")])
 def test_too_few_texts_for_mauve_are_told_with_what_helps(generated: int, reference: int, remedy: str):
     with pytest.raises(InputError, match=rf"there are 9 .*at least 10: .*{remedy}"):
         check_counts(generated, reference)
@@ -380,7 +380,7 @@ def test_what_cannot_be_measured_is_found_before_any_model_runs(
     lines = [json.loads(line) for line in good.read_text().splitlines()]
     lines[-1]["tokens"][lines[-1]["roles"].index("g")] += 1
     moved = write_generations(tmp_path / "c", corpus, lines=lines)
-    assert f"{moved}: what is given of text 11" in acgpt(good, moved, corpus, code=2).stderr
+    assert f"{moved}: the given tokens of text 11" in acgpt(good, moved, corpus, code=2).stderr
     strange = write_generations(tmp_path / "d", corpus, tokenizer_hash="x")
     (tmp_path / "texts.txt").write_text("a\n" * 20)
     network, tokenizer = tiny_model("gpt2", vocabulary=340), tiny_tokenizer(**SPECIAL)
@@ -438,9 +438,9 @@ def test_a_result_says_in_what_precision_its_features_were_computed(
 
     with monkeypatch.context() as gpu:
         gpu.setattr("acgpt.evaluation.features.PRODUCTS", {"cpu": "tf32"})
-        there = Featurizer.load(str(model)).about()
+        there = Featurizer.load(str(model)).describe()
         acgpt(one, corpus, "--features", model, "--features-only")
-    assert Featurizer.load(str(model)).about() == {**there, "products": "fp32"} and there["products"] == "tf32"
+    assert Featurizer.load(str(model)).describe() == {**there, "products": "fp32"} and there["products"] == "tf32"
     assert products(one) == "tf32"
     assert products(other) == "fp32, tf32"  # the reference is from there
     both = acgpt(other, one, corpus, "--features", model, "--json").stdout.splitlines()
@@ -479,18 +479,18 @@ def test_what_cannot_be_scored_is_refused_and_nothing_is_written(
     assert "keep the two files together" in acgpt(tmp_path / "lonely.jsonl", corpus, code=2).stderr
     (tmp_path / "lonely.jsonl").unlink()
     assert "there is no file" in acgpt(tmp_path / "none.jsonl", corpus, code=2).stderr
-    assert f"name a folder such as {tmp_path / 'a'} that" in " ".join(acgpt(tmp_path, corpus, code=2).stderr.split())
+    assert f"pass a folder such as {tmp_path / 'a'} that" in " ".join(acgpt(tmp_path, corpus, code=2).stderr.split())
     (tmp_path / "empty").mkdir()
-    assert "holds no generations: name a folder that" in acgpt(tmp_path / "empty", corpus, code=2).stderr
+    assert "contains no generations: pass a folder that" in acgpt(tmp_path / "empty", corpus, code=2).stderr
     (tmp_path / "empty").rmdir()
     record = path.with_suffix(".json")
-    assert f"{record} is the record of generations: name {path}" in acgpt(record, corpus, code=2).stderr
+    assert f"{record} is the record of generations: pass {path}" in acgpt(record, corpus, code=2).stderr
     both = (path, other, corpus, "--no-mauve", "-o")
     assert "there are 2 generations" in acgpt(*both, tmp_path / "x.json", code=2).stderr
     assert "the same name" in acgpt(*both, tmp_path / "x", code=2).stderr
     text = write_generations(tmp_path / "a", corpus).with_suffix(".json")
     monkeypatch.setattr(score_samples, "package", lambda: None)
-    assert "name the corpus of the prompts" in acgpt(path, text, "--asked-only", code=2).stderr
+    assert "pass the corpus of the prompts" in acgpt(path, text, "--asked-only", code=2).stderr
     assert "neither a prepared" in acgpt(path, tmp_path / "typo", "--split", "test", "--no-mauve", code=2).stderr
     assert "no rule 'pages'" in acgpt(path, corpus, "--rule", "pages", "--no-mauve", code=2).stderr
     assert sorted(tmp_path.rglob("*")) == before

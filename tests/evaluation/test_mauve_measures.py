@@ -70,14 +70,14 @@ def test_a_text_is_read_to_its_end_where_there_are_positions_for_it_and_else_cou
     reader = Featurizer("x", tiny_model("llama", vocabulary=340, positions=64), tokenizer)
     assert (
         reader.length() == 64
-        and reader.cut(TEXTS) == sum(len(tokenizer(text)["input_ids"]) > 64 for text in TEXTS) == 1
+        and reader.count_truncated(TEXTS) == sum(len(tokenizer(text)["input_ids"]) > 64 for text in TEXTS) == 1
     )
     wide = Featurizer("x", tiny_model("llama", vocabulary=340, positions=4096), tokenizer)
-    assert wide.length() == 2048 and wide.cut(TEXTS) == 0
+    assert wide.length() == 2048 and wide.count_truncated(TEXTS) == 0
     text, most = TEXTS[0], len(tokenizer(TEXTS[0])["input_ids"])
     for length, cut in ((most, 0), (most - 1, 1)):
         monkeypatch.setattr(Featurizer, "length", lambda self, length=length: length)
-        assert reader.cut([text]) == cut
+        assert reader.count_truncated([text]) == cut
 
 
 def test_features_are_computed_once_and_known_by_texts_and_weights(cache: Path, monkeypatch: pytest.MonkeyPatch):
@@ -158,12 +158,12 @@ def test_documents_of_a_corpus_are_long_enough_and_cut(corpus: Path):
 def test_texts_of_a_file(tmp_path: Path):
     (tmp_path / "a.txt").write_text("one\n\n two \n", encoding="utf-8")
     (tmp_path / "a.jsonl").write_text('{"story": "one"}\n{"story": "two"}\n', encoding="utf-8")
-    assert reference.of_file(tmp_path / "a.txt").texts == ["one", " two "]
-    assert reference.of_file(tmp_path / "a.jsonl", "story", count=1).texts == ["one"]
+    assert reference.reference_from_file(tmp_path / "a.txt").texts == ["one", " two "]
+    assert reference.reference_from_file(tmp_path / "a.jsonl", "story", count=1).texts == ["one"]
     with pytest.raises(InputError, match=r"a.jsonl, line 1: it has no field 'text'"):
-        reference.of_file(tmp_path / "a.jsonl")
+        reference.reference_from_file(tmp_path / "a.jsonl")
     with pytest.raises(InputError, match="neither"):
-        reference.of_file(tmp_path / "a.csv")
+        reference.reference_from_file(tmp_path / "a.csv")
 
 
 def test_originals_are_the_tokens_of_the_corpus_where_something_was_drawn(corpus: Path, tmp_path: Path):
@@ -180,7 +180,7 @@ def test_originals_are_the_tokens_of_the_corpus_where_something_was_drawn(corpus
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     given = lines[0]["roles"].index("g")
     lines[0]["tokens"][given] += 1
-    with pytest.raises(InputError, match="what is given of text 0"):
+    with pytest.raises(InputError, match="the given tokens of text 0"):
         reference.originals(Generations.open(write_generations(tmp_path, corpus, lines=lines)), opened)
 
 
@@ -245,22 +245,22 @@ def test_a_judge_says_what_the_definition_says(future: bool):
         query = Query(each.tokens, [not a for a in asked]) if future else Query(each.tokens, [False] * len(asked))
         expected += expected_log_probs(network, query, future=future).tolist()
     lm = LanguageModel(network, tiny_tokenizer(**SPECIAL), metadata=Metadata("ac-gpt" if future else "gpt"))
-    found = companions.judged(lm, samples, same_tokens=True)
+    found = companions.judge_samples(lm, samples, same_tokens=True)
     assert found["tokens"] == len(expected) == (5 if future else 10)
     assert found["log_prob"] == pytest.approx(sum(expected), abs=1e-4)
     assert found["perplexity"] == pytest.approx(math.exp(-sum(expected) / len(expected)), rel=1e-4)
     assert found["measures"] == ("fills given the rest" if future else "whole text")
     if future:
         with pytest.raises(InputError, match="another tokenizer"):
-            companions.judged(lm, samples, same_tokens=False)
-        with pytest.raises(InputError, match="texts of 63 tokens, and the generations have 64"):
-            companions.judged(lm, [sample([5] * 64)], same_tokens=True)
+            companions.judge_samples(lm, samples, same_tokens=False)
+        with pytest.raises(InputError, match="texts of 63 tokens, but the generations have 64"):
+            companions.judge_samples(lm, [sample([5] * 64)], same_tokens=True)
     assert found["cut"] == 0
 
 
 def test_what_a_causal_judge_has_no_positions_for_is_counted():
     lm = LanguageModel(tiny_model("llama", vocabulary=340), tiny_tokenizer(**SPECIAL), metadata=Metadata("gpt"))
-    found = companions.judged(lm, [sample([5] * 70), sample([6] * 20), sample([7] * 65)], same_tokens=True)
+    found = companions.judge_samples(lm, [sample([5] * 70), sample([6] * 20), sample([7] * 65)], same_tokens=True)
     assert lm.positions == 64 and (found["tokens"], found["cut"]) == (63 + 20 + 63, 7 + 2)
 
 
@@ -311,7 +311,7 @@ def test_too_few_texts_are_refused():
 
 
 def test_only_the_word_of_k_means_is_kept_from_standard_error(capfd: pytest.CaptureFixture[str]):
-    with pytest.raises(ZeroDivisionError), mauve_score.quiet():
+    with pytest.raises(ZeroDivisionError), mauve_score.no_cluster_warning():
         os.write(
             2, b"WARNING clustering 36 points to 2 centroids: please provide at least 78 training points\nfor you\n"
         )

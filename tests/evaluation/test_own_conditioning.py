@@ -16,7 +16,7 @@ from acgpt import LanguageModel
 from acgpt.cli.main import app
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
-from acgpt.evaluation.dataset import own_conditioning, own_r_max, set_of_corpus
+from acgpt.evaluation.dataset import own_conditioning, set_of_corpus, trained_r_max
 from acgpt.methods import method_of
 from acgpt.models.metadata import Metadata
 from acgpt.query.conditioning import Blocks, Conditioning, Infilling
@@ -78,7 +78,7 @@ def test_another_r_max_than_the_models_own_is_said_and_json_stays_one_object(com
     (line,) = result.stdout.splitlines()
     answer = json.loads(line)
     assert (answer["set"]["r_max"], answer["trained_r_max"]) == (0.6, 0.4)
-    assert "note: asked at r_max 0.6, and the model was trained with r_max 0.4" in result.stderr
+    assert "note: asked at r_max 0.6, but the model was trained with r_max 0.4" in result.stderr
     assert "--conditioning model" in result.stderr
 
 
@@ -102,9 +102,9 @@ def test_the_r_max_is_printed_beside_the_models_own(command, corpus, models, tmp
 @pytest.mark.parametrize(
     ("model", "words", "message"),
     [
-        ("silent", [], "the model has no acgpt.json: name one with --r-max"),
-        ("gpt", [], "the model (method gpt) names no conditioning in acgpt.json: name one with --r-max"),
-        ("tells", ["--r-max", "0.4"], "--conditioning model takes r_max from the model: leave --r-max 0.4 out."),
+        ("silent", [], "the model has no acgpt.json: use --r-max"),
+        ("gpt", [], "the model (method gpt) states no conditioning in acgpt.json: use --r-max"),
+        ("tells", ["--r-max", "0.4"], "--conditioning model takes r_max from the model: omit --r-max 0.4."),
     ],
 )
 def test_a_model_that_cannot_say_it_and_an_r_max_beside_it_are_errors(
@@ -121,7 +121,7 @@ def test_a_set_that_was_made_in_another_way_is_refused(corpus, models, tmp_path)
     run("evaluate", models["tells"], corpus, tmp_path, *how)  # it is there now, and is the model's
     path.unlink()
     run("evaluate", models["tells"], corpus, tmp_path, "--dataset", str(path))
-    assert "leave out --conditioning" in run("evaluate", models["tells"], corpus, tmp_path, *how, code=2).stderr
+    assert "omit --conditioning" in run("evaluate", models["tells"], corpus, tmp_path, *how, code=2).stderr
 
 
 def test_the_same_from_python(corpus):
@@ -145,5 +145,5 @@ def test_models_that_were_trained_on_different_sets_are_refused_together():
 
 
 def test_a_conditioning_that_cannot_be_read_says_no_r_max():
-    found = [own_r_max(said) for said in (None, Metadata(), Metadata(conditioning={"rmax": 1}))]
+    found = [trained_r_max(said) for said in (None, Metadata(), Metadata(conditioning={"rmax": 1}))]
     assert found == [None, None, None]

@@ -256,7 +256,7 @@ def test_adapters_with_another_bos_are_refused_unless_the_user_names_one(mixed):
 
 def test_an_adapter_of_another_tokenizer_is_refused_by_name(mixed):
     other = mixed.add("other", "q_proj", metadata=Metadata(tokenizer_hash="0" * 64), seed=2)
-    with pytest.raises(ModelError, match=r"(?s)tokenizer is not the one that the adapter theirs"):
+    with pytest.raises(ModelError, match=r"(?s)tokenizer is not the one .*the adapter theirs"):
         mixed.load({"fine": mixed.fine, "theirs": other})
 
 
@@ -272,7 +272,7 @@ def test_an_adapter_for_other_weights_of_this_shape_warns_and_only_that_one(mixe
 
 
 @pytest.mark.parametrize(
-    ("shape", "problem"), [({"layers": 1}, "lacks"), ({"layers": 3}, "not there"), ({"width": 64}, "")]
+    ("shape", "problem"), [({"layers": 1}, "lacks"), ({"layers": 3}, "that the model lacks"), ({"width": 64}, "")]
 )
 @pytest.mark.parametrize("place", ["alone", "second"])
 def test_an_adapter_made_for_another_shape_is_refused(mixed, tmp_path, shape, problem, place):
@@ -302,7 +302,7 @@ def test_an_adapter_that_changes_the_backbone_goes_alone(mixed, kind):
         if kind == "residual":  # PiSSA subtracts the adapter from the weights when it is put on
             config = json.loads((other / "adapter_config.json").read_text())
             (other / "adapter_config.json").write_text(json.dumps(config | {"init_lora_weights": "pissa"}))
-        with pytest.raises(ModelError, match=r"weights of the model itself|own biases"):
+        with pytest.raises(ModelError, match=r"weights of the base model|own biases"):
             acgpt.load(shelf.base, adapter={"fine": shelf.fine, "other": other})
         alone = acgpt.load(shelf.base, adapter=other)
         assert alone.log_prob(GAP).adapter == "default"

@@ -87,7 +87,7 @@ def test_only_methods_of_many_passes_are_compiled():
     assert PASSES == ["mlm", "diffusion"]
     for name in set(METHODS) - set(PASSES):
         lm = model_of(name)
-        with pytest.raises(InputError, match=f"method {name} needs few passes.*for mlm and diffusion"):
+        with pytest.raises(InputError, match=f"method {name} needs too few forward passes.*mlm and diffusion"):
             lm.compile()
         assert not is_compiled(lm.model)
 
@@ -100,7 +100,7 @@ def test_generations_of_a_compiled_network_say_so_and_are_not_mixed_with_others(
     compiled = Generator(model_of(name), asked, prompt=5, compiled=True)
     record = compiled.write("infilling", tmp_path / "compiled")
     assert graphs and record["config"]["compiled"] and "compiled" not in plain["config"]
-    with pytest.raises(InputError, match="was drawn with compiled None, and not True"):
+    with pytest.raises(InputError, match="was sampled with compiled None, and not True"):
         compiled.write("infilling", tmp_path / "plain")
 
 
@@ -145,7 +145,7 @@ def test_the_commands_compile_what_they_ask(place, graphs):
 @pytest.mark.parametrize("verb", ["evaluate", "generate"])
 def test_the_commands_refuse_to_compile_what_needs_few_passes(place, verb):
     result = command(place, verb, "gpt", *(["-o", place / "drawn", "--prompt", "15"] if verb == "generate" else []))
-    assert result.exit_code == 2 and "needs few passes" in result.output
+    assert result.exit_code == 2 and "needs too few forward passes" in result.output
     assert not (place / "drawn").exists()
 
 
@@ -156,7 +156,7 @@ def test_a_compiler_that_fails_is_an_error_that_says_what_to_do(place, graphs, m
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=broken))
     result = command(place, "evaluate", "mlm")
     said = " ".join(result.output.split())
-    assert result.exit_code == 2 and "torch.compile fails here (no compiler): leave --compile out." in said
+    assert result.exit_code == 2 and "torch.compile fails here (no compiler): omit --compile." in said
 
 
 def test_a_network_without_blocks_is_not_compiled(monkeypatch):

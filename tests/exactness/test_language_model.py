@@ -171,7 +171,7 @@ def test_a_text_may_be_as_long_as_the_positions_allow_and_no_longer(lm, referenc
 
 
 def test_a_token_id_outside_the_vocabulary_is_refused(lm):
-    with pytest.raises(QueryError, match=r"position 2 has the id 324.*end at 323"):
+    with pytest.raises(QueryError, match=r"position 2 has the id 324.*largest id is 323"):
         lm.log_prob(Query([5, 324], [True, False]))
     lm.log_prob(Query([5, 323], [True, False]))
 

@@ -77,7 +77,7 @@ def test_a_recipe_says_how_targets_are_told_and_the_folder_keeps_it(corpus, tmp_
     assert lm.model.gpt_neox.embed_target.weight.shape == (16, 128)
     refused = CliRunner().invoke(app, [*words, "method=mlm", f"output={tmp_path / 'other'}"])
     assert refused.exit_code == 2 and not (tmp_path / "other").exists()
-    assert "target_positions goes with method=sigma-gpt-temporal" in " ".join(refused.output.split())
+    assert "target_positions is only for method=sigma-gpt-temporal" in " ".join(refused.output.split())
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -264,7 +264,7 @@ def test_a_mask_that_texts_have_is_refused(name, corpus, tmp_path):
 
 def test_asking_by_another_method_than_its_own_is_refused(runs):
     folder, _ = runs("mlm")
-    with pytest.raises(InputError, match="the model is of method mlm, and no other"):
+    with pytest.raises(InputError, match="the model can only be asked with its own method, mlm"):
         choose_method(method_of("gpt"), acgpt.load(folder / "model", device="cpu"))
 
 

@@ -13,7 +13,7 @@ from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.evaluation import generator as module
 from acgpt.evaluation.generator import Generator
-from acgpt.evaluation.partial import opened
+from acgpt.evaluation.partial import open_part
 
 
 def test_a_file_that_was_cut_off_is_refused_and_drawn_again_when_it_is_gone(tmp_path):
@@ -24,13 +24,13 @@ def test_a_file_that_was_cut_off_is_refused_and_drawn_again_when_it_is_gone(tmp_
     for cut in (whole[:500], b"".join(whole.splitlines(keepends=True)[:2])):
         lines.write_bytes(cut)
         for mode in ("training", "infilling"):
-            with pytest.raises(InputError, match=r"training\.jsonl is not what training\.json says of it.*Delete it"):
+            with pytest.raises(InputError, match=r"training\.jsonl does not match training\.json.*Delete it"):
                 generator.write(mode, tmp_path)
         assert lines.read_bytes() == cut  # somebody may have wanted it so
     record = json.loads((tmp_path / "training.json").read_text())
     (tmp_path / "training.json").write_text(json.dumps({k: v for k, v in record.items() if k != "sha256"}))
     lines.write_bytes(whole)  # nobody knows that it is
-    with pytest.raises(InputError, match=r"is not what training\.json says"):
+    with pytest.raises(InputError, match=r"does not match training\.json"):
         generator.write("training", tmp_path)
     lines.unlink()
     generator.write("training", tmp_path)
@@ -41,7 +41,7 @@ def test_samples_that_have_no_record_may_be_somebodys_and_are_left_alone(tmp_pat
     generator, notes = Generator(model_of("ac-gpt"), set_of(texts=2)), tmp_path / "infilling.jsonl"
     notes.write_text("my notes\n")
     for mode in ("infilling", "training"):
-        with pytest.raises(InputError, match=r"infilling\.jsonl has no infilling\.json beside it.*move it elsewhere"):
+        with pytest.raises(InputError, match=r"infilling\.jsonl has no infilling\.json beside it.*Move or delete it"):
             generator.write(mode, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["infilling.jsonl"] and notes.read_text() == "my notes\n"
     (tmp_path / "infilling.jsonl.part").write_bytes(b'{"mode": "inf')  # of a run that had drawn nothing
@@ -89,9 +89,11 @@ def test_another_file_in_the_place_of_a_part_is_refused_in_few_words(tmp_path):
         (tmp_path / "infilling.jsonl.part").write_bytes(content)
         for refused in (
             lambda: generator.write("infilling", tmp_path),
-            lambda: opened(tmp_path / "infilling.jsonl.part", {}).__enter__(),
+            lambda: open_part(tmp_path / "infilling.jsonl.part", {}).__enter__(),
         ):
-            with pytest.raises(InputError, match=r"infilling\.jsonl\.part is no part of generations") as caught:
+            with pytest.raises(
+                InputError, match=r"infilling\.jsonl\.part is not a partial file of generations"
+            ) as caught:
                 refused()
             assert len(str(caught.value)) < 300
             assert (tmp_path / "infilling.jsonl.part").read_bytes() == content

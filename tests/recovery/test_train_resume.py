@@ -252,7 +252,7 @@ def test_whatever_meets_a_full_disk_is_named_and_the_run_can_go_on(name, corpus,
     recipe = make(KEYS | {"corpus": str(corpus), "output": str(tmp_path / "run"), "workers": 0}, "x")
     with monkeypatch.context() as patch:
         patch.setattr(place, attribute, fails)
-        with pytest.raises(OutputError, match=rf"cannot write .*/{name}: No space left on device\. Make room"):
+        with pytest.raises(OutputError, match=rf"cannot write .*/{name}: No space left on device\. Free some space"):
             train(recipe, quiet=True)
     check_whole(tmp_path / "run")
     train(recipe, resume=True, quiet=True)
@@ -303,7 +303,7 @@ def test_no_code_in_a_checkpoint_is_run(name, write, stopped, tmp_path):
         file.write_bytes(pickle.dumps(Evil(marker), protocol=2))
         pickle.loads(file.read_bytes())
     marker.unlink()  # it works; so it was there
-    with pytest.raises(InputError, match="checkpoint-4 is damaged, or not a checkpoint of this program"):
+    with pytest.raises(InputError, match="checkpoint-4 is damaged, or not a checkpoint of acgpt"):
         train(stopped, resume=True, quiet=True)
     assert not marker.exists()
 
@@ -328,7 +328,7 @@ def test_a_run_is_resumed_only_with_its_own_recipe_on_its_own_corpus(stopped, co
         train(make(keys | {"lr": 1e-4, "seed": 3}, "x"), resume=True, quiet=True)
     moved = shutil.copytree(corpus, tmp_path / "moved")
     other = write_corpus(tmp_path / "other", seed=1)
-    with pytest.raises(InputError, match=r"is not the one that the run in .* was begun on"):
+    with pytest.raises(InputError, match=r"is not that of the run in"):
         train(make(keys | {"corpus": str(other)}, "x"), resume=True, quiet=True)
     results = train(make(keys | {"corpus": str(moved), "workers": 1}, "x"), resume=True, quiet=True)
     assert results["steps"] == 6
@@ -338,7 +338,7 @@ def test_a_run_is_resumed_only_with_its_own_recipe_on_its_own_corpus(stopped, co
 
 def test_a_run_whose_config_cannot_be_read_is_not_resumed(stopped):
     (Path(stopped.output) / "config.json").write_text("{}")
-    with pytest.raises(InputError, match=r"config.json cannot be read .*: this run cannot be resumed"):
+    with pytest.raises(InputError, match=r"config.json cannot be read .*, so the run cannot be resumed"):
         train(stopped, resume=True, quiet=True)
 
 

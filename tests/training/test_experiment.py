@@ -19,7 +19,15 @@ from typer.testing import CliRunner
 from acgpt.cli.main import app
 from acgpt.errors import InputError
 from acgpt.experiments import runner as experiment_runner
-from acgpt.experiments.experiment import BUILT_IN, Draws, Evaluations, Experiment, Scores, load_experiment, make
+from acgpt.experiments.experiment import (
+    BUILT_IN,
+    EvaluateSection,
+    Experiment,
+    GenerateSection,
+    MauveSection,
+    load_experiment,
+    make,
+)
 from acgpt.methods import METHODS
 from acgpt.training.recipe import built_in
 
@@ -88,8 +96,8 @@ def test_a_method_that_reads_no_future_is_trained_once_and_asked_at_every_r_max(
 
 def test_what_decides_an_evaluation_set_is_in_the_name_of_its_file():
     ways = [{}, {"limit": 5}, {"seed": 1}, {"conditioning": {"b_max": 4}}, {"conditioning": {"b_max": 5}}]
-    assert len({Evaluations(**way).name("test", 0.6) for way in ways}) == len(ways)
-    assert Evaluations().name("a/b", 1.0) == "a_b-r_max1"
+    assert len({EvaluateSection(**way).name("test", 0.6) for way in ways}) == len(ways)
+    assert EvaluateSection().name("a/b", 1.0) == "a_b-r_max1"
 
 
 def test_the_old_key_how_is_read_with_a_warning():
@@ -142,7 +150,7 @@ def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at()
         {}, {"limit": 5}, {"samples": 2}, {"prompt": 5}, {"top_p": 0.9}, {"temperature": 1}, {"seed": 1},
         {"set_seed": 1}, {"conditioning": {"b_max": 4}}, {"modes": ["training"]}, {"modes": ["infilling"]},
     ]  # fmt: skip
-    assert len({Draws(**way).name("test", 0.6) for way in ways}) == len(ways)
+    assert len({GenerateSection(**way).name("test", 0.6) for way in ways}) == len(ways)
     fast = shipped("wikitext103-fast").cells[0]
     assert [path.parent.name for path in fast.generations] == [
         "validation-r_max0.6-first200"
@@ -169,7 +177,7 @@ def test_what_a_cell_draws_is_scored_folder_by_folder_in_every_way():
         {}, {"split": "test"}, {"rule": "windows"}, {"length": 9}, {"skip": 0}, {"count": 10}, {"features": "a"},
         {"features": "x/a"}, {"features": "y/a"}, {"seeds": 1}, {"judge": "a"}, {"no_mauve": True},
     ]  # fmt: skip
-    assert len({name for way in ways for name in Scores(**way).ways()}) == len(ways)
+    assert len({name for way in ways for name in MauveSection(**way).scorings()}) == len(ways)
 
 
 def test_an_adapter_is_evaluated_on_its_base_and_a_tuned_model_as_it_is():
@@ -195,10 +203,10 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
     ("keys", "words"),
     [
         ({"gird": {}}, "no key 'gird': did you mean 'grid'"),
-        ({"grid": {"seeds": [0]}}, "grid has no key 'seeds': here it is 'seed'"),
-        ({"grid": {"methods": ["gpt"]}}, "here it is 'method'"),
-        ({"grid": {"sizes": ["small"]}}, "here it is 'model'"),
-        ({"grid": {"r_max": [0.2]}}, "here it is 'conditioning.r_max'"),
+        ({"grid": {"seeds": [0]}}, "grid has no key 'seeds': use 'seed'"),
+        ({"grid": {"methods": ["gpt"]}}, "use 'method'"),
+        ({"grid": {"sizes": ["small"]}}, "use 'model'"),
+        ({"grid": {"r_max": [0.2]}}, "use 'conditioning.r_max'"),
         ({"grid": {"stepz": [1]}}, "grid has no key 'stepz': did you mean 'steps'"),
         ({"grid": {"conditioning.rmax": [0.5]}}, "did you mean 'r_max'"),
         ({"grid": {"seed": 3}}, "seed must be a list"),
@@ -206,14 +214,14 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"grid": {}}, "grid has no values"),
         ({"grid": []}, "grid has no values"),
         ({"grid": ["seed"]}, "grid must be a mapping"),
-        ({"grid": {"output": ["a"]}}, "cannot name an output"),
-        ({"set": {"output": "a"}}, "cannot name an output"),
+        ({"grid": {"output": ["a"]}}, "cannot set output"),
+        ({"set": {"output": "a"}}, "cannot set output"),
         ({"set": {"seed": 1}}, "seed is in set, and seed in the grid"),
         ({"set": {"conditioning.b_max": 3}, "grid": {"conditioning": [{"r_max": 1.0}]}}, "leave one of them out"),
         ({"grid": {"seed": ["one"]}}, "cell seedone: tiny-cpu: seed must be a whole number"),
         ({"grid": {"method": ["ac-gtp"]}}, "cell ac-gtp: tiny-cpu: method must be one of"),
-        ({"grid": {"optimizer": ["adamw"]}, "set": {"muon_lr": 1e-3}}, "muon_lr goes with optimizer=muon"),
-        ({"grid": {"base": ["a/b", "a_b"]}}, "two cells are called basea_b"),
+        ({"grid": {"optimizer": ["adamw"]}, "set": {"muon_lr": 1e-3}}, "muon_lr is only for optimizer=muon"),
+        ({"grid": {"base": ["a/b", "a_b"]}}, "two cells have the name basea_b"),
         ({"recipe": "tiny-cup"}, "did you mean tiny-cpu"),
         ({"output": ""}, "output must be text"),
         ({"evaluate": {"split": ["test"]}}, "evaluate has no key 'split': did you mean 'splits'"),
@@ -221,7 +229,10 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"evaluate": {"r_max": [1.5]}}, "from 0 to 1"),
         ({"evaluate": {"limit": 0}}, "limit must be at least 1"),
         ({"evaluate": {"conditioning": {"bmax": 2}}}, "did you mean 'b_max'"),
-        ({"evaluate": {"method_options": {"gpt": "order=random"}}}, "evaluate.method_options must be lists"),
+        (
+            {"evaluate": {"method_options": {"gpt": "order=random"}}},
+            "evaluate.method_options must map methods to lists",
+        ),
         ({"evaluate": {"method_options": {"gtp": ["order=random"]}}}, "there is no method 'gtp'"),
         ({"evaluate": {"method_options": {"gpt": ["order=random"]}}}, "the method gpt has no option order"),
         ({"evaluate": {"method_options": {"sigma-gpt-random": ["order"]}}}, "write KEY=VALUE"),
@@ -237,14 +248,14 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"generate": {"limit": 0}}, "generate.limit must be at least 1"),
         ({"generate": {"samples": 0}}, "generate.samples must be at least 1"),
         ({"generate": {"prompt": -1}}, "generate.prompt must be at least 0"),
-        ({"generate": {"prompt": 127}}, "cell seed0: a prompt of 127 tokens leaves nothing to draw of texts of 127"),
+        ({"generate": {"prompt": 127}}, "cell seed0: a prompt of 127 tokens leaves nothing to sample in texts of 127"),
         ({"generate": {}, "grid": {"length": [63, 20]}}, "cell length20: a prompt of 20 tokens"),
         ({"generate": {"prompt": 127}}, "use generate.prompt 126 or less"),
         ({"generate": {"top_p": 0}}, "top_p must be above 0"),
         ({"generate": {"temperature": "hot"}}, "generate.temperature must be a number"),
         ({"generate": {"seed": -1}}, "generate.seed must be at least 0"),
         ({"generate": {"dtype": "bf16"}}, "generate.dtype must be one of"),
-        ({"mauve": {}}, "mauve scores what generate draws, and there is no generate"),
+        ({"mauve": {}}, "mauve has nothing to score without generate"),
         ({"generate": {}, "mauve": True}, "mauve must be a mapping such as {split: test}"),
         ({"generate": {}, "mauve": {"splits": ["test"]}}, "mauve has no key 'splits': did you mean 'split'"),
         ({"generate": {}, "mauve": {"split": ["test"]}}, "mauve.split must be text"),
@@ -254,9 +265,9 @@ def test_more_values_leave_the_names_of_the_others_as_they_are():
         ({"generate": {}, "mauve": {"rule": "pages"}}, "mauve.rule must be one of documents, windows"),
         ({"generate": {}, "mauve": {"count": 9}}, "mauve.count must be at least 10"),
         ({"generate": {}, "mauve": {"skip": -1}}, "mauve.skip must be at least 0"),
-        ({"generate": {}, "mauve": {"no_mauve": True, "seeds": 2}}, "mauve.seeds can do nothing with mauve.no_mauve"),
-        ({"generate": {}, "mauve": {"no_mauve": True, "asked_only": True}}, "mauve.asked_only can do nothing"),
-        ({"generate": {"limit": 9}, "mauve": {}}, "generate.limit is 9, and MAUVE takes at least 10"),
+        ({"generate": {}, "mauve": {"no_mauve": True, "seeds": 2}}, "mauve.seeds has no effect with mauve.no_mauve"),
+        ({"generate": {}, "mauve": {"no_mauve": True, "asked_only": True}}, "mauve.asked_only has no effect"),
+        ({"generate": {"limit": 9}, "mauve": {}}, "generate.limit is 9, and MAUVE needs at least 10"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_what_was_probably_meant(keys, words):
@@ -271,7 +282,7 @@ def test_a_mistake_ends_the_command_with_code_2_before_anything_is_written(tmp_p
     assert "did you mean 'seed'" in run_cli(path, code=2).stderr
     assert "did you mean tiny-cpu" in run_cli("tiny-cpuu", code=2).stderr
     path.write_text("recipe: tiny-cpu\noutput: out\noutput: out\ngrid: {seed: [0]}\n")
-    assert "twice" in run_cli(path, code=2).stderr
+    assert "duplicate key output" in run_cli(path, code=2).stderr
     path.write_text("recipe: tiny-cpu\ngrid: {seed: [0]}\n")
     assert "has no output" in run_cli(path, code=2).stderr
     missing = run_cli("tiny-cpu", f"corpus={tmp_path / 'none'}", "-o", tmp_path / "out", code=2)
@@ -282,7 +293,7 @@ def test_a_mistake_ends_the_command_with_code_2_before_anything_is_written(tmp_p
 def test_a_file_is_no_folder_of_an_experiment(tmp_path):
     (tmp_path / "mine.txt").write_text("text")
     said = run_cli("tiny-cpu", "-o", tmp_path / "mine.txt", code=2).stderr
-    assert "mine.txt is a file: name a folder with --output" in said
+    assert "mine.txt is a file: choose a folder with --output" in said
     assert (tmp_path / "mine.txt").read_text() == "text"
 
 
@@ -303,8 +314,8 @@ def test_a_split_that_the_corpus_has_not_is_found_before_training(tmp_path):
         ({}, {"split": "tset"}, "tset"),
         ({}, {}, "no windows of 31 tokens, after the"),  # prompts from all of the split leave no reference
         ({"limit": 10}, {"length": 10**6}, "no windows of 1000000 tokens"),
-        ({"splits": ["short"]}, {}, "there are 2 generated texts, and MAUVE takes at least 10"),
-        ({"limit": 10}, {"split": "short"}, "there are 2 texts of reference"),
+        ({"splits": ["short"]}, {}, "there are 2 generated texts, but MAUVE needs at least 10"),
+        ({"limit": 10}, {"split": "short"}, "there are 2 reference texts"),
         ({"limit": 10}, {"features": "nowhere"}, "mauve.features: cannot load nowhere"),
         ({"limit": 10}, {}, "pip install 'acgpt[mauve]'"),
     ],
@@ -328,7 +339,7 @@ def test_what_could_not_be_scored_is_found_before_training(tmp_path, monkeypatch
     file.write_text(yaml.safe_dump(content))
     said = run_cli(file, code=2).stderr
     assert words in said and not (tmp_path / "out").exists()
-    if "MAUVE takes" in words or "no windows" in words:
+    if "MAUVE needs" in words or "no windows" in words:
         for remedy in ("generate.limit", "mauve.split", "mauve.length", "mauve.skip", "--no-scoring"):
             assert remedy in said
         assert "--split" not in said and "--length" not in said and "--skip" not in said  # of another command
@@ -431,5 +442,5 @@ def key_table(kind: Any) -> str:
 
 def test_every_key_is_in_the_documentation_with_its_meaning():
     text = (ROOT / "docs" / "reference" / "experiments.md").read_text()
-    for kind in (Experiment, Evaluations, Draws, Scores):
+    for kind in (Experiment, EvaluateSection, GenerateSection, MauveSection):
         assert key_table(kind) in text, key_table(kind)

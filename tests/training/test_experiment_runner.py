@@ -303,7 +303,7 @@ def test_an_experiment_is_run_by_one_function_with_the_options_of_the_command(tm
     assert {name: state.state for name, state in states.items()} == {"seed1": "done", "seed2": "done"}
     assert shown[0] == ["seed1", "seed2"] and shown[-1] == "done"
     assert (other / "seed1").is_dir() and not Path(found.output).exists()
-    with pytest.raises(InputError, match="`changes` are for an experiment from a file"):
+    with pytest.raises(InputError, match="`changes` cannot be applied to an Experiment object"):
         run_experiment(found, ["steps=3"])
     with pytest.raises(InputError, match="processes must be a whole number, at least 1, not 0"):
         run_experiment(found, processes=0)
@@ -363,7 +363,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(tmp_path, told):
         until(lambda: (told / "seed0.began").exists())
         for times in (1, 2):
             os.kill(os.getpid(), signal.SIGINT)
-            until(lambda times=times: runner.asked == times)
+            until(lambda times=times: runner.stop_requests == times)
 
     asking = threading.Thread(target=ask)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

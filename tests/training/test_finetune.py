@@ -22,7 +22,7 @@ from acgpt.errors import InputError, ModelError
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata, weights_hash
 from acgpt.training.learner import flops, has_plain_head
-from acgpt.training.networks import drop_nothing, load_pretrained
+from acgpt.training.networks import disable_dropout, load_pretrained
 from acgpt.training.plan import settle
 from acgpt.training.recipe import make
 from acgpt.training.train import train
@@ -167,7 +167,7 @@ def test_dropout_that_a_model_brings_is_switched_off_however_it_is_applied():
         max_position_embeddings=64, dropout=0.5, attention_dropout=0.5, layerdrop=0.5,
     )  # fmt: skip
     model, ids = AutoModelForCausalLM.from_config(config), torch.arange(9)[None]
-    drop_nothing(model)
+    disable_dropout(model)
     one, other = (model.train()(input_ids=ids).logits for _ in range(2))
     assert torch.equal(one, other)
 
@@ -176,7 +176,7 @@ def test_dropout_that_cannot_be_switched_off_is_refused(monkeypatch):
     model = tiny_model()
     model.lm_head.register_forward_hook(lambda module, inputs, logits: torch.dropout(logits, 0.5, module.training))
     with pytest.raises(ModelError, match="cannot be switched off"):
-        drop_nothing(model)
+        disable_dropout(model)
 
 
 def test_the_same_seed_gives_the_same_adapter_and_another_another():
@@ -373,7 +373,7 @@ def test_only_recipes_with_a_base_are_listed_and_run(corpus, tmp_path):
     listed = json.loads(command("--list", "--json").stdout)
     assert "finetune-lora" in listed and "qwen3-14b-lora" in listed and "tiny-cpu" not in listed
     done = command("tiny-cpu", "-c", corpus, "-o", tmp_path / "run")
-    assert done.exit_code == 2 and "begins from nothing" in " ".join(done.stderr.split())
+    assert done.exit_code == 2 and "has no pretrained model" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_only_recipes_with_a_base_are_listed_and_run(corpus, tmp_path):
         ({"length": 64}, "has 64 positions, one of them for BOS: use length=63 or less"),
         ({"lora": LORA | {"targets": ["no_such_layer"]}}, "no_such_layer"),
         ({"mask": "<nope>"}, "'<nope>' is not a token of this tokenizer"),
-        ({"quantize": "4bit"}, "quantize=4bit is for CUDA"),
+        ({"quantize": "4bit"}, "quantize=4bit needs CUDA"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_before_a_folder_is_made(keys, words, corpus, base, tmp_path):
@@ -418,12 +418,12 @@ def test_an_adapter_is_no_base(run, corpus, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"base": "", "lora": LORA}, "lora is for a pretrained model"),
-        ({"base": "", "lora": None, "checkpointing": True}, "checkpointing is for a pretrained model"),
-        ({"lora": None, "quantize": "4bit"}, "quantize is for LoRA"),
-        ({"dropout": 0.1}, "for LoRA use lora.dropout"),
+        ({"base": "", "lora": LORA}, "lora needs a pretrained model"),
+        ({"base": "", "lora": None, "checkpointing": True}, "checkpointing needs a pretrained model"),
+        ({"lora": None, "quantize": "4bit"}, "quantize needs LoRA"),
+        ({"dropout": 0.1}, "or use lora.dropout"),
         ({"lora": {"rnak": 8}}, "did you mean 'rank'"),
-        ({"lora": {"rank": 0}}, "rank is at least 1"),
+        ({"lora": {"rank": 0}}, "rank must be at least 1"),
         ({"lora": {"targets": "q_proj"}}, "lora.targets"),
     ],
 )
@@ -459,7 +459,7 @@ def test_arguments_become_keys_of_the_recipe_and_changes_have_the_last_word(monk
     assert (recipe.base, recipe.corpus, recipe.output, recipe.steps, recipe.epochs) == ("default", "c", "o", None, 2)
     assert (recipe.lora["rank"], recipe.lora["dropout"], recipe.conditioning["empty"]) == (4, 0.1, 0.5)
     assert how == {"resume": True, "quiet": False, "minutes": None}
-    with pytest.raises(InputError, match="`full` trains all weights, and `rank` and `four_bits` are for adapters"):
+    with pytest.raises(InputError, match="`full` trains all weights, but `rank` and `four_bits` are for adapters"):
         acgpt.finetune("default", "c", "o", full=True, four_bits=True)
     with pytest.raises(InputError, match="minutes must be a number, above 0, not 0"):
         acgpt.finetune("default", "c", "o", minutes=0)

@@ -22,7 +22,7 @@ from acgpt.errors import ModelError
 from acgpt.evaluation.perplexity import queries_of
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, generator
 from acgpt.training.learner import Learner, choose_attention, flops, has_plain_head, matmul_rate, new_model
-from acgpt.training.networks import drop_nothing
+from acgpt.training.networks import disable_dropout
 from acgpt.training.recipe import SHAPES, Lora, Shape
 
 BOS, MASK, VOCABULARY, LENGTH = 0, 1, 64, 11
@@ -108,7 +108,7 @@ def test_the_blocks_of_a_deep_network_are_compiled_once_for_all_of_them(architec
     model = tiny_model(architecture, vocabulary=VOCABULARY, layers=4)
     if lora is not None:
         model, _ = add_lora(model, **asdict(lora))
-    drop_nothing(model)
+    disable_dropout(model)
     check_model(model)
     model.train()
     learnt = [weight for weight in model.parameters() if weight.requires_grad]

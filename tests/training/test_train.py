@@ -358,10 +358,10 @@ def test_a_step_is_divided_among_processes_and_batches(world, batch, micro_batch
     ("world", "keys", "words"),
     [
         (3, {"batch": 8}, "batch .8. must be a multiple of the number of processes .3."),
-        (1, {"parallel": "fsdp"}, "FSDP is for several processes"),
-        (2, {"parallel": "fsdp", "optimizer": "muon"}, "Muon needs whole matrices"),
-        (2, {"optimizer": "muon", "environment": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}}, "Muon needs"),
-        (2, {"environment": {"ACCELERATE_USE_FSDP": "true"}}, "FSDP of version 2"),
+        (1, {"parallel": "fsdp"}, "FSDP needs several processes"),
+        (2, {"parallel": "fsdp", "optimizer": "muon"}, "Muon does not work with FSDP"),
+        (2, {"optimizer": "muon", "environment": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}}, "Muon does"),
+        (2, {"environment": {"ACCELERATE_USE_FSDP": "true"}}, "FSDP version 2 is required"),
         (1, {"compile": True}, "compile=true needs CUDA"),
         (1, {"steps": None, "epochs": 0.1, "warmup": 100}, "warmup .100. must be shorter than the run"),
     ],
@@ -373,7 +373,7 @@ def test_what_this_machine_cannot_do_is_refused(world, keys, words):
 
 def test_a_device_that_is_not_there_is_refused():
     if not torch.cuda.is_available():
-        with pytest.raises(InputError, match="device=cuda, and there is none here"):
+        with pytest.raises(InputError, match="device=cuda is not available"):
             plan_of(device="cuda")
 
 
@@ -425,11 +425,11 @@ def test_unknown_tokens_need_a_corpus_with_a_mask_token(tmp_path):
 
 def test_a_folder_that_is_there_is_never_written_over(run, corpus, tmp_path):
     before = (run / "results.json").read_bytes()
-    with pytest.raises(InputError, match="is there already: resume that run with `resume=True`, or name another"):
+    with pytest.raises(InputError, match="already exists: resume that run with `resume=True`, or choose another"):
         train(recipe_of(corpus, run), quiet=True)
     assert (run / "results.json").read_bytes() == before
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="is there already: name another folder"):
+    with pytest.raises(InputError, match="already exists: choose another folder"):
         train(recipe_of(corpus, tmp_path), quiet=True)
 
 

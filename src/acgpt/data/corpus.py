@@ -1,6 +1,6 @@
-"""A prepared corpus: a folder of token shards, with all that training and evaluation need.
+"""A prepared corpus: a folder of token shards and their tokenizer, for training and evaluation.
 
-    corpus.json         what it holds and where it came from
+    corpus.json         the manifest: contents and sources
     tokenizer/          the tokenizer, as `save_pretrained` writes it
     train-00000.bin     tokens, raw: little-endian uint16 (uint32 if the vocabulary needs it), no header
     train-00001.bin …   a split is the concatenation of its shards
@@ -9,8 +9,8 @@
     >>> tokens = corpus.tokens("train")            # doctest: +SKIP
     >>> tokens.chunk(7, 1023)                      # doctest: +SKIP
 
-Shards are mapped into memory when they are first read. `acgpt prepare` (`acgpt.data.prepare`) writes such folders;
-this module only reads them, and needs nothing but numpy.
+Shards are memory-mapped when they are first read. `acgpt prepare` (`acgpt.data.prepare`) writes such folders; this
+module only reads them, and needs only numpy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MANIFEST = "corpus.json"
-JOURNAL = "journal.json"  # there while a corpus is being prepared
+JOURNAL = "journal.json"  # exists while a corpus is being prepared
 TOKENIZER = "tokenizer"
 FORMAT_VERSION = 1
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
@@ -55,7 +55,7 @@ class Shard:
 
 
 def check_size(path: Path, tokens: int, dtype: str) -> None:
-    """A shard is there, and as long as it should be."""
+    """Check that a shard exists and has the expected number of tokens."""
     expected = tokens * np.dtype(DTYPES[dtype]).itemsize
     try:
         size = path.stat().st_size
@@ -66,16 +66,16 @@ def check_size(path: Path, tokens: int, dtype: str) -> None:
 
 
 def check_shard(folder: Path, shard: Shard, dtype: str) -> None:
-    """A shard is what was written."""
+    """Check the size and the SHA-256 of a shard."""
     check_size(folder / shard.file, shard.tokens, dtype)
     with (folder / shard.file).open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-            raise InputError(f"the shard {folder / shard.file} is not what was written (by its SHA-256). {AGAIN}")
+            raise InputError(f"the shard {folder / shard.file} is damaged: its SHA-256 differs. {AGAIN}")
 
 
 @dataclass(frozen=True)
 class Split:
-    """What one split holds: documents, tokens with their EOS, bytes of text in UTF-8, and the shards."""
+    """The contents of a split: numbers of documents, tokens (with EOS) and bytes of UTF-8 text, and the shards."""
 
     documents: int
     tokens: int
@@ -84,17 +84,17 @@ class Split:
 
 
 def tokenizer_in(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of the corpus in a folder."""
+    """Load the tokenizer of the corpus in a folder."""
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(folder / TOKENIZER, trust_remote_code=False)
-    except Exception as error:  # whatever transformers and tokenizers make of such a folder
+    except Exception as error:  # transformers and tokenizers have no common error
         raise InputError(f"cannot load the tokenizer in {folder / TOKENIZER}: {reason(error)}. {AGAIN}") from error
 
 
 class Corpus:
-    """A folder that `acgpt prepare` has written. Open one with `Corpus.open`."""
+    """A corpus written by `acgpt prepare`. Open one with `Corpus.open`."""
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -106,22 +106,22 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Corpus:
-        """The corpus in `folder`; only its manifest is read."""
+        """Open the corpus in a folder; only its manifest is read."""
         path = Path(folder) / MANIFEST
         if Path(folder).is_file():
             raise InputError(
-                f"{folder} is a file, not a prepared corpus; make one of it: acgpt prepare {folder} -o FOLDER."
+                f"{folder} is a file, not a prepared corpus: prepare it with acgpt prepare {folder} -o FOLDER."
             )
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             unfinished = (Path(folder) / JOURNAL).exists()
-            why = (
-                "its preparation has not ended: repeat the command"
+            remedy = (
+                "its preparation is unfinished: repeat the command"
                 if unfinished
-                else "make one: acgpt prepare SOURCE -o FOLDER"
+                else "prepare one with acgpt prepare SOURCE -o FOLDER"
             )
-            raise InputError(f"{folder} is not a prepared corpus (there is no {path}); {why}.") from error
+            raise InputError(f"{folder} is not a prepared corpus (there is no {path}); {remedy}.") from error
         except (OSError, ValueError) as error:
             raise InputError(f"cannot read {path}: {error}. {AGAIN}") from error
         version = manifest.get("format_version") if isinstance(manifest, dict) else None
@@ -138,17 +138,17 @@ class Corpus:
 
     @property
     def hash(self) -> str:
-        """A hash of what the corpus holds: its tokenizer, convention and shards; not of where or when it was made."""
+        """Hash of the tokenizer, the convention and the shards, which does not depend on where or when it was made."""
         shards = {name: [shard.sha256 for shard in split.shards] for name, split in sorted(self.splits.items())}
         content = [self.manifest["tokenizer_hash"], self.manifest["dtype"], self.manifest["convention"], shards]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer that the tokens were made with."""
+        """Load the tokenizer of the corpus."""
         return tokenizer_in(self.folder)
 
     def tokens(self, split: str) -> Tokens:
-        """All tokens of a split, as one long sequence."""
+        """Return the tokens of a split as one long sequence."""
         if split not in self.splits:
             raise InputError(f"{self.folder} has no split {split!r}; its splits: {', '.join(self.splits)}.")
         shards = self.splits[split].shards
@@ -156,20 +156,20 @@ class Corpus:
         return Tokens(files, counts, self.manifest["dtype"])
 
     def verify(self) -> None:
-        """Check every shard against its SHA-256: a second for each gigabyte or so.
+        """Check every shard against its SHA-256, at about a gigabyte per second.
 
         Raises:
-            InputError: A shard is missing, or not what was written; the message names it.
+            InputError: A shard is missing or damaged; the error names it.
         """
         for split in self.splits.values():
             for shard in split.shards:
                 check_shard(self.folder, shard, self.manifest["dtype"])
 
     def summary(self) -> dict[str, Any]:
-        """The manifest without its lists of files, for programs."""
+        """Return the manifest without its lists of files, for JSON."""
         splits = {name: asdict(split) | {"shards": len(split.shards)} for name, split in self.splits.items()}
-        kept = {key: value for key, value in self.manifest.items() if key not in ("sources", "recipe")}
-        return {"folder": str(self.folder), "hash": self.hash, **kept, "splits": splits}
+        manifest = {key: value for key, value in self.manifest.items() if key not in ("sources", "recipe")}
+        return {"folder": str(self.folder), "hash": self.hash, **manifest, "splits": splits}
 
     def __repr__(self) -> str:
         splits = ", ".join(f"{name}: {split.tokens:,} tokens" for name, split in self.splits.items())
@@ -177,9 +177,9 @@ class Corpus:
 
 
 class Tokens:
-    """The tokens of a split as one sequence over its shards, mapped into memory as they are read.
+    """The tokens of a split as one sequence over its memory-mapped shards.
 
-    It can be sent to other processes: each maps the files for itself.
+    It can be pickled for other processes; each process maps the files itself.
     """
 
     def __init__(self, files: Sequence[Path], counts: Sequence[int], dtype: str) -> None:
@@ -193,38 +193,38 @@ class Tokens:
         return self.ends[-1] if self.ends else 0
 
     def __getitem__(self, index: slice) -> NDArray[np.int64]:
-        """`tokens[start:stop]`, as int64 and in memory; ends that lie beyond are cut off, as for a list."""
+        """Return `tokens[start:stop]` as int64 in memory; bounds beyond the ends are clipped, as for a list."""
         start, stop, step = index.indices(len(self))
         if step != 1:
-            raise InputError("tokens are read as tokens[start:stop], without a step.")
-        found = np.empty(max(0, stop - start), np.int64)
-        at = start
-        while at < stop:
-            shard = bisect_right(self.ends, at)
-            begins = self.ends[shard - 1] if shard else 0
+            raise InputError("tokens cannot be sliced with a step: use tokens[start:stop].")
+        tokens = np.empty(max(0, stop - start), np.int64)
+        position = start
+        while position < stop:
+            shard = bisect_right(self.ends, position)
+            first = self.ends[shard - 1] if shard else 0
             end = min(stop, self.ends[shard])
-            found[at - start : end - start] = self.shard(shard)[at - begins : end - begins]
-            at = end
-        return found
+            tokens[position - start : end - start] = self.shard(shard)[position - first : end - first]
+            position = end
+        return tokens
 
     def holds(self, token: int | None) -> bool:
-        """Is this token anywhere among them?"""
+        """Return whether a token occurs."""
         return any((self.shard(number) == token).any() for number in range(len(self.files)))
 
     def chunks(self, length: int) -> int:
-        """How many whole chunks of `length` tokens there are; what remains after the last is not used."""
+        """Return the number of whole chunks of `length` tokens; the remainder is not used."""
         if length < 1:
-            raise InputError(f"a chunk has at least one token, not {length}.")
+            raise InputError(f"a chunk must have at least one token, not {length}.")
         return len(self) // length
 
     def chunk(self, i: int, length: int) -> NDArray[np.int64]:
-        """Chunk `i`, counted from 0: tokens `i * length` up to `(i + 1) * length`."""
+        """Return chunk `i`, from 0: tokens `i * length` up to `(i + 1) * length`."""
         if not 0 <= i < self.chunks(length):
             raise IndexError(f"chunk {i} of {self.chunks(length)} (of {length} tokens each)")
         return self[i * length : (i + 1) * length]
 
     def shard(self, i: int) -> NDArray[Any]:
-        """Shard `i`, mapped into memory."""
+        """Return shard `i`, memory-mapped."""
         if i not in self.maps:
             self.maps[i] = np.memmap(self.files[i], self.dtype, "r")
         return self.maps[i]

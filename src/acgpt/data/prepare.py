@@ -1,6 +1,6 @@
-"""From sources to a corpus: read, tokenise in parallel, write shards; stop at any moment and go on later.
+"""Prepare a corpus: read the sources, tokenise in parallel, write shards. It can be interrupted and resumed.
 
-    parts ──► batches ──► encode, in worker processes ──► one writer a split ──► shards
+    parts ──► batches ──► encode, in worker processes ──► one writer per split ──► shards
               (in order)  (a bounded number in flight)    (in order)
 
 Memory is bounded by the batches in flight, whatever the size of the corpus. Results are used in the order of the
@@ -35,27 +35,27 @@ from acgpt.data.tokenizer import Vocabulary
 from acgpt.errors import InputError
 from acgpt.version import __version__
 
-CHECKPOINT = 64 << 20  # bytes of text after which the journal is written, if no shard has been filled before
-TRAINED_ON = 512 << 20  # bytes of text that a tokenizer is trained on, at most
-PIECE = 1 << 12  # bytes in a piece of a text file that is held out
-GOES_ON = (
-    "Make room or name another folder; what is there is safe, and the same command goes on where this one stopped."
+CHECKPOINT = 64 << 20  # bytes of text after which the journal is written, if no shard was completed before
+TRAINED_ON = 512 << 20  # maximum number of bytes of text to train a tokenizer on
+PIECE = 1 << 12  # bytes per piece, if pieces of text files are held out
+RESUMABLE = (
+    "Free some space, or choose another folder. Nothing is lost: the same command resumes where this one stopped."
 )
-WORTH_A_WORKER = 8 << 20  # bytes of source for which another process pays
+WORTH_A_WORKER = 8 << 20  # bytes of source per additional worker process
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a preparation is.
+    """The progress of a preparation.
 
     Args:
-        phase: "sources" (they are checked), "tokenizer" (it is trained), "tokens", and at the end "prepared", or
-            "reused" if that had been done before.
-        done: Bytes of the sources that have been read.
-        total: Bytes of the sources; 0 if that is not known.
-        documents: Written so far, by this run or before it.
-        tokens: Likewise.
-        text: Bytes of text, likewise.
+        phase: "sources" (checking them), "tokenizer" (training it), "tokens" (tokenising), and at the end "prepared",
+            or "reused" if the corpus existed.
+        done: Bytes of the sources read so far.
+        total: Bytes of the sources; 0 if unknown.
+        documents: Documents written so far, by this run and those that it resumes.
+        tokens: Tokens written so far, likewise.
+        text: Bytes of text written so far, likewise.
     """
 
     phase: str
@@ -74,166 +74,171 @@ def prepare(
     watch: Callable[[Progress], None] | None = None,
     **keywords: Any,
 ) -> Corpus:
-    """Turn sources into a corpus of token shards; go on where an interrupted run of the same stopped.
+    """Prepare a corpus of token shards from sources. The same call resumes an interrupted preparation.
 
-    In a script, call it under `if __name__ == "__main__":`, for it starts processes.
+    In a script, call it under `if __name__ == "__main__":`, because it starts processes.
 
     Args:
-        sources: Each a file, folder or glob (`.txt`, `.jsonl`, `.parquet`; see `acgpt.data.sources`) or a data set by
-            name ("wikitext-103", "fineweb"), with `SPLIT=` before it if it is not for train: `"test=heldout.txt"`.
-        folder: Where the corpus goes. New, empty, or one that the same call began.
+        sources: Files, folders or globs (`.txt`, `.jsonl`, `.parquet`; see `acgpt.data.sources`), or named datasets
+            ("wikitext-103", "fineweb"). A prefix `SPLIT=` names the split, if it is not train: `"test=heldout.txt"`.
+        folder: Folder of the corpus: new, empty, or one that the same call has started.
         **keywords: See `PreparationOptions`.
-        watch: Called with the `Progress` now and then.
+        watch: Called with the `Progress` from time to time.
 
     Raises:
-        InputError: Something that the user can mend.
-        OutputError: The folder cannot be written. What is there stays, and the same call goes on.
+        InputError: A source, an option or the folder is wrong; the error says what to do.
+        OutputError: The folder cannot be written. Its contents are kept, and the same call resumes.
     """
-    chosen = PreparationOptions(**keywords)
+    options = PreparationOptions(**keywords)
     watch = watch or (lambda progress: None)
     names = [sources] if isinstance(sources, str | os.PathLike) else sources
     folder = Path(folder)
-    check_options(chosen)
-    limit, train_tokenizer, mask_token = chosen.limit, chosen.train_tokenizer, chosen.mask_token
-    with disk_errors(folder, GOES_ON):
+    check_options(options)
+    limit, train_tokenizer, mask_token = options.limit, options.train_tokenizer, options.mask_token
+    with disk_errors(folder, RESUMABLE):
         revisions = known_revisions(read_previous(folder))
     parts = resolve([os.fspath(name) for name in names], revisions, limit)
-    asked = Recipe(chosen.convention or "", chosen.validation or 0.0, chosen.field, chosen.seed, limit=limit)
-    recipe = choose(parts, asked, chosen.validation is None)
-    loaded = None if train_tokenizer else corpus_tokenizer.load(chosen.tokenizer or "gpt2", mask_token)
+    requested = Recipe(options.convention or "", options.validation or 0.0, options.field, options.seed, limit=limit)
+    recipe = choose(parts, requested, options.validation is None)
+    loaded = None if train_tokenizer else corpus_tokenizer.load(options.tokenizer or "gpt2", mask_token)
     watch(Progress("sources"))
     identity: dict[str, Any] = {
         "tokenizer": f"trained, {train_tokenizer} tokens" if loaded is None else corpus_tokenizer.hash_of(loaded),
         "mask_token": mask_token,
         **{key: value for key, value in asdict(recipe).items() if value is not None},
-        "shard_bytes": chosen.shard_bytes,
+        "shard_bytes": options.shard_bytes,
         "sources": [part.describe() for part in parts],
     }
-    with disk_errors(folder, GOES_ON), locked(folder):
+    with disk_errors(folder, RESUMABLE), locked(folder):
         previous = read_previous(folder)
-        if previous is not None and not chosen.overwrite:
+        if previous is not None and not options.overwrite:
             finished = (folder / MANIFEST).exists()
-            if differ := differences(previous["recipe"], identity):
+            if differing := differences(previous["recipe"], identity):
                 if finished or any(split["shards"] for split in previous["splits"].values()):
-                    raise made_otherwise(folder, finished, differ)
-                previous = None  # some seconds' work that failed, say: this is its correction
+                    raise other_request(folder, finished, differing)
+                previous = None  # no shard was completed: start again, for example after correcting an option
             elif finished:
-                corpus = reuse(folder, chosen.skip_bad)
+                corpus = reuse(folder, options.skip_bad)
                 watch(Progress("reused"))
                 return corpus
-        if previous is None or chosen.overwrite or previous["position"] == [0, 0]:
+        if previous is None or options.overwrite or previous["position"] == [0, 0]:
             previous = begin(folder, identity)
             if loaded is None:
                 watch(Progress("tokenizer"))
-                texts = training_texts(parts, recipe, chosen.skip_bad)
+                texts = training_texts(parts, recipe, options.skip_bad)
                 loaded = corpus_tokenizer.train(texts, train_tokenizer or 0, mask_token)
             corpus_tokenizer.save(loaded, folder)
         vocabulary = corpus_tokenizer.vocabulary_in(folder, None if train_tokenizer else identity["tokenizer"])
-        work = Preparation(folder, parts, recipe, identity, vocabulary, chosen.skip_bad, watch)
+        work = Preparation(folder, parts, recipe, identity, vocabulary, options.skip_bad, watch)
         work.restore(previous)
         with closing(work):
-            work.run(chosen.workers or default_workers(parts))
+            work.run(options.workers or default_workers(parts))
             corpus = work.finish()
         watch(Progress("prepared"))
         return corpus
 
 
-# ---- what is asked for ----------------------------------------------------------------------------------------------
+# ---- options --------------------------------------------------------------------------------------------------------
 
 
 def check_options(options: PreparationOptions) -> None:
-    """Refuse what makes no sense, before anything is read."""
+    """Check the options before anything is read."""
     smallest, size = corpus_tokenizer.SMALLEST, options.train_tokenizer
     if options.tokenizer is not None and size is not None:
-        raise InputError("a tokenizer is either named or trained: leave out `tokenizer` or `train_tokenizer`.")
+        raise InputError(
+            "`tokenizer` and `train_tokenizer` exclude each other: leave out `tokenizer` or `train_tokenizer`."
+        )
     if size is not None and size < smallest:
-        raise InputError(f"a byte-level tokenizer has at least {smallest} tokens (one a byte, and EOS), not {size}.")
+        raise InputError(f"`train_tokenizer` must be at least {smallest} (a token per byte, and EOS), not {size}.")
     if options.shard_bytes < 1024:
-        raise InputError(f"a shard has at least 1,024 bytes, not {options.shard_bytes}.")
+        raise InputError(f"a shard must have at least 1,024 bytes, not {options.shard_bytes}.")
 
 
-def choose(parts: Sequence[Part], asked: Recipe, default: bool) -> Recipe:
-    """What is done: as asked for, if that makes sense here, and what was left open.
+def choose(parts: Sequence[Part], requested: Recipe, default: bool) -> Recipe:
+    """Check the requested recipe against the parts, and fill in what was left open.
 
     Args:
-        parts: What is read.
-        asked: Its `convention` may be empty.
-        default: Was the share to hold out left open too?
+        parts: Parts to read.
+        requested: Requested recipe; its `convention` may be empty.
+        default: Whether the share to hold out was left open too.
     """
     named = [part for part in parts if isinstance(part, HubSplit)]
     by_lines = [part.title for part in named if part.hub.convention == "lines"]
-    convention = asked.convention or ("lines" if by_lines else "documents")
+    convention = requested.convention or ("lines" if by_lines else "documents")
     if by_lines and convention != "lines":
-        raise InputError(f"{by_lines[0]} is a data set of lines, not of documents: use `convention='lines'`.")
-    splits, share = {part.split for part in parts}, asked.validation
+        raise InputError(f"{by_lines[0]} is a dataset of lines, not of documents: use `convention='lines'`.")
+    splits, share = {part.split for part in parts}, requested.validation
     if default:
         share = 0.0 if "validation" in splits else max([part.hub.validation for part in named], default=0.0)
     if share and "validation" in splits:
-        raise InputError("the sources have a validation split of their own: leave `validation` out, or that source.")
+        raise InputError("the sources already have a validation split: leave `validation` out, or that source.")
     if share and "train" not in splits:
         raise InputError("there is no train split to hold documents out of: leave `validation` out.")
-    recipe = replace(asked, convention=convention, validation=share)
-    train = [(number, part) for number, part in enumerate(parts) if part.split == "train"][: asked.limit]
+    recipe = replace(requested, convention=convention, validation=share)
+    train = [(number, part) for number, part in enumerate(parts) if part.split == "train"][: requested.limit]
     text_only = all(isinstance(part, File) and part.format == "txt" for _, part in train)
     too_few = len(train) * share < 1 or len({recipe.split_of("train", number, 0) for number, _ in train}) < 2
     return replace(recipe, piece=PIECE) if share and text_only and too_few else recipe
 
 
 def default_workers(parts: Sequence[Part]) -> int:
-    """One a core, but no more than there is work for."""
+    """Return the default number of workers: one per core, but fewer if the sources are small."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     sizes = [part.size for part in parts]
     return cores if not all(sizes) else min(cores, 1 + sum(sizes) // WORTH_A_WORKER)
 
 
-# ---- what an earlier run left ---------------------------------------------------------------------------------------
+# ---- an existing folder ---------------------------------------------------------------------------------------------
 
 
 def known_revisions(previous: dict[str, Any] | None) -> dict[str, str]:
-    """The revisions of data sets on the hub that it chose."""
+    """Return the revisions of hub datasets that an earlier run has used, by their path."""
     sources = previous["recipe"]["sources"] if previous else []
     return {source["path"]: source["revision"] for source in sources if source["format"] == "hub"}
 
 
-def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """In what a request differs from the one that a folder was made by."""
+def differences(existing: dict[str, Any], requested: dict[str, Any]) -> list[str]:
+    """Describe how a request differs from the one that an existing folder was made with."""
 
     def contents(recipe: dict[str, Any]) -> dict[str, str]:
-        sources = {json.dumps({k: v for k, v in each.items() if k != "name"}): each for each in recipe["sources"]}
-        return {content: f"{each['split']}={each['name']}" for content, each in sources.items()}
+        sources = {
+            json.dumps({key: value for key, value in source.items() if key != "name"}): source
+            for source in recipe["sources"]
+        }
+        return {content: f"{source['split']}={source['name']}" for content, source in sources.items()}
 
-    differ = [
-        key if key == "tokenizer" else f"{key} ({there.get(key)!r} there, {here.get(key)!r} here)"
-        for key in {**here, **there}
-        if key != "sources" and there.get(key) != here.get(key)
+    differing = [
+        key if key == "tokenizer" else f"{key} (was {existing.get(key)!r}, now {requested.get(key)!r})"
+        for key in {**requested, **existing}
+        if key != "sources" and existing.get(key) != requested.get(key)
     ]
-    old, new = contents(there), contents(here)
+    old, new = contents(existing), contents(requested)
     if list(old) != list(new):
-        only = [f"{name} only there" for content, name in old.items() if content not in new]
-        only += [f"{name} only here" for content, name in new.items() if content not in old]
-        differ.append(f"the content of the sources ({', '.join(only) or 'their order'})")
-    return differ
+        changes = [f"{name} removed or changed" for content, name in old.items() if content not in new]
+        changes += [f"{name} added or changed" for content, name in new.items() if content not in old]
+        differing.append(f"the content of the sources ({', '.join(changes) or 'their order'})")
+    return differing
 
 
-def made_otherwise(folder: Path, finished: bool, differ: Sequence[str]) -> InputError:
-    """What to do about a folder that holds the work of another request."""
-    what, way = "a corpus that was made otherwise", "Name another folder, or replace it with `overwrite=True`."
+def other_request(folder: Path, finished: bool, differing: Sequence[str]) -> InputError:
+    """Return the error for a folder that was made by another request."""
+    what, remedy = "a corpus made with other settings", "Choose another folder, or replace it with `overwrite=True`."
     if not finished:
-        what = "the unfinished work of another command"
-        way = "Repeat that command to finish it; or name another folder, or begin anew with `overwrite=True`."
-    return InputError(f"{folder} holds {what}. What differs: {', '.join(differ)}. {way}")
+        what = "an unfinished corpus of another command"
+        remedy = "Repeat that command to finish it, choose another folder, or start again with `overwrite=True`."
+    return InputError(f"{folder} holds {what}: {', '.join(differing)} differ. {remedy}")
 
 
 def reuse(folder: Path, skip_bad: bool) -> Corpus:
-    """The finished corpus, checked."""
+    """Check the finished corpus in a folder and return it."""
     corpus = Corpus.open(folder)
     corpus.verify()
     corpus_tokenizer.vocabulary_in(folder, corpus.manifest["tokenizer_hash"])
     if corpus.manifest["skipped"] and not skip_bad:
-        lost = f", and what follows in {count} damaged files" if (count := corpus.manifest.get("damaged")) else ""
+        lost = f" and the rest of {count} damaged files" if (count := corpus.manifest.get("damaged")) else ""
         skipped = corpus.manifest["skipped"]
         raise InputError(
-            f"{folder} was made without {skipped} rows that cannot be used{lost}; `skip_bad=True` accepts that."
+            f"the corpus in {folder} lacks {skipped} unusable rows{lost}: accept that with `skip_bad=True`."
         )
     (folder / JOURNAL).unlink(missing_ok=True)
     return corpus
@@ -243,36 +248,36 @@ def reuse(folder: Path, skip_bad: bool) -> Corpus:
 
 
 def unusable(part: Part, bad: Bad) -> InputError:
-    """What to do about a row."""
-    out = bad.lost or "such rows"
-    return InputError(f"{part.name}, {bad.where}: {bad.why}. Mend it, or leave {out} out with `skip_bad=True`.")
+    """Return the error for an unusable row."""
+    skipped = bad.lost or "such rows"
+    return InputError(f"{part.name}, {bad.where}: {bad.why}. Correct it, or skip {skipped} with `skip_bad=True`.")
 
 
 def read(
     parts: Sequence[tuple[int, Part]], recipe: Recipe, start: int = 0, taken: int = 0
 ) -> Iterator[tuple[int, str, Batch]]:
-    """What parts hold, each given with its number: the number, the split and a batch at a time.
+    """Read parts, and yield the number of the part, its split and a batch at a time.
 
     Args:
-        parts: What is read.
-        recipe: Its limit, if it has one, is on the documents of train.
-        start: The row of the first part to begin at.
-        taken: How many documents of train came before it.
+        parts: Parts to read, with their numbers.
+        recipe: Its limit, if any, applies to the documents of train.
+        start: Row of the first part to start at.
+        taken: Number of documents of train before that row.
     """
     for number, part in parts:
-        left = recipe.limit - taken if recipe.limit is not None and part.split == "train" else None
-        for batch in part.batches(start, recipe.field, recipe.convention) if left != 0 else ():
-            if left is not None:
-                batch = batch.head(left)
-                left, taken = left - batch.count, taken + batch.count
+        remaining = recipe.limit - taken if recipe.limit is not None and part.split == "train" else None
+        for batch in part.batches(start, recipe.field, recipe.convention) if remaining != 0 else ():
+            if remaining is not None:
+                batch = batch.head(remaining)
+                remaining, taken = remaining - batch.count, taken + batch.count
             yield number, part.split, batch
-            if left == 0:
+            if remaining == 0:
                 break
         start = 0
 
 
 def training_texts(parts: Sequence[Part], recipe: Recipe, skip_bad: bool) -> Iterator[str]:
-    """The beginning of the train split, for a tokenizer to learn from."""
+    """Yield texts from the beginning of the train split, to train a tokenizer on."""
     size = 0
     train = [(number, part) for number, part in enumerate(parts) if part.split == "train"]
     for number, split, batch in read(train, recipe):
@@ -289,7 +294,17 @@ def training_texts(parts: Sequence[Part], recipe: Recipe, skip_bad: bool) -> Ite
 
 @dataclass
 class Preparation:
-    """Reads, has tokenised, and writes; knows at the end of every batch where it stands."""
+    """A running preparation. After every batch it knows its position in the sources, so it can be resumed.
+
+    Args:
+        folder: Folder of the corpus.
+        parts: Parts to read.
+        recipe: Convention, held-out share and limit.
+        identity: The request, as the journal and the manifest store it.
+        vocabulary: The tokenizer.
+        skip_bad: Skip unusable rows instead of raising an error.
+        watch: Called with the `Progress` after every batch.
+    """
 
     folder: Path
     parts: Sequence[Part]
@@ -300,11 +315,11 @@ class Preparation:
     watch: Callable[[Progress], None]
 
     def restore(self, journal: dict[str, Any]) -> None:
-        """Go back to where a journal was written."""
+        """Go back to the state of a journal."""
         self.part, self.row = journal["position"]
         self.skipped: list[int] = journal["skipped"]
         self.damaged: list[str | None] = journal.get("damaged") or [None] * len(self.parts)
-        self.taken: int = journal.get("taken", 0)  # documents of train, where there is a limit on them
+        self.taken: int = journal.get("taken", 0)  # documents of train so far, for the limit
         dtype = self.vocabulary.dtype
         capacity = self.identity["shard_bytes"] // np.dtype(dtype).itemsize
         names = dict.fromkeys([part.split for part in self.parts] + ["validation"] * bool(self.recipe.validation))
@@ -313,31 +328,31 @@ class Preparation:
             self.writers[name].restore(state)
 
     def checkpoint(self) -> None:
-        """Bring everything to the disk, then say so in the journal."""
+        """Write all tokens to disk, then write the journal."""
         for writer in self.writers.values():
             writer.sync()
         splits = {name: writer.state() for name, writer in self.writers.items()}
-        place = {"position": [self.part, self.row], "taken": self.taken}
-        place |= {"skipped": self.skipped, "damaged": self.damaged}
-        journal = {"recipe": self.identity, **place, "splits": splits}
+        position = {"position": [self.part, self.row], "taken": self.taken}
+        position |= {"skipped": self.skipped, "damaged": self.damaged}
+        journal = {"recipe": self.identity, **position, "splits": splits}
         write_json(self.folder / JOURNAL, journal, ensure_ascii=False, locked=True)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for writer in self.writers.values():
             writer.close()
 
     def batches(self) -> Iterator[tuple[int, str, Batch]]:
-        """All that is left to read, with the number and the split of its part."""
-        # From where things stand now: reading runs ahead of what has been written.
+        """Yield the remaining batches, with the number and the split of their part."""
+        # The position is read now, because reading runs ahead of writing.
         return read(list(enumerate(self.parts))[self.part :], self.recipe, self.row, self.taken)
 
     def run(self, workers: int) -> None:
-        """Read, tokenise and write to the end."""
+        """Read, tokenise and write all remaining batches."""
         sizes = [part.size for part in self.parts]
         total = sum(sizes) if all(sizes) and self.recipe.limit is None else 0
         writers = self.writers.values()
-        shards, text = 0, 0  # at the last checkpoint
+        shards, text = 0, 0  # number of shards and bytes of text at the last checkpoint
         for encoded in in_order(partial(encode, self.recipe, self.vocabulary), self.batches(), workers):
             if encoded.bad and not self.skip_bad:
                 self.checkpoint()
@@ -350,7 +365,7 @@ class Preparation:
                     self.damaged[encoded.part] = f"{bad.where}: {bad.why}; {bad.lost} is left out"
             self.taken += encoded.count if self.parts[encoded.part].split == "train" else 0
             self.part, self.row = encoded.part, encoded.next
-            now = Progress(
+            progress = Progress(
                 "tokens",
                 done=sum(sizes[: self.part]) + encoded.done * sizes[self.part],
                 total=total,
@@ -358,16 +373,16 @@ class Preparation:
                 tokens=sum(writer.tokens for writer in writers),
                 text=sum(writer.bytes for writer in writers),
             )
-            if now.text - text >= CHECKPOINT or sum(len(writer.shards) for writer in writers) > shards:
+            if progress.text - text >= CHECKPOINT or sum(len(writer.shards) for writer in writers) > shards:
                 self.checkpoint()
-                shards, text = sum(len(writer.shards) for writer in writers), now.text
-            self.watch(now)
+                shards, text = sum(len(writer.shards) for writer in writers), progress.text
+            self.watch(progress)
 
     def finish(self) -> Corpus:
-        """Give the last shards their names, write the manifest, and open what has been made."""
+        """Complete the last shards, write the manifest, and open the corpus."""
         self.checkpoint()
         if not any(writer.tokens for writer in self.writers.values()):
-            raise InputError("the sources hold no text: every document is blank.")
+            raise InputError("the sources contain no text: every document is blank.")
         splits: dict[str, dict[str, Any]] = {}
         for name, writer in self.writers.items():
             writer.finish()
@@ -377,8 +392,8 @@ class Preparation:
         for name, what in {"validation": "no document was", "train": "every document was"}.items():
             if self.recipe.validation and not splits[name]["documents"]:
                 warnings.warn(
-                    f"{what} held out: there are too few for `validation={self.recipe.validation}`. Choose another "
-                    "share or `seed`, or name a source for it: validation=PATH.",
+                    f"{what} held out, because there are too few for `validation={self.recipe.validation}`. Choose "
+                    "another share or `seed`, or add a source for the split: validation=PATH.",
                     stacklevel=3,
                 )
         vocabulary = {key: value for key, value in asdict(self.vocabulary).items() if key != "folder"}
@@ -395,7 +410,7 @@ class Preparation:
             **{key: sum(split[key] for split in splits.values()) for key in ("documents", "tokens", "bytes")},
             "skipped": sum(self.skipped),
             "damaged": sum(lost is not None for lost in self.damaged),
-            "sources": [{**one, **other} for one, other in zip(self.identity["sources"], outcome, strict=True)],
+            "sources": [{**source, **result} for source, result in zip(self.identity["sources"], outcome, strict=True)],
             "splits": splits,
             "recipe": self.identity,
         }

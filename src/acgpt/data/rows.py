@@ -1,10 +1,10 @@
-"""Raw rows and documents: what is read from a file, in batches of bounded size, and what it means.
+"""Raw rows and documents: read files in batches of bounded size, and parse the batches.
 
-Reading is cheap and is done in order, by one process: bytes become lines, or blocks of text, and those a `Batch`. What
-costs time is `Batch.documents`: decoding and parsing, done wherever there is a processor free.
+Reading is cheap and is done in order, by one process: bytes become lines or blocks of text, and these a `Batch`. The
+expensive part is `Batch.documents`, decoding and parsing, which runs in the worker processes.
 
-Everything is UTF-8, and nothing in a text is changed. A row that cannot be used becomes a `Bad`, which says where it
-stands and why; whoever asked decides what to do about it.
+Everything is UTF-8, and texts are not changed. An unusable row becomes a `Bad`, which says where it is and why it is
+unusable; the caller decides what to do about it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,26 @@ from typing import Any
 from acgpt.errors import InputError
 
 COMPRESSED = (".gz", ".xz", ".zst")
-READ = 1 << 16  # bytes read at a time from a plain file
-READ_COMPRESSED = 1 << 10  # and from a compressed one: they may stand for thousands of times as many
-BATCH = 1 << 20  # bytes of text in a batch, about
-CUT = 1 << 14  # bytes before the end of a batch in which to look for a good place to cut a long text
-LONGEST = 1 << 26  # bytes in a row: a file without line ends must not fill the memory
+READ = 1 << 16  # bytes per read from a plain file
+READ_COMPRESSED = 1 << 10  # bytes per read from a compressed file: they may expand a thousandfold
+BATCH = 1 << 20  # approximate bytes of text per batch
+CUT = 1 << 14  # a long text is cut within this number of bytes before the end of a batch
+LONGEST = 1 << 26  # maximum bytes per row: a file without line ends must not fill the memory
 
 
-# ---- what is read ---------------------------------------------------------------------------------------------------
+# ---- batches and documents ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Document:
-    """A document, or a piece of one that is too long to hold: `begins` and `ends` say where it stands in it."""
+    """A document, or a piece of a long one.
+
+    Args:
+        number: Number of the document in its part.
+        text: The text.
+        begins: Whether the document begins with this piece.
+        ends: Whether the document ends with this piece.
+    """
 
     number: int
     text: str
@@ -45,7 +52,14 @@ class Document:
 
 @dataclass(frozen=True)
 class Bad:
-    """A row that cannot be used: where it stands ("line 7") and why; or several; `lost`: or all that follows."""
+    """One or more unusable rows.
+
+    Args:
+        where: Position in the part, such as "line 7".
+        why: What is wrong.
+        rows: Number of rows.
+        lost: What is unusable, if it is more than these rows: "the rest of the file".
+    """
 
     where: str
     why: str
@@ -55,17 +69,17 @@ class Bad:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one part, as they were read.
+    """Raw rows of one part.
 
     Args:
-        format: "txt" (one row: a block of the text), "jsonl" (a line a row), or "values".
-        rows: Bytes for "txt" and "jsonl", any value for "values"; `Bad` for what could not even be read.
-        first: The number of the first row.
-        next: The number of the row after this batch: where to go on.
-        line: The first row's line, counted from 1, where the part has lines.
-        done: How much of the part has been read, from 0 to 1.
-        ends: Does the part end here?
-        at: Of a block of text, its place in the file: how many bytes of text come before it.
+        format: "txt" (one row: a block of text), "jsonl" (one line per row), or "values".
+        rows: Bytes for "txt" and "jsonl", any value for "values"; `Bad` for rows that could not be read.
+        first: Number of the first row.
+        next: Number of the row after this batch, where reading is resumed.
+        line: Line of the first row, from 1, if the part has lines.
+        done: Share of the part that has been read, from 0 to 1.
+        ends: Whether the part ends with this batch.
+        offset: Number of bytes of text before a block of text.
     """
 
     format: str
@@ -75,19 +89,19 @@ class Batch:
     line: int = 0
     done: float = 0.0
     ends: bool = False
-    at: int = 0
+    offset: int = 0
 
     @property
     def count(self) -> int:
-        """How many documents there are in it, good and bad; a text file is one, and is counted where it ends."""
+        """Number of documents, usable or not; a text file is one document, counted in its last batch."""
         return int(self.ends) if self.format == "txt" else self.next - self.first
 
     def head(self, count: int) -> Batch:
-        """The first so many documents."""
+        """Return a batch of at most the first `count` documents."""
         return self if self.count <= count else replace(self, rows=self.rows[:count], next=self.first + count)
 
     def documents(self, field: str) -> Iterator[Document | Bad]:
-        """The documents, in order, and what is wrong with the rows that hold none."""
+        """Yield the documents in order, and a `Bad` for each unusable row; `field` is the field of the text."""
         if self.format == "txt":
             yield from self.text(self.rows[0])
             return
@@ -100,7 +114,7 @@ class Batch:
                 yield parse_json(row, self.first + index, f"line {self.line + index}", field)
 
     def text(self, block: bytes | Bad) -> Iterator[Document | Bad]:
-        """A block of a text file, without those of its lines that are not UTF-8."""
+        """Yield the document of a block of a text file, after a `Bad` for each line that is not UTF-8."""
         text: list[str] = []
         if isinstance(block, Bad):
             yield block
@@ -114,17 +128,24 @@ class Batch:
 
 
 def decode(raw: bytes, line: int) -> str:
-    """UTF-8; the mark that some editors put at the beginning of a file is no text."""
+    """Decode a line as UTF-8, without the byte order mark that some editors write at the beginning of a file."""
     return raw.decode("utf-8-sig" if line == 1 else "utf-8")
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """Why bytes are no text."""
-    return f"byte {error.start + 1} of it is not UTF-8 (for Latin-1, iconv -f latin1 -t utf-8 converts the file)"
+    """Describe a decoding error."""
+    return f"byte {error.start + 1} of it is not UTF-8 (to convert Latin-1: iconv -f latin1 -t utf-8)"
 
 
 def parse_json(raw: bytes, number: int, where: str, field: str) -> Document | Bad:
-    """One line of a `.jsonl` file."""
+    """Parse one line of a `.jsonl` file.
+
+    Args:
+        raw: The line.
+        number: Number of the document, from 0.
+        where: Position for errors, such as "line 7".
+        field: Field that holds the text.
+    """
     try:
         content = json.loads(decode(raw, number + 1))
     except UnicodeDecodeError as error:
@@ -132,17 +153,17 @@ def parse_json(raw: bytes, number: int, where: str, field: str) -> Document | Ba
     except (ValueError, RecursionError) as error:
         return Bad(where, f"it is not JSON: {error}")
     if not isinstance(content, dict):
-        return Bad(where, f"it is not a JSON object, as in {{{json.dumps(field)}: …}}")
+        return Bad(where, f"it is not a JSON object such as {{{json.dumps(field)}: …}}")
     if field not in content:
-        there = ", ".join(map(repr, content)) or "none"
-        return Bad(where, f"it has no field {field!r} (its fields: {there}); `field` names another")
+        names = ", ".join(map(repr, content)) or "none"
+        return Bad(where, f"it has no field {field!r} (its fields: {names}); choose one with `field`")
     return checked(content[field], number, where, field)
 
 
 def checked(text: object, number: int, where: str, field: str) -> Document | Bad:
-    """The document, if it is one, and can be written as UTF-8: JSON can name half a character."""
+    """Return the document if it is text that can be encoded as UTF-8: JSON allows unpaired surrogates."""
     if not isinstance(text, str):
-        return Bad(where, f"its {field!r} is {'null' if text is None else 'a ' + type(text).__name__}, not a text")
+        return Bad(where, f"its {field!r} is {'null' if text is None else 'a ' + type(text).__name__}, not text")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -150,16 +171,21 @@ def checked(text: object, number: int, where: str, field: str) -> Document | Bad
     return Document(number, text)
 
 
-# ---- bytes, lines, blocks -------------------------------------------------------------------------------------------
+# ---- bytes, lines and blocks ----------------------------------------------------------------------------------------
 
 
 class Damaged(Exception):
-    """What is on the disk is not what was written."""
+    """A file that is damaged on disk."""
 
 
 @dataclass
 class Reader:
-    """The bytes of a file, decompressed, a block at a time; `read` counts those taken from the disk."""
+    """Iterate over the decompressed bytes of a file, in blocks.
+
+    Args:
+        path: The file.
+        read: Number of bytes read from disk so far.
+    """
 
     path: Path
     read: int = 0
@@ -175,11 +201,11 @@ class Reader:
                 if make is None:
                     yield raw
                     continue
-                while raw := raw if stream else raw.lstrip(b"\0"):  # zeros pad what stands between two streams
+                while raw := raw if stream else raw.lstrip(b"\0"):  # two streams may be separated by zeros
                     stream = stream or make()
                     try:
                         block = stream.decompress(raw)
-                    except Exception as error:  # each library has its own
+                    except Exception as error:  # the libraries have no common error
                         raise Damaged(f"it cannot be decompressed ({error})") from error
                     if block:
                         yield block
@@ -189,7 +215,7 @@ class Reader:
 
 
 def decompressor(suffix: str) -> Callable[[], Any]:
-    """What makes a decompressor for files of that name; each reads one stream, to its end (`eof`)."""
+    """Return a function that makes a decompressor for files with this suffix; each reads one stream to its `eof`."""
     if suffix == ".gz":
         return lambda: zlib.decompressobj(31)
     if suffix == ".xz":
@@ -203,69 +229,74 @@ def decompressor(suffix: str) -> Callable[[], Any]:
 
 
 def optional(module: str, what: str) -> Any:
-    """A module that only some sources need."""
+    """Import a module that only some sources need.
+
+    Args:
+        module: Name of the module.
+        what: What it reads, for errors.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
         raise InputError(
-            f"reading {what} takes the package {package}, which is not installed: pip install 'acgpt[data]'"
+            f"reading {what} needs the package {package}, which is not installed: pip install 'acgpt[data]'"
         ) from error
 
 
 def too_long(line: int) -> Bad:
-    """A line that would fill the memory."""
+    """Return the `Bad` of a line that is longer than `LONGEST`."""
     return Bad(f"line {line}", f"it is longer than {LONGEST >> 20} MB")
 
 
 def damaged(line: int, error: Damaged) -> Bad:
-    """The rest of a file, from a line on."""
+    """Return the `Bad` of the rest of a damaged file, from a line on."""
     return Bad(f"line {line}", f"the file is damaged from here on: {error}", lost="the rest of the file")
 
 
 def lines(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Lines, without their ends; `None` for one that is too long to hold."""
-    held: list[bytes] = []
+    """Yield lines without their ends; `None` for a line that is too long."""
+    buffer: list[bytes] = []
     size = 0
     for block in blocks:
         *ended, rest = block.split(b"\n")
         for line in ended:
-            yield b"".join([*held, line]) if size <= LONGEST else None
-            held, size = [], 0
+            yield b"".join([*buffer, line]) if size <= LONGEST else None
+            buffer, size = [], 0
         size += len(rest)
         if size <= LONGEST:
-            held.append(rest)
+            buffer.append(rest)
         else:
-            held.clear()
+            buffer.clear()
     if size:
-        yield b"".join(held) if size <= LONGEST else None
+        yield b"".join(buffer) if size <= LONGEST else None
 
 
 def line_blocks(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Whole lines, about a batch of them at a time; `None` for one that is too long to hold."""
-    held: list[bytes] = []
+    """Yield blocks of whole lines, each about a batch long; `None` for a line that is too long."""
+    buffer: list[bytes] = []
     size = 0
     damage = None
     try:
         for line in lines(blocks):
             if line is not None:
-                held.append(line + b"\n")
-                size += len(held[-1])
-            if held and (line is None or size >= BATCH):
-                yield b"".join(held)
-                held, size = [], 0
+                buffer.append(line + b"\n")
+                size += len(buffer[-1])
+            if buffer and (line is None or size >= BATCH):
+                yield b"".join(buffer)
+                buffer, size = [], 0
             if line is None:
                 yield None
     except Damaged as error:
         damage = error
-    if held:
-        yield b"".join(held)
+    if buffer:
+        yield b"".join(buffer)
     if damage:
         raise damage
 
 
 def running_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Running text, about a batch at a time, cut where byte-level tokenizers split anyway."""
+    """Yield blocks of running text, each about a batch long, cut where byte-level tokenizers split anyway."""
     text = bytearray()
     damage = None
     try:
@@ -284,16 +315,16 @@ def running_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def cut_before(text: bytearray, limit: int) -> int:
-    """Where to cut a text into pieces so that their tokens are those of the whole.
+    """Return where to cut a text so that the tokens of its pieces are those of the whole.
 
-    Before white space that follows a letter, which is where the byte-level tokenizers (GPT-2's, Llama 3's, Qwen's)
-    always split; where there is no such place, before a line end, or else between two characters.
+    That is before white space that follows a letter, where the byte-level tokenizers (GPT-2's, Llama 3's, Qwen's)
+    always split. If there is none, cut before a line end, or else between two characters.
     """
-    if found := re.match(rb"(?s).*[A-Za-z](?=\s)", text[limit - CUT : limit + 1]):
-        return limit - CUT + found.end()
+    if match := re.match(rb"(?s).*[A-Za-z](?=\s)", text[limit - CUT : limit + 1]):
+        return limit - CUT + match.end()
     if (line := text.rfind(b"\n", limit - CUT, limit)) > 0:
         return line
-    for back in range(4):  # the longest character has four bytes
+    for back in range(4):  # a character has at most four bytes
         if not 0x80 <= text[limit - back] < 0xC0:
             return limit - back
-    return limit  # no characters at all: `Batch.text` will say so
+    return limit  # not UTF-8, which `Batch.text` reports

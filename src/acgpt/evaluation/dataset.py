@@ -1,19 +1,19 @@
-"""Evaluation sets: texts and, for every mode, what is given and what is asked of them; made once, shared by all.
+"""Evaluation datasets: texts and, for every mode, which of their tokens are given and asked.
 
-Two perplexities can be compared if the same tokens were asked given the same tokens. So the choice is made once and
-kept: the chunks of a corpus split, in order, and for each chunk a conditioning set from each distribution of `modes`.
-Which set a chunk gets is a function of the seed, the distribution, and the chunk's number, so neither a limit nor a
-batch size can change it.
+Two perplexities are comparable if the same tokens were asked given the same tokens. The questions are therefore built
+once and saved: the consecutive chunks of a corpus split and, for each chunk, a conditioning set from each distribution
+of `modes`. The conditioning set of a chunk is a function of the seed, the distribution and the chunk's number, so
+neither a limit nor the batch size changes it.
 
-A set is one safetensors file:
+An evaluation dataset is one safetensors file:
 
     tokens            (texts, length) int32
     roles.infilling   (texts, length) int8     GIVEN, ASKED or UNKNOWN of `conditioning`
     roles.training    (texts, length) int8
     metadata          one entry, `acgpt_evaluation_set`: JSON, the fields of `Origin` and the content's hash
 
-The hash is taken over the content (the tokenizer's hash, tokens, roles), not over the file: results are comparable if
-and only if their sets' hashes agree, wherever the sets came from.
+The hash covers the content (tokenizer hash, tokens, roles), not the file. Results are comparable if and only if the
+hashes of their evaluation datasets are equal.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
 FORMAT = "acgpt_evaluation_set"
 FORMAT_VERSION = 1
 LENGTH, R_MAX = 1023, 0.6  # as in the paper's experiments
-# Conditioning sets are drawn as in an epoch of training, in epochs that no training reaches: one a distribution.
+# Conditioning sets are drawn as in an epoch of training. Each distribution uses an epoch that no training reaches.
 EPOCHS = {"training": 2**32 - 1, "infilling": 2**32 - 2}
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an evaluation set comes from: for people, and to tell whether a saved one is the one that is wanted.
+    """Where an evaluation dataset comes from: for readers, and to check whether a saved dataset is the requested one.
 
     Args:
-        r_max: The largest share of a text that is given.
-        seed: Of the conditioning sets.
+        r_max: Upper bound of the share of a text that is given.
+        seed: Seed of the conditioning sets.
         conditioning: The training distribution, `Conditioning.as_dict`.
-        tokenizer_hash: `metadata.tokenizer_hash` of the tokenizer that made the tokens.
-        corpus_hash: Of the prepared corpus, if it came from one.
-        split: Of that corpus.
+        tokenizer_hash: `metadata.tokenizer_hash` of the tokenizer.
+        corpus_hash: Hash of the corpus; `None` if the tokens come from elsewhere.
+        split: Split of the corpus.
     """
 
     r_max: float
@@ -71,23 +71,23 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationSet:
-    """N texts of T tokens each, and the roles of their tokens under every conditioning distribution."""
+    """An evaluation dataset: N texts of T tokens, and their roles under each conditioning distribution."""
 
     tokens: np.ndarray  # (N, T) int32
-    drawn: Mapping[str, np.ndarray]  # by distribution, (N, T) int8
+    sampled_roles: Mapping[str, np.ndarray]  # by distribution, (N, T) int8
     origin: Origin
 
     def __post_init__(self) -> None:
-        """Refuse, with a ValueError, arrays that are no evaluation set."""
-        arrays = {"tokens": self.tokens, **self.drawn}
+        """Check the arrays; raise a ValueError if they are not an evaluation dataset."""
+        arrays = {"tokens": self.tokens, **self.sampled_roles}
         for name, array in arrays.items():
             if array.ndim != 2 or array.shape != self.tokens.shape or not array.size:
                 raise ValueError(f"{name} has the shape {array.shape}")
             if array.dtype != (np.int32 if name == "tokens" else np.int8):
                 raise ValueError(f"{name} is of type {array.dtype}")
-        for name, roles in self.drawn.items():
+        for name, roles in self.sampled_roles.items():
             if not np.isin(roles, (GIVEN, ASKED, UNKNOWN)).all() or not (roles == ASKED).any(axis=1).all():
-                raise ValueError(f"the roles of {name} are none")
+                raise ValueError(f"the roles of {name} are invalid, or a text has no asked token")
         if self.tokens.min() < 0:
             raise ValueError("a token id is negative")
 
@@ -109,26 +109,28 @@ class EvaluationSet:
 
         Args:
             tokens: The split: `Corpus.tokens(…)`, or an array of token ids.
-            tokenizer_hash: As in `Origin`.
-            length: T, tokens a text; with BOS a text takes T + 1 positions.
-            r_max: As in `modes.distributions`.
-            seed: From 0 to 2³² - 1.
-            limit: Take the first texts only; those get what they would get without a limit.
-            training: As in `modes.distributions`.
-            corpus_hash: As in `Origin`.
-            split: As in `Origin`.
+            tokenizer_hash: See `Origin`.
+            length: T, tokens per text. With BOS, a text takes T + 1 positions.
+            r_max: See `modes.distributions`.
+            seed: Seed of the conditioning sets, from 0 to 2³² - 1.
+            limit: Maximum number of texts, from the start. It does not change their conditioning sets.
+            training: See `modes.distributions`.
+            corpus_hash: See `Origin`.
+            split: See `Origin`.
         """
         count = chunks(tokens, length, limit, split or "the split")
         texts = np.asarray(tokens[: count * length]).reshape(count, length)
         if texts.min() < 0 or texts.max() >= 2**31:
-            raise InputError(f"the token ids go from {texts.min()} to {texts.max()}: no tokenizer has made them.")
+            raise InputError(
+                f"the token ids range from {texts.min()} to {texts.max()}: they must be from 0 to 2³¹ - 1."
+            )
         named = distributions(r_max, training)
-        drawn = {
+        sampled_roles = {
             name: np.stack([named[name].roles(length, generator(seed, epoch, i)) for i in range(count)])
             for name, epoch in EPOCHS.items()
         }
         origin = Origin(float(r_max), seed, named["training"].as_dict(), tokenizer_hash, corpus_hash, split)
-        return cls(texts.astype(np.int32), drawn, origin)
+        return cls(texts.astype(np.int32), sampled_roles, origin)
 
     def __len__(self) -> int:
         """N, the number of texts."""
@@ -136,60 +138,64 @@ class EvaluationSet:
 
     @property
     def length(self) -> int:
-        """T, the number of tokens of each text."""
+        """T, the number of tokens per text."""
         return int(self.tokens.shape[1])
 
     def roles(self, mode: Mode) -> np.ndarray:
-        """(N, T) the roles that were drawn for this mode; what it asks is where they are `ASKED`."""
-        return self.drawn.get(mode.conditioning, np.full(self.tokens.shape, ASKED, dtype=np.int8))
+        """Return the roles of the tokens in a mode, (N, T). Without conditioning, every token is `ASKED`."""
+        return self.sampled_roles.get(mode.conditioning, np.full(self.tokens.shape, ASKED, dtype=np.int8))
 
     @cached_property
     def hash(self) -> str:
-        """A hash of what is asked given what: results are comparable if and only if it is the same."""
+        """SHA-256 of the tokens and roles. Results are comparable if and only if their hashes are equal."""
         digest = hashlib.sha256()
         digest.update(
-            json.dumps([FORMAT, self.origin.tokenizer_hash, *self.tokens.shape, *sorted(self.drawn)]).encode()
+            json.dumps([FORMAT, self.origin.tokenizer_hash, *self.tokens.shape, *sorted(self.sampled_roles)]).encode()
         )
         digest.update(self.tokens.astype("<i4").tobytes())
-        for name in sorted(self.drawn):
-            digest.update(self.drawn[name].astype("<i1").tobytes())
+        for name in sorted(self.sampled_roles):
+            digest.update(self.sampled_roles[name].astype("<i1").tobytes())
         return digest.hexdigest()
 
     def as_dict(self) -> dict[str, Any]:
-        """What describes the set, for results."""
+        """Return a description for results: hash, size and origin."""
         return {"hash": self.hash, "texts": len(self), "length": self.length, **asdict(self.origin)}
 
     def head(self, limit: int) -> EvaluationSet:
-        """The first texts alone: what `build` makes under this limit."""
-        drawn = {name: roles[:limit] for name, roles in self.drawn.items()}
-        return EvaluationSet(self.tokens[:limit], drawn, self.origin)
+        """Return the dataset of the first texts only, as `build` makes it with this limit."""
+        sampled_roles = {name: roles[:limit] for name, roles in self.sampled_roles.items()}
+        return EvaluationSet(self.tokens[:limit], sampled_roles, self.origin)
 
     def require_tokenizer(self, tokenizer_hash: str) -> None:
-        """Refuse a model whose tokens these are not."""
+        """Refuse a model with another tokenizer."""
         if tokenizer_hash != self.origin.tokenizer_hash:
             raise InputError(
-                "the evaluation set was made with another tokenizer than the model's, so its tokens would be read as "
-                "others. Prepare the corpus with this model's: acgpt prepare … --tokenizer MODEL."
+                "the evaluation dataset was made with another tokenizer than the model's. Prepare the corpus with the "
+                "model's tokenizer: acgpt prepare … --tokenizer MODEL."
             )
 
-    # ---- as a file -----------------------------------------------------------------------------------------------
+    # ---- files ---------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the set into a safetensors file, whole or not at all; its folder is made if need be."""
-        arrays = {"tokens": self.tokens, **{f"roles.{name}": roles for name, roles in self.drawn.items()}}
+        """Write the dataset to a safetensors file, atomically; its folder is created if necessary."""
+        arrays = {"tokens": self.tokens, **{f"roles.{name}": roles for name, roles in self.sampled_roles.items()}}
         content = {"format_version": FORMAT_VERSION, **self.as_dict()}
         write_whole(path, save(arrays, metadata={FORMAT: json.dumps(content)}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EvaluationSet:
-        """Read a set that `save` wrote, and check that it is whole."""
+        """Read a dataset that `save` wrote, and check its hash.
+
+        Raises:
+            InputError: The file is missing, damaged, of a newer format, or not an evaluation dataset.
+        """
         name = os.fspath(path)
         try:
             with safe_open(name, framework="np") as file:
                 metadata = file.metadata() or {}
                 if FORMAT not in metadata:
-                    raise InputError(f"{name} is a safetensors file, but not an evaluation set of acgpt.")
-                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
+                    raise InputError(f"{name} is a safetensors file, but not an evaluation dataset.")
+                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
             content = json.loads(metadata[FORMAT])
             if (version := content["format_version"]) > FORMAT_VERSION:
                 raise InputError(
@@ -201,72 +207,75 @@ class EvaluationSet:
                 Origin(**{field.name: content[field.name] for field in fields(Origin)}),
             )
             if loaded.hash != content["hash"]:
-                raise ValueError("its content is not what its hash says")
+                raise ValueError("its content does not match its hash")
         except FileNotFoundError as error:
-            raise InputError(f"there is no evaluation set {name}.") from error
+            raise InputError(f"there is no evaluation dataset {name}.") from error
         except InputError:
             raise
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"{name} is damaged, or no evaluation set: {error}. Name another, or delete it if it is one of acgpt's."
+                f"{name} is damaged, or not an evaluation dataset: {error}. Choose another file, or delete it if acgpt "
+                "wrote it."
             ) from error
         return loaded
 
 
-def own_r_max(said: Metadata | None) -> float | None:
-    """The r_max that a model was trained with, by its `acgpt.json`; `None` if that does not say."""
+def trained_r_max(metadata: Metadata | None) -> float | None:
+    """Return the r_max that a model was trained with, from its `acgpt.json`; `None` if it is not stated there."""
     try:
-        return Conditioning.from_dict(said.conditioning).r_max if said and said.conditioning else None
+        return Conditioning.from_dict(metadata.conditioning).r_max if metadata and metadata.conditioning else None
     except InputError:  # written by hand, or by another program
         return None
 
 
 def own_conditioning(model: Metadata | None, *others: Metadata | None) -> Conditioning:
-    """The distribution that a model was trained on, as an evaluation asks it: as training evaluates at its end.
+    """Return the conditioning distribution that a model was trained on, in the form used for evaluation.
 
-    That is the first part of the model's mixture with a size, with no token unknown: nothing given and unknown tokens
-    belong to training. Pass it with its r_max:
+    This is the first part of the model's mixture that has a size, without unknown tokens: empty conditioning sets and
+    unknown tokens are for training only. The evaluation at the end of training uses the same. Pass it with its r_max:
 
         training = own_conditioning(lm.metadata)
         set_of_corpus(corpus, split="test", r_max=training.r_max, training=training)
 
     Args:
-        model: What the model says, `LanguageModel.metadata`.
-        others: What further models say that are to be asked the same.
+        model: Metadata of the model, `LanguageModel.metadata`.
+        others: Metadata of further models that are asked the same questions.
 
     Raises:
-        InputError: One of them names no conditioning, or they name different ones.
+        InputError: A model states no conditioning, or they state different ones.
     """
-    found = []
-    for said in (model, *others):
-        if said is None or not said.conditioning:
-            what = (
-                "has no acgpt.json" if said is None else f"(method {said.method}) names no conditioning in acgpt.json"
+    trained = []
+    for metadata in (model, *others):
+        if metadata is None or not metadata.conditioning:
+            problem = (
+                "has no acgpt.json"
+                if metadata is None
+                else f"(method {metadata.method}) states no conditioning in acgpt.json"
             )
-            raise InputError(f"the model {what}: name one with `r_max` or `conditioning`.")
-        sized = [part for part in Conditioning.from_dict(said.conditioning).parts if isinstance(part, Sized)]
+            raise InputError(f"the model {problem}: use `r_max` or `conditioning`.")
+        sized = [part for part in Conditioning.from_dict(metadata.conditioning).parts if isinstance(part, Sized)]
         if not sized:
             raise InputError(
-                "the model was trained with nothing given, by its acgpt.json: use `r_max` or `conditioning`."
+                "by its acgpt.json, the model was trained with nothing given: use `r_max` or `conditioning`."
             )
-        found.append(Conditioning((replace(sized[0], unknown=0.0),)))
-    if any(other != found[0] for other in found):
-        shown = "; ".join(dict.fromkeys(json.dumps(each.as_dict()["parts"]) for each in found))
-        raise InputError(f"the models were trained on different conditioning ({shown}): name one of them.")
-    return found[0]
+        trained.append(Conditioning((replace(sized[0], unknown=0.0),)))
+    if any(other != trained[0] for other in trained):
+        shown = "; ".join(dict.fromkeys(json.dumps(found.as_dict()["parts"]) for found in trained))
+        raise InputError(f"the models were trained on different conditioning ({shown}): choose one of them.")
+    return trained[0]
 
 
 @dataclass(frozen=True)
-class SetChoice:
-    """Which evaluation set of a corpus is meant.
+class DatasetConfig:
+    """The settings of an evaluation dataset of a corpus.
 
     Args:
-        split: Of the corpus.
-        length: T, tokens a text; with BOS a text takes T + 1 positions.
-        r_max: As in `modes.distributions`.
-        seed: From 0 to 2³² - 1.
-        limit: Take the first texts only; those get what they would get without a limit.
-        training: As in `modes.distributions`.
+        split: Split of the corpus.
+        length: T, tokens per text. With BOS, a text takes T + 1 positions.
+        r_max: See `modes.distributions`.
+        seed: Seed of the conditioning sets, from 0 to 2³² - 1.
+        limit: Maximum number of texts, from the start. It does not change their conditioning sets.
+        training: See `modes.distributions`.
     """
 
     split: str
@@ -278,96 +287,103 @@ class SetChoice:
 
     @property
     def conditioning(self) -> dict[str, Any]:
-        """The training distribution, for the record."""
+        """The training distribution, for `Origin`."""
         return distributions(self.r_max, self.training)["training"].as_dict()
 
     @property
     def name(self) -> str:
-        """The name of its file, without the ending: all that decides what is asked."""
-        words = [self.split, str(self.length), f"r{float(self.r_max)}", f"seed{self.seed}"]
-        words += [] if self.limit is None else [f"first{self.limit}"]
+        """Name of the file, without its suffix: it contains every setting."""
+        parts = [self.split, str(self.length), f"r{float(self.r_max)}", f"seed{self.seed}"]
+        parts += [] if self.limit is None else [f"first{self.limit}"]
         if self.training is not None:
-            words.append(hashlib.sha256(json.dumps(self.conditioning, sort_keys=True).encode()).hexdigest()[:8])
-        return "-".join(words)
+            parts.append(hashlib.sha256(json.dumps(self.conditioning, sort_keys=True).encode()).hexdigest()[:8])
+        return "-".join(parts)
 
 
 def set_of_corpus(
-    corpus: Corpus, path: str | os.PathLike[str] | None = None, **choice: Any
+    corpus: Corpus, path: str | os.PathLike[str] | None = None, **config: Any
 ) -> tuple[EvaluationSet, Path]:
-    """Find the evaluation set of a corpus split as it was saved, or make it, and save it if that can be done.
+    """Load the saved evaluation dataset of a corpus split, or build and save it.
 
-        questions, path = set_of_corpus(Corpus.open("data/mine"), split="test", r_max=0.4, limit=100)
-        questions.hash          # results are comparable if it is the same
+        dataset, path = set_of_corpus(Corpus.open("data/mine"), split="test", r_max=0.4, limit=100)
+        dataset.hash          # results are comparable if their hashes are equal
 
     Args:
         corpus: The corpus.
-        path: Where the set is kept. Default: in the corpus's folder, under a name that says what it is.
-        **choice: As in `SetChoice`: `split`, and if it is to be otherwise length, r_max, seed, limit, training.
+        path: File of the dataset. Default: in the corpus's folder, with a name that contains the settings.
+        **config: Fields of `DatasetConfig`: `split` and, optionally, length, r_max, seed, limit, training.
 
     Returns:
-        The set, and its file.
+        The dataset and its file. If the file cannot be written, there is a warning.
     """
-    found, path, new = find_or_build(corpus, SetChoice(**choice), path)
+    dataset, path, new = find_or_build(corpus, DatasetConfig(**config), path)
     if new:
-        keep(found, path)
-    return found, path
+        save_or_warn(dataset, path)
+    return dataset, path
 
 
-def keep(evaluation_set: EvaluationSet, path: Path) -> None:
-    """Save a set, for the next model; a warning where that cannot be done."""
+def save_or_warn(evaluation_set: EvaluationSet, path: Path) -> None:
+    """Save a dataset for later evaluations; warn if the disk refuses."""
     try:
         evaluation_set.save(path)
     except OSError as error:
         warnings.warn(
-            f"the evaluation set cannot be kept in {path} ({error.strerror or error}): it is made each time, always "
-            "the same. `dataset` names another path.",
+            f"cannot save the evaluation dataset in {path} ({error.strerror or error}): it is built again each "
+            "time. Choose another file with `dataset`.",
             stacklevel=2,
         )
 
 
 def find_or_build(
-    corpus: Corpus, choice: SetChoice, path: str | os.PathLike[str] | None = None
+    corpus: Corpus, config: DatasetConfig, path: str | os.PathLike[str] | None = None
 ) -> tuple[EvaluationSet, Path, bool]:
-    """Find the evaluation set of a corpus split as it was saved, or make it.
+    """Load the saved evaluation dataset of a corpus split, or build it without saving.
 
-        questions, path, new = find_or_build(corpus, SetChoice("test", limit=100))
+        dataset, path, new = find_or_build(corpus, DatasetConfig("test", limit=100))
         if new:
-            keep(questions, path)
+            save_or_warn(dataset, path)
 
     Args:
         corpus: The corpus.
-        choice: Which set is meant.
-        path: As in `set_of_corpus`.
+        config: Settings of the dataset.
+        path: See `set_of_corpus`.
 
     Returns:
-        The set, its file, and whether it is new: not there yet, or not as it should be.
+        The dataset, its file, and whether it still has to be saved: the file is missing or holds another dataset.
 
     Raises:
-        InputError: The file that was named holds another set.
+        InputError: A path was passed, and its file holds another dataset.
     """
-    split, length = choice.split, choice.length
+    split, length = config.split, config.length
     tokens, tokenizer_hash = corpus.tokens(split), str(corpus.manifest["tokenizer_hash"])
-    wanted = Origin(float(choice.r_max), choice.seed, choice.conditioning, tokenizer_hash, corpus.hash, split)
-    named, count = path is not None, chunks(tokens, length, choice.limit, f"{split} of {corpus.folder}")
-    path = corpus.folder / "evaluation" / f"{choice.name}.safetensors" if path is None else Path(path)
+    origin = Origin(float(config.r_max), config.seed, config.conditioning, tokenizer_hash, corpus.hash, split)
+    by_user, count = path is not None, chunks(tokens, length, config.limit, f"{split} of {corpus.folder}")
+    path = corpus.folder / "evaluation" / f"{config.name}.safetensors" if path is None else Path(path)
     if path.exists():
         saved = EvaluationSet.load(path)
-        if saved.origin == wanted and saved.tokens.shape == (count, length):
+        if saved.origin == origin and saved.tokens.shape == (count, length):
             return saved, path, False
-        if named:
+        if by_user:
             raise InputError(
-                f"{path} is an evaluation set of another corpus, or was made in another way: name another."
+                f"{path} is an evaluation dataset of another corpus, or has other settings: choose another file."
             )
-        warnings.warn(f"{path} was made of another corpus, or in another way; it is made again.", stacklevel=2)
-    made = EvaluationSet.build(tokens, tokenizer_hash=tokenizer_hash, corpus_hash=corpus.hash, **vars(choice))
-    return made, path, True
+        warnings.warn(f"{path} is of another corpus, or has other settings: it is built again.", stacklevel=2)
+    dataset = EvaluationSet.build(tokens, tokenizer_hash=tokenizer_hash, corpus_hash=corpus.hash, **vars(config))
+    return dataset, path, True
 
 
 def chunks(tokens: Tokens | np.ndarray, length: int, limit: int | None, split: str = "the split") -> int:
-    """How many texts of this length are taken of a split, which an error calls by its name."""
+    """Return the number of texts that a split is cut into.
+
+    Args:
+        tokens: The split.
+        length: Tokens per text.
+        limit: Maximum number of texts.
+        split: Name of the split, for errors.
+    """
     if length < 1 or (limit is not None and limit < 1):
-        raise InputError("the length of a text and the limit on their number must be at least 1.")
+        raise InputError("the length of the texts and the limit must be at least 1.")
     if len(tokens) < length:
         remedy = "use a smaller `length`" if len(tokens) else "prepare more text (acgpt prepare --validation)"
-        raise InputError(f"{split} has {len(tokens)} tokens, and one text takes {length}: {remedy}, or another split.")
+        raise InputError(f"{split} has {len(tokens)} tokens, but a text needs {length}: {remedy}, or another split.")
     return len(tokens) // length if limit is None else min(len(tokens) // length, limit)

@@ -1,4 +1,4 @@
-"""An evaluation from a model and a corpus to its record: what `acgpt evaluate` and `acgpt.evaluate` do."""
+"""Evaluate a model on a corpus and write the result: `acgpt evaluate` and `acgpt.evaluate`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from acgpt.data.corpus import Corpus
 from acgpt.engine.peft import adapter_scales
 from acgpt.errors import InputError
 from acgpt.evaluation import perplexity
-from acgpt.evaluation.dataset import keep, own_r_max
+from acgpt.evaluation.dataset import save_or_warn, trained_r_max
 from acgpt.evaluation.options import EvaluationOptions
 from acgpt.evaluation.per_text import write_per_text
 from acgpt.evaluation.perplexity import Evaluation, Unfinished
-from acgpt.evaluation.setup import Setup, Source, choose_method, compiling
+from acgpt.evaluation.setup import Setup, Source, choose_method, compile_errors
 from acgpt.models.metadata import every_weight_hash, tokenizer_hash
 from acgpt.query.modes import modes_named
 
-Progress = Callable[[int, int], object]  # called with how many questions are answered, of how many
+Progress = Callable[[int, int], object]  # called with the number of answered texts and the total
 
 
 @keywords(EvaluationOptions)
@@ -40,59 +40,59 @@ def evaluate(
     note: Callable[[str], object] = lambda text: None,
     **keywords: Any,
 ) -> dict[str, Any]:
-    """Measure the perplexity of a model in the five modes of the paper.
+    """Measure the perplexity of a model in the paper's five modes.
 
         results = acgpt.evaluate("runs/mine/model", "data/mine", limit=100)
         results["modes"]["infilling"]["perplexity"], results["gains"]["infilling"]["percent"]
 
     Args:
-        model: A folder, a hub id or a .gguf file, "default" for the embedded one; or a `LanguageModel`.
-        corpus: A folder that `acgpt.prepare` has written; may be left out with `dataset`.
+        model: A folder, a hub id, a .gguf file, "default" for the embedded model, or a `LanguageModel`.
+        corpus: A folder that `acgpt.prepare` has written; optional with `dataset`.
         **keywords: See `EvaluationOptions`.
-        progress: Makes a context in which `Progress` is called.
-        note: Called with what a user should know before the work begins.
+        progress: Returns a context manager whose value is called as `Progress`.
+        note: Called with messages for the user before the evaluation starts.
 
     Returns:
         The result, with the keys that `acgpt evaluate --help` lists under --json.
 
     Raises:
-        InputError: Something that the user can mend.
+        InputError: The arguments or the files are wrong; the message says what to do.
         OutputError: The result cannot be written.
     """
     chosen = EvaluationOptions(**keywords)
     output, records = (None if path is None else Path(path) for path in (chosen.output, chosen.records))
     if records is not None and records.suffix != ".safetensors":
-        raise InputError(f"{records}: records are written as safetensors; end the name in .safetensors.")
+        raise InputError(f"{records}: records are a safetensors file. Use a name that ends in .safetensors.")
     for path in (output, records):
         check_writable(path)
     names = [mode.name for mode in modes_named(list(chosen.modes))]
     options, compiled = dict(chosen.options or {}), chosen.compiled
-    setup = Setup.of(model, corpus, chosen, "seed")
+    setup = Setup.load(model, corpus, chosen, "seed")
     lm, evaluation_set = setup.lm, setup.evaluation_set
     setup.check(tokenizer_hash(lm.tokenizer), note)
-    asked_by = choose_method(setup.method, lm).configured(options)
+    method = choose_method(setup.method, lm).configured(options)
     if compiled:
-        lm.compile(asked_by)
+        lm.compile(method)
     start = time.perf_counter()
 
-    def about() -> dict[str, Any]:
-        asked = {"method": asked_by.name, "options": options, "set": evaluation_set.hash, "compiled": compiled}
+    def config() -> dict[str, Any]:
+        questions = {"method": method.name, "options": options, "set": evaluation_set.hash, "compiled": compiled}
         network = {"weights": every_weight_hash(lm.model), "config": lm.model.config.to_json_string()}
-        place = {"dtype": str(lm.model.dtype), "device": lm.model.device.type, "attention": lm.attention}
+        backend = {"dtype": str(lm.model.dtype), "device": lm.model.device.type, "attention": lm.attention}
         return {
-            **asked,
+            **questions,
             **network,
-            **place,
+            **backend,
             "bos": lm.bos,
             "mask": lm.mask,
             "adapters": adapter_scales(lm.model),
             **versions(),
         }
 
-    unfinished = None if output is None else Unfinished(part_of(output), about)
-    with progress() as update, compiling(compiled), kept(unfinished):
+    unfinished = None if output is None else Unfinished(part_of(output), config)
+    with progress() as update, compile_errors(compiled), saved_on_error(unfinished):
         evaluation = perplexity.evaluate(
-            asked_by,
+            method,
             lm.engine(lm.mask, chosen.batch_tokens),
             evaluation_set,
             modes=names,
@@ -102,13 +102,13 @@ def evaluate(
         )
     seconds = time.perf_counter() - start if unfinished is None else unfinished.seconds
     if setup.new:
-        keep(evaluation_set, setup.path)
+        save_or_warn(evaluation_set, setup.path)
     result = {
         **setup.about,
         **evaluation.as_dict(),
         "options": options,
         "metadata": None if lm.metadata is None else asdict(lm.metadata),
-        "trained_r_max": own_r_max(lm.metadata),
+        "trained_r_max": trained_r_max(lm.metadata),
         "bos_token_id": lm.bos,
         "mask_token_id": lm.mask,
         "device": str(lm.model.device),
@@ -128,31 +128,31 @@ def evaluate(
 
 
 def part_of(output: Path) -> Path:
-    """The file that holds what an evaluation has answered before it is done."""
+    """Return the path of the partial results of an evaluation."""
     return output.with_name(f"{output.name}.part")
 
 
 @contextmanager
-def kept(unfinished: Unfinished | None) -> Iterator[None]:
-    """Whatever ends an evaluation within, have the disk hold what was answered."""
+def saved_on_error(unfinished: Unfinished | None) -> Iterator[None]:
+    """Save the partial results if an error or an interrupt ends the evaluation."""
     try:
         yield
     except BaseException:
         if unfinished is not None and any((~np.isnan(answers)).any() for answers in unfinished.answers.values()):
-            unfinished.pause = 0.0  # now, however long ago it was written last
+            unfinished.pause = 0.0  # write now, even if the last write was recent
             unfinished.write()
         raise
 
 
 def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path | None, records: Path | None) -> None:
-    """The files that were asked for, each whole or not at all; beside the result, what was found of each text."""
+    """Write the requested files atomically; the per-text file goes beside the result."""
     if output is not None:
         with disk_errors(output):
             write_per_text(output, evaluation.per_text)
             write_json(output, result, allow_nan=False)
     if records is not None:
         keys = ("model", "adapter", "method", "set", "device", "dtype", "versions")
-        about = {"acgpt_records": json.dumps({key: result[key] for key in keys})}
-        content = save(evaluation.records(), metadata=about)
+        metadata = {"acgpt_records": json.dumps({key: result[key] for key in keys})}
+        content = save(evaluation.records(), metadata=metadata)
         with disk_errors(records):
             write_whole(records, content)

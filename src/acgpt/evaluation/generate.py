@@ -1,4 +1,4 @@
-"""Generation from a model and a corpus to a folder of samples: what `acgpt generate` and `acgpt.generate` do."""
+"""Sample from a model on a corpus into a folder: `acgpt generate` and `acgpt.generate`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from acgpt.common.options import keywords
 from acgpt.data.corpus import Corpus
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
-from acgpt.evaluation import generator as drawing
-from acgpt.evaluation.dataset import keep, own_r_max
-from acgpt.evaluation.generator import INDEX, STAYS, Generator
+from acgpt.evaluation import generator as defaults
+from acgpt.evaluation.dataset import save_or_warn, trained_r_max
+from acgpt.evaluation.generator import DISK_REMEDY, INDEX, Generator
 from acgpt.evaluation.options import GenerationOptions
-from acgpt.evaluation.partial import record_in
-from acgpt.evaluation.setup import Setup, Source, choose_method, compiling
+from acgpt.evaluation.partial import existing_record
+from acgpt.evaluation.setup import Setup, Source, choose_method, compile_errors
 from acgpt.query.modes import MODES, modes_named
 
-Progress = Callable[[int, int, int], object]  # called with how many tokens are there, of how many, and how many are new
+Progress = Callable[[int, int, int], object]  # called with the tokens so far, the total, and the new ones
 
 
 @keywords(GenerationOptions)
@@ -34,41 +34,41 @@ def generate(
     note: Callable[[str], object] = lambda text: None,
     **keywords: Any,
 ) -> dict[str, Any]:
-    """Draw what the five modes of the paper ask, by the model's own procedure, into a folder.
+    """Sample the asked tokens of the paper's five modes into a folder, by the model's own procedure.
 
         acgpt.generate("runs/mine/model", "data/mine", "samples/mine", limit=100, modes=["infilling"])
 
-    What is complete in the folder is left as it is, and what was begun goes on.
+    Complete modes in the folder are not sampled again, and incomplete ones are resumed.
 
     Args:
-        model: A folder, a hub id or a .gguf file, "default" for the embedded one; or a `LanguageModel`.
-        corpus: A folder that `acgpt.prepare` has written; may be left out with `dataset`.
-        output: The folder; it gets MODE.jsonl and MODE.json for each mode, and index.json.
+        model: A folder, a hub id, a .gguf file, "default" for the embedded model, or a `LanguageModel`.
+        corpus: A folder that `acgpt.prepare` has written; optional with `dataset`.
+        output: The folder for MODE.jsonl and MODE.json of each mode, and index.json.
         **keywords: See `GenerationOptions`.
-        progress: Makes, for a mode, a context in which `Progress` is called.
-        note: Called with what a user should know before the work begins.
+        progress: Returns, for a mode, a context manager whose value is called as `Progress`.
+        note: Called with messages for the user before sampling starts.
 
     Returns:
-        The folder's index, of the modes that were wanted: the keys that `acgpt generate --help` lists under --json.
+        The index of the requested modes, with the keys that `acgpt generate --help` lists under --json.
 
     Raises:
-        InputError: Something that the user can mend; the folder holds generations of another configuration.
-        OutputError: The folder cannot be written; what has been drawn stays.
+        InputError: The arguments or the files are wrong, or the folder holds generations of another config.
+        OutputError: The folder cannot be written. Finished samples are kept.
     """
     chosen = GenerationOptions(**keywords)
     if output is None:
-        raise InputError("name a folder for the files (`output`).")
+        raise InputError("choose a folder for the files (`output`).")
     output = Path(output)
     if output.exists() and not output.is_dir():
-        raise InputError(f"{output} is a file: name a folder with `output`.")
+        raise InputError(f"{output} is a file: `output` must be a folder.")
     check_writable(output / INDEX)
-    wanted = [mode.name for mode in modes_named(list(chosen.modes))]
+    names = [mode.name for mode in modes_named(list(chosen.modes))]
     options, samples, compiled = dict(chosen.options or {}), chosen.samples, chosen.compiled
-    prompt = drawing.PROMPT if chosen.prompt is None else chosen.prompt
-    top_p = drawing.TOP_P if chosen.top_p is None else chosen.top_p
-    temperature = drawing.TEMPERATURE if chosen.temperature is None else chosen.temperature
+    prompt = defaults.PROMPT if chosen.prompt is None else chosen.prompt
+    top_p = defaults.TOP_P if chosen.top_p is None else chosen.top_p
+    temperature = defaults.TEMPERATURE if chosen.temperature is None else chosen.temperature
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=chosen.seed)
-    setup = Setup.of(model, corpus, chosen, "set_seed")
+    setup = Setup.load(model, corpus, chosen, "set_seed")
     lm, evaluation_set = setup.lm, setup.evaluation_set
     generator = Generator(
         lm, evaluation_set, method=choose_method(setup.method, lm), options=options, samples=samples, prompt=prompt,
@@ -76,56 +76,58 @@ def generate(
     )  # fmt: skip
     setup.check(generator.tokenizer_hash, note)
     check_index(output / INDEX)
-    if chosen.modes and not chosen.if_possible and not any(generator.answers(each) for each in wanted):
+    if chosen.modes and not chosen.if_possible and not any(generator.answers(mode) for mode in names):
         raise InputError(
-            f"a model of method {generator.method.name} cannot answer in the mode {' or '.join(wanted)}: name others "
-            "with `modes`, or add `if_possible=True`."
+            f"method {generator.method.name} cannot answer the mode {' or '.join(names)}: choose other `modes`, or add "
+            "`if_possible=True`."
         )
     generator.check(output)
     if setup.new:
-        keep(evaluation_set, setup.path)
+        save_or_warn(evaluation_set, setup.path)
     about = setup.about
     records: dict[str, dict[str, Any] | None] = {}
-    for each in wanted:
-        with progress(each) as update, compiling(compiled):
-            records[each] = generator.write(each, output, about=about, progress=update)
+    for mode in names:
+        with progress(mode) as update, compile_errors(compiled):
+            records[mode] = generator.write(mode, output, about=about, progress=update)
     result = {
         "kind": "index",
         **about,
         "method": generator.method.name,
         "options": options,
         "set": evaluation_set.as_dict() | {"path": str(setup.path)},
-        "trained_r_max": own_r_max(lm.metadata),
+        "trained_r_max": trained_r_max(lm.metadata),
         "sampling": {"temperature": temperature, "top_p": top_p, "seed": chosen.seed, "prompt": prompt},
         "samples": samples,
         "folder": str(output),
         "modes": {name: summary(name, record) for name, record in records.items()},
     }
-    for each in MODES:  # of earlier calls
-        if each not in records and ((earlier := record_in(output / f"{each}.json")) or not generator.answers(each)):
-            records[each] = earlier
-    index = {**result, "modes": {each: summary(each, records[each]) for each in MODES if each in records}}
-    with disk_errors(output, STAYS):
+    for mode in MODES:  # add the modes of earlier calls to the index
+        if mode not in records and (
+            (earlier := existing_record(output / f"{mode}.json")) or not generator.answers(mode)
+        ):
+            records[mode] = earlier
+    index = {**result, "modes": {mode: summary(mode, records[mode]) for mode in MODES if mode in records}}
+    with disk_errors(output, DISK_REMEDY):
         write_json(output / INDEX, index)
     return result
 
 
 def complete_modes(folder: Path) -> set[str]:
-    """The modes whose samples are all in a folder."""
-    return {mode for mode in MODES if (folder / f"{mode}.jsonl").exists() and record_in(folder / f"{mode}.json")}
+    """Return the modes whose samples are complete in a folder."""
+    return {mode for mode in MODES if (folder / f"{mode}.jsonl").exists() and existing_record(folder / f"{mode}.json")}
 
 
 def summary(mode: str, record: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Of a mode's record, what its folder's index says."""
+    """Return the entry of a mode in the index."""
     keys = ("texts", "tokens", "calls", "seconds", "tokens_per_second", "outside")
     return None if record is None else {"file": f"{mode}.jsonl", **{key: record[key] for key in keys}}
 
 
 def check_index(path: Path) -> None:
-    """Refuse to write over another's file."""
+    """Refuse to overwrite a file that is not an index of generations."""
     try:
         if not path.exists() or json.loads(path.read_text(encoding="utf-8"))["kind"] == "index":
             return
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise InputError(f"{path} is no index of generations: move it elsewhere, or name another folder.")
+    raise InputError(f"{path} is not an index of generations: move it, or choose another folder.")

@@ -1,13 +1,13 @@
-"""Generated texts as files: NAME.jsonl, a sample a line, and beside it NAME.json, the record of the whole.
+"""Files of generations: NAME.jsonl with one sample per line, and beside it NAME.json, the record of the file.
 
-    a line       item, sample, seed         which text of the evaluation set, and which of its samples
-                 roles                      "gga…": a letter a token; g given, a asked, u unknown
-                 tokens                     the ids of the whole text, what was drawn in its place, without BOS
+    a line       item, sample, seed         number of the text in the evaluation dataset, number of the sample, seed
+                 roles                      "gga…": one letter per token; g given, a asked, u unknown
+                 tokens                     token ids of the whole text with the sampled tokens, without BOS
                  log_probs                  of the asked tokens, under the model itself at temperature 1; or null
-                 prompt, fills, text        for people: what was given, what was drawn for each blank, all of it
+                 prompt, fills, text        for readers: what was given, the sampled text of each blank, the whole text
     the record   kind "generations", method, model, mode, r_max, set, sampling, tokenizer_hash, versions, …
 
-`generate` writes them. Here they are read and checked, and a line is made (`as_line`); no model is needed.
+`generate` writes these files. This module reads and checks them, and formats a line (`as_line`); no model is needed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from acgpt.errors import InputError
 from acgpt.query.modes import MODES
 
 KIND = "generations"
-BLANK = "____"  # for people: a run of tokens that are not given
-AGAIN = "Delete it and generate it again, or leave it out."
-IDS = 2**31  # token ids are below
-LEAST, MOST = -1e9, 1e-3  # of a log-probability; the sum of any number of them can be computed
-LONGEST = 2**26  # characters of a line
-# Characters that Python's splitlines, but not JSON, takes for the end of a line.
-ENDS = {char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
+BLANK = "____"  # stands for a run of tokens that are not given
+REGENERATE = "Delete it and generate it again, or leave it out."
+ID_LIMIT = 2**31  # token ids and numbers of texts are below
+MIN_LOG_PROB, MAX_LOG_PROB = -1e9, 1e-3  # 0 up to rounding; any number of them has a finite sum
+MAX_LINE = 2**26  # characters of a line
+# Characters that end a line for Python's splitlines, but not for JSON.
+LINE_SEPARATORS = {char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Generation:
     """One sample: a line of the file.
 
     Args:
-        item: The number of its text in the evaluation set.
-        sample: Its number among the samples of that text.
-        roles: A letter a token.
-        tokens: Of the whole text; `None` where one is unknown.
-        log_probs: Of the asked tokens, in nats; `None` where the method has none.
-        prompt: What was given, for people, with `BLANK` for each run of asked tokens.
-        fills: What was drawn, a text for each run of asked tokens.
+        item: Number of the text in the evaluation dataset.
+        sample: Number of the sample among those of the text.
+        roles: One letter per token.
+        tokens: Token ids of the whole text; `None` for unknown tokens.
+        log_probs: Log-probabilities of the asked tokens, in nats; `None` if the method has none.
+        prompt: The given text, with `BLANK` for each run of asked tokens.
+        fills: The sampled text of each run of asked tokens.
         text: The whole text.
     """
 
@@ -61,11 +61,11 @@ class Generation:
     text: str
 
     @classmethod
-    def of(cls, line: Any) -> Generation:
-        """A line of the file, checked.
+    def from_json(cls, line: Any) -> Generation:
+        """Check and convert a parsed line of the file.
 
         Raises:
-            ValueError: It is none; the message says why.
+            ValueError: The line is not a sample; the message says why.
         """
         if not isinstance(line, dict):
             raise ValueError("it is not a JSON object")
@@ -79,19 +79,19 @@ class Generation:
         roles, tokens, log_probs, fills = (line[key] for key in ("roles", "tokens", "log_probs", "fills"))
         asked = roles.count("a")
         if len(roles) != len(tokens) or not asked or set(roles) - set("gau"):
-            raise ValueError("its 'roles' are not a letter (g, a or u) for each of its tokens, at least one of them a")
-        if not (0 <= line["item"] < IDS and 0 <= line["sample"] < IDS):
-            raise ValueError("its 'item' or its 'sample' is no number of a text")
+            raise ValueError("its 'roles' must have one letter (g, a or u) per token, and at least one a")
+        if not (0 <= line["item"] < ID_LIMIT and 0 <= line["sample"] < ID_LIMIT):
+            raise ValueError("its 'item' or 'sample' is out of range")
         for role, token in zip(roles, tokens, strict=True):
-            if not (type(token) is int and 0 <= token < IDS) and not (token is None and role == "u"):
-                raise ValueError(f"its 'tokens' hold {token!r:.40}, which is no token id")
+            if not (type(token) is int and 0 <= token < ID_LIMIT) and not (token is None and role == "u"):
+                raise ValueError(f"its 'tokens' contain {token!r:.40}, which is not a token id")
         if len(fills) != len(runs(roles)) or not all(isinstance(fill, str) for fill in fills):
-            raise ValueError("its 'fills' are not a text for each run of asked tokens")
-        if log_probs is not None and all(each is None for each in log_probs):
+            raise ValueError("its 'fills' must have one text per run of asked tokens")
+        if log_probs is not None and all(value is None for value in log_probs):
             log_probs = None
         if log_probs is not None and not (len(log_probs) == asked and all(map(is_log_prob, log_probs))):
-            raise ValueError("its 'log_probs' are not a number for each asked token, 0 or less")
-        "".join((line["prompt"], *fills, line["text"])).encode()  # half a character is a ValueError
+            raise ValueError("its 'log_probs' must have one number, 0 or less, per asked token")
+        "".join((line["prompt"], *fills, line["text"])).encode()  # a lone surrogate raises a ValueError
         return cls(
             line["item"],
             line["sample"],
@@ -105,28 +105,28 @@ class Generation:
 
     @property
     def runs(self) -> list[tuple[int, ...]]:
-        """The tokens of each run of asked ones."""
+        """Token ids of each run of asked tokens."""
         return [tuple(t for t in self.tokens[start:end] if t is not None) for start, end in runs(self.roles)]
 
 
 def is_log_prob(value: object) -> bool:
-    """Is it a finite number, not a boolean, and 0 or less, to rounding?"""
-    return isinstance(value, int | float) and not isinstance(value, bool) and LEAST <= value <= MOST
+    """Return whether a value is a finite number of 0 or less, up to rounding."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and MIN_LOG_PROB <= value <= MAX_LOG_PROB
 
 
 def runs(roles: str) -> list[tuple[int, int]]:
-    """Where asked tokens stand together: the first of each run, and the place after its last.
+    """Return the start and end (exclusive) of each run of asked tokens.
 
     >>> runs("gaaga")
     [(1, 3), (4, 5)]
     """
-    found, place = [], 0
-    for role, same in groupby(roles):
-        end = place + len(list(same))
+    spans, start = [], 0
+    for role, run in groupby(roles):
+        end = start + len(list(run))
         if role == "a":
-            found.append((place, end))
-        place = end
-    return found
+            spans.append((start, end))
+        start = end
+    return spans
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,9 +134,9 @@ class Generations:
     """The samples of one model in one mode.
 
     Args:
-        path: Of NAME.jsonl.
-        record: What NAME.json holds.
-        limit: Those of the first texts of the evaluation set only (`reference.limited`).
+        path: Path of NAME.jsonl.
+        record: Content of NAME.json.
+        limit: Only samples of the first texts of the evaluation dataset (`reference.limit_generations`).
     """
 
     path: Path
@@ -145,133 +145,141 @@ class Generations:
 
     @classmethod
     def open(cls, path: str | Path) -> Generations:
-        """Of NAME.jsonl, with the record beside it; the samples are read when they are needed."""
+        """Open NAME.jsonl and read the record beside it. Samples are read when needed."""
         path = Path(path)
         if not path.is_file():
-            raise InputError(f"there is no file {path}: name a .jsonl that acgpt generate has written, or its folder.")
+            raise InputError(f"there is no file {path}: pass a .jsonl written by acgpt generate, or its folder.")
         if path.suffix == ".json" and path.with_suffix(".jsonl").is_file():
-            raise InputError(f"{path} is the record of generations: name {path.with_suffix('.jsonl')}.")
-        record, beside = record_of(path), path.with_suffix(".json")
+            raise InputError(f"{path} is the record of generations: pass {path.with_suffix('.jsonl')}.")
+        record, record_path = record_of(path), path.with_suffix(".json")
         if record is None:
             raise InputError(
-                f"{path} has no record of generations beside it that can be read ({beside.name}): name a .jsonl that "
-                "acgpt generate has written, and keep the two files together."
+                f"{path} has no record of generations ({record_path.name}) beside it. Pass a .jsonl written by acgpt "
+                "generate, and keep the two files together."
             )
         record.setdefault("model", "")
         kinds: dict[str, type | tuple[type, ...]] = {"method": str, "model": str, "mode": str, "tokenizer_hash": str}
         kinds |= {"set": dict, "options": (dict, type(None)), "sampling": (dict, type(None))}
         for key, kind in kinds.items():
             if not isinstance(record.get(key), kind) or "\0" in str(record.get(key)):
-                raise InputError(f"{beside} does not say what its {key} is. {AGAIN}")
-        of = record["set"]
-        if not isinstance(of.get("hash"), str) or not all(is_size(of.get(key)) for key in ("texts", "length")):
-            raise InputError(f"{beside} does not say which evaluation set it is of. {AGAIN}")
-        if of.get("corpus_hash") is not None and not isinstance(of.get("split"), str):
-            raise InputError(f"{beside} does not say which split of its corpus it is of. {AGAIN}")
+                raise InputError(f"{record_path} lacks a valid {key!r}. {REGENERATE}")
+        dataset = record["set"]
+        if not isinstance(dataset.get("hash"), str) or not all(
+            is_size(dataset.get(key)) for key in ("texts", "length")
+        ):
+            raise InputError(f"{record_path} lacks a valid evaluation dataset ('set'). {REGENERATE}")
+        if dataset.get("corpus_hash") is not None and not isinstance(dataset.get("split"), str):
+            raise InputError(f"{record_path} lacks the split of its corpus. {REGENERATE}")
         return cls(path, record)
 
     @property
     def name(self) -> str:
-        """The file's, without its ending."""
+        """Name of the file, without its suffix."""
         return self.path.stem
 
     def __iter__(self) -> Iterator[Generation]:
-        """The samples in order, as they are read."""
+        """Yield the samples in order while reading the file."""
         try:
             with self.path.open(encoding="utf-8") as file:
                 for number in count(1):
-                    line = file.readline(LONGEST)
+                    line = file.readline(MAX_LINE)
                     if not line:
                         self.check()
                         return
-                    if len(line) == LONGEST and not line.endswith("\n"):
-                        raise InputError(f"{self.path}, line {number}: it is too long. {AGAIN}")
+                    if len(line) == MAX_LINE and not line.endswith("\n"):
+                        raise InputError(f"{self.path}, line {number}: it is too long. {REGENERATE}")
                     if line.strip():
                         try:
-                            sample = Generation.of(json.loads(line))
+                            sample = Generation.from_json(json.loads(line))
                         except (ValueError, RecursionError) as error:
-                            self.check()  # which says that it was cut off, if it was
-                            raise InputError(f"{self.path}, line {number}: {error}. {AGAIN}") from error
+                            self.check()  # a truncated file gets the better error
+                            raise InputError(f"{self.path}, line {number}: {error}. {REGENERATE}") from error
                         if self.limit is None or sample.item < self.limit:
                             yield sample
         except UnicodeDecodeError as error:
             self.check()
-            raise InputError(f"cannot read {self.path}: {error}. {AGAIN}") from error
+            raise InputError(f"cannot read {self.path}: {error}. {REGENERATE}") from error
         except OSError as error:
-            raise InputError(f"cannot read {self.path}: {error}. {AGAIN}") from error
+            raise InputError(f"cannot read {self.path}: {error}. {REGENERATE}") from error
 
     def check(self) -> None:
-        """Refuse a file that is not what its record says of it, if it says so: others than `generate` may make one."""
+        """Refuse a file that does not match the hash in its record. Files from other programs may have no hash."""
         if "sha256" in self.record:
             check_lines(self.path, self.record)
 
     @property
     def samples(self) -> list[Generation]:
-        """All of them, read anew; at least one."""
-        found = list(self)
-        if not found:
-            raise InputError(f"{self.path} holds no sample. {AGAIN}")
-        return found
+        """All samples, read from the file at each access; at least one."""
+        samples = list(self)
+        if not samples:
+            raise InputError(f"{self.path} contains no samples. {REGENERATE}")
+        return samples
 
     @cached_property
     def hash(self) -> str:
-        """Of the file of samples."""
+        """SHA-256 of the file."""
         return sha256(self.path)
 
 
 def as_line(content: Mapping[str, Any]) -> bytes:
-    """JSON in a line of its own, for whoever reads lines in whatever way."""
+    """Return JSON on a single line, by every definition of a line separator."""
     line = json.dumps(content, ensure_ascii=False, allow_nan=False)
-    for char, escape in ENDS.items():
+    for char, escape in LINE_SEPARATORS.items():
         line = line.replace(char, escape)
     return (line + "\n").encode()
 
 
 def sha256(path: Path) -> str:
-    """Of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_lines(path: Path, record: Mapping[str, Any], remedy: str = AGAIN) -> None:
-    """Refuse a file of samples that is not what its record says of it: lines are missing, or were changed."""
+def check_lines(path: Path, record: Mapping[str, Any], remedy: str = REGENERATE) -> None:
+    """Refuse a file of samples that does not match the hash in its record.
+
+    Args:
+        path: The file.
+        record: Its record.
+        remedy: Last sentence of the error.
+    """
     if record.get("sha256") != sha256(path):
-        raise InputError(f"{path} is not what {path.stem}.json says of it: it was cut off, or changed. {remedy}")
+        raise InputError(f"{path} does not match {path.stem}.json: it was truncated or changed. {remedy}")
 
 
 def is_size(value: object) -> bool:
-    """Is it a number of things, at least one?"""
-    return type(value) is int and 0 < value < IDS
+    """Return whether a value is a count of at least one."""
+    return type(value) is int and 0 < value < ID_LIMIT
 
 
 def record_of(path: Path) -> dict[str, Any] | None:
-    """The record beside NAME.jsonl; `None` if there is none, or if it is of something else."""
+    """Return the record beside NAME.jsonl; `None` if there is none, or if the file is of another kind."""
     return object_of_kind(path.with_suffix(".json"), KIND)
 
 
 def has_record(path: Path) -> bool:
-    """Has NAME.jsonl a record beside it?
+    """Return whether NAME.jsonl has a record beside it.
 
     Raises:
-        InputError: It is named by a mode, and what is beside it cannot be read: a record that was damaged.
+        InputError: NAME is a mode, and the file beside it cannot be read: a damaged record.
     """
-    beside = path.with_suffix(".json")
+    record_path = path.with_suffix(".json")
     try:
-        if path.stem in MODES and beside.exists():
-            read_object(beside)
+        if path.stem in MODES and record_path.exists():
+            read_object(record_path)
     except (OSError, ValueError) as error:
-        raise InputError(f"{beside} cannot be read: {error}. {AGAIN}") from error
+        raise InputError(f"{record_path} cannot be read: {error}. {REGENERATE}") from error
     return record_of(path) is not None
 
 
-def mode_first(path: Path) -> tuple[int, str]:
-    """Files named by a mode come in the order of the modes, others after them by their names."""
+def mode_order(path: Path) -> tuple[int, str]:
+    """Return a sort key: files named after a mode in the order of the modes, then others by name."""
     modes = list(MODES)
     return modes.index(path.stem) if path.stem in modes else len(modes), path.name
 
 
 def object_of_kind(path: Path, *kinds: str) -> dict[str, Any] | None:
-    """What a JSON file of one of these kinds holds; `None` if there is none, or if it is something else."""
+    """Return the content of a JSON file of one of these kinds; `None` if it is missing or of another kind."""
     try:
         content = read_object(path)
     except (OSError, ValueError):
@@ -279,30 +287,34 @@ def object_of_kind(path: Path, *kinds: str) -> dict[str, Any] | None:
     return content if content.get("kind") in kinds else None
 
 
-def find_generations(places: Sequence[Path], allow_none: bool = False) -> Iterator[Generations]:
-    """Those that are named, and all in the folders that are named, each once.
+def find_generations(paths: Sequence[Path], allow_none: bool = False) -> Iterator[Generations]:
+    """Yield the generations in files and folders, each once.
 
-    A folder of `acgpt generate` that holds none, for its method answers in no mode, is passed over with a warning.
+    A folder of `acgpt generate` without generations, because its method can answer no mode, is skipped with a warning.
+
+    Args:
+        paths: Files NAME.jsonl, or folders of them.
+        allow_none: Accept that there are no generations at all.
 
     Raises:
-        InputError: A place is neither, or a folder holds none; or there are none at all, and that is not allowed.
+        InputError: A path is neither, or a folder has no generations and no index; or there are none at all.
     """
     seen = set()
-    for place in places:
-        found = [place]
-        if place.is_dir():
-            found = [path for path in sorted(place.glob("*.jsonl"), key=mode_first) if has_record(path)]
-            if not found and object_of_kind(place / "index.json", "index") is None:
-                inside = sorted({path.parent for path in place.glob("*/**/*.jsonl") if record_of(path) is not None})
-                such = f" such as {inside[0]}" if inside else ""
+    for path in paths:
+        files = [path]
+        if path.is_dir():
+            files = [file for file in sorted(path.glob("*.jsonl"), key=mode_order) if has_record(file)]
+            if not files and object_of_kind(path / "index.json", "index") is None:
+                inside = sorted({file.parent for file in path.glob("*/**/*.jsonl") if record_of(file) is not None})
+                example = f" such as {inside[0]}" if inside else ""
                 raise InputError(
-                    f"{place} holds no generations: name a folder{such} that acgpt generate has written into."
+                    f"{path} contains no generations: pass a folder{example} that acgpt generate has written."
                 )
-            if not found:
-                warnings.warn(f"{place} holds an index, but no generations: it is passed over.", stacklevel=2)
-        for path in found:
-            if path.resolve() not in seen:
-                seen.add(path.resolve())
-                yield Generations.open(path)
+            if not files:
+                warnings.warn(f"{path} contains an index, but no generations: it is skipped.", stacklevel=2)
+        for file in files:
+            if file.resolve() not in seen:
+                seen.add(file.resolve())
+                yield Generations.open(file)
     if not seen and not allow_none:
-        raise InputError(f"there are no generations in {', '.join(map(str, places))}: name folders that have some.")
+        raise InputError(f"there are no generations in {', '.join(map(str, paths))}: pass other folders.")

@@ -1,17 +1,17 @@
-"""Generations: a model draws the tokens that an evaluation set asks, mode by mode, by its method's own procedure.
+"""Sample the asked tokens of an evaluation dataset, mode by mode, by the method's own procedure.
 
     generator = Generator(acgpt.load("runs/ac/model"), evaluation_set)
-    record = generator.write("infilling", Path("samples"))        # None if the method cannot
+    record = generator.write("infilling", Path("samples"))        # None if the method cannot answer this mode
 
-    FOLDER/MODE.jsonl        a line a sample, in the order of the texts
-    FOLDER/MODE.json         the record of the whole; where it is, the samples are complete
-    FOLDER/MODE.jsonl.part   what has been drawn so far, group by group, until all are
-    FOLDER/index.json        what each mode came to, once all that were wanted are there
+    FOLDER/MODE.jsonl        one sample per line, in the order of the texts
+    FOLDER/MODE.json         the record of the file; if it exists, the samples are complete
+    FOLDER/MODE.jsonl.part   the groups sampled so far, until all are
+    FOLDER/index.json        a summary of each mode, written when all requested modes are complete
 
-A sample is a function of the seed, the query and the sample's number, but for rounding, which depends on what a batch
-holds. So samples are drawn in groups that are a function of the configuration, a group is written at once, and one
-that was not written whole is drawn again (see `part`): a run that was killed ends with the bytes of one that was not
-(on a CPU; a GPU rounds as it likes). Lines are made of the samples that are ready while a GPU is at work on the others.
+A sample is a function of the seed, the query and the sample's number, except for rounding, which depends on the other
+rows of a batch. Samples are therefore drawn in groups that depend only on the config; a group is written at once, and
+an incomplete one is drawn again (see `partial`). A run that was killed and resumed thus writes the same bytes as one
+that was not (on a CPU; a GPU is not deterministic). Finished samples are turned into lines while a GPU works on others.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from acgpt.engine.meter import ignore
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationSet
 from acgpt.evaluation.generations import BLANK, KIND, as_line, check_lines, sha256
-from acgpt.evaluation.partial import TOOK, Group, Part, config_in, opened, record_in, same
+from acgpt.evaluation.partial import COSTS, Group, Part, check_config, existing_config, existing_record, open_part
 from acgpt.evaluation.perplexity import check_fit
 from acgpt.methods import Method
 from acgpt.models.language_model import LanguageModel
@@ -52,24 +52,24 @@ from acgpt.query.query import Query
 from acgpt.query.text import pieces_of_many
 
 INDEX = "index.json"
-STAYS = "Make room there, see who may write, or name another folder; what has been drawn stays."
+DISK_REMEDY = "Free disk space, check the folder's permissions, or choose another folder. Finished samples are kept."
 PROMPT, TOP_P, TEMPERATURE = 20, 0.95, 0.8  # as in the paper's experiments
-OWN = ("mode", "future")  # of a file's configuration, what another file in the same folder may have otherwise
+PER_MODE = ("mode", "future")  # config keys in which the files of one folder may differ
 
 
 class Generator:
-    """Draws what an evaluation set asks of a model.
+    """Samples the asked tokens of an evaluation dataset.
 
     Args:
         lm: The model and its tokenizer.
-        evaluation_set: What is given and what is asked.
-        method: How the model is asked; by default as it says itself.
-        options: Of the method, as `Method.configured` takes them.
-        samples: Of each text.
-        prompt: In the unconditional mode so many tokens of each text are given, and the rest of it is drawn.
-        sampling: How a token is drawn.
-        budget: At most this many tokens are read at a time; by default what the device can take.
-        compiled: Put the network through torch.compile, as `LanguageModel.compile`?
+        evaluation_set: The evaluation dataset.
+        method: How the model is asked. Default: the method in its metadata.
+        options: Options of the method, see `Method.configured`.
+        samples: Number of samples per text.
+        prompt: Number of tokens of each text that are given in the unconditional mode; the rest is sampled.
+        sampling: Temperature, top-p, top-k and seed.
+        budget: Maximum number of tokens per forward pass. Default: what fits the device.
+        compiled: Compile the network with torch.compile, see `LanguageModel.compile`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Generator:
         compiled: bool = False,
     ) -> None:
         if samples < 1:
-            raise InputError(f"the number of samples of a text must be at least 1, not {samples}.")
+            raise InputError(f"the number of samples per text must be at least 1, not {samples}.")
         check_prompt(prompt, evaluation_set.length, "`prompt`")
         self.lm, self.evaluation_set, self.options = lm, evaluation_set, dict(options or {})
         self.method = (method or model_method(lm.metadata)).configured(self.options)
@@ -94,24 +94,24 @@ class Generator:
         self.sampling = sampling or Sampling(temperature=TEMPERATURE, top_p=TOP_P)
         if samples > 1 and self.sampling.temperature < GREEDY:
             warnings.warn(
-                f"temperature 0 takes the likeliest token: the {samples} samples of a text are the same, unless the "
-                "method also draws in which order tokens come.",
+                f"temperature 0 is greedy: the {samples} samples of a text are identical, unless the method also draws "
+                "the order of the tokens at random.",
                 stacklevel=2,
             )
         check_fit(lm.model, evaluation_set, self.method.overhead)
         if compiled:
             lm.compile(self.method)
-        self.noticed: Callable[[int], object] = ignore
-        self.engine = lm.engine(self.method.mask(lm.mask), budget, notice=self.notice)
+        self.on_tokens: Callable[[int], object] = ignore
+        self.engine = lm.engine(self.method.mask(lm.mask), budget, notice=self.report_tokens)
 
-    def notice(self, tokens: int) -> None:
-        """Pass on that so many tokens have been drawn, to whoever draws now."""
-        self.noticed(tokens)
+    def report_tokens(self, tokens: int) -> None:
+        """Pass the number of newly sampled tokens to the current listener."""
+        self.on_tokens(tokens)
 
-    # ---- what is drawn ----------------------------------------------------------------------------------------------
+    # ---- queries and config -----------------------------------------------------------------------------------------
 
     def queries(self, mode: str) -> list[Query]:
-        """What is given and what is asked of each text; nothing is known of the tokens that are asked."""
+        """Return one query per text. Tokens that are not given are `None`."""
         (chosen,) = modes_named([mode])
         roles = self.evaluation_set.roles(chosen)
         if chosen.conditioning == "empty":
@@ -120,14 +120,17 @@ class Generator:
         tokens = self.evaluation_set.tokens.astype(object)
         tokens[~given] = None
         rows = zip(tokens.tolist(), given.tolist(), asked.tolist(), strict=True)
-        return [Query.trusted(*row) for row in rows]  # an evaluation set has been checked
+        return [Query.trusted(*row) for row in rows]  # an evaluation dataset has been checked
 
     def answers(self, mode: str) -> bool:
-        """Can the method answer in this mode?"""
+        """Return whether the method can answer this mode."""
         return asked_with(self.method, MODES[mode], self.queries(mode)) is not None
 
     def config(self, mode: str, future: bool) -> dict[str, Any]:
-        """All that decides the samples of a mode, and the bytes of their file: what a run that goes on must have."""
+        """Return everything that determines the samples of a mode and the bytes of their file.
+
+        A run can only be resumed with the same config.
+        """
         sampling, prefill = asdict(self.sampling), self.engine.prefill_budget
         del sampling["first"]
         return {
@@ -146,43 +149,47 @@ class Generator:
             "device": self.lm.model.device.type,
             "attention": self.lm.attention,
             "batch_tokens": self.engine.budget,
-            "samples_at_once": self.at_once,
-            # What rounds otherwise: a compiled network, steps by a kernel instead of a mask, larger prefills.
+            "samples_at_once": self.group_size,
+            # These change the rounding: a compiled network, decoding by a kernel instead of a mask, larger prefills.
             **({"compiled": True} if self.compiled else {}),
             **({"decoding": "kernel"} if not self.method.compiles and self.engine.ragged else {}),
             **({"prefill_tokens": prefill} if not self.method.compiles and prefill != self.engine.budget else {}),
         }
 
     @property
-    def at_once(self) -> int:
-        """The most samples of a group."""
+    def group_size(self) -> int:
+        """Maximum number of samples in a group."""
         return self.method.rows_at_once(self.engine, self.evaluation_set.length)
 
     @cached_property
     def weights(self) -> str:
-        """A fingerprint of the model's weights."""
+        """Hash of the model's weights."""
         return weights_hash(self.lm.model)
 
     @cached_property
     def tokenizer_hash(self) -> str:
-        """Of the model's tokenizer."""
+        """Hash of the model's tokenizer."""
         return tokenizer_hash(self.lm.tokenizer)
 
+    # ---- files ------------------------------------------------------------------------------------------------------
+
     def check(self, folder: Path) -> None:
-        """Refuse a folder that holds generations of another configuration, damaged ones, or others' files."""
-        here = self.config("", False)
+        """Refuse a folder with generations of another config, damaged generations, or unrelated files.
+
+        Raises:
+            InputError: The folder holds such files.
+        """
+        config = self.config("", False)
         for path in (folder / f"{mode}{end}" for mode in MODES for end in (".jsonl", ".json", ".jsonl.part")):
             if path.is_dir():
-                raise InputError(
-                    f"{path} is a folder, and a file is to be written there: move it, or name another `output`."
-                )
+                raise InputError(f"{path} is a folder, not a file: move it, or choose another `output`.")
             if path.suffix == ".jsonl":
                 if path.is_file():
                     check_samples(path)
                 continue
-            there = config_in(path)
-            if there is not None:
-                same(path, {**there, **{key: here[key] for key in OWN}}, here)
+            existing = existing_config(path)
+            if existing is not None:
+                check_config(path, {**existing, **{key: config[key] for key in PER_MODE}}, config)
 
     def write(
         self,
@@ -192,86 +199,86 @@ class Generator:
         about: Mapping[str, Any] | None = None,
         progress: Callable[[int, int, int], object] = lambda done, all, tokens: None,
     ) -> dict[str, Any] | None:
-        """Draw a mode into a folder, or what is missing of it.
+        """Sample a mode into a folder, or complete it if it was interrupted.
 
         Args:
-            mode: Its name, as in `modes`.
-            folder: Gets `MODE.jsonl` and `MODE.json`; made if need be.
-            about: What else the record is to say: "model", "adapter", "corpus".
-            progress: Called with the number of tokens that are there, of all, and of those drawn by this call.
+            mode: Name of the mode, as in `modes`.
+            folder: Folder for `MODE.jsonl` and `MODE.json`; created if necessary.
+            about: Further entries of the record: "model", "adapter", "corpus".
+            progress: Called with the number of tokens that exist, the total, and the number sampled by this call.
 
         Returns:
-            The record; `None` if the method cannot answer in this mode.
+            The record; `None` if the method cannot answer this mode.
 
         Raises:
-            InputError: As in `check`; or another process is drawing the mode.
+            InputError: See `check`; or another process is sampling this mode.
         """
         queries = self.queries(mode)
         future = asked_with(self.method, MODES[mode], queries)
         if future is None:
             return None
-        lines, record = folder / f"{mode}.jsonl", folder / f"{mode}.json"
+        lines_path, record_path = folder / f"{mode}.jsonl", folder / f"{mode}.json"
         config = self.config(mode, future)
         self.check(folder)
-        part = lines.with_name(f"{lines.name}.part")
-        if (there := record_in(record)) is not None and lines.exists():
-            same(record, there["config"], config)
-            part.unlink(missing_ok=True)
-            return there
-        with disk_errors(folder, STAYS):
+        part_path = lines_path.with_name(f"{lines_path.name}.part")
+        if (existing := existing_record(record_path)) is not None and lines_path.exists():
+            check_config(record_path, existing["config"], config)
+            part_path.unlink(missing_ok=True)
+            return existing
+        with disk_errors(folder, DISK_REMEDY):
             folder.mkdir(parents=True, exist_ok=True)
-            with opened(part, config) as drawn:
-                counted = self.draw(queries, future, drawn, progress)
-                write_whole(lines, drawn.lines())
-                drawn.took["seconds"] += time.perf_counter() - counted
-                written = self.record(mode, queries, config, drawn.took, lines) | dict(about or {})
-                write_json(record, written)
-            part.unlink(missing_ok=True)
-        return written
+            with open_part(part_path, config) as part:
+                counted_until = self.sample_into(part, queries, future, progress)
+                write_whole(lines_path, part.lines())
+                part.costs["seconds"] += time.perf_counter() - counted_until
+                record = self.record(mode, queries, config, part.costs, lines_path) | dict(about or {})
+                write_json(record_path, record)
+            part_path.unlink(missing_ok=True)
+        return record
 
-    def draw(
-        self, queries: Sequence[Query], future: bool, drawn: Part, progress: Callable[[int, int, int], object]
+    def sample_into(
+        self, part: Part, queries: Sequence[Query], future: bool, progress: Callable[[int, int, int], object]
     ) -> float:
-        """Draw the groups that are not in the part yet, and add each to it as soon as it is there.
+        """Sample the groups that the part lacks, and append each as soon as it is complete.
 
         Returns:
-            Until when the time that it took has been counted: all but the writing of the last group.
+            The time up to which the costs are counted: everything but the writing of the last group.
         """
-        left = drawn.resume(groups_of(queries, self.samples, self.at_once))
-        before = drawn.tokens
+        remaining = part.resume(make_groups(queries, self.samples, self.group_size))
+        before = part.tokens
         total, tokens = self.samples * sum(len(query.asked_at) for query in queries), 0
 
-        def notice(count: int) -> None:
+        def on_tokens(count: int) -> None:
             nonlocal tokens
             tokens += count
             progress(before + tokens, total, tokens)
 
-        self.noticed = notice
-        notice(0)
-        meter, begun = self.engine.meter, time.perf_counter()
-        for group in left:
-            calls, busy = meter.calls, meter.seconds
+        self.on_tokens = on_tokens
+        on_tokens(0)
+        meter, start = self.engine.meter, time.perf_counter()
+        for group in remaining:
+            calls, model_seconds = meter.calls, meter.seconds
             sampling = replace(self.sampling, first=group.samples.start)
-            asked = [queries[item] for item in group.items]
+            group_queries = [queries[item] for item in group.items]
             lines: dict[tuple[int, int], bytes] = {}
             with torch.inference_mode(), evaluating(self.lm.model):
-                for answers in self.method.stream(self.engine, asked, len(group.samples), sampling, future):
+                for answers in self.method.stream(self.engine, group_queries, len(group.samples), sampling, future):
                     lines |= self.lines(group, queries, answers)
-            now = time.perf_counter()  # writing a group counts with the next
-            took = now - begun, meter.seconds - busy, meter.calls - calls
-            begun = now
-            drawn.add(group, [lines[key] for key in group.keys], dict(zip(TOOK, took, strict=True)))
-        return begun
+            now = time.perf_counter()  # the time to write a group counts towards the next
+            costs = now - start, meter.seconds - model_seconds, meter.calls - calls
+            start = now
+            part.add(group, [lines[key] for key in group.keys], dict(zip(COSTS, costs, strict=True)))
+        return start
 
     def lines(self, group: Group, queries: Sequence[Query], answers: Sequence[Answer]) -> dict[tuple[int, int], bytes]:
-        """Samples of a group as lines of the file, by their keys."""
-        all_keys = group.keys
-        keys = [all_keys[number * len(group.samples) + sample] for number, sample, _ in answers]
-        with uncollected():
+        """Return samples of a group as lines of the file, by their keys."""
+        group_keys = group.keys
+        keys = [group_keys[number * len(group.samples) + sample] for number, sample, _ in answers]
+        with gc_paused():
             lines = lines_of(
                 [(*key, self.sampling.seed) for key in keys],
                 [queries[item] for item, _ in keys],
-                [drawn for *_, drawn in answers],
+                [sampled for *_, sampled in answers],
                 self.lm.tokenizer,
             )
             return dict(zip(keys, map(as_line, lines), strict=True))
@@ -281,11 +288,11 @@ class Generator:
         mode: str,
         queries: Sequence[Query],
         config: Mapping[str, Any],
-        took: Mapping[str, float],
+        costs: Mapping[str, float],
         lines: Path,
     ) -> dict[str, Any]:
-        """What describes a file of samples."""
-        seconds, busy, calls = (took[key] for key in TOOK)
+        """Return the record of a file of samples."""
+        seconds, model_seconds, calls = (costs[key] for key in COSTS)
         tokens = self.samples * sum(len(query.asked_at) for query in queries)
         cuda = self.lm.model.device.type == "cuda"
         return {
@@ -301,8 +308,8 @@ class Generator:
             "tokens": tokens,
             "calls": calls,
             "seconds": round(seconds, 3),
-            "model_seconds": round(busy, 3),
-            "outside": round(max(0.0, 1 - busy / seconds), 4),
+            "model_seconds": round(model_seconds, 3),
+            "outside": round(max(0.0, 1 - model_seconds / seconds), 4),
             "tokens_per_second": round(tokens / seconds, 1),
             "tokenizer_hash": self.tokenizer_hash,
             "sha256": sha256(lines),
@@ -317,72 +324,92 @@ class Generator:
 
 
 def check_samples(path: Path) -> None:
-    """Refuse samples that are not what their record says, or that have none, unless a run was killed before it."""
-    part, beside = path.with_name(f"{path.name}.part"), path.with_suffix(".json")
-    killed = part.is_file() and config_in(part) is not None  # asked first: whoever is drawing may end just now
-    record = record_in(beside) if beside.is_file() else None
+    """Refuse a file of samples that does not match its record, or has none.
+
+    A file without a record is accepted if a part is beside it: the run was killed before it wrote the record.
+    """
+    part, record_path = path.with_name(f"{path.name}.part"), path.with_suffix(".json")
+    # The part is checked before the record: another process may finish in between.
+    killed = part.is_file() and existing_config(part) is not None
+    record = existing_record(record_path) if record_path.is_file() else None
     if record is not None:
-        check_lines(path, record, "Delete it, and the same command draws it again.")
+        check_lines(path, record, "Delete it and run the same command again.")
     elif not killed:
         raise InputError(
-            f"{path} has no {beside.name} beside it that says how it was drawn: move it elsewhere or delete it, and "
-            "the mode is drawn again; or name another folder."
+            f"{path} has no {record_path.name} beside it, which records how it was sampled. Move or delete it to "
+            "sample the mode again, or choose another folder."
         )
 
 
 def check_prompt(prompt: int, length: int, name: str) -> None:
-    """Refuse a prompt that is as long as the text; `name` is what the user called it."""
+    """Refuse a prompt that is as long as the text.
+
+    Args:
+        prompt: Number of given tokens.
+        length: Number of tokens per text.
+        name: The user's name for the option, for the error.
+    """
     if not 0 <= prompt < length:
         raise InputError(
-            f"a prompt of {prompt} tokens leaves nothing to draw of texts of {length}: use {name} {length - 1} or less."
+            f"a prompt of {prompt} tokens leaves nothing to sample in texts of {length}: use {name} {length - 1} or "
+            "less."
         )
 
 
 def asked_with(method: Method, mode: Mode, queries: Sequence[Query]) -> bool | None:
-    """Are these asked with the future in view, or from left to right? `None`: the method cannot answer them."""
-    # What is not taken apart from left to right is asked as it is where there is no future to leave out.
+    """Return whether queries of a mode are asked with the future in view (else left to right).
+
+    Returns:
+        `None` if the method cannot answer them.
+    """
+    # A method without a left-to-right decomposition is asked with the future if there is none to hide.
     future = mode.future or not (method.chain or any(query.needs_future for query in queries))
     return future if all(method.can_sample(query, future) for query in queries) else None
 
 
-def groups_of(queries: Sequence[Query], samples: int, rows: int) -> list[Group]:
-    """All samples of all texts in groups of at most so many; texts that ask about as much come together.
+def make_groups(queries: Sequence[Query], samples: int, rows: int) -> list[Group]:
+    """Divide all samples of all texts into groups; texts with similar numbers of asked tokens come together.
 
-    A sample is known by its question and its number, so texts that ask the same, for nothing is given say, share the
-    numbers out: the second has those from `samples` on.
+    A sample is determined by its query and its number. Texts with equal queries (if nothing is given, say) therefore
+    share one sequence of numbers: the second text starts at `samples`.
+
+    Args:
+        queries: One per text.
+        samples: Number of samples per text.
+        rows: Maximum number of samples per group.
     """
-    asking: dict[Query, list[int]] = {}
+    items_by_query: dict[Query, list[int]] = {}
     for item, query in enumerate(queries):
-        asking.setdefault(query, []).append(item)
-    order = sorted(asking.values(), key=lambda items: -len(queries[items[0]].asked_at))
-    alone = [item for items in order if len(items) == 1 for item in items]
+        items_by_query.setdefault(query, []).append(item)
+    order = sorted(items_by_query.values(), key=lambda items: -len(queries[items[0]].asked_at))
+    unique = [item for items in order if len(items) == 1 for item in items]
     texts, most = max(1, rows // samples), min(samples, rows)
     groups = [
-        Group(tuple(alone[start : start + texts]), range(first, min(first + most, samples)))
-        for start in range(0, len(alone), texts)
+        Group(tuple(unique[start : start + texts]), range(first, min(first + most, samples)))
+        for start in range(0, len(unique), texts)
         for first in range(0, samples, most)
     ]
     for items in (items for items in order if len(items) > 1):
         owners = [item for item in items for _ in range(samples)]
         for first in range(0, len(owners), rows):
-            own = tuple(owners[first : first + rows])
-            groups.append(Group((items[0],), range(first, first + len(own)), own))
+            group_owners = tuple(owners[first : first + rows])
+            groups.append(Group((items[0],), range(first, first + len(group_owners)), group_owners))
     return groups
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage collection within, which would walk through all lists of tokens again and again, and find nothing."""
-    collecting = gc.isenabled()
+def gc_paused() -> Iterator[None]:
+    """Disable garbage collection: it would repeatedly walk through all token lists without freeing anything."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if enabled:
             gc.enable()
 
 
-# ---- a line a sample ------------------------------------------------------------------------------------------------
+# ---- lines of the file ----------------------------------------------------------------------------------------------
 
 
 def lines_of(
@@ -391,30 +418,30 @@ def lines_of(
     answers: Sequence[tuple[np.ndarray, np.ndarray]],
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[dict[str, Any]]:
-    """Samples as their file has them.
+    """Return samples as the JSON objects of their file.
 
     Args:
-        numbers: Of each sample that of its text, its own among those of this text's question, and the seed.
-        queries: What was given and asked.
-        answers: The tokens that were drawn, from left to right, and their log-probabilities under the model itself.
-        tokenizer: The model's.
+        numbers: For each sample: number of the text, number of the sample for this query, seed.
+        queries: The query of each sample.
+        answers: The sampled tokens, left to right, and their log-probabilities under the model.
+        tokenizer: The model's tokenizer.
     """
-    filled = [fill_in(query, drawn) for query, (drawn, _) in zip(queries, answers, strict=True)]
+    filled = [fill_in(query, sampled) for query, (sampled, _) in zip(queries, answers, strict=True)]
     return [
         line_of(number, roles, tokens, log_probs, runs)
         for number, (_, log_probs), (roles, tokens), runs in zip(
-            numbers, answers, filled, texts_of(filled, tokenizer), strict=True
+            numbers, answers, filled, decode_runs(filled, tokenizer), strict=True
         )
     ]
 
 
-def fill_in(query: Query, drawn: np.ndarray) -> tuple[str, list[int | None]]:
-    """A letter for the role of each token, and the tokens, with those that were drawn."""
+def fill_in(query: Query, sampled: np.ndarray) -> tuple[str, list[int | None]]:
+    """Return the role letter of each token, and the tokens with the sampled ones filled in."""
     letters = np.full(len(query), b"u")
     letters[query.given_at - 1], letters[query.asked_at - 1] = b"g", b"a"
     tokens = query.ids.astype(object)
     tokens[tokens < 0] = None
-    tokens[query.asked_at - 1] = drawn
+    tokens[query.asked_at - 1] = sampled
     return letters.tobytes().decode(), tokens.tolist()
 
 
@@ -425,7 +452,15 @@ def line_of(
     log_probs: np.ndarray,
     runs: Sequence[tuple[str, str]],
 ) -> dict[str, Any]:
-    """A sample as its file has it; `runs` as in `texts_of`, the others as in `lines_of` and `fill_in`."""
+    """Return a sample as the JSON object of its file.
+
+    Args:
+        number: See `lines_of`.
+        roles: See `fill_in`.
+        tokens: See `fill_in`.
+        log_probs: See `lines_of`.
+        runs: See `decode_runs`.
+    """
     item, sample, seed = number
     return {
         "item": item,
@@ -443,22 +478,25 @@ def line_of(
     }
 
 
-def texts_of(
+def decode_runs(
     filled: Sequence[tuple[str, Sequence[int | None]]], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[list[tuple[str, str]]]:
-    """Of each text, the role and the text of every run of tokens that play the same; that of unknown ones is empty."""
+    """Yield for each text the role and decoded text of every run of tokens with one role; unknown runs are empty."""
     parts = [list(re.finditer("[ga]+|u+", roles)) for roles, _ in filled]
-    runs = [[re.findall("g+|a+|u+", part.group()) for part in of_text] for of_text in parts]
+    runs = [[re.findall("g+|a+|u+", part.group()) for part in text_parts] for text_parts in parts]
     known = [
-        ([token for token in tokens[part.start() : part.end()] if token is not None], list(accumulate(map(len, run))))
-        for (_, tokens), of_text, of_parts in zip(filled, parts, runs, strict=True)
-        for part, run in zip(of_text, of_parts, strict=True)
-        if run[0][0] != "u"
+        (
+            [token for token in tokens[part.start() : part.end()] if token is not None],
+            list(accumulate(map(len, part_runs))),
+        )
+        for (_, tokens), text_parts, text_runs in zip(filled, parts, runs, strict=True)
+        for part, part_runs in zip(text_parts, text_runs, strict=True)
+        if part_runs[0][0] != "u"
     ]
     texts = pieces_of_many(known, tokenizer)
-    for of_parts in runs:
+    for text_runs in runs:
         yield [
             (run[0], text)
-            for part in of_parts
-            for run, text in zip(part, [""] if part[0][0] == "u" else next(texts), strict=True)
+            for part_runs in text_runs
+            for run, text in zip(part_runs, [""] if part_runs[0][0] == "u" else next(texts), strict=True)
         ]

@@ -1,7 +1,7 @@
-"""MAUVE (Pillutla et al., 2021) by the authors' own package, mauve-text, from features that are computed here.
+"""MAUVE (Pillutla et al., 2021), computed by the authors' package mauve-text from our features.
 
-The package is GPL and takes seconds to import, so it is an extra, and is imported when a score is computed and not
-before. Its k-means begins at random: a score is the mean over several seeds, with their standard deviation.
+The package is GPL and takes seconds to import. It is therefore an optional dependency, imported only when a score is
+computed. Its k-means has a random initialisation: a score is the mean over several seeds, with a standard deviation.
 """
 
 from __future__ import annotations
@@ -21,80 +21,86 @@ from acgpt.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
 
-PAPER = "gpt2-large"  # the model whose features the paper has
+PAPER = "gpt2-large"  # the model of features in the paper
 
 SETTINGS = {
-    "kmeans_max_iter": 500,  # these two as in the paper
+    "kmeans_max_iter": 500,  # this and the next as in the paper
     "kmeans_num_redo": 5,
-    "kmeans_explained_var": 0.9,  # and these as the package has them
+    "kmeans_explained_var": 0.9,  # this and the next two are the package's defaults
     "mauve_scaling_factor": 5,
     "divergence_curve_discretization_size": 25,
 }
-FEWEST = 10  # texts on either side: there are a tenth as many clusters
-FEW = 100  # below, chance decides
-FEW_A_CLUSTER = b"WARNING clustering "
+FEWEST = 10  # least number of texts on either side: there are a tenth as many clusters
+FEW = 100  # with fewer texts, the score is mostly noise
+CLUSTER_WARNING = b"WARNING clustering "
 
 
-def package(otherwise: str = "`no_mauve` leaves it out and measures the rest.") -> Any:
-    """mauve-text, or how to get it, and how to do without it."""
+def package(otherwise: str = "`no_mauve` computes everything else.") -> Any:
+    """Import mauve-text.
+
+    Args:
+        otherwise: Last sentence of the error: what can be done without the package.
+
+    Raises:
+        InputError: The package is not installed.
+    """
     try:
         return importlib.import_module("mauve")
     except ImportError as error:
         raise InputError(
-            "MAUVE is computed by the package mauve-text, which is not installed: pip install 'acgpt[mauve]'. "
-            + otherwise
+            "MAUVE needs the package mauve-text, which is not installed: pip install 'acgpt[mauve]'. " + otherwise
         ) from error
 
 
 def scores(generated: np.ndarray, reference: np.ndarray, seeds: Sequence[int]) -> dict[str, Any]:
-    """MAUVE of features, (texts, dimensions) each.
+    """Compute MAUVE from features.
 
     Args:
-        generated: P.
-        reference: Q.
-        seeds: Of k-means, a score each.
+        generated: (texts, dimensions) features of the generated texts, P.
+        reference: (texts, dimensions) features of the reference texts, Q.
+        seeds: Seeds of k-means; one score each.
 
     Returns:
-        mean, std (of a sample; `None` for one seed), scores and smoothed (MAUVE*, whose histograms have half a text
-        more in every cluster) by seed, seeds, clusters, settings, and the package's version.
+        mean, std (sample standard deviation; `None` for one seed), scores and smoothed by seed (MAUVE*, whose
+        histograms have half a text more in every cluster), seeds, clusters, settings, and the package's version.
 
     Raises:
         InputError: There are too few texts, or the package is not installed.
     """
     check_counts(len(generated), len(reference))
     compute = package().compute_mauve
-    found = []
+    results = []
     for seed in seeds:
-        with quiet():
-            found.append(compute(p_features=generated, q_features=reference, seed=seed, device_id=-1, **SETTINGS))
-    values = [float(each.mauve) for each in found]
+        with no_cluster_warning():
+            results.append(compute(p_features=generated, q_features=reference, seed=seed, device_id=-1, **SETTINGS))
+    values = [float(result.mauve) for result in results]
     return {
         "mean": statistics.fmean(values),
         "std": statistics.stdev(values) if len(values) > 1 else None,
         "scores": values,
-        "smoothed": [float(each.mauve_star) for each in found],
+        "smoothed": [float(result.mauve_star) for result in results],
         "seeds": list(seeds),
-        "clusters": int(found[0].num_buckets),
+        "clusters": int(results[0].num_buckets),
         "settings": SETTINGS,
         "mauve_text": version("mauve-text"),
     }
 
 
 def check_counts(generated: int, reference: int) -> None:
-    """Are there enough texts on either side?
+    """Check that there are enough texts on either side.
 
     Raises:
-        InputError: There are not.
+        InputError: There are too few.
     """
-    draw, find = "draw more of them", "take another split or, of few long documents, rule windows"
-    for name, count, remedy in (("generated texts", generated, draw), ("texts of reference", reference, find)):
+    more, other = "generate more", "use another split or, if the documents are few and long, the rule windows"
+    for name, count, remedy in (("generated texts", generated, more), ("reference texts", reference, other)):
         if count < FEWEST:
-            raise InputError(f"there are {count} {name}, and MAUVE takes at least {FEWEST}: {remedy}.")
+            raise InputError(f"there are {count} {name}, but MAUVE needs at least {FEWEST}: {remedy}.")
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without the word that k-means has for so few texts a cluster, which its library writes past Python."""
+def no_cluster_warning() -> Iterator[None]:
+    """Remove the warning about few texts per cluster from stderr. Faiss writes it without using Python's stderr."""
     sys.stderr.flush()
     saved = os.dup(2)
     with TemporaryFile() as written:
@@ -107,5 +113,5 @@ def quiet() -> Iterator[None]:
             os.close(saved)
             written.seek(0)
             for line in written:
-                if FEW_A_CLUSTER not in line:
+                if CLUSTER_WARNING not in line:
                     os.write(2, line)

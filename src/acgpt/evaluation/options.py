@@ -189,9 +189,9 @@ def check_together(options: ScoringOptions, reference: Path, unused: Sequence[st
     Raises:
         InputError: There are such options. The message names them.
     """
-    of_corpus = ("split", "rule", "length", "skip")
+    corpus_options = ("split", "rule", "length", "skip")
     if options.asked_only:
-        refuse(options, (*of_corpus, "count", "field", "no_mauve"), "with `asked_only`")
+        refuse(options, (*corpus_options, "count", "field", "no_mauve"), "with `asked_only`")
     if options.no_mauve:
         refuse(options, ("features", "seeds", "features_only"), "with `no_mauve`")
     if options.features_only:
@@ -199,7 +199,7 @@ def check_together(options: ScoringOptions, reference: Path, unused: Sequence[st
     if reference.is_dir():
         refuse(options, ("field",), "with a corpus")
     elif reference.is_file():
-        refuse(options, (*of_corpus, "limit"), "with a file of texts")
+        refuse(options, (*corpus_options, "limit"), "with a file of texts")
 
 
 def refuse(options: Options, names: Sequence[str], where: str) -> None:

@@ -1,12 +1,12 @@
-"""A file of generations as far as it has been drawn: MODE.jsonl.part, in whole groups.
+"""Partial files of generations, MODE.jsonl.part: the groups that have been sampled so far.
 
-    the configuration            one line: what it is a part of; with another, nothing is added
-    the samples of a group       a line each, as in the file that is made of them (see `generated`)
-    what the group took          one line: seconds, seconds of the model, calls, and a hash of these and the samples
+    the config                   one line; samples of another config are not appended
+    the samples of a group       one line per sample, as in the final file (see `generations`)
+    the costs of the group       one line: seconds, seconds of the model, calls, and a hash of these and the samples
     the samples of the next …
 
-A group is written at once. What follows the last whole one is cut off when the part is opened again, and so is a group
-that is not what was written.
+A group is written at once. When the part is opened again, everything after the last complete group is cut off; so is a
+group whose hash does not match.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from acgpt.common.files import try_lock
 from acgpt.errors import InputError
 from acgpt.evaluation.generations import as_line, record_of
 
-BEGINS = b'{"mode": "'  # every configuration
-TOOK = ("seconds", "model_seconds", "calls")  # what a group says of itself
+CONFIG_PREFIX = b'{"mode": "'  # of every config line
+COSTS = ("seconds", "model_seconds", "calls")  # keys of a group's closing line
 
 
 @dataclass(frozen=True)
 class Group:
-    """What is drawn together: these samples of each of these texts.
+    """Samples that are drawn together: the same sample numbers of several texts.
 
     Args:
-        items: The numbers of the texts.
-        samples: Those of the samples.
-        owners: Of a text that asks the same as others, which of them has each sample.
+        items: Numbers of the texts.
+        samples: Numbers of the samples.
+        owners: If several texts share one query: for each sample, the text it belongs to.
     """
 
     items: tuple[int, ...]
@@ -45,7 +45,7 @@ class Group:
 
     @property
     def keys(self) -> list[tuple[int, int]]:
-        """The text and the number of every sample."""
+        """Number of the text and number of the sample, for every sample."""
         if self.owners:
             return list(zip(self.owners, self.samples, strict=True))
         return [(item, sample) for item in self.items for sample in self.samples]
@@ -53,73 +53,79 @@ class Group:
 
 @dataclass
 class Part:
-    """What has been drawn of a file, in whole groups.
+    """The complete groups of a partial file.
 
     Args:
-        file: Open to be added to, and read as far as `end`.
-        end: Of the last whole group.
-        places: Where in the file the line of each sample begins.
-        tokens: That were drawn in the groups that have been read.
-        took: What all groups took together.
+        file: Open for reading and appending; read up to `end`.
+        end: Offset of the end of the last complete group.
+        offsets: Offset of each sample's line.
+        tokens: Number of sampled tokens in the groups that were read.
+        costs: Sum of the costs of all groups.
     """
 
     file: BinaryIO
     end: int
-    places: dict[tuple[int, int], int] = field(default_factory=dict)
+    offsets: dict[tuple[int, int], int] = field(default_factory=dict)
     tokens: int = 0
-    took: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOOK, 0))
+    costs: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COSTS, 0))
 
     def resume(self, groups: Sequence[Group]) -> list[Group]:
-        """Read the groups that are there, in this order, cut off what follows them, and return those that are left."""
-        left = list(dropwhile(self.read, groups))
+        """Read the complete groups, in this order, truncate the file after them, and return the remaining groups."""
+        remaining = list(dropwhile(self.read, groups))
         self.file.truncate(self.end)
-        return left
+        return remaining
 
     def read(self, group: Group) -> bool:
-        """Is this group the next, and as it was written? Then it counts."""
+        """Read a group if it comes next in the file and is intact; return whether it does."""
         *lines, last = [self.file.readline() for _ in range(len(group.keys) + 1)]
         try:
-            took = json.loads(last)
-            if last != closing(lines, took):
+            costs = json.loads(last)
+            if last != closing_line(lines, costs):
                 return False
-        except (ValueError, KeyError, TypeError, RecursionError):  # half a line, or what a crash or an editor has left
+        except (ValueError, KeyError, TypeError, RecursionError):  # an incomplete line, or one damaged by an editor
             return False
-        keys, drawn = [], 0
+        keys, tokens = [], 0
         for line in lines:
             sample = json.loads(line)
             keys.append((sample["item"], sample["sample"]))
-            drawn += len(sample["log_probs"])
+            tokens += len(sample["log_probs"])
         if keys != group.keys:
             return False
-        self.tokens += drawn
-        self.count(group, took, [*lines, last])
+        self.tokens += tokens
+        self.count(group, costs, [*lines, last])
         return True
 
-    def add(self, group: Group, samples: Sequence[bytes], took: Mapping[str, float]) -> None:
-        """Write a group, its samples as lines, and have the disk hold it."""
-        lines = [*samples, closing(samples, took)]
+    def add(self, group: Group, samples: Sequence[bytes], costs: Mapping[str, float]) -> None:
+        """Append a group and flush it to disk.
+
+        Args:
+            group: The group.
+            samples: One line per sample.
+            costs: What the group took, by the keys `COSTS`.
+        """
+        lines = [*samples, closing_line(samples, costs)]
         self.file.write(b"".join(lines))
         self.file.flush()
         os.fsync(self.file.fileno())
-        self.count(group, took, lines)
+        self.count(group, costs, lines)
 
-    def count(self, group: Group, took: Mapping[str, float], lines: Sequence[bytes]) -> None:
-        """Note a group that stands at the end."""
+    def count(self, group: Group, costs: Mapping[str, float], lines: Sequence[bytes]) -> None:
+        """Register the group at the end of the file."""
         *starts, _, self.end = accumulate(map(len, lines), initial=self.end)
-        self.places.update(zip(group.keys, starts, strict=True))
-        for key in TOOK:
-            self.took[key] += took[key]
+        self.offsets.update(zip(group.keys, starts, strict=True))
+        for key in COSTS:
+            self.costs[key] += costs[key]
 
     def lines(self) -> Iterator[bytes]:
-        """The samples in the order of the texts."""
-        for key in sorted(self.places):
-            self.file.seek(self.places[key])
+        """Yield the samples in the order of the texts."""
+        for key in sorted(self.offsets):
+            self.file.seek(self.offsets[key])
             yield self.file.readline()
 
 
-def closing(samples: Iterable[bytes], took: Mapping[str, float]) -> bytes:
-    """The last line of a group of samples."""
-    numbers = {key: took[key] for key in TOOK}
+def closing_line(samples: Iterable[bytes], costs: Mapping[str, float]) -> bytes:
+    """Return the last line of a group: its costs and a hash."""
+    numbers = {key: costs[key] for key in COSTS}
     digest = hashlib.sha256()
     for line in (*samples, as_line(numbers)):
         digest.update(line)
@@ -127,21 +133,21 @@ def closing(samples: Iterable[bytes], took: Mapping[str, float]) -> bytes:
 
 
 @contextlib.contextmanager
-def opened(path: Path, config: Mapping[str, Any]) -> Iterator[Part]:
-    """The part of a file that has been drawn, or a new one; nobody else can open it meanwhile.
+def open_part(path: Path, config: Mapping[str, Any]) -> Iterator[Part]:
+    """Open or create a partial file, and lock it against other processes.
 
     Raises:
-        InputError: It is a part of something else, or no part at all, or another process has opened it.
+        InputError: The file has another config, is not a partial file, or is locked by another process.
     """
     with path.open("a+b") as file:
         if not try_lock(file):
-            raise InputError(f"another process is drawing {path}: wait for it, or name another folder with `output`.")
+            raise InputError(f"another process is writing {path}: wait for it, or choose another `output`.")
         file.seek(0)
         first = file.readline()
-        there = config_of(path, first)
-        if there is not None:
-            same(path, there, config)
-        else:  # nothing, or half a line
+        existing = parse_config(path, first)
+        if existing is not None:
+            check_config(path, existing, config)
+        else:  # an empty file, or an incomplete first line
             first = as_line(config)
             file.truncate(0)
             file.write(first)
@@ -149,30 +155,38 @@ def opened(path: Path, config: Mapping[str, Any]) -> Iterator[Part]:
         yield Part(file, len(first))
 
 
-def config_in(path: Path) -> dict[str, Any] | None:
-    """The configuration that a record, or a part of a file, was made with; `None` if there is none yet."""
+def existing_config(path: Path) -> dict[str, Any] | None:
+    """Return the config of a record or of a partial file; `None` if there is none yet."""
     if path.suffix == ".json":
-        record = record_in(path)
+        record = existing_record(path)
         return None if record is None else dict(record["config"])
     if not path.exists():
         return None
     with path.open("rb") as file:
-        return config_of(path, file.readline())
+        return parse_config(path, file.readline())
 
 
-def config_of(path: Path, first: bytes) -> dict[str, Any] | None:
-    """The configuration in the first line of a part; `None` of half a line or none. What is no part is refused."""
-    if not first.endswith(b"\n") and first[: len(BEGINS)] == BEGINS[: len(first)]:
+def parse_config(path: Path, first: bytes) -> dict[str, Any] | None:
+    """Return the config in the first line of a partial file; `None` if the line is incomplete or empty.
+
+    Raises:
+        InputError: The file is not a partial file of generations.
+    """
+    if not first.endswith(b"\n") and first[: len(CONFIG_PREFIX)] == CONFIG_PREFIX[: len(first)]:
         return None
     with contextlib.suppress(ValueError, RecursionError):
-        there = json.loads(first)
-        if isinstance(there, dict) and "method" in there:
-            return there
-    raise InputError(f"{path} is no part of generations: delete it, or name another folder.")
+        config = json.loads(first)
+        if isinstance(config, dict) and "method" in config:
+            return config
+    raise InputError(f"{path} is not a partial file of generations: delete it, or choose another folder.")
 
 
-def record_in(path: Path) -> dict[str, Any] | None:
-    """The record of generations; `None` if there is none yet. Another file of its name is refused."""
+def existing_record(path: Path) -> dict[str, Any] | None:
+    """Return the record of generations; `None` if there is none yet.
+
+    Raises:
+        InputError: The file is not a record of generations.
+    """
     if not path.exists():
         return None
     record = None
@@ -180,25 +194,31 @@ def record_in(path: Path) -> dict[str, Any] | None:
         record = record_of(path)
     if record is None or not isinstance(record.get("config"), dict):
         raise InputError(
-            f"{path} is no record of generations: move it elsewhere or delete it, and the mode is drawn again; or name "
-            "another folder."
+            f"{path} is not a record of generations. Move or delete it to sample the mode again, or choose another "
+            "folder."
         )
     return record
 
 
-def same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Refuse to go on with what was begun otherwise, and say what differs."""
+def check_config(path: Path, existing: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Refuse to resume a file of another config, and name the differences.
+
+    Args:
+        path: The record or partial file, for the error.
+        existing: Its config.
+        config: The requested config.
+    """
 
     def shown(key: str, value: object) -> str:
         return value[:8] if key in ("set", "weights") and isinstance(value, str) else f"{value!r:.60}"
 
-    differ = [
-        f"{key} {shown(key, there.get(key))}, and not {shown(key, here.get(key))}"
+    differences = [
+        f"{key} {shown(key, existing.get(key))}, and not {shown(key, config.get(key))}"
         + (" (other texts, or another number, length, r_max or seed of them)" if key == "set" else "")
-        for key in dict.fromkeys((*here, *there))
-        if there.get(key) != here.get(key)
+        for key in dict.fromkeys((*config, *existing))
+        if existing.get(key) != config.get(key)
     ]
-    if differ:
+    if differences:
         raise InputError(
-            f"{path} was drawn with {'; '.join(differ)}. Name another folder with `output`, or delete {path.parent}."
+            f"{path} was sampled with {'; '.join(differences)}. Choose another `output`, or delete {path.parent}."
         )

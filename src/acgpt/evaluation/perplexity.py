@@ -1,13 +1,12 @@
-"""Perplexity in the five modes of section 4.1, of one model on one evaluation set.
+"""Perplexity of a model on an evaluation dataset, in the five modes of section 4.1 of the paper.
 
     evaluation_set = EvaluationSet.build(corpus.tokens("test"), tokenizer_hash=…, r_max=0.6)
     evaluation = evaluate(model_method(lm.metadata), lm.engine(lm.mask), evaluation_set)
     evaluation.modes["training"].perplexity, evaluation.gains["training"].percent
 
-Perplexity is exp of the mean negative log-probability over *all* asked tokens of the set, not a mean over texts or
-batches, so it does not depend on how the texts are batched. Its 95 % interval says what another draw of texts would
-have given: texts are resampled with replacement, the same ones for every mode, so that a gain is compared on the same
-texts too.
+Perplexity is exp of the mean negative log-probability over *all* asked tokens of the dataset, not a mean over texts or
+batches, so it does not depend on how the texts are batched. Its 95 % interval estimates the variation over texts: texts
+are resampled with replacement, with the same resamples in every mode, so a gain is also computed on the same texts.
 """
 
 from __future__ import annotations
@@ -43,20 +42,21 @@ from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.modes import WITHOUT_FUTURE, modes_named
 from acgpt.query.query import Query
 
-PAUSE, SHARE = 10.0, 0.05  # between two writes of unfinished answers: seconds; and of the time, at most this for them
+PAUSE = 10.0  # least number of seconds between two writes of partial results
+SHARE = 0.05  # maximum share of the time that is spent on writing them
 
 
 @dataclass(frozen=True)
 class ModeResult:
-    """A model in one mode.
+    """The result of a model in one mode.
 
     Args:
-        perplexity: Per asked token of the whole set.
-        interval: 95 % of the perplexities of resampled texts lie in it; `None` for a single text, and where
-            a perplexity is infinite.
-        mean_nll: Its logarithm: the mean negative log-probability of an asked token, in nats.
-        tokens: How many tokens were asked.
-        texts: In how many texts.
+        perplexity: Perplexity per asked token, over all texts.
+        interval: 95 % bootstrap interval of the perplexity over texts; `None` for fewer than `FEWEST` texts, and if a
+            perplexity is infinite.
+        mean_nll: Logarithm of the perplexity: mean negative log-probability of an asked token, in nats.
+        tokens: Number of asked tokens.
+        texts: Number of texts.
     """
 
     perplexity: float
@@ -68,15 +68,15 @@ class ModeResult:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """The result: of every mode that was wanted, `None` where the method cannot answer it.
+    """The result of an evaluation in every requested mode.
 
     Args:
-        method: The method's name.
-        evaluation_set: What was asked.
-        log_probs: For each mode that was answered, (texts, length) log-probabilities; NaN where nothing was asked.
-        unanswered: The modes that the method cannot answer.
-        seed: Of the resampling.
-        bound: Are the log-probabilities lower bounds, and so the perplexities upper bounds?
+        method: Name of the method.
+        evaluation_set: The evaluation dataset.
+        log_probs: For each answered mode, (texts, length) log-probabilities; NaN where nothing was asked.
+        unanswered: Modes that the method cannot answer.
+        seed: Seed of the resampling.
+        bound: Whether the log-probabilities are lower bounds, and the perplexities upper bounds.
     """
 
     method: str
@@ -88,18 +88,18 @@ class Evaluation:
 
     @cached_property
     def per_text(self) -> PerText:
-        """What each perplexity is made of, text by text."""
+        """Sums of each text, from which the perplexities are computed."""
         sums = {mode: text_sums(log_probs) for mode, log_probs in self.log_probs.items()}
         return PerText(self.evaluation_set.hash, sums)
 
     @cached_property
     def resampled(self) -> dict[str, np.ndarray]:
-        """For each mode, the `RESAMPLES` mean NLLs of resampled texts, the same texts in every mode."""
+        """For each mode, (resamples,) mean NLLs of resampled texts; the same resamples in every mode."""
         return resampled_means(self.per_text.modes, self.seed)
 
     @cached_property
     def modes(self) -> dict[str, ModeResult | None]:
-        """The results by mode, in the paper's order."""
+        """Results by mode, in the paper's order; `None` for modes that the method cannot answer."""
         results: dict[str, ModeResult | None] = dict.fromkeys(self.unanswered)
         for mode, sums in self.per_text.modes.items():
             nll, count, texts = float(sums.nats.sum()), float(sums.tokens.sum()), len(sums.nats)
@@ -109,21 +109,21 @@ class Evaluation:
 
     @cached_property
     def gains(self) -> dict[str, Difference | None]:
-        """What the future is worth to the modes that read it; `None` where one of a pair was not answered."""
+        """Gain from the future in each mode that reads it; `None` if one mode of the pair was not answered."""
         gains: dict[str, Difference | None] = {}
         for mode, without in WITHOUT_FUTURE.items():
-            one, other = self.modes.get(mode), self.modes.get(without)
+            with_future, without_future = self.modes.get(mode), self.modes.get(without)
             gains[mode] = None
-            if one is not None and other is not None:
+            if with_future is not None and without_future is not None:
                 resampled = 100 * -np.expm1(self.resampled[mode] - self.resampled[without])
-                percent = float(100 * -np.expm1(one.mean_nll - other.mean_nll))
-                gains[mode] = Difference(percent, percentiles(resampled, one.texts))
+                percent = float(100 * -np.expm1(with_future.mean_nll - without_future.mean_nll))
+                gains[mode] = Difference(percent, percentiles(resampled, with_future.texts))
         return gains
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs, as JSON has it: what is infinite is `None`."""
+        """Return the result as JSON values; infinite numbers become `None`."""
 
-        def plain(result: ModeResult | Difference | None) -> dict[str, Any] | None:
+        def as_json(result: ModeResult | Difference | None) -> dict[str, Any] | None:
             if result is None:
                 return None
             return {name: value if finite(value) else None for name, value in asdict(result).items()}
@@ -135,100 +135,101 @@ class Evaluation:
             "method": self.method,
             "bound": self.bound,
             "set": self.evaluation_set.as_dict(),
-            "modes": {mode: plain(result) for mode, result in self.modes.items()},
-            "gains": {mode: plain(gain) for mode, gain in self.gains.items()},
+            "modes": {mode: as_json(result) for mode, result in self.modes.items()},
+            "gains": {mode: as_json(gain) for mode, gain in self.gains.items()},
             "bootstrap": {"resamples": RESAMPLES, "level": LEVEL, "seed": self.seed},
         }
 
     def records(self) -> dict[str, np.ndarray]:
-        """Every asked token of every mode as columns: `MODE.text`, `.position`, `.token` and `.log_prob`.
+        """Return every asked token of every mode as columns: `MODE.text`, `.position`, `.token` and `.log_prob`.
 
-        Texts count from 0, positions within a text from 1.
+        Texts are counted from 0, positions within a text from 1.
         """
         columns = {}
         for mode, log_probs in self.log_probs.items():
-            text, place = np.nonzero(~np.isnan(log_probs))
+            text, column = np.nonzero(~np.isnan(log_probs))
             columns[f"{mode}.text"] = text.astype(np.int32)
-            columns[f"{mode}.position"] = (place + 1).astype(np.int32)
-            columns[f"{mode}.token"] = self.evaluation_set.tokens[text, place]
-            columns[f"{mode}.log_prob"] = log_probs[text, place]
+            columns[f"{mode}.position"] = (column + 1).astype(np.int32)
+            columns[f"{mode}.token"] = self.evaluation_set.tokens[text, column]
+            columns[f"{mode}.log_prob"] = log_probs[text, column]
         return columns
 
 
 class Unfinished:
-    """What an evaluation has answered so far, in a file: after it was stopped, it goes on from there.
+    """Partial results of an evaluation in a file, from which it resumes after an interruption.
 
     Args:
-        path: Of the file. It is written from time to time, so that a short evaluation has none; if the disk refuses it,
-            that is said, and the evaluation goes on without.
-        about: Says what decides the answers; asked only where there is a file, or is to be one. A file of another
-            evaluation is not read, and is replaced.
+        path: Path of the file. It is written at intervals, so a short evaluation has none. If it cannot be written,
+            there is a warning, and the evaluation continues without it.
+        config: Returns everything that determines the answers; called only if the file exists or is written. A file
+            with another config is ignored and replaced.
     """
 
-    def __init__(self, path: Path, about: Callable[[], Mapping[str, Any]]) -> None:
-        self.path, self.ask = path, about
+    def __init__(self, path: Path, config: Callable[[], Mapping[str, Any]]) -> None:
+        self.path, self.make_config = path, config
         self.answers: dict[str, np.ndarray] = {}
-        self.earlier, self.pause = 0.0, PAUSE  # seconds: what it took before this time, and between two writes
+        self.earlier = 0.0  # seconds that earlier attempts took
+        self.pause = PAUSE  # seconds between two writes
         if path.exists():
-            with suppress(OSError, SafetensorError, KeyError, ValueError):  # what is no such file is begun anew
+            with suppress(OSError, SafetensorError, KeyError, ValueError):  # an unreadable file is ignored
                 self.read()
-        self.begun = self.written = time.monotonic()
+        self.started = self.written = time.monotonic()
 
     def read(self) -> None:
-        """Take what is there, if it is of this evaluation, and whole."""
+        """Read the file if it is intact and has the same config."""
         with safe_open(self.path, "np") as file:
-            said = file.metadata() or {}
-            found = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
-        if (said["about"], said["sha256"]) == (self.about, fingerprint(found)):
-            self.answers, self.earlier = found, float(said["seconds"])
+            metadata = file.metadata() or {}
+            answers = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
+        if (metadata["about"], metadata["sha256"]) == (self.config, arrays_hash(answers)):
+            self.answers, self.earlier = answers, float(metadata["seconds"])
 
     @cached_property
-    def about(self) -> str:
-        """What the file says of itself."""
-        return json.dumps(self.ask(), sort_keys=True)
+    def config(self) -> str:
+        """The config as JSON."""
+        return json.dumps(self.make_config(), sort_keys=True)
 
     @property
     def seconds(self) -> float:
-        """That it has taken, with the times before."""
-        return self.earlier + time.monotonic() - self.begun
+        """Duration of the evaluation so far, including earlier attempts."""
+        return self.earlier + time.monotonic() - self.started
 
-    def of(self, shown: bytes, shape: tuple[int, ...]) -> np.ndarray:
-        """(texts, length) the answers to what is shown, to be filled in; NaN where there is none yet."""
-        name = hashlib.sha256(shown).hexdigest()
-        found = self.answers.get(name)
-        if found is None or found.shape != shape or found.dtype != np.float64:
+    def answers_to(self, roles: bytes, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the (texts, length) answers to the queries with these roles, to be filled in; NaN if missing."""
+        name = hashlib.sha256(roles).hexdigest()
+        existing = self.answers.get(name)
+        if existing is None or existing.shape != shape or existing.dtype != np.float64:
             self.answers[name] = np.full(shape, np.nan)
         return self.answers[name]
 
     def write(self) -> None:
-        """Have the disk hold what there is, if it was long ago that it did."""
-        begun = time.monotonic()
-        if begun - self.written < self.pause:
+        """Write the file, unless the last write was less than `pause` seconds ago."""
+        start = time.monotonic()
+        if start - self.written < self.pause:
             return
-        about = {"about": self.about, "sha256": fingerprint(self.answers), "seconds": str(self.seconds)}
+        metadata = {"about": self.config, "sha256": arrays_hash(self.answers), "seconds": str(self.seconds)}
         try:
-            write_whole(self.path, save(self.answers, metadata=about))
+            write_whole(self.path, save(self.answers, metadata=metadata))
             self.written = time.monotonic()
-            self.pause = max(PAUSE, (self.written - begun) / SHARE)
+            self.pause = max(PAUSE, (self.written - start) / SHARE)
         except OSError as error:
             warnings.warn(
-                f"cannot write {self.path}: {error.strerror or error}. If this evaluation is stopped, it cannot go on.",
+                f"cannot write {self.path}: {error.strerror or error}. This evaluation cannot be resumed if it stops.",
                 stacklevel=2,
             )
             self.pause = math.inf
 
     def discard(self) -> None:
-        """All is answered, and kept elsewhere."""
+        """Delete the file after the final results have been written."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
 
-def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
-    """Of their contents."""
-    found = hashlib.sha256()
+def arrays_hash(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return the SHA-256 of the arrays' names and contents."""
+    digest = hashlib.sha256()
     for name in sorted(arrays):
-        found.update(name.encode() + arrays[name].tobytes())
-    return found.hexdigest()
+        digest.update(name.encode() + arrays[name].tobytes())
+    return digest.hexdigest()
 
 
 def evaluate(
@@ -241,27 +242,27 @@ def evaluate(
     progress: Callable[[int, int], object] = lambda done, all: None,
     unfinished: Unfinished | None = None,
 ) -> Evaluation:
-    """Evaluate a model, a training one too: it is left in the mode that it was in, and no gradient is kept.
+    """Evaluate a model. It may be in training: its train/eval mode is restored, and no gradients are computed.
 
     Args:
         method: How the model is asked.
-        engine: The model, its BOS and MASK. The result does not depend on its budget, but for rounding.
-        evaluation_set: What it is asked.
-        modes: Names of modes; by default all five. One the method cannot answer has no result.
-        seed: Of the resampling behind the intervals.
-        progress: Called with the number of texts answered so far and the number of all, over all passes.
-        unfinished: What was answered before, and where to keep what is answered now.
+        engine: The model, its BOS and MASK. The result does not depend on its budget, except for rounding.
+        evaluation_set: The evaluation dataset.
+        modes: Names of modes. Default: all five. A mode that the method cannot answer has no result.
+        seed: Seed of the bootstrap intervals.
+        progress: Called with the number of answered texts and the total, over all passes.
+        unfinished: Partial results to resume from and to write to.
     """
-    wanted = modes_named(modes)
+    requested = modes_named(modes)
     check_fit(engine.model, evaluation_set, method.overhead)
-    passes: dict[bytes, list[Query]] = {}  # by what is shown: modes that show the same are answered together
-    shown = {mode.name: mode.shown(evaluation_set.roles(mode)) for mode in wanted}
+    passes: dict[bytes, list[Query]] = {}  # by roles: modes that show the model the same are answered together
+    shown = {mode.name: mode.shown(evaluation_set.roles(mode)) for mode in requested}
     unanswered = []
-    for mode in wanted:
+    for mode in requested:
         name, roles = mode.name, shown[mode.name]
         queries = passes.get(roles.tobytes()) or queries_of(evaluation_set.tokens, roles)
-        whole = np.array_equal(roles == ASKED, evaluation_set.roles(mode) == ASKED)  # is all that is answered counted?
-        if (whole or method.chain) and all(map(method.answers, queries)):
+        all_counted = np.array_equal(roles == ASKED, evaluation_set.roles(mode) == ASKED)
+        if (all_counted or method.chain) and all(map(method.answers, queries)):
             passes[roles.tobytes()] = queries
         else:
             unanswered.append(name)
@@ -272,15 +273,15 @@ def evaluate(
     with torch.no_grad(), evaluating(engine.model):
         for key, queries in passes.items():
             shape = evaluation_set.tokens.shape
-            answers[key] = np.full(shape, np.nan) if unfinished is None else unfinished.of(key, shape)
+            answers[key] = np.full(shape, np.nan) if unfinished is None else unfinished.answers_to(key, shape)
             missing = (np.array([query.asked for query in queries]) & np.isnan(answers[key])).any(1)
-            left = {i: query for i, query in enumerate(queries) if missing[i]}
-            done += len(queries) - len(left)
+            remaining = {i: query for i, query in enumerate(queries) if missing[i]}
+            done += len(queries) - len(remaining)
             progress(done, total)
-            for group in few_at_once(batches(left, engine.budget, future=True), method.texts_at_once):
-                asked = [queries[i] for i in group]
-                scores = method.log_probs(engine, asked)
-                for i, query, score in zip(group, asked, scores, strict=True):
+            for group in few_at_once(batches(remaining, engine.budget, future=True), method.texts_at_once):
+                batch = [queries[i] for i in group]
+                scores = method.log_probs(engine, batch)
+                for i, query, score in zip(group, batch, scores, strict=True):
                     answers[key][i, np.asarray(query.asked_positions) - 1] = score
                 done += len(group)
                 progress(done, total)
@@ -289,37 +290,37 @@ def evaluate(
 
     log_probs = {
         mode.name: np.where(evaluation_set.roles(mode) == ASKED, answers[shown[mode.name].tobytes()], np.nan)
-        for mode in wanted
+        for mode in requested
         if mode.name not in unanswered
     }
     return Evaluation(method.name, evaluation_set, log_probs, tuple(unanswered), seed, method.bound)
 
 
 def check_fit(model: PreTrainedModel, evaluation_set: EvaluationSet, overhead: int) -> None:
-    """Refuse texts that are longer than the model's context, and tokens that it has not."""
+    """Refuse texts that exceed the model's context, and token ids outside its vocabulary."""
     config = model.config.get_text_config()
     if evaluation_set.length + overhead > (positions := positions_of(config)):
         raise InputError(
-            f"the texts have {evaluation_set.length} tokens; the model has {positions} positions, one of them for BOS: "
+            f"the texts have {evaluation_set.length} tokens, but the model has {positions} positions, including BOS: "
             f"use `length={positions - overhead}` or less."
         )
     if (highest := int(evaluation_set.tokens.max())) >= config.vocab_size:
-        raise InputError(f"the texts have the token {highest}, but the model's ids end at {config.vocab_size - 1}.")
+        raise InputError(f"the texts contain token {highest}, but the model's ids end at {config.vocab_size - 1}.")
 
 
 def few_at_once(groups: Sequence[Sequence[int]], most: int | None) -> Iterator[Sequence[int]]:
-    """Groups of at most so many."""
+    """Split groups so that none has more than `most` items."""
     for group in groups:
         for start in range(0, len(group), most or len(group)):
             yield group[start : start + (most or len(group))]
 
 
 def queries_of(tokens: np.ndarray, roles: np.ndarray) -> list[Query]:
-    """A query a row, (texts, length) tokens and their roles."""
+    """Return one query per row of (texts, length) tokens and roles."""
     rows = zip(tokens.tolist(), (roles == GIVEN).tolist(), (roles == ASKED).tolist(), strict=True)
     return [Query(*row) for row in rows]
 
 
 def text_sums(log_probs: np.ndarray) -> TextSums:
-    """For each text the sum of the asked tokens' negative log-probabilities, and their number."""
+    """Return for each text the sum of the asked tokens' negative log-probabilities, and their number."""
     return TextSums(-np.nansum(log_probs, axis=1), (~np.isnan(log_probs)).sum(axis=1).astype(np.float64))

@@ -1,10 +1,10 @@
-"""Scores of generated texts: MAUVE, and what else is measured of them. `acgpt.score_samples` and `acgpt mauve` do this.
+"""Score generated texts with MAUVE and other metrics: `acgpt.score_samples` and `acgpt mauve`.
 
-For each NAME.jsonl of `acgpt.generate` a result is written:
+For each NAME.jsonl of `acgpt.generate`, a result is written:
 
-    NAME.KEY.mauve.json      KEY stands for what was scored, features, reference, judge and limit
+    NAME.KEY.mauve.json      KEY is a hash of what was scored, the features, reference, judge and limit
 
-docs/how-to/score-generations.md says what is measured.
+docs/how-to/score-generations.md describes the metrics.
 """
 
 from __future__ import annotations
@@ -32,22 +32,20 @@ from acgpt.evaluation.features import LENGTH, Featurizer
 from acgpt.evaluation.generations import Generation, Generations, find_generations, object_of_kind
 from acgpt.evaluation.mauve import FEW, FEWEST, PAPER, check_counts, package, scores
 from acgpt.evaluation.options import ScoringOptions, check_together
-from acgpt.evaluation.reference import COUNT, Reference, limited, of_corpus, of_file, originals
-from acgpt.evaluation.text_metrics import check_judge, companions, firsts, judged, own_perplexity
+from acgpt.evaluation.reference import COUNT, Reference, limit_generations, of_corpus, originals, reference_from_file
+from acgpt.evaluation.text_metrics import check_judge, companions, first_samples, judge_samples, own_perplexity
 from acgpt.methods import METHODS
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.loading import cache_folder, is_default, load
 from acgpt.models.metadata import tokenizer_hash, weights_hash
 
-Progress = Callable[..., object]  # called with how many texts are done, of how many
-Bars = Callable[
-    [str], AbstractContextManager[Progress]
-]  # makes, for some work, a context in which `Progress` is called
+Progress = Callable[..., object]  # called with the number of processed texts and the total
+Bars = Callable[[str], AbstractContextManager[Progress]]  # returns a progress bar with a title, as a context manager
 
 SEEDS = 5
-INDEX = "scores"  # the kind of file that names all results
-ENDING = ".mauve.json"  # of results
-KEPT = ("method", "options", "model", "adapter", "mode", "r_max", "set", "sampling", "samples", "tokenizer_hash")
+INDEX = "scores"  # kind of the file that lists all results
+ENDING = ".mauve.json"  # suffix of results
+RECORD_KEYS = ("method", "options", "model", "adapter", "mode", "r_max", "set", "sampling", "samples", "tokenizer_hash")
 
 
 @keywords(ScoringOptions)
@@ -60,45 +58,45 @@ def score_samples(
     done: Callable[[Path, Mapping[str, Any]], object] = lambda path, result: None,
     **keywords: Any,
 ) -> dict[Path, dict[str, Any]]:
-    """Measure how near generated texts are to real ones: MAUVE, and what else can be measured.
+    """Compare generated texts with real ones by MAUVE, and compute other metrics.
 
         results = acgpt.score_samples("samples/mine", "data/mine", split="test", features="default")
         for path, result in results.items():
             print(result["name"], result["mauve"]["mean"], result["companions"]["generated"]["repetition"])
 
     Args:
-        generated: A NAME.jsonl that `acgpt.generate` has written, with its NAME.json; or a folder of them; or several.
-        reference: What they are compared with: a folder that `acgpt.prepare` made, or a .jsonl or .txt of texts.
+        generated: One or several NAME.jsonl that `acgpt.generate` has written, with NAME.json beside them, or folders
+            of them.
+        reference: Texts to compare with: a folder that `acgpt.prepare` has written, or a .jsonl or .txt file.
         **keywords: See `ScoringOptions`.
-        progress: Makes, for some work, a context in which `Progress` is called.
-        note: Called with where features are kept, if `features_only`.
-        done: Called with each result and its path, once it is written.
+        progress: Returns, for a title, a context manager whose value is called as `Progress`.
+        note: Called with the folder of the features, with `features_only`.
+        done: Called with the path and content of each result after it is written.
 
     Returns:
-        The result of each file by the path that it was written to, with the keys that `acgpt mauve --help` lists.
-        None with `features_only`.
+        The results by path, with the keys that `acgpt mauve --help` lists; empty with `features_only`.
 
     Raises:
-        InputError: Something that the user can mend.
+        InputError: The arguments or the files are wrong; the message says what to do.
         OutputError: A result cannot be written.
     """
     options, reference = ScoringOptions(**keywords), Path(reference)
-    places = [generated] if isinstance(generated, str | Path) else generated
+    paths = [generated] if isinstance(generated, str | Path) else generated
     output, index = (None if path is None else Path(path) for path in (options.output, options.index))
     check_together(options, reference)
-    found = list(find_generations([Path(place) for place in places], allow_none=index is not None))
-    check_output(found, output)
+    files = list(find_generations([Path(path) for path in paths], allow_none=index is not None))
+    check_output(files, output)
     check_index(index, output)
-    if not found and index is not None:
+    if not files and index is not None:
         write_index(index, {})
         return {}
-    scoring = Scoring.of(found, reference, options, progress)
+    scoring = Scoring.load(files, reference, options, progress)
     results: dict[Path, dict[str, Any]] = {}
     for file in scoring.files:
         start = time.perf_counter()
         if options.features_only:
-            scoring.keep_features(file)
-            note(f"{file.path}: its features are kept in {cache_folder() / 'features'}")
+            scoring.store_features(file)
+            note(f"{file.path}: features stored in {cache_folder() / 'features'}")
             continue
         path = result_path(file, scoring.key(file), output)
         result = scoring.existing(file, path) if options.resume else None
@@ -114,67 +112,70 @@ def score_samples(
     return results
 
 
-def check_output(found: Sequence[Generations], output: Path | None) -> None:
-    """Find out before anything is scored that results cannot be written, or would take the place of something else."""
-    names = [each.name for each in found]
+def check_output(files: Sequence[Generations], output: Path | None) -> None:
+    """Check before scoring that results can be written, and would not overwrite unrelated files."""
+    names = [file.name for file in files]
     if output is not None and output.suffix == ".json":
-        if len(found) > 1:
-            raise InputError(
-                f"{output} is one file, and there are {len(found)} generations: name a folder with `output`."
-            )
-        if output.is_file() and object_of_kind(output, "mauve") is None:  # NAME.json beside NAME.jsonl, say
-            raise InputError(f"{output} is no result of acgpt mauve: move it elsewhere, or name another with `output`.")
+        if len(files) > 1:
+            raise InputError(f"{output} is a file, but there are {len(files)} generations: `output` must be a folder.")
+        if output.is_file() and object_of_kind(output, "mauve") is None:  # for example NAME.json beside NAME.jsonl
+            raise InputError(f"{output} is not a result of acgpt mauve: move it, or choose another `output`.")
     elif output is not None and len(set(names)) < len(names):
-        raise InputError(f"two of the generations have the same name, and would both be written into {output}.")
-    for each in found:
-        check_writable(result_path(each, (), output))
+        raise InputError(f"two generations have the same name, so both results would go to the same file in {output}.")
+    for file in files:
+        check_writable(result_path(file, (), output))
 
 
 def check_index(path: Path | None, output: Path | None) -> None:
-    """Refuse an index that cannot be written, or would take the place of a result or of another's file."""
+    """Refuse an index that cannot be written, or that would overwrite a result or an unrelated file."""
     check_writable(path)
     if path is None:
         return
     if path.name.endswith(ENDING) or (output is not None and path.resolve() == output.resolve()):
-        raise InputError(f"{path} is where a result would be: name another file with `index`, which ends in .json.")
+        raise InputError(f"{path} is the path of a result: choose another .json file with `index`.")
     if path.exists() and object_of_kind(path, INDEX) is None:
-        raise InputError(f"{path} is no index of scores: move it elsewhere, or name another with `index`.")
+        raise InputError(f"{path} is not an index of scores: move it, or choose another `index`.")
 
 
 def write_index(path: Path, results: Mapping[Path, Mapping[str, Any]]) -> None:
-    """Write the file that names all results."""
-    found = [
-        {"generated": each["generated"], "mode": each["record"]["mode"], "scored": each["scored"], "result": str(file)}
-        for file, each in results.items()
+    """Write the file that lists all results."""
+    entries = [
+        {
+            "generated": result["generated"],
+            "mode": result["record"]["mode"],
+            "scored": result["scored"],
+            "result": str(file),
+        }
+        for file, result in results.items()
     ]
-    write(path, {"kind": INDEX, "results": found, **when()})
+    write(path, {"kind": INDEX, "results": entries, **when()})
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result, whole or not at all."""
+    """Write a JSON file atomically."""
     with disk_errors(path):
         write_json(path, finite(result), indent=1, allow_nan=False)
 
 
 def load_judge(name: str, device: str) -> LanguageModel:
-    """Load the judge; the embedded model is one without its adapter, a causal one."""
+    """Load the judge. The embedded model is loaded without its adapter, as a causal model."""
     try:
         return load(name, False if is_default(name) else None, device)
     except ModelError as error:
-        raise ModelError(f"the judge cannot be loaded: {error}") from error
+        raise ModelError(f"cannot load the judge: {error}") from error
 
 
 def load_featurizer(name: str | None, device: str) -> Featurizer:
-    """Load the model of features, the paper's by default."""
+    """Load the model of features. Default: the paper's."""
     try:
         return Featurizer.load(name or PAPER, device)
     except ModelError as error:
-        hint = " `features=default` takes the embedded model, with no download." if name is None else ""
+        hint = " `features=default` uses the embedded model, without a download." if name is None else ""
         raise ModelError(f"{error}{hint}") from error
 
 
 def result_path(file: Generations, key: Sequence[str | None], output: Path | None) -> Path:
-    """Where a result goes: what was measured in another way has another name."""
+    """Return the path of a result; results with different keys have different names."""
     if output is not None and output.suffix == ".json":
         return output
     short = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
@@ -182,50 +183,50 @@ def result_path(file: Generations, key: Sequence[str | None], output: Path | Non
 
 
 def key_of(result: Mapping[str, Any]) -> list[str | None]:
-    """What was scored, by which features, against what, and who judged it."""
+    """Return the key of a result: what was scored, hashes of features and reference, judge, limit."""
     hashes = [(result[part] or {}).get("hash") for part in ("features", "reference")]
     return [result["scored"], *hashes, (result["judge"] or {}).get("model"), *limit_key(result.get("limit"))]
 
 
 def limit_key(limit: int | None) -> list[str]:
-    """The part of a key that names a limit; none without one."""
+    """Return the part of a key for a limit; empty without one."""
     return [] if limit is None else [f"first {limit}"]
 
 
 def open_reference(
-    path: Path, found: Sequence[Generations], options: ScoringOptions
+    path: Path, files: Sequence[Generations], options: ScoringOptions
 ) -> tuple[Corpus | None, Reference | None]:
-    """The corpus, if one was named, and the texts that all are compared with; none if each file has its own."""
+    """Return the corpus, if the path is one, and the common reference of all files; `None` if each has its own."""
     if path.is_dir():
         corpus = Corpus.open(path)
         if options.asked_only:
             return corpus, None
-        longest = min(LENGTH, max(each.record["set"]["length"] for each in found))
+        longest = min(LENGTH, max(file.record["set"]["length"] for file in files))
         return corpus, of_corpus(
             corpus,
             options.split,
             length=options.length or longest,
-            generated=found,
+            generated=files,
             rule=options.rule,
             skip=options.skip,
             count=options.count or COUNT,
             allow_none=options.no_mauve,
         )
     if options.asked_only:
-        raise InputError(f"`asked_only` compares with what stood there: name the corpus of the prompts, not {path}.")
-    return None, of_file(path, options.field or "text", options.count or COUNT)
+        raise InputError(f"`asked_only` compares with the original text: pass the corpus of the prompts, not {path}.")
+    return None, reference_from_file(path, options.field or "text", options.count or COUNT)
 
 
 @dataclass(frozen=True)
-class Sides:
-    """What one file is measured by.
+class Comparison:
+    """The samples of one file, and what they are compared with.
 
     Args:
-        samples: All of them.
-        original: What stood in the corpus where something was drawn; `None` if it is another corpus.
-        texts: What MAUVE reads of the first sample of each text, none of them empty.
-        empty: How many are.
-        reference: What they are compared with.
+        samples: All samples.
+        original: The queries with the corpus's own tokens; `None` if the prompts are from another corpus.
+        texts: The part of the first sample of each text that MAUVE reads; none is empty.
+        empty: Number of empty texts, which are excluded.
+        reference: The reference texts.
     """
 
     samples: list[Generation]
@@ -237,18 +238,18 @@ class Sides:
 
 @dataclass(frozen=True)
 class Scoring:
-    """What every file of generations is measured with.
+    """The models and references that all files of generations are scored with.
 
     Args:
-        files: The files, limited to their first texts if that was asked for.
-        corpus: Of the reference, if it is one.
-        shared: The texts of reference; `None`: what was asked is compared with what stood there.
-        lm: The judge, if there is one.
-        judge: Its name.
-        seeds: How many of k-means.
-        progress: As in `score_samples`.
-        featurizer: For MAUVE, if it is wanted.
-        cached: The sides of the file that was read last: of all files they would be too much for memory.
+        files: The generations, limited to their first texts if the user asked for that.
+        corpus: The corpus, if the reference is one.
+        shared: The common reference; `None` if asked parts are compared with the original ones.
+        lm: The judge, if any.
+        judge: Name of the judge.
+        seeds: Number of seeds of k-means.
+        progress: See `score_samples`.
+        featurizer: The model of features, if MAUVE is computed.
+        cached: The comparison of the file that was read last; those of all files would not fit into memory.
     """
 
     files: Sequence[Generations]
@@ -259,154 +260,169 @@ class Scoring:
     seeds: int
     progress: Bars
     featurizer: Featurizer | None = None
-    cached: dict[tuple[Path, int | None], Sides] = field(default_factory=dict)
+    cached: dict[tuple[Path, int | None], Comparison] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, found: Sequence[Generations], reference: Path, options: ScoringOptions, progress: Bars) -> Scoring:
-        """Open the reference and load the models; what is wrong with any file is found before hours are spent."""
+    def load(cls, files: Sequence[Generations], reference: Path, options: ScoringOptions, progress: Bars) -> Scoring:
+        """Open the reference, load the models, and check every file before the first is scored."""
         if not (options.no_mauve or options.features_only):
             package()
         if options.limit is not None:
             prompts = Corpus.open(reference)
-            found = [limited(each, prompts, options.limit) for each in found]
-        corpus, shared = open_reference(reference, found, options)
+            files = [limit_generations(file, prompts, options.limit) for file in files]
+        corpus, shared = open_reference(reference, files, options)
         lm = None if options.judge is None else load_judge(options.judge, options.device)
-        scoring = cls(found, corpus, shared, lm, options.judge, options.seeds or SEEDS, progress)
-        for each in found:
-            scoring.check(each, not options.no_mauve)
+        scoring = cls(files, corpus, shared, lm, options.judge, options.seeds or SEEDS, progress)
+        for file in files:
+            scoring.check(file, not options.no_mauve)
         if options.no_mauve:
             return scoring
         return replace(scoring, featurizer=load_featurizer(options.features, options.device))
 
-    def sides(self, each: Generations) -> Sides:
-        """The samples of one file, and what they are compared with; read once, if no other is asked for in between."""
-        key = (each.path, each.limit)
+    def comparison(self, file: Generations) -> Comparison:
+        """Return the samples of a file and what they are compared with. The last one is cached."""
+        key = (file.path, file.limit)
         if key not in self.cached:
-            found = self.read(each)
+            comparison = self.read(file)
             self.cached.clear()
-            self.cached[key] = found
+            self.cached[key] = comparison
         return self.cached[key]
 
-    def read(self, each: Generations) -> Sides:
-        """As `sides`, from the file."""
-        samples, original, of = each.samples, None, each.record["set"]
-        if self.corpus is not None and (self.shared is None or of.get("corpus_hash") == self.corpus.hash):
-            original = originals(each, self.corpus)
-        first = firsts(samples)
+    def read(self, file: Generations) -> Comparison:
+        """Return the comparison of a file, without the cache."""
+        samples, original, dataset = file.samples, None, file.record["set"]
+        if self.corpus is not None and (self.shared is None or dataset.get("corpus_hash") == self.corpus.hash):
+            original = originals(file, self.corpus)
+        first = first_samples(samples)
         if self.shared is not None:
-            written, reference = [sample.text for sample in first], self.shared
+            generated, reference = [sample.text for sample in first], self.shared
         else:
             assert self.corpus is not None and original is not None
-            written = ["\n".join(sample.fills) for sample in first]
+            generated = ["\n".join(sample.fills) for sample in first]
             real = ["\n".join(sample.fills) for sample in original]
-            about = {"corpus": str(self.corpus.folder), "corpus_hash": self.corpus.hash, "split": of["split"]}
-            reference = Reference([text for text in real if text], {**about, "rule": "what stood where it was asked"})
-        texts = [text for text in written if text]
-        return Sides(samples, original, texts, len(written) - len(texts), reference)
+            origin = {"corpus": str(self.corpus.folder), "corpus_hash": self.corpus.hash, "split": dataset["split"]}
+            reference = Reference([text for text in real if text], {**origin, "rule": "what stood where it was asked"})
+        texts = [text for text in generated if text]
+        return Comparison(samples, original, texts, len(generated) - len(texts), reference)
 
     @property
     def scored(self) -> str:
-        """Of each text, what MAUVE reads."""
+        """The part of each text that MAUVE reads."""
         return "asked part" if self.shared is None else "whole text"
 
-    def key(self, each: Generations) -> list[str | None]:
-        """As `key_of` a result, before there is one."""
+    def key(self, file: Generations) -> list[str | None]:
+        """Return the key that the result of a file will have, see `key_of`."""
         features = None if self.featurizer is None else self.featurizer.hash
-        return [self.scored, features, self.sides(each).reference.hash, self.judge, *limit_key(each.limit)]
+        return [self.scored, features, self.comparison(file).reference.hash, self.judge, *limit_key(file.limit)]
 
     @cached_property
     def judge_hash(self) -> str | None:
-        """Of all that decides what the judge says, if there is one."""
+        """Hash of everything that determines the judge's scores; `None` without a judge."""
         if self.lm is None:
             return None
         method = None if self.lm.metadata is None else self.lm.metadata.method
         content = [weights_hash(self.lm.model), tokenizer_hash(self.lm.tokenizer), method, self.lm.bos, self.lm.mask]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
-    def existing(self, each: Generations, path: Path) -> dict[str, Any] | None:
-        """The result that is there, if it is of these very samples, scored in this way by as many seeds and this judge.
+    def existing(self, file: Generations, path: Path) -> dict[str, Any] | None:
+        """Return an existing result if it has the same samples, key, seeds and judge.
 
-        A judge's name, as it is part of a result's, does not say whether it has been trained again since.
+        The judge's hash is compared because its name, which is in the key, stays the same if it is trained again.
         """
         seeds = None if self.featurizer is None else list(range(self.seeds))
-        if (found := object_of_kind(path, "mauve")) is None:
+        if (result := object_of_kind(path, "mauve")) is None:
             return None
         try:
-            seeds_and_judge = [(found["mauve"] or {}).get("seeds"), (found["judge"] or {}).get("hash")]
-            own = [found["hash"], *key_of(found), *seeds_and_judge]
-        except (KeyError, AttributeError):  # of another version, or somebody has changed it
+            seeds_and_judge = [(result["mauve"] or {}).get("seeds"), (result["judge"] or {}).get("hash")]
+            key = [result["hash"], *key_of(result), *seeds_and_judge]
+        except (KeyError, AttributeError):  # written by another version, or edited
             return None
-        return found if own == [each.hash, *self.key(each), seeds, self.judge_hash] else None
+        return result if key == [file.hash, *self.key(file), seeds, self.judge_hash] else None
 
-    def check(self, each: Generations, mauve: bool) -> None:
-        """Can all be measured?"""
-        sides = self.sides(each)
+    def check(self, file: Generations, mauve: bool) -> None:
+        """Check that a file can be scored: enough texts for MAUVE, a suitable judge.
+
+        Raises:
+            InputError: It cannot; the message starts with the path of the file.
+        """
+        comparison = self.comparison(file)
         try:
             if mauve:
-                check_counts(len(sides.texts), len(sides.reference.texts))
+                check_counts(len(comparison.texts), len(comparison.reference.texts))
             if self.lm is not None:
-                check_judge(self.lm, self.same_tokens(each), max(len(sample.tokens) for sample in sides.samples))
+                check_judge(self.lm, self.same_tokens(file), max(len(sample.tokens) for sample in comparison.samples))
         except InputError as error:
-            raise InputError(f"{each.path}: {error}") from error
+            raise InputError(f"{file.path}: {error}") from error
 
-    def features(self, each: Generations, side: str, texts: Sequence[str], longer: Sequence[str] = ()) -> np.ndarray:
-        """The features of one side of a comparison, with a progress bar that says which; `longer` as in `features`."""
+    def features(self, file: Generations, side: str, texts: Sequence[str], longer: Sequence[str] = ()) -> np.ndarray:
+        """Return the features of one side of a comparison, with a progress bar.
+
+        Args:
+            file: The generations, for the title of the bar.
+            side: Name of the side, for the title of the bar.
+            texts: The texts.
+            longer: See `Featurizer.features`.
+        """
         assert self.featurizer is not None
-        with self.progress(f"{each.name}, features of the {side} texts") as progress:
+        with self.progress(f"{file.name}, features of the {side} texts") as progress:
             return self.featurizer.features(texts, progress, longer=longer)
 
-    def keep_features(self, each: Generations) -> None:
-        """Have the features in the cache."""
-        sides = self.sides(each)
-        original = sides.original if self.shared is not None else None
-        texts = {"generated": sides.texts, "reference": sides.reference.texts}
-        for side, found in (texts | {"original": [sample.text for sample in original or ()]}).items():
-            if found:
-                self.features(each, side, found)
+    def store_features(self, file: Generations) -> None:
+        """Compute all features of a file, so that they are stored for a later call."""
+        comparison = self.comparison(file)
+        original = comparison.original if self.shared is not None else None
+        sides = {"generated": comparison.texts, "reference": comparison.reference.texts}
+        for side, texts in (sides | {"original": [sample.text for sample in original or ()]}).items():
+            if texts:
+                self.features(file, side, texts)
 
-    def result(self, each: Generations) -> dict[str, Any]:
-        """All that is measured of one file."""
-        sides, method = self.sides(each), METHODS.get(each.record["method"])
-        samples, original, texts, reference = sides.samples, sides.original, sides.texts, sides.reference
-        found, real, features, cut = None, None, None, 0
+    def result(self, file: Generations) -> dict[str, Any]:
+        """Return the result of a file: MAUVE, the other metrics, the judge's scores, and notes."""
+        comparison, method = self.comparison(file), METHODS.get(file.record["method"])
+        samples, original = comparison.samples, comparison.original
+        texts, reference = comparison.texts, comparison.reference
+        mauve, original_mauve, features, truncated = None, None, None, 0
         if self.featurizer is not None:
-            self.featurizer.used.clear()
-            whole = sides if each.limit is None else self.sides(replace(each, limit=None))  # may be in the cache
-            theirs = self.features(each, "reference", reference.texts, whole.reference.texts)
-            found = scores(self.features(each, "generated", texts, whole.texts), theirs, range(self.seeds))
+            self.featurizer.products_used.clear()
+            # Features of all texts may be stored already; those of the first texts are part of them.
+            whole = comparison if file.limit is None else self.comparison(replace(file, limit=None))
+            reference_features = self.features(file, "reference", reference.texts, whole.reference.texts)
+            generated_features = self.features(file, "generated", texts, whole.texts)
+            mauve = scores(generated_features, reference_features, range(self.seeds))
             if original is not None and self.shared is not None and len(original) >= FEWEST:
-                real_texts, more = ([sample.text for sample in side.original or ()] for side in (sides, whole))
-                real = scores(self.features(each, "original", real_texts, more), theirs, range(self.seeds))
-            features = {**self.featurizer.about(), "products": ", ".join(sorted(self.featurizer.used))}
-            cut = self.featurizer.cut([*sides.texts, *sides.reference.texts])
-        judge = None if self.lm is None else self.judgement(each, sides)
+                originals, longer = ([sample.text for sample in side.original or ()] for side in (comparison, whole))
+                original_features = self.features(file, "original", originals, longer)
+                original_mauve = scores(original_features, reference_features, range(self.seeds))
+            features = {**self.featurizer.describe(), "products": ", ".join(sorted(self.featurizer.products_used))}
+            truncated = self.featurizer.count_truncated([*texts, *reference.texts])
+        judge = None if self.lm is None else self.judge_file(file, comparison)
         notes = []
-        if found is not None and min(len(texts), len(reference.texts)) < FEW:
+        if mauve is not None and min(len(texts), len(reference.texts)) < FEW:
             by_document = len(reference.texts) < FEW and reference.about.get("rule") == "documents"
-            remedy = " The rule windows may find more to compare with." if by_document else ""
-            notes.append(f"fewer than {FEW} texts on one side: MAUVE is mostly chance.{remedy}")
-        if found is not None and len(texts) + sides.empty < len(samples):
-            notes.append("there are several samples of a text: MAUVE is of the first of each.")
+            remedy = " The rule windows may find more reference texts." if by_document else ""
+            notes.append(f"fewer than {FEW} texts on one side: MAUVE is mostly noise.{remedy}")
+        if mauve is not None and len(texts) + comparison.empty < len(samples):
+            notes.append("there are several samples per text: MAUVE uses the first of each.")
         if reference.about.get("overlaps_prompts"):
-            notes.append("the reference holds texts that prompts were taken from.")
-        if features is not None and cut:
-            notes.append(f"texts of which no more than the first {features['length']:,} tokens are read: {cut}.")
-        if sides.empty:
-            notes.append(f"texts that are empty, and left out of MAUVE: {sides.empty}.")
+            notes.append("the reference contains texts that prompts were taken from.")
+        if features is not None and truncated:
+            notes.append(f"texts truncated to {features['length']:,} tokens: {truncated}.")
+        if comparison.empty:
+            notes.append(f"empty texts, excluded from MAUVE: {comparison.empty}.")
         if judge is not None and judge["cut"]:
             notes.append(f"the judge has too few positions: the last {judge['cut']:,} tokens of texts are not judged.")
         return {
             "kind": "mauve",
-            "name": each.name,
-            "generated": str(each.path),
-            "hash": each.hash,
-            "record": {key: each.record.get(key) for key in KEPT},
+            "name": file.name,
+            "generated": str(file.path),
+            "hash": file.hash,
+            "record": {key: file.record.get(key) for key in RECORD_KEYS},
             "scored": self.scored,
             "texts": len(texts),
-            "limit": each.limit,
-            "empty": sides.empty,
-            "mauve": found,
-            "original": real,
+            "limit": file.limit,
+            "empty": comparison.empty,
+            "mauve": mauve,
+            "original": original_mauve,
             "features": features,
             "reference": reference.as_dict(),
             "companions": {
@@ -418,25 +434,25 @@ class Scoring:
             "notes": notes,
         }
 
-    def same_tokens(self, each: Generations) -> bool:
-        """Has the judge the tokenizer of the samples?"""
+    def same_tokens(self, file: Generations) -> bool:
+        """Return whether the judge has the tokenizer of the samples."""
         assert self.lm is not None
-        return tokenizer_hash(self.lm.tokenizer) == str(each.record["tokenizer_hash"])
+        return tokenizer_hash(self.lm.tokenizer) == str(file.record["tokenizer_hash"])
 
-    def judgement(self, each: Generations, sides: Sides) -> dict[str, Any]:
-        """What the judge says of the samples, and of the original text where that is known."""
+    def judge_file(self, file: Generations, comparison: Comparison) -> dict[str, Any]:
+        """Return the judge's scores of the samples and, if they are known, of the original texts."""
         assert self.lm is not None
-        same, real = self.same_tokens(each), None
-        if sides.original is not None and same:
-            with self.progress(f"{each.name}, original texts judged") as progress:
-                real = judged(self.lm, sides.original, same, progress)
-        about = {"model": self.judge, "hash": self.judge_hash}
-        with self.progress(f"{each.name}, generated texts judged") as progress:
-            return {**about, **judged(self.lm, sides.samples, same, progress), "original": real}
+        same, original = self.same_tokens(file), None
+        if comparison.original is not None and same:
+            with self.progress(f"{file.name}, original texts judged") as progress:
+                original = judge_samples(self.lm, comparison.original, same, progress)
+        judge = {"model": self.judge, "hash": self.judge_hash}
+        with self.progress(f"{file.name}, generated texts judged") as progress:
+            return {**judge, **judge_samples(self.lm, comparison.samples, same, progress), "original": original}
 
     @property
     def hardware(self) -> str:
-        """What it was computed on."""
+        """Name of the GPU, or the CPU architecture."""
         networks = (self.featurizer and self.featurizer.network, self.lm and self.lm.model)
         on_gpu = any(network.device.type == "cuda" for network in networks if network)
         return torch.cuda.get_device_name() if on_gpu else platform.machine()

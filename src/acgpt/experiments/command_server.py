@@ -1,6 +1,6 @@
 """Start commands by forking a process that has imported torch and transformers already (Linux).
 
-These imports take longer than many a command. A server imports them once and then forks for every command:
+These imports take longer than many commands. A server imports them once and then forks for every command:
 
     CommandServer ──socket──► server: imports, waits, forks ──► command
     (the client)  ◄── ready, process id, exit code ──┘          its own process group, output and memory
@@ -26,8 +26,8 @@ from collections.abc import Mapping, Sequence
 
 SUPPORTED = sys.platform == "linux"  # elsewhere a fork is not safe, or does not exist
 READY = b"ready"
-LARGEST = 2**16  # bytes of a message
-DESCRIPTORS = 8  # the most that come with a command
+LARGEST = 2**16  # maximum number of bytes of a message
+DESCRIPTORS = 8  # maximum number of descriptors that come with a command
 
 
 # ---- the client -----------------------------------------------------------------------------------------------------
@@ -37,22 +37,22 @@ class CommandServer:
     """A server process, and the connection to it.
 
     Args:
-        program: The words that start the server; the number of its end of the connection is added.
-        env: The environment of the server and of its commands.
+        program: Command line of the server; the file descriptor of its end of the connection is appended.
+        env: Environment of the server and of its commands.
     """
 
     def __init__(self, program: Sequence[str], env: Mapping[str, str]) -> None:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.is_ready = False
         with theirs:
-            # Its own session: Ctrl-C in the terminal reaches the client alone.
+            # In a new session, Ctrl-C in the terminal reaches only the client.
             self.process = subprocess.Popen(
                 [*program, str(theirs.fileno())], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, env=env, start_new_session=True, pass_fds=(theirs.fileno(),),
             )  # fmt: skip
 
     def ready(self, timeout: float) -> bool:
-        """Say whether the imports are done; wait up to `timeout` seconds for them.
+        """Return whether the imports are done; wait up to `timeout` seconds for them.
 
         Raises:
             OSError: The server has ended.
@@ -63,18 +63,18 @@ class CommandServer:
             self.is_ready = True
         return self.is_ready
 
-    def start(self, words: Sequence[str], *descriptors: int) -> ServedCommand:
+    def start(self, arguments: Sequence[str], *descriptors: int) -> ServedCommand:
         """Fork a process for a command. The server must be ready, and must not be running another command.
 
         Args:
-            words: Those of the command.
-            descriptors: Open files of the command. The first becomes its standard output and standard error; the others
-                stay open until it ends.
+            arguments: Arguments of the command.
+            descriptors: File descriptors for the command. The first becomes its standard output and standard error; the
+                others stay open until it ends.
 
         Raises:
             OSError: The command was not started.
         """
-        request = json.dumps(words).encode()
+        request = json.dumps(arguments).encode()
         if len(request) > LARGEST:
             raise OSError(f"a command of {len(request):,} bytes is too long for the server.")
         socket.send_fds(self.connection, [request], descriptors)
@@ -84,7 +84,7 @@ class CommandServer:
         return ServedCommand(self.connection, int(message))
 
     def close(self) -> None:
-        """End the server. A command that still runs goes on."""
+        """End the server. A running command is not affected."""
         self.connection.close()
         self.process.kill()
         self.process.wait()
@@ -94,13 +94,13 @@ class ServedCommand:
     """A running command, with the part of `subprocess.Popen` that a runner needs.
 
     Args:
-        connection: To its server.
-        pid: Its process id, which is also that of its process group.
+        connection: Connection to its server.
+        pid: Its process id, which is also its process group.
     """
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection, self.pid = connection, pid
-        self.returncode: int | None = None  # as in Popen: minus the number of the signal that ended it
+        self.returncode: int | None = None  # as in Popen: negative if a signal ended it
 
     def poll(self) -> int | None:
         """Return the exit code; `None` while the command runs."""
@@ -108,7 +108,7 @@ class ServedCommand:
         return self.returncode
 
     def wait(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for the end of the command. A server that has ended takes it along."""
+        """Wait up to `timeout` seconds for the command to end. If the server has ended, kill the command."""
         if self.returncode is not None or not arrived(self.connection, timeout):
             return
         try:
@@ -123,17 +123,17 @@ class ServedCommand:
         self.returncode = int(message or -signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Send SIGTERM, unless the command has ended. The server keeps the process id in use until it has said so."""
+        """Send SIGTERM, unless the command has ended. The server keeps its process id reserved until then."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
 
 def arrived(connection: socket.socket, timeout: float) -> bool:
-    """Wait for a message, or the end of the connection."""
-    waiting = select.poll()  # select() takes no descriptor above 1,023
-    waiting.register(connection, select.POLLIN)
-    return bool(waiting.poll(1000 * timeout))
+    """Wait up to `timeout` seconds for a message or the end of the connection; return whether one came."""
+    poll = select.poll()  # select() takes no descriptor above 1,023
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(1000 * timeout))
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
@@ -143,9 +143,10 @@ def serve(connection: socket.socket) -> list[str] | None:
     """Fork a process for each command that the client sends, one after the other.
 
     Returns:
-        In a forked process the words of its command; in the server `None`, once the client has closed the connection.
+        In a forked process, the arguments of its command; in the server, `None` once the client has closed the
+        connection.
     """
-    ended = None  # a process whose exit code the client has, or will soon have
+    ended = None  # process id of the previous command, whose exit code has been sent
     try:
         connection.send(READY)
         while True:
@@ -156,22 +157,22 @@ def serve(connection: socket.socket) -> list[str] | None:
                 return None
             if not (pid := os.fork()):
                 connection.close()
-                settle(descriptors[0])
-                words: list[str] = json.loads(request)
-                return words
-            with contextlib.suppress(OSError):  # the child does the same: whoever is first
+                redirect_output(descriptors[0])
+                arguments: list[str] = json.loads(request)
+                return arguments
+            with contextlib.suppress(OSError):  # the child does the same; either may be first
                 os.setpgid(pid, pid)
-            for each in descriptors:
-                os.close(each)
+            for descriptor in descriptors:
+                os.close(descriptor)
             connection.send(str(pid).encode())
             connection.send(str(exit_code(pid)).encode())
             ended = pid
-    except ConnectionError:  # the client has been killed; the command has ended meanwhile
+    except ConnectionError:  # the client has been killed; the command has ended
         return None
 
 
-def settle(output: int) -> None:
-    """Give a forked process its own process group and its standard output and error."""
+def redirect_output(output: int) -> None:
+    """Give a forked process its own process group, and redirect its standard output and error to `output`."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
     for standard in (1, 2):
@@ -180,7 +181,7 @@ def settle(output: int) -> None:
 
 
 def exit_code(pid: int) -> int:
-    """Wait for the end of a child, which stays a zombie, and return its exit code as `subprocess` has it."""
+    """Wait for a child to end, leave it as a zombie, and return its exit code as `subprocess` does."""
     end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert end is not None  # it blocks
+    assert end is not None  # waitid blocks
     return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status

@@ -1,19 +1,19 @@
-"""Experiments: a grid of runs over one recipe, cut into cells that know nothing of each other.
+"""Experiments: a grid of runs over one recipe, as independent cells.
 
     FILE.yaml ──► Experiment ──► Cell, Cell, …       each: acgpt train … --resume, then acgpt evaluate … and
-                                                     acgpt generate … for each set, and acgpt mauve … for what
-                                                     was drawn
+                                                     acgpt generate … for each evaluation dataset, then
+                                                     acgpt mauve … for each folder of generations
 
     OUTPUT/
-      CELL/                    the run's folder, as `run_folder` describes it
-      CELL/test-r_max0.6.json  an evaluation of what was trained
-      CELL/generations/test-r_max0.6/    what it has drawn, as `generate` describes it
-      CELL/generations/test-r_max0.6/scores-….json    that all of it is scored; the results lie beside it
-      logs/CELL.txt            what the cell's commands said
-      locks/CELL               held while somebody works on the cell
+      CELL/                    folder of the run, see `run_folder`
+      CELL/test-r_max0.6.json  an evaluation of the trained model
+      CELL/generations/test-r_max0.6/    its generations, see `generate`
+      CELL/generations/test-r_max0.6/scores-….json    written when all generations are scored; scores are beside it
+      logs/CELL.txt            output of the cell's commands
+      locks/CELL               locked while a runner works on the cell
 
-Whether a cell is done is read from its folder alone, so any number of runners, on any machines that share the disk, can
-work on one experiment, be stopped at any moment, and go on. `experiment_runner` runs them.
+The state of a cell is read from its folder alone. Any number of runners, on any machines that share the disk, can work
+on one experiment, be stopped at any time, and be started again. The module `runner` runs the cells.
 """
 
 from __future__ import annotations
@@ -44,81 +44,88 @@ from acgpt.experiments.options import ExperimentOptions
 from acgpt.methods import method_of, parted
 from acgpt.query.conditioning import Conditioning, check_keys
 from acgpt.query.modes import MODES, modes_named
-from acgpt.training.recipe import ELSEWHERE, Loader, Recipe, checked, kinds, load_recipe, read_change, read_yaml
+from acgpt.training.recipe import FOREIGN_KEYS, Loader, Recipe, checked, key_types, load_recipe, read_change, read_yaml
 
 BUILT_IN = Path(__file__).parent / "builtin"
 LOGS, LOCKS = "logs", "locks"
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
-# What an axis might be called, and the key of a recipe that it is.
-AXES = ELSEWHERE | {"methods": "method", "sizes": "model", "size": "model", "models": "model", "seeds": "seed"}
+# Names that users may give to an axis of the grid, with the recipe key that is meant.
+AXES = FOREIGN_KEYS | {"methods": "method", "sizes": "model", "size": "model", "models": "model", "seeds": "seed"}
 
 
 @documented
 @dataclass(frozen=True)
-class Evaluations:
-    """What a cell is asked once it has been trained: `acgpt evaluate`, once for each split and r_max.
+class EvaluateSection:
+    """The section `evaluate` of an experiment: `acgpt evaluate` runs once for each split and r_max.
 
-    The evaluation set depends on these keys, the recipe's `length` and r_max alone, so cells of one r_max share it.
+    The evaluation dataset depends only on these keys and the recipe's `length` and r_max, so cells with the same r_max
+    share it.
     """
 
-    splits: Sequence[str] = option("Of the corpus, a list.", ("test",))
+    splits: Sequence[str] = option("List of splits of the corpus.", ("test",))
     r_max: Sequence[float] | None = option(
-        "The largest shares of a text that are given, a list. Default: the cell's own; for a method that reads no "
-        "future, which has none, those of all other cells."
+        "List of maximum shares of a text that are given. Default: the cell's r_max; for a method that reads no "
+        "future, which has no r_max, those of all other cells."
     )
     limit: int | None = declared(EvaluationOptions, "limit")
     seed: int = declared(EvaluationOptions, "seed", default=0)
     conditioning: Mapping[str, Any] | None = option(
-        "The training distribution that is asked, if it is not the paper's: {b_max: 4}, say."
+        "Distribution of conditioning sets for the mode `training`, for example {b_max: 4}. Default: the paper's."
     )
     dtype: Dtype = declared(EvaluationOptions, "dtype")
     batch_tokens: int | None = declared(EvaluationOptions, "batch_tokens")
     compile: bool = declared(EvaluationOptions, "compiled")
     method_options: Mapping[str, Sequence[str]] = option(
-        "Further evaluations by method, one for each entry of a list of method options, as `acgpt evaluate "
-        "--method-option` takes them: {sigma-gpt-random: [order=random]}.",
+        "Additional evaluations of a method with other options (`acgpt evaluate --method-option`), by the name of the "
+        "method: {sigma-gpt-random: [order=random]}.",
         factory=dict,
         renamed_from="how",
     )
 
     def __post_init__(self) -> None:
-        ways = self.method_options.values() if isinstance(self.method_options, Mapping) else [None]
-        if not all(isinstance(way, list | tuple) and all(isinstance(each, str) for each in way) for way in ways):
-            raise InputError("evaluate.method_options must be lists of options by method, such as "
-                             f"{{NAME: [a=1, 'a=2,b=3']}}, not {self.method_options!r}.")  # fmt: skip
-        for name, each in self.method_options.items():
+        lists = self.method_options.values() if isinstance(self.method_options, Mapping) else [None]
+        if not all(isinstance(items, list | tuple) and all(isinstance(item, str) for item in items) for items in lists):
+            raise InputError(f"evaluate.method_options must map methods to lists of options, such as {{NAME: [a=1, 'a=2,b=3']}}, "
+                             f"not {self.method_options!r}.")  # fmt: skip
+        for name, items in self.method_options.items():
             try:
-                for way in each:
-                    method_of(name).configured(dict(parted(word) for word in way.split(",")))
+                for options in items:
+                    method_of(name).configured(dict(parted(pair) for pair in options.split(",")))
             except InputError as error:
                 raise InputError(f"evaluate.method_options, {name}: {error}") from error
         check_sets(self, "evaluate")
 
-    def name(self, split: str, r_max: float, way: str = "") -> str:
-        """What the file of an evaluation is called, without its ending: all that decides what is asked, and how."""
-        words = [set_name(split, r_max, self.limit, self.seed, self.conditioning)]
-        words += [re.sub(r"[^\w.]+", "_", way)] if way else []
-        return "-".join(words)
+    def name(self, split: str, r_max: float, options: str = "") -> str:
+        """Return the name of the file of an evaluation, without its suffix: all that decides the evaluation.
+
+        Args:
+            split: Split of the corpus.
+            r_max: Maximum share of a text that is given.
+            options: Options of the method, as in `method_options`.
+        """
+        parts = [set_name(split, r_max, self.limit, self.seed, self.conditioning)]
+        parts += [re.sub(r"[^\w.]+", "_", options)] if options else []
+        return "-".join(parts)
 
 
 @documented
 @dataclass(frozen=True)
-class Draws:
-    """What a cell draws once it has been evaluated: `acgpt generate`, once for each split and r_max."""
+class GenerateSection:
+    """The section `generate` of an experiment: `acgpt generate` runs once for each split and r_max."""
 
-    splits: Sequence[str] = declared(Evaluations, "splits")
-    modes: Sequence[str] | None = option(
-        "A list of their names. Default: all five; what a method cannot answer is left out."
-    )
-    r_max: Sequence[float] | None = declared(Evaluations, "r_max", help="As in `evaluate`.")
+    splits: Sequence[str] = declared(EvaluateSection, "splits")
+    modes: Sequence[str] | None = option("List of modes. Default: all five, without those that a method cannot answer.")
+    r_max: Sequence[float] | None = declared(EvaluateSection, "r_max", help="As in `evaluate`.")
     limit: int | None = declared(GenerationOptions, "limit")
     samples: int = declared(GenerationOptions, "samples")
     prompt: int = declared(GenerationOptions, "prompt", default=PROMPT)
     top_p: float = declared(GenerationOptions, "top_p", default=TOP_P)
     temperature: float = declared(GenerationOptions, "temperature", default=TEMPERATURE)
     seed: int = declared(GenerationOptions, "seed")
-    set_seed: int = declared(GenerationOptions, "set_seed", default=0, help="Of the conditioning sets. Default: 0.")
-    conditioning: Mapping[str, Any] | None = declared(Evaluations, "conditioning", help="As in `evaluate`.")
+    set_seed: int = declared(
+        GenerationOptions, "set_seed", default=0, help="Seed of the conditioning sets. Default: 0."
+    )
+    conditioning: Mapping[str, Any] | None = declared(EvaluateSection, "conditioning", help="As in `evaluate`.")
     dtype: Dtype = declared(GenerationOptions, "dtype")
     batch_tokens: int | None = declared(GenerationOptions, "batch_tokens")
     compile: bool = declared(GenerationOptions, "compiled")
@@ -137,19 +144,19 @@ class Draws:
             raise InputError(f"generate: {error}") from error
 
     def name(self, split: str, r_max: float) -> str:
-        """What the folder of generations is called: all that decides what is drawn, where it is not the usual."""
-        words = [set_name(split, r_max, self.limit, self.set_seed, self.conditioning)]
-        usual = {each.name: each.default for each in fields(Draws)}
+        """Return the name of the folder of generations: all that decides the samples, defaults left out."""
+        parts = [set_name(split, r_max, self.limit, self.set_seed, self.conditioning)]
+        defaults = {key.name: key.default for key in fields(GenerateSection)}
         for key in ("samples", "prompt", "top_p", "temperature", "seed"):
-            if (value := getattr(self, key)) != usual[key]:
-                words.append(f"{'draw-' if key == 'seed' else ''}{key}{value}")
-        return "-".join([*words, *(self.modes or ())])
+            if (value := getattr(self, key)) != defaults[key]:
+                parts.append(f"{'draw-' if key == 'seed' else ''}{key}{value}")
+        return "-".join([*parts, *(self.modes or ())])
 
 
 @documented
 @dataclass(frozen=True)
-class Scores:
-    """How what a cell has drawn is scored: `acgpt mauve`, once for each folder of generations."""
+class MauveSection:
+    """The section `mauve` of an experiment: `acgpt mauve` runs once for each folder of generations."""
 
     split: str | None = declared(ScoringOptions, "split")
     rule: str | None = declared(ScoringOptions, "rule")
@@ -161,19 +168,19 @@ class Scores:
     asked_only: bool = declared(
         ScoringOptions,
         "asked_only",
-        help="Score what was drawn alone as well, against what stood there: a result more each.",
+        help="Also score the sampled tokens alone against the original ones, as an additional result.",
     )
     judge: str | None = declared(
         ScoringOptions,
         "judge",
-        help="A model that says how likely it finds the texts: a folder, another cell's `model` say, or a hub id.",
+        help="Model that measures how likely the texts are: a folder (such as `model` of another cell) or a hub id.",
     )
     no_mauve: bool = declared(ScoringOptions, "no_mauve")
 
     def __post_init__(self) -> None:
         for name in ("split", "rule", "features", "judge"):
             if checked(f"mauve.{name}", getattr(self, name), str | None) == "":
-                raise InputError(f"mauve.{name} is empty: name one, or leave it out.")
+                raise InputError(f"mauve.{name} is empty: set it, or leave it out.")
         for name in ("asked_only", "no_mauve"):
             checked(f"mauve.{name}", getattr(self, name), bool)
         check_numbers(self, "mauve")
@@ -183,35 +190,37 @@ class Scores:
             raise InputError(f"mauve.rule must be one of {', '.join(RULES)}, not {self.rule!r}.")
         unused = [name for name in ("features", "seeds", "asked_only") if self.no_mauve and getattr(self, name)]
         if unused:
-            raise InputError(f"mauve.{unused[0]} can do nothing with mauve.no_mauve: leave one or the other out.")
+            raise InputError(f"mauve.{unused[0]} has no effect with mauve.no_mauve: leave one of them out.")
 
-    def ways(self) -> dict[str, list[str]]:
-        """The options of `acgpt mauve` for each way of scoring, by a name that holds all of them."""
-        both = {"features": self.features, "seeds": self.seeds}
-        keys = ("split", "rule", "length", "skip", "count", "judge", "no_mauve")  # of these the other way has no use
-        ways: list[dict[str, Any]] = [{key: getattr(self, key) for key in keys} | both]
-        ways += [{"asked_only": True} | both] if self.asked_only else []
-        found = {}
-        for way in ways:
-            given = {key: value for key, value in way.items() if value is not None and value is not False}
+    def scorings(self) -> dict[str, list[str]]:
+        """Return the arguments of each call of `acgpt mauve`, by a name that contains all of its options."""
+        common = {"features": self.features, "seeds": self.seeds}
+        keys = ("split", "rule", "length", "skip", "count", "judge", "no_mauve")  # not used with asked_only
+        calls: list[dict[str, Any]] = [{key: getattr(self, key) for key in keys} | common]
+        calls += [{"asked_only": True} | common] if self.asked_only else []
+        scorings = {}
+        for call in calls:
+            given = {key: value for key, value in call.items() if value is not None and value is not False}
             name = "-".join(["scores", *(key if x is True else f"{key}_{short(x)}" for key, x in given.items())])
             options = ([f"--{key.replace('_', '-')}", *([] if x is True else [str(x)])] for key, x in given.items())
-            found[name] = [word for words in options for word in words]
-        return found
+            scorings[name] = [argument for arguments in options for argument in arguments]
+        return scorings
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One run of an experiment, and the evaluations of what it trains.
+    """One run of an experiment, with its evaluations, generations and scores.
+
+    A command is the list of arguments of the program `acgpt`.
 
     Args:
-        number: From 1, in the order of the file.
-        name: Of its folder: the values that the grid gives it.
-        recipe: Its recipe; `recipe.output` is its folder.
-        train: The words that follow `acgpt` to train it.
-        evaluations: The words that follow `acgpt` for each evaluation, by the file that it writes.
-        generations: The words that follow `acgpt` for each folder of generations, by the file that it writes last.
-        scores: The words that follow `acgpt` for each of these folders and way of scoring, likewise.
+        number: Number of the cell, from 1, in the order of the file.
+        name: Name of the cell and of its folder, made of its grid values.
+        recipe: Recipe of the run; `recipe.output` is the folder of the cell.
+        train: The command that trains the model.
+        evaluations: The command of each evaluation, by the file that it writes.
+        generations: The command of each folder of generations, by the file that it writes last.
+        scores: The command of each scoring of such a folder, by the file that it writes last.
     """
 
     number: int
@@ -224,24 +233,24 @@ class Cell:
 
     @property
     def folder(self) -> Path:
-        """Of its run."""
+        """Folder of the run."""
         return Path(self.recipe.output)
 
     @property
     def log(self) -> Path:
-        """What its commands said."""
+        """File with the output of the cell's commands."""
         return self.folder.parent / LOGS / f"{self.name}.txt"
 
     @property
     def lock(self) -> Path:
-        """Held while somebody works on it."""
+        """File that is locked while a runner works on the cell."""
         return self.folder.parent / LOCKS / self.name
 
     @property
     def commands(self) -> list[str]:
-        """What it comes to, for a shell."""
-        asked = {**self.evaluations, **self.generations, **self.scores}
-        return [shlex.join(["acgpt", *words]) for words in (self.train, *asked.values())]
+        """All commands of the cell, as shell commands."""
+        after_training = {**self.evaluations, **self.generations, **self.scores}
+        return [shlex.join(["acgpt", *arguments]) for arguments in (self.train, *after_training.values())]
 
 
 @dataclass(frozen=True)
@@ -249,69 +258,71 @@ class Experiment:
     """A grid of runs over one recipe.
 
     Args:
-        recipe: A YAML file, beside this one or as a path, or the name of a recipe that comes with acgpt.
-        output: The folder of the experiment; each cell gets one in it.
-        grid: Keys of the recipe, and for each a list of values: every combination is a cell. Or a list of such grids,
-            whose cells come one after the other. A method that reads no future has one cell for all values of
-            `conditioning`.
-        set: Keys of the recipe that are otherwise in all cells.
-        evaluate: What each cell is asked once it is trained (below). Default: nothing beyond what training asks.
-        generate: What each cell draws once it is evaluated (below). Default: nothing.
-        mauve: How what a cell has drawn is scored (below). Default: not at all.
+        recipe: A YAML file, relative to this file or as a path, or the name of a recipe that comes with acgpt.
+        output: Folder of the experiment; each cell gets a subfolder.
+        grid: Recipe keys, each with a list of values: every combination is a cell. Or a list of such grids, whose cells
+            are run in order. A method that reads no future has one cell for all values of `conditioning`.
+        set: Recipe keys overridden in every cell.
+        evaluate: How each trained cell is evaluated (below). Default: no evaluation besides that of training.
+        generate: What each evaluated cell generates (below). Default: nothing.
+        mauve: How the generations of a cell are scored (below). Default: not at all.
     """
 
     recipe: str
     output: str
     grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
     set: Mapping[str, Any] = field(default_factory=dict)
-    evaluate: Evaluations | None = None
-    generate: Draws | None = None
-    mauve: Scores | None = None
+    evaluate: EvaluateSection | None = None
+    generate: GenerateSection | None = None
+    mauve: MauveSection | None = None
 
     def __post_init__(self) -> None:
         for name in ("recipe", "output"):
             if not isinstance(value := getattr(self, name), str) or not value:
                 raise InputError(f"{name} must be text, not {value!r}.")
-        known = tuple(each.name for each in fields(Recipe))
+        known = tuple(key.name for key in fields(Recipe))
         check_axes(self.set, known, "set")
         if not self.grids or not all(self.grids):
-            raise InputError("grid has no values: name keys of the recipe, each with a list, such as seed: [0, 1, 2].")
+            raise InputError("grid has no values: add recipe keys, each with a list, such as seed: [0, 1, 2].")
         for grid in self.grids:
             check_axes(grid, known, "grid")
             for key, values in grid.items():
                 if not isinstance(values, list | tuple) or not values:
                     raise InputError(f"grid: {key} must be a list of values, such as [{values}], not {values!r}.")
-                for one in self.set:
-                    if one == key or one.startswith(f"{key}."):
-                        raise InputError(f"{one} is in set, and {key} in the grid: leave one of them out.")
+                for fixed in self.set:
+                    if fixed == key or fixed.startswith(f"{key}."):
+                        raise InputError(f"{fixed} is in set, and {key} in the grid: leave one of them out.")
         if self.mauve is not None and self.generate is None:
-            raise InputError("mauve scores what generate draws, and there is no generate: add one, {limit: 200} say.")
-        few = None if self.generate is None else self.generate.limit
-        if self.mauve is not None and not self.mauve.no_mauve and few is not None and few < FEWEST:
+            raise InputError("mauve has nothing to score without generate: add generate: {limit: 200}, for example.")
+        limit = None if self.generate is None else self.generate.limit
+        if self.mauve is not None and not self.mauve.no_mauve and limit is not None and limit < FEWEST:
             raise InputError(
-                f"generate.limit is {few}, and MAUVE takes at least {FEWEST} texts: have more, or set mauve.no_mauve."
+                f"generate.limit is {limit}, and MAUVE needs at least {FEWEST} texts: raise it, or set mauve.no_mauve."
             )
-        self.cells  # noqa: B018  (they are checked by being made)
+        self.cells  # noqa: B018  (making them checks them)
 
     @property
     def grids(self) -> Sequence[Mapping[str, Sequence[Any]]]:
-        """One or more."""
+        """The grids, one or more."""
         return [self.grid] if isinstance(self.grid, Mapping) else self.grid
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """Every combination, each once."""
+        """The cells of all combinations of grid values, without duplicates."""
         recipes: dict[str, tuple[list[str], Recipe]] = {}
-        for chosen in self.combinations():
-            name = "-".join(label(key, value) for key, value in chosen.items())
+        for values in self.combinations():
+            name = "-".join(label(key, value) for key, value in values.items())
             output = str(Path(self.output) / name)
-            changes = [written(key, value) for key, value in {**self.set, **chosen, "output": output}.items()]
+            changes = [written(key, value) for key, value in {**self.set, **values, "output": output}.items()]
             if name in recipes:
                 if changes != recipes[name][0]:
-                    raise InputError(f"two cells are called {name}: their values differ in odd characters only.")
+                    raise InputError(
+                        f"two cells have the name {name}, because their values differ only in special characters: "
+                        "change one of the values."
+                    )
                 continue
             if name in (LOGS, LOCKS):
-                raise InputError(f"a cell cannot be called {name}.")
+                raise InputError(f"a cell cannot have the name {name}, which is a folder of the experiment.")
             try:
                 recipe = load_recipe(self.recipe, changes)
                 if self.generate is not None:
@@ -320,47 +331,50 @@ class Experiment:
                 raise InputError(f"cell {name}: {error}") from error
             recipes[name] = changes, recipe
         shares = sorted({recipe.distribution.r_max for _, recipe in recipes.values() if reads_future(recipe)})
-        found = []
+        cells = []
         for number, (name, (changes, recipe)) in enumerate(recipes.items(), start=1):
             train = ("train", self.recipe, *changes, "--resume")
-            asked = {} if self.evaluate is None else evaluations(recipe, self.evaluate, shares)
-            drawn = {} if self.generate is None else generations(recipe, self.generate, shares)
-            scored = {} if self.mauve is None else scores(recipe, self.mauve, drawn)
-            found.append(Cell(number, name, recipe, train, asked, drawn, scored))
-        return tuple(found)
+            evaluate = {} if self.evaluate is None else evaluations(recipe, self.evaluate, shares)
+            generate = {} if self.generate is None else generations(recipe, self.generate, shares)
+            score = {} if self.mauve is None else scores(recipe, self.mauve, generate)
+            cells.append(Cell(number, name, recipe, train, evaluate, generate, score))
+        return tuple(cells)
 
     def combinations(self) -> Iterator[dict[str, Any]]:
-        """The values of each cell by key; where nothing is given in training, those of `conditioning` are left out."""
+        """Yield the grid values of each cell by key, without `conditioning` if the method reads no future."""
         for grid in self.grids:
-            for values in product(*grid.values()):
-                chosen = dict(zip(grid, values, strict=True))
-                method = chosen.get("method", self.set.get("method"))
+            for combination in product(*grid.values()):
+                values = dict(zip(grid, combination, strict=True))
+                method = values.get("method", self.set.get("method"))
                 if method is None:
                     method = load_recipe(self.recipe, [written(key, value) for key, value in self.set.items()]).method
                 if not reads_future(method):
-                    chosen = {key: value for key, value in chosen.items() if key.partition(".")[0] != "conditioning"}
-                yield chosen
+                    values = {key: value for key, value in values.items() if key.partition(".")[0] != "conditioning"}
+                yield values
 
     def chosen(self, only: Iterable[str] = ()) -> list[Cell]:
-        """The cells of these numbers, names or patterns (`ac-gpt-*`), in the order of the file; all, for none.
+        """Return the cells with these numbers, names or patterns (`ac-gpt-*`), in the order of the file.
+
+        Args:
+            only: Numbers, names or patterns. Default: all cells.
 
         Raises:
-            InputError: One of them is no cell.
+            InputError: One of them matches no cell.
         """
-        found: set[str] = set()
-        for each in only:
-            mine = {cell.name for cell in self.cells if each in (cell.name, str(cell.number))}
-            mine = mine or {cell.name for cell in self.cells if fnmatchcase(cell.name, each)}
-            if not mine:
-                near = get_close_matches(each, [cell.name for cell in self.cells], n=1)
-                hint = f"did you mean {near[0]}?" if near else f"they have the numbers 1 to {len(self.cells)}."
-                raise InputError(f"there is no cell {each}: {hint} acgpt experiment … --list shows them.")
-            found |= mine
-        return [cell for cell in self.cells if not found or cell.name in found]
+        names: set[str] = set()
+        for pattern in only:
+            matches = {cell.name for cell in self.cells if pattern in (cell.name, str(cell.number))}
+            matches = matches or {cell.name for cell in self.cells if fnmatchcase(cell.name, pattern)}
+            if not matches:
+                similar = get_close_matches(pattern, [cell.name for cell in self.cells], n=1)
+                hint = f"did you mean {similar[0]}?" if similar else f"their numbers are 1 to {len(self.cells)}."
+                raise InputError(f"there is no cell {pattern}: {hint} acgpt experiment … --list shows all cells.")
+            names |= matches
+        return [cell for cell in self.cells if not names or cell.name in names]
 
 
 def reads_future(recipe: Recipe | str) -> bool:
-    """Does the method read given tokens that stand after an asked one? One that is not known is found out later."""
+    """Return whether the method reads given tokens after an asked one. Unknown methods are reported later."""
     name = recipe.method if isinstance(recipe, Recipe) else recipe
     try:
         return method_of(str(name)).reads_future
@@ -368,105 +382,123 @@ def reads_future(recipe: Recipe | str) -> bool:
         return True
 
 
-def evaluations(recipe: Recipe, wanted: Evaluations, shares: Sequence[float]) -> dict[Path, tuple[str, ...]]:
-    """The commands that evaluate a cell, by the files that they write; `shares` are the r_max of all other cells."""
-    found: dict[Path, tuple[str, ...]] = {}
-    ways = ("", *wanted.method_options.get(recipe.method, ()))
-    for split, r_max, way in product(wanted.splits, r_maxes(recipe, wanted, shares), ways):
-        path = Path(recipe.output) / f"{wanted.name(split, r_max, way)}.json"
-        how = [word for each in way.split(",") if each for word in ("--method-option", each)]
-        words = asking("evaluate", recipe, wanted, split, r_max, ["--seed", str(wanted.seed)])
-        found[path] = (*words, *how, "-o", str(path))
-    return found
+def evaluations(recipe: Recipe, section: EvaluateSection, shares: Sequence[float]) -> dict[Path, tuple[str, ...]]:
+    """Return the commands that evaluate a cell, by the files that they write.
+
+    Args:
+        recipe: Recipe of the cell.
+        section: The section `evaluate` of the experiment.
+        shares: The r_max of all other cells.
+    """
+    commands: dict[Path, tuple[str, ...]] = {}
+    variants = ("", *section.method_options.get(recipe.method, ()))
+    for split, r_max, options in product(section.splits, r_maxes(recipe, section, shares), variants):
+        path = Path(recipe.output) / f"{section.name(split, r_max, options)}.json"
+        method_options = [argument for pair in options.split(",") if pair for argument in ("--method-option", pair)]
+        command = command_on_model("evaluate", recipe, section, split, r_max, ["--seed", str(section.seed)])
+        commands[path] = (*command, *method_options, "-o", str(path))
+    return commands
 
 
-def generations(recipe: Recipe, wanted: Draws, shares: Sequence[float]) -> dict[Path, tuple[str, ...]]:
-    """The commands by which a cell draws, by the files that they write last; `shares` as in `evaluations`."""
-    found: dict[Path, tuple[str, ...]] = {}
-    options = ["--modes", ",".join(wanted.modes), "--if-possible"] if wanted.modes else []
+def generations(recipe: Recipe, section: GenerateSection, shares: Sequence[float]) -> dict[Path, tuple[str, ...]]:
+    """Return the commands that generate samples, by the files that they write last; arguments as in `evaluations`."""
+    commands: dict[Path, tuple[str, ...]] = {}
+    options = ["--modes", ",".join(section.modes), "--if-possible"] if section.modes else []
     for key in ("samples", "prompt", "top_p", "temperature", "seed", "set_seed"):
-        options += [f"--{key.replace('_', '-')}", str(getattr(wanted, key))]
-    for split, r_max in product(wanted.splits, r_maxes(recipe, wanted, shares)):
-        folder = Path(recipe.output) / "generations" / wanted.name(split, r_max)
-        found[folder / INDEX] = (*asking("generate", recipe, wanted, split, r_max, options), "-o", str(folder))
-    return found
+        options += [f"--{key.replace('_', '-')}", str(getattr(section, key))]
+    for split, r_max in product(section.splits, r_maxes(recipe, section, shares)):
+        folder = Path(recipe.output) / "generations" / section.name(split, r_max)
+        command = command_on_model("generate", recipe, section, split, r_max, options)
+        commands[folder / INDEX] = (*command, "-o", str(folder))
+    return commands
 
 
-def scores(recipe: Recipe, wanted: Scores, drawn: Iterable[Path]) -> dict[Path, tuple[str, ...]]:
-    """The commands that score what a cell has drawn, by the files that they write last; `drawn` as `generations`."""
+def scores(recipe: Recipe, section: MauveSection, generated: Iterable[Path]) -> dict[Path, tuple[str, ...]]:
+    """Return the commands that score the generations of a cell, by the files that they write last.
+
+    Args:
+        recipe: Recipe of the cell.
+        section: The section `mauve` of the experiment.
+        generated: The files of `generations`.
+    """
     device = ["--device", recipe.device] if recipe.device != "auto" else []
-    found: dict[Path, tuple[str, ...]] = {}
-    for folder, (name, words) in product((index.parent for index in drawn), wanted.ways().items()):
+    commands: dict[Path, tuple[str, ...]] = {}
+    for folder, (name, arguments) in product((index.parent for index in generated), section.scorings().items()):
         path = folder / f"{name}.json"
-        found[path] = ("mauve", str(folder), recipe.corpus, *words, *device, "--resume", "--index", str(path))
-    return found
+        commands[path] = ("mauve", str(folder), recipe.corpus, *arguments, *device, "--resume", "--index", str(path))
+    return commands
 
 
-def r_maxes(recipe: Recipe, wanted: Evaluations | Draws, shares: Sequence[float]) -> Sequence[float]:
-    """At which r_max a cell is asked."""
+def r_maxes(recipe: Recipe, section: EvaluateSection | GenerateSection, shares: Sequence[float]) -> Sequence[float]:
+    """Return the values of r_max with which a cell is evaluated; `shares` are those of all other cells."""
     own = (recipe.distribution.r_max,)
-    return wanted.r_max or (own if reads_future(recipe) else shares or own)
+    return section.r_max or (own if reads_future(recipe) else shares or own)
 
 
-def asking(
-    command: str, recipe: Recipe, wanted: Evaluations | Draws, split: str, r_max: float, how: Sequence[str]
+def command_on_model(
+    command: str,
+    recipe: Recipe,
+    section: EvaluateSection | GenerateSection,
+    split: str,
+    r_max: float,
+    options: Sequence[str],
 ) -> list[str]:
-    """The words by which a command asks what a cell has trained."""
+    """Return the arguments of `acgpt evaluate` or `acgpt generate` for the model that a cell has trained."""
     folder = Path(recipe.output)
-    asked = (recipe.base, "--adapter", str(folder / "adapter")) if recipe.lora else (str(folder / "model"),)
-    model, *adapter = asked
-    words = [command, model, recipe.corpus, *adapter, "--split", split, "--r-max", f"{r_max:g}"]
-    words += ["--length", str(recipe.length), *how]
-    words += ["--limit", str(wanted.limit)] if wanted.limit is not None else []
-    words += ["--conditioning", json.dumps(wanted.conditioning)] if wanted.conditioning is not None else []
-    words += ["--device", recipe.device] if recipe.device != "auto" else []
-    words += ["--dtype", wanted.dtype] if wanted.dtype != "auto" else []
-    words += ["--batch-tokens", str(wanted.batch_tokens)] if wanted.batch_tokens is not None else []
-    words += ["--compile"] if wanted.compile and method_of(recipe.method).compiles else []
-    return words
+    trained = (recipe.base, "--adapter", str(folder / "adapter")) if recipe.lora else (str(folder / "model"),)
+    model, *adapter = trained
+    arguments = [command, model, recipe.corpus, *adapter, "--split", split, "--r-max", f"{r_max:g}"]
+    arguments += ["--length", str(recipe.length), *options]
+    arguments += ["--limit", str(section.limit)] if section.limit is not None else []
+    arguments += ["--conditioning", json.dumps(section.conditioning)] if section.conditioning is not None else []
+    arguments += ["--device", recipe.device] if recipe.device != "auto" else []
+    arguments += ["--dtype", section.dtype] if section.dtype != "auto" else []
+    arguments += ["--batch-tokens", str(section.batch_tokens)] if section.batch_tokens is not None else []
+    arguments += ["--compile"] if section.compile and method_of(recipe.method).compiles else []
+    return arguments
 
 
 def set_name(split: str, r_max: float, limit: int | None, seed: int, conditioning: Mapping[str, Any] | None) -> str:
-    """All that decides an evaluation set, as the name of a file."""
-    words = [re.sub(r"[^\w.]+", "_", split).lstrip(".") or "_", f"r_max{r_max:g}"]
-    words += [f"first{limit}"] if limit is not None else []
-    words += [f"seed{seed}"] if seed else []
+    """Return a file name that contains all that decides an evaluation dataset."""
+    parts = [re.sub(r"[^\w.]+", "_", split).lstrip(".") or "_", f"r_max{r_max:g}"]
+    parts += [f"first{limit}"] if limit is not None else []
+    parts += [f"seed{seed}"] if seed else []
     if conditioning is not None:
         text = json.dumps(Conditioning.from_dict(conditioning).as_dict(), sort_keys=True)
-        words.append(hashlib.sha256(text.encode()).hexdigest()[:8])
-    return "-".join(words)
+        parts.append(hashlib.sha256(text.encode()).hexdigest()[:8])
+    return "-".join(parts)
 
 
 def short(value: str | int) -> str:
-    """A value as a part of a file's name: of a path, its last part and a hash of it all."""
+    """Return a value as part of a file name; a path as its last component and a hash of the whole path."""
     plain = re.sub(r"[^\w]+", "_", str(value).rstrip("/").rpartition("/")[2])[:40]
     return plain if plain == str(value) else f"{plain}-{hashlib.sha256(str(value).encode()).hexdigest()[:8]}"
 
 
-def check_sets(wanted: Evaluations | Draws, key: str) -> None:
-    """Refuse wrong values among those that `evaluate` and `generate` have in common; lists are then tuples."""
+def check_sets(section: EvaluateSection | GenerateSection, key: str) -> None:
+    """Check the keys that `evaluate` and `generate` have in common, and turn their lists into tuples."""
     for name, kind in (("splits", str), ("r_max", float)):
-        values = getattr(wanted, name)
+        values = getattr(section, name)
         if values is None and name == "r_max":
             continue
         if not isinstance(values, list | tuple) or not values:
             raise InputError(f"{key}.{name} must be a list, such as [{'test' if kind is str else 0.6}].")
-        object.__setattr__(wanted, name, tuple(checked(f"{key}.{name}", value, kind) for value in values))
-    if any(not 0 <= r_max <= 1 for r_max in wanted.r_max or ()):
-        raise InputError(f"{key}.r_max are shares, from 0 to 1, not {list(wanted.r_max or ())}.")
-    check_numbers(wanted, key)
-    checked(f"{key}.dtype", wanted.dtype, Dtype)
-    checked(f"{key}.compile", wanted.compile, bool)
-    if wanted.conditioning is not None:
-        Conditioning.from_dict(wanted.conditioning)
+        object.__setattr__(section, name, tuple(checked(f"{key}.{name}", value, kind) for value in values))
+    if any(not 0 <= r_max <= 1 for r_max in section.r_max or ()):
+        raise InputError(f"{key}.r_max must be shares from 0 to 1, not {list(section.r_max or ())}.")
+    check_numbers(section, key)
+    checked(f"{key}.dtype", section.dtype, Dtype)
+    checked(f"{key}.compile", section.compile, bool)
+    if section.conditioning is not None:
+        Conditioning.from_dict(section.conditioning)
 
 
-def check_numbers(wanted: Evaluations | Draws | Scores, key: str) -> None:
-    """Refuse whole numbers outside of the ranges that their options declare, and what is no whole number."""
-    for name, kind in get_type_hints(type(wanted)).items():
+def check_numbers(section: EvaluateSection | GenerateSection | MauveSection, key: str) -> None:
+    """Check that the values of whole-number keys are whole numbers in the declared ranges."""
+    for name, kind in get_type_hints(type(section)).items():
         if kind in (int, int | None):
-            (allowed,) = (each.metadata["range"] for each in fields(wanted) if each.name == name)
-            value = checked(f"{key}.{name}", getattr(wanted, name), kind)
+            (allowed,) = (field.metadata["range"] for field in fields(section) if field.name == name)
+            value = checked(f"{key}.{name}", getattr(section, name), kind)
             if value is not None and value not in allowed:
                 raise InputError(f"{key}.{name} must be {allowed}, not {value}.")
 
@@ -475,33 +507,42 @@ def check_numbers(wanted: Evaluations | Draws | Scores, key: str) -> None:
 
 
 def check_axes(keys: Any, known: tuple[str, ...], where: str) -> None:
-    """Refuse what is no mapping, and keys that a recipe does not have; suggest the one that was meant."""
+    """Check that `keys` is a mapping of recipe keys.
+
+    Args:
+        keys: The value of `grid` or `set`.
+        known: The recipe keys.
+        where: "grid" or "set", for errors.
+
+    Raises:
+        InputError: It is not; the error suggests the key that was probably meant.
+    """
     if not isinstance(keys, Mapping):
-        raise InputError(f"{where} must be a mapping of keys of the recipe, not {keys!r}.")
+        raise InputError(f"{where} must be a mapping of recipe keys, not {keys!r}.")
     for key in keys:
         if key in AXES:
-            raise InputError(f"{where} has no key {key!r}: here it is {AXES[key]!r}.")
+            raise InputError(f"{where} has no key {key!r}: use {AXES[key]!r}.")
         check_keys({str(key).partition(".")[0]: None}, known, where)
         if key == "output":
-            raise InputError(f"{where} cannot name an output: every cell gets a folder in that of the experiment.")
+            raise InputError(f"{where} cannot set output: every cell gets a subfolder of the experiment's output.")
 
 
 def label(key: str, value: Any) -> str:
-    """A value in the name of a cell: of methods and sizes the name, of others with the key, `r_max0.6`."""
+    """Return a value as part of a cell's name: methods and sizes as they are, others after the key, `r_max0.6`."""
     text = value if isinstance(value, str) else json.dumps(value)
     text = re.sub(r"[^\w.+-]+", "_", text).strip("_.")
     return text if key in ("method", "model") else key.rpartition(".")[2] + text
 
 
 def written(key: str, value: Any) -> str:
-    """`key=value` as `acgpt train` reads it."""
-    if isinstance(value, str) and (kinds().get(key) is str or as_yaml(value) == value):
+    """Return `key=value` as `acgpt train` reads it."""
+    if isinstance(value, str) and (key_types().get(key) is str or as_yaml(value) == value):
         return f"{key}={value}"
     return f"{key}={json.dumps(value)}"
 
 
 def as_yaml(text: str) -> Any:
-    """What YAML takes a text for; `None` for what is no YAML."""
+    """Return the value of a text as YAML; `None` if it is not valid YAML."""
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError:
@@ -512,15 +553,15 @@ def as_yaml(text: str) -> Any:
 
 
 def load_experiment(name: str | Path, changes: Sequence[str] = (), output: str | Path | None = None) -> Experiment:
-    """An experiment from its file.
+    """Load an experiment from its file.
 
     Args:
         name: A YAML file, or the name of an experiment that comes with acgpt.
-        changes: `key=value` each, keys of the recipe that are otherwise in all cells; they go before those of `set`.
-        output: The folder of the experiment, instead of the file's.
+        changes: Recipe keys overridden in every cell, each as `key=value`. They take precedence over `set`.
+        output: Folder of the experiment. Default: that of the file.
 
     Raises:
-        InputError: The file cannot be read, or a key or value is wrong; the message says which was probably meant.
+        InputError: The file cannot be read, or a key or value is wrong; the error says which was probably meant.
     """
     content, path = read_yaml(name, BUILT_IN, "experiment")
     if output is not None:
@@ -531,40 +572,45 @@ def load_experiment(name: str | Path, changes: Sequence[str] = (), output: str |
 
 
 def opened(experiment: Experiment | str | Path, changes: Sequence[str], options: ExperimentOptions) -> Experiment:
-    """An experiment, or that in a file, as the options want it.
+    """Load an experiment, unless it is one, and apply the options to it.
+
+    Args:
+        experiment: A YAML file, the name of an experiment that comes with acgpt, or an `Experiment`.
+        changes: As in `load_experiment`.
+        options: Options of the run; `output` and `no_scoring` apply here.
 
     Raises:
-        InputError: As in `load_experiment`; there are changes to an experiment that is loaded; its output is a file.
+        InputError: As in `load_experiment`; or there are changes to an `Experiment`, or the output is a file.
     """
     if not isinstance(experiment, Experiment):
         experiment = load_experiment(experiment, changes, options.output)
     elif changes:
-        raise InputError("`changes` are for an experiment from a file: name one, or load it with them.")
+        raise InputError("`changes` cannot be applied to an Experiment object: pass them to load_experiment.")
     elif options.output is not None and str(options.output) != experiment.output:
         experiment = replace(experiment, output=str(options.output))
     if Path(experiment.output).is_file():
-        raise InputError(f"{experiment.output} is a file: name a folder with `output`.")
+        raise InputError(f"the output {experiment.output} is a file: choose a folder with `output`.")
     return replace(experiment, mauve=None) if options.no_scoring and experiment.mauve is not None else experiment
 
 
 def make(content: Mapping[str, Any], source: str, changes: Sequence[str] = ()) -> Experiment:
-    """An experiment from its keys and values; `source` names it in errors."""
+    """Make an experiment from its keys and values, with changes as in `load_experiment`; `source` is for errors."""
     content = dict(content)
-    check_keys(content, tuple(each.name for each in fields(Experiment)), source)
+    check_keys(content, tuple(key.name for key in fields(Experiment)), source)
     for key in ("recipe", "output", "grid"):
         if key not in content:
-            raise InputError(f"{source} has no {key}: an experiment has a recipe, an output and a grid.")
+            raise InputError(f"{source} has no key {key!r}: an experiment needs recipe, output and grid.")
     try:
         if changes and isinstance(content.setdefault("set", {}), Mapping):
             content["set"] = {**content["set"], **dict(map(read_change, changes))}
-        for key, kind in (("evaluate", Evaluations), ("generate", Draws), ("mauve", Scores)):
+        for key, section in (("evaluate", EvaluateSection), ("generate", GenerateSection), ("mauve", MauveSection)):
             if content.get(key) is not None:
                 if not isinstance(content[key], Mapping):
-                    example = "{split: test}" if kind is Scores else "{splits: [test]}"
+                    example = "{split: test}" if section is MauveSection else "{splits: [test]}"
                     raise InputError(f"{key} must be a mapping such as {example}, not {content[key]!r}.")
-                values = current_names(kind, content[key], f"{key}.")
-                check_keys(values, tuple(each.name for each in fields(kind)), key)
-                content[key] = kind(**values)
+                values = current_names(section, content[key], f"{key}.")
+                check_keys(values, tuple(field.name for field in fields(section)), key)
+                content[key] = section(**values)
         return Experiment(**content)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error

@@ -1,14 +1,14 @@
-"""Running the cells of an experiment, one after the other, each by the commands that it consists of.
+"""Run the cells of an experiment one after the other, by running the commands of each cell.
 
-A cell's commands are processes of their own: what one of them does wrong, or to the memory, concerns no other cell. On
-Linux they are forked from one process that has imported torch and transformers (`command_server`), which is started for
-the first of them; elsewhere, and where that process fails, each is started anew. The runner holds the cell's lock,
-passes signals on, and reads from the run's folder how far it has come.
+Each command is a process of its own, so its errors and its memory do not affect other cells. On Linux the commands are
+forked from a server that has imported torch and transformers (`command_server`) and is started for the first command.
+On other systems, or if the server fails, each command starts a new Python. The runner holds the lock of the cell,
+forwards signals, and reads the progress from the folder of the run.
 
     waiting ──► training ──► evaluating ──► generating ──► scoring ──► done
                    │              │              │            │
                    └──────┬───────┴──────────────┴────────────┘
-               failed, or stopped (by a signal, or because time is up)        elsewhere: another runner has the cell
+               failed, or stopped (by a signal or the time limit)        elsewhere: another runner has the cell
 """
 
 from __future__ import annotations
@@ -44,37 +44,38 @@ from acgpt.experiments.options import ExperimentOptions
 from acgpt.training.log import read_log
 from acgpt.training.run_folder import CONFIG, LOG, RESULTS, check_same
 
+SCORE_LATER = "with `no_scoring=True` the cells generate now and can be scored later"
 PROGRAM = (sys.executable, "-m", "acgpt")
 PRELOADED = (sys.executable, "-m", "acgpt.cli.preloaded")  # forks into PROGRAM
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-# Seconds that torchrun (from torch 2.12 on) leaves its processes to save a checkpoint after a signal: else 30.
-PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
-LONGEST_START = 300.0  # seconds that the imports of the server may take
-STOPPED = 3  # the exit code of a training run that was asked to stop
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # all mean: stop, so that it can go on later
-# What a cell is at, by its command.
+# Seconds that torchrun (from torch 2.12 on) gives its processes to save a checkpoint after a signal; its default is 30.
+TORCHRUN_ENVIRONMENT = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
+LONGEST_START = 300.0  # maximum number of seconds for the imports of the server
+STOPPED = 3  # exit code of a training run that was stopped on request
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # each stops the runner so that it can be resumed
+# State of a cell while a command runs, by the name of the command.
 WORK = {"train": "training", "evaluate": "evaluating", "generate": "generating", "mauve": "scoring"}
 ALL = ("waiting", *WORK.values(), "done", "failed", "stopped", "elsewhere")
 
 
 @dataclass(frozen=True)
 class State:
-    """How far a cell has come.
+    """The progress of a cell.
 
     Args:
         state: One of `ALL`.
-        step: The last that its log has, or from which it would go on.
-        steps: Of how many; `None` if it has not begun.
-        loss: The last.
-        seconds: That it has trained.
-        left: Seconds of training to go, at the rate so far.
-        evaluated: How many of its evaluations are there.
-        evaluations: Of how many.
-        generated: How many of its folders of generations are complete.
-        generations: Of how many.
-        scored: How many of its scorings are complete: of each folder, one for each way.
-        scores: Of how many.
-        error: Why it failed.
+        step: Last step in the log.
+        steps: Number of steps of the run; `None` if it has not started.
+        loss: Last loss in the log.
+        seconds: Seconds of training so far.
+        left: Remaining seconds of training, at the speed so far.
+        evaluated: Number of finished evaluations.
+        evaluations: Number of evaluations.
+        generated: Number of finished folders of generations.
+        generations: Number of folders of generations.
+        scored: Number of finished scorings.
+        scores: Number of scorings: one or more for each folder of generations.
+        error: Why the cell failed.
     """
 
     state: str
@@ -92,17 +93,17 @@ class State:
     error: str | None = None
 
 
-Show = Callable[[Cell, State], object]  # called with a cell and how far it has come
+Show = Callable[[Cell, State], object]  # called with a cell and its state
 
 
 def state_of(cell: Cell) -> State:
-    """How far a cell has come, from its folder: done, stopped, failed if the folder is another run's, or waiting."""
-    asked = (cell.evaluations, cell.generations, cell.scores)
-    there, wanted = [sum(path.exists() for path in paths) for paths in asked], [len(paths) for paths in asked]
+    """Read the state of a cell from its folder: waiting, done, stopped, or failed if the folder holds another run."""
+    outputs = (cell.evaluations, cell.generations, cell.scores)
+    existing, total = [sum(path.exists() for path in paths) for paths in outputs], [len(paths) for paths in outputs]
     state = State(
         "waiting",
-        evaluated=there[0], generated=there[1], scored=there[2],
-        evaluations=wanted[0], generations=wanted[1], scores=wanted[2],
+        evaluated=existing[0], generated=existing[1], scored=existing[2],
+        evaluations=total[0], generations=total[1], scores=total[2],
     )  # fmt: skip
     if not (cell.folder / CONFIG).exists():
         return state
@@ -117,7 +118,7 @@ def state_of(cell: Cell) -> State:
     step, seconds = int(last.get("step", 0)), float(last.get("seconds", 0))
     return replace(
         state,
-        state="done" if trained and there == wanted else "stopped",
+        state="done" if trained and existing == total else "stopped",
         step=step,
         steps=steps,
         loss=last.get("loss"),
@@ -136,22 +137,23 @@ def run_experiment(
     ),
     **keywords: Any,
 ) -> dict[str, State]:
-    """Train, evaluate and sample from all cells of an experiment that are not done.
+    """Train and evaluate all cells of an experiment that are not done, and generate and score their samples.
 
         states = run_experiment("mine.yaml", ["steps=500"], only=["ac-gpt-*"])
         states["ac-gpt-r_max0.6-seed0"].state
 
     Args:
         experiment: A YAML file, the name of an experiment that comes with acgpt, or an `Experiment`.
-        changes: `key=value` each, keys of the recipe that are otherwise in all cells.
+        changes: Recipe keys overridden in every cell, each as `key=value`.
         **keywords: See `ExperimentOptions`.
-        watch: Makes, for the cells that were chosen, a context in which `Show` is called.
+        watch: Takes the selected cells and returns a context manager of the function that is called with a cell and its
+            state whenever the state may have changed.
 
     Returns:
-        What became of each cell, by its name.
+        The final state of each cell, by its name.
 
     Raises:
-        InputError: Something that the user can mend. Errors within a cell are in its state.
+        InputError: The experiment, an option or a corpus is wrong. Errors within a cell are in its state.
     """
     options = ExperimentOptions(**keywords)
     loaded = opened(experiment, changes, options)
@@ -163,79 +165,75 @@ def run_experiment(
 
 
 def check_corpora(cells: Sequence[Cell]) -> None:
-    """Find out before hours of training that a corpus, or a split that is to be asked, is not there.
+    """Check, before hours of training, that the corpora exist and have the splits that are evaluated.
 
     Raises:
-        InputError: So it is.
+        InputError: A corpus or a split is missing.
     """
-    for place in dict.fromkeys(cell.recipe.corpus for cell in cells):
-        if not place:
+    for path in dict.fromkeys(cell.recipe.corpus for cell in cells):
+        if not path:
             raise InputError("the recipe names no corpus: add corpus=FOLDER.")
-        corpus = Corpus.open(place)
+        corpus = Corpus.open(path)
         for cell in cells:
-            asked = {**cell.evaluations, **cell.generations} if cell.recipe.corpus == place else {}
-            for words in asked.values():
-                corpus.tokens(words[words.index("--split") + 1])
+            commands = {**cell.evaluations, **cell.generations} if cell.recipe.corpus == path else {}
+            for arguments in commands.values():
+                corpus.tokens(arguments[arguments.index("--split") + 1])
 
 
 def check_scoring(experiment: Experiment, cells: Sequence[Cell]) -> None:
-    """Find out before hours of training that what will be drawn could not be scored.
+    """Check, before hours of training, that the generations can be scored.
 
     Raises:
-        InputError: mauve-text is not installed, there is no model of features, or the corpus has too few texts to draw
-            or to compare with.
+        InputError: mauve-text is not installed, the feature model is missing, or the corpus has too few texts to
+            generate from or to compare with.
     """
-    drawn, wanted = experiment.generate, experiment.mauve
-    left = [cell for cell in cells if not all(path.exists() for path in cell.scores)]
-    if drawn is None or wanted is None or not left:
+    generate, mauve = experiment.generate, experiment.mauve
+    unscored = [cell for cell in cells if not all(path.exists() for path in cell.scores)]
+    if generate is None or mauve is None or not unscored:
         return
-    if not wanted.no_mauve:
-        package(
-            "mauve: {no_mauve: true} measures the rest; with `no_scoring=True` the cells draw, and are scored later."
-        )
-    for place, length in dict.fromkeys((cell.recipe.corpus, cell.recipe.length) for cell in left):
-        corpus = Corpus.open(place)
-        for split in drawn.splits:
-            texts = chunks(corpus.tokens(split), length, drawn.limit, f"{split} of {corpus.folder}")
-            about = {"corpus_hash": corpus.hash, "split": split, "texts": texts, "length": length}
+    if not mauve.no_mauve:
+        package(f"mauve: {{no_mauve: true}} computes the other metrics; {SCORE_LATER}.")
+    for path, length in dict.fromkeys((cell.recipe.corpus, cell.recipe.length) for cell in unscored):
+        corpus = Corpus.open(path)
+        for split in generate.splits:
+            texts = chunks(corpus.tokens(split), length, generate.limit, f"{split} of {corpus.folder}")
+            dataset = {"corpus_hash": corpus.hash, "split": split, "texts": texts, "length": length}
             try:
-                found = of_corpus(
-                    corpus, wanted.split, length=wanted.length or min(LENGTH, length), rule=wanted.rule,
-                    generated=[Generations(Path(), {"set": about})], skip=wanted.skip, count=FEWEST,
+                reference = of_corpus(
+                    corpus, mauve.split, length=mauve.length or min(LENGTH, length), rule=mauve.rule,
+                    generated=[Generations(Path(), {"set": dataset})], skip=mauve.skip, count=FEWEST,
                     allow_none=True,
                 )  # fmt: skip
-                if wanted.no_mauve:
+                if mauve.no_mauve:
                     continue
-                if not found.texts:
-                    raise InputError(f"{lack(found.about)}.")
-                check_counts(texts, len(found.texts))
+                if not reference.texts:
+                    raise InputError(f"{lack(reference.about)}.")
+                check_counts(texts, len(reference.texts))
             except InputError as error:
                 raise InputError(
-                    f"mauve, of the first {texts} texts of {split}: {error} generate.splits and generate.limit decide "
-                    "what is drawn, mauve.split, mauve.length and mauve.skip the reference; with `no_scoring=True` the "
-                    "cells draw, and are scored later."
+                    f"generations for the first {texts} texts of {split} cannot be scored: {error} Change "
+                    "generate.splits or generate.limit, or the reference: mauve.split, mauve.length, mauve.skip; or "
+                    f"{SCORE_LATER}."
                 ) from error
-    if not wanted.no_mauve:
+    if not mauve.no_mauve:
         try:
-            Featurizer.check(wanted.features or PAPER)
+            Featurizer.check(mauve.features or PAPER)
         except ModelError as error:
-            raise InputError(
-                f"mauve.features: {error} With `no_scoring=True` the cells draw, and are scored later."
-            ) from error
+            raise InputError(f"mauve.features: {error} Or {SCORE_LATER}.") from error
 
 
 @contextlib.contextmanager
 def held(cell: Cell) -> Iterator[int | None]:
-    """The lock of a cell, as a descriptor that its processes inherit; `None` if somebody else has it (Unix only).
+    """Lock a cell, and yield the file descriptor for its processes to inherit; `None` if another process has the lock.
 
-    The system lets go of it when the last process that has it ends, however it ends.
+    The system releases the lock when the last process that holds it ends, even by a crash. Unix only.
     """
     try:
         cell.lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(cell.lock, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise OutputError(
-            f"cannot write {cell.lock}: {error.strerror}. Make room there, or name another `output`."
+            f"cannot write {cell.lock}: {error.strerror}. Free some space, or choose another `output`."
         ) from error
     try:
         yield descriptor if try_lock(descriptor) else None
@@ -244,7 +242,7 @@ def held(cell: Cell) -> Iterator[int | None]:
 
 
 def is_held(cell: Cell) -> bool:
-    """Does somebody work on it?"""
+    """Return whether a runner works on the cell."""
     if not cell.lock.exists():
         return False
     with held(cell) as descriptor:
@@ -252,12 +250,12 @@ def is_held(cell: Cell) -> bool:
 
 
 class Runner:
-    """Runs cells.
+    """A runner of cells.
 
     Args:
-        cells: Those to run, in this order.
-        processes: That train one together, by torchrun; 1 is without it.
-        minutes: After so many it stops, as it does when it is asked to.
+        cells: Cells to run, in this order.
+        processes: Number of processes that train a cell together, started by torchrun; 1 trains without torchrun.
+        minutes: Time limit, after which it stops as on a signal.
         show: Called with a cell and its state whenever the state may have changed, about once a second.
     """
 
@@ -270,162 +268,180 @@ class Runner:
         show: Show = lambda cell, state: None,
     ) -> None:
         if minutes is not None and not minutes > 0:
-            raise InputError(f"the minutes that an experiment may take must be above 0, not {minutes}.")
+            raise InputError(f"minutes must be above 0, not {minutes}.")
         if processes < 1:
-            raise InputError(f"a cell is trained by at least one process, not by {processes}.")
+            raise InputError(f"processes must be at least 1, not {processes}.")
         self.cells, self.processes, self.show = cells, processes, show
         self.end = math.inf if minutes is None else time.monotonic() + 60 * minutes
-        self.asked = 0  # how often somebody has asked to stop
+        self.stop_requests = 0  # number of signals so far
         self.child: subprocess.Popen[bytes] | ServedCommand | None = None
         self.server: CommandServer | None = None
-        self.serves = SUPPORTED
+        self.use_server = SUPPORTED
 
-    def stops(self) -> bool:
-        """Is it time to stop?"""
-        return self.asked > 0 or time.monotonic() >= self.end
+    def should_stop(self) -> bool:
+        """Return whether a signal has arrived or the time limit has passed."""
+        return self.stop_requests > 0 or time.monotonic() >= self.end
 
     def run(self) -> dict[str, State]:
-        """Run all of them that are not done; what became of each, by name.
+        """Run all cells that are not done, and return the final state of each cell by its name.
 
-        A cell that fails does not keep the others from running. Ctrl-C, SIGTERM and SIGHUP stop the cell that runs,
-        with a checkpoint, and leave the rest; a second Ctrl-C does not wait for the checkpoint.
+        A cell that fails does not prevent the others from running. Ctrl-C, SIGTERM and SIGHUP stop the running cell
+        with a checkpoint and skip the rest; a second Ctrl-C does not wait for the checkpoint.
         """
         states = {}
-        with self.listening():
+        with self.forwarding_signals():
             try:
                 for cell in self.cells:
-                    states[cell.name] = state = self.take(cell)
+                    states[cell.name] = state = self.run_cell(cell)
                     self.show(cell, state)
             finally:
                 self.close_server()
         return states
 
-    def take(self, cell: Cell) -> State:
-        """Run one cell, unless it is done, time is up, or somebody else has it."""
+    def run_cell(self, cell: Cell) -> State:
+        """Run one cell, unless it is done or failed, the runner should stop, or another runner has it."""
         before = state_of(cell)
-        if before.state in ("done", "failed") or self.stops():
+        if before.state in ("done", "failed") or self.should_stop():
             return before
         with held(cell) as lock:
             if lock is None:
                 return replace(before, state="elsewhere")
-            asked = {**cell.evaluations, **cell.generations, **cell.scores}
-            for path, words in ((None, cell.train), *asked.items()):
+            after_training = {**cell.evaluations, **cell.generations, **cell.scores}
+            for path, arguments in ((None, cell.train), *after_training.items()):
                 if (path or cell.folder / RESULTS).exists():
                     continue
-                if self.stops():
+                if self.should_stop():
                     return stopped(cell)
-                if error := self.execute(cell, words, lock):
-                    return replace(state_of(cell), state="failed", error=error) if not self.stops() else stopped(cell)
+                if error := self.execute(cell, arguments, lock):
+                    return (
+                        replace(state_of(cell), state="failed", error=error)
+                        if not self.should_stop()
+                        else stopped(cell)
+                    )
             return state_of(cell)
 
-    def execute(self, cell: Cell, words: Sequence[str], lock: int) -> str | None:
-        """One command of a cell; why it failed, if it did."""
-        trains = words[0] == "train"
-        together = trains and self.processes > 1
-        program = (*TORCHRUN, str(self.processes), "-m", "acgpt") if together else PROGRAM
-        server = None if together else self.warm(cell, words[0])
-        if self.stops():  # while the server started
+    def execute(self, cell: Cell, arguments: Sequence[str], lock: int) -> str | None:
+        """Run one command of a cell.
+
+        Args:
+            cell: The cell.
+            arguments: Arguments of `acgpt`.
+            lock: File descriptor of the cell's lock, for the command to inherit.
+
+        Returns:
+            Why the command failed; `None` if it succeeded.
+        """
+        trains = arguments[0] == "train"
+        distributed = trains and self.processes > 1
+        program = (*TORCHRUN, str(self.processes), "-m", "acgpt") if distributed else PROGRAM
+        server = None if distributed else self.wait_for_server(cell, arguments[0])
+        if self.should_stop():  # a signal may have arrived while the server started
             return "stopped"
         if trains and self.end < math.inf:
-            words = (*words, "--minutes", f"{max(0.01, (self.end - time.monotonic()) / 60):.2f}")
+            arguments = (*arguments, "--minutes", f"{max(0.01, (self.end - time.monotonic()) / 60):.2f}")
         cell.log.parent.mkdir(parents=True, exist_ok=True)
         with cell.log.open("ab") as log:
-            log.write(f"$ {shlex.join([*(program if together else ('acgpt',)), *words])}\n".encode())
+            log.write(f"$ {shlex.join([*(program if distributed else ('acgpt',)), *arguments])}\n".encode())
             log.flush()
-            self.child = None if server is None else self.fork(server, words, log.fileno(), lock)
-            # A session of its own: Ctrl-C comes to the runner, which passes it on.
+            self.child = None if server is None else self.fork(server, arguments, log.fileno(), lock)
+            # In a new session, Ctrl-C reaches only the runner, which forwards it.
             self.child = self.child or subprocess.Popen(
-                [*program, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env=PATIENCE | os.environ, start_new_session=True, pass_fds=(lock,) if os.name == "posix" else (),
+                [*program, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                env=TORCHRUN_ENVIRONMENT | os.environ, start_new_session=True,
+                pass_fds=(lock,) if os.name == "posix" else (),
             )  # fmt: skip
-            if self.asked:  # while it was started
+            if self.stop_requests:  # a signal may have arrived while the command started
                 self.child.terminate()
             while self.child.poll() is None:
-                self.show_work(cell, words[0])
-                if not trains and self.stops():  # training stops by itself, with a checkpoint
+                self.show_work(cell, arguments[0])
+                if not trains and self.should_stop():  # training stops by itself, with a checkpoint
                     self.child.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.child.wait(1 if not self.asked else 0.1)
+                    self.child.wait(1 if not self.stop_requests else 0.1)
             code, self.child = self.child.returncode, None
         if code == 0:
             return None
         if code == STOPPED and trains:
-            self.end = min(self.end, time.monotonic())  # somebody else has asked it to stop: so do we
-        return f"acgpt {words[0]} ended with code {code}: {last_line(cell.log)}"
+            self.end = min(self.end, time.monotonic())  # another process has stopped it: stop the runner as well
+        return f"acgpt {arguments[0]} ended with code {code}: {last_line(cell.log)}"
 
     def show_work(self, cell: Cell, command: str) -> None:
-        """Show a cell whose command runs, or is about to."""
+        """Show the state of a cell whose command runs or is about to start."""
         self.show(cell, replace(state_of(cell), state=WORK[command], error=None))
 
-    def warm(self, cell: Cell, command: str) -> CommandServer | None:
-        """Return the server once its imports are done; `None` if there is none, or it is time to stop."""
+    def wait_for_server(self, cell: Cell, command: str) -> CommandServer | None:
+        """Start the server if needed, and return it once its imports are done.
+
+        Returns:
+            The server; `None` if it cannot be used, or the runner should stop.
+        """
         end = time.monotonic() + LONGEST_START
-        while self.serves and not self.stops():
+        while self.use_server and not self.should_stop():
             self.show_work(cell, command)
             try:
                 if time.monotonic() > end:
-                    raise TimeoutError("the imports have not ended.")
+                    raise TimeoutError("the imports of the command server take too long.")
                 if self.server is None:
-                    self.server = CommandServer(PRELOADED, PATIENCE | os.environ)
+                    self.server = CommandServer(PRELOADED, TORCHRUN_ENVIRONMENT | os.environ)
                 if self.server.ready(1):
                     return self.server
             except OSError:
-                self.serves = False  # the command, started anew, says in the log what is wrong
+                self.use_server = False  # without the server, the command writes to the log what is wrong
                 self.close_server()
         return None
 
-    def fork(self, server: CommandServer, words: Sequence[str], *descriptors: int) -> ServedCommand | None:
-        """Start a command from the server; `None` if that has ended meanwhile."""
+    def fork(self, server: CommandServer, arguments: Sequence[str], *descriptors: int) -> ServedCommand | None:
+        """Start a command from the server; return `None` if the server has ended."""
         try:
-            return server.start(words, *descriptors)
+            return server.start(arguments, *descriptors)
         except OSError:
             self.close_server()
             return None
 
     def close_server(self) -> None:
-        """End the server, if there is one; the next command starts another."""
+        """End the server, if there is one. The next command starts another."""
         if self.server is not None:
             self.server.close()
             self.server = None
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Within, signals that ask to stop are passed on to the command that runs."""
+    def forwarding_signals(self) -> Iterator[None]:
+        """Count the signals in `SIGNALS` and forward them to the running command."""
 
-        def handle(number: int, where: Any) -> None:
-            self.asked += 1
+        def handle(number: int, frame: Any) -> None:
+            self.stop_requests += 1
             if (child := self.child) is None or child.poll() is not None:
                 return
             with contextlib.suppress(ProcessLookupError):
-                if self.asked > 1 and number == signal.SIGINT and os.name == "posix":
-                    os.killpg(child.pid, signal.SIGKILL)  # the user will not wait
+                if self.stop_requests > 1 and number == signal.SIGINT and os.name == "posix":
+                    os.killpg(child.pid, signal.SIGKILL)  # do not wait for the checkpoint
                 else:
                     child.terminate()
 
         main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
         numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
-        heard = [each for each in numbers if main and signal.getsignal(each) != signal.SIG_IGN]
-        before = {each: signal.signal(each, handle) for each in heard}
+        handled = [number for number in numbers if main and signal.getsignal(number) != signal.SIG_IGN]
+        previous = {number: signal.signal(number, handle) for number in handled}
         try:
             yield
         finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
 
 def stopped(cell: Cell) -> State:
-    """A cell that was asked to stop: where it will go on."""
+    """Return the state of a cell that was stopped on request."""
     state = state_of(cell)
     return state if state.state == "done" else replace(state, state="stopped")
 
 
 def last_line(log: Path) -> str:
-    """What a command said last."""
+    """Return the last error in a log, or its last line if there is no error."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    found = [line for line in lines if line]
-    return next((line for line in reversed(found) if line.startswith("error:")), found[-1])[:500]
+    lines = [line for line in lines if line]
+    return next((line for line in reversed(lines) if line.startswith("error:")), lines[-1])[:500]
 
 
 def as_dict(cell: Cell, state: State) -> dict[str, Any]:
-    """A cell and its state for programs."""
+    """Return a cell and its state for JSON."""
     return {"number": cell.number, "cell": cell.name, "folder": str(cell.folder), **asdict(state)}

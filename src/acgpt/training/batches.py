@@ -1,19 +1,20 @@
-"""Training batches: texts of one length, their conditioning sets drawn, packed as the layout wants them.
+"""Training batches: texts of one length with sampled conditioning sets, packed in the layout of the method.
 
     corpus ──► chunks of T tokens ──► roles (seed, epoch, item) ──► packed arrays, ready for flash attention
 
-How a text and its roles are laid out is the method's to say; the layout is that of `layout`, with two differences that
-torch.compile asks for. All texts run to their last slot. And every batch has the same shape: copies and predictions are
-filled up to a *budget* with a few dummy sequences (`Layout.padded`).
+The method lays out a text and its roles. The layout is that of `layout`, with two differences for torch.compile: all
+texts run to their last slot, and all batches have the same shape. Copies and predictions are padded up to a *budget*
+with a few dummy sequences (`Layout.padded`).
 
-Filling up would waste some 5 % of a step, as the number of copies varies from text to text. So steps are *balanced*:
-an epoch's texts are sorted by the size of their sets and cut into as many strata as a step has texts; a step takes
-one text, at random, from each. Every text still comes once an epoch in a random step, and a step's total is now nearly
-constant. A step that is run in several batches, on several processes or one after the other, is dealt out like cards,
-to and fro, so that they are balanced too: the budget lies within a percent or two of each.
+The number of copies varies from text to text, so padding would waste about 5 % of a step. Steps are therefore
+*balanced*: the texts of an epoch are sorted by the size of their conditioning sets and cut into one stratum for each
+text of a step. A step takes one random text from each stratum. Every text still comes once per epoch, in a random step,
+and the total of a step is nearly constant. If a step consists of several batches, on several processes or accumulated,
+its texts are dealt to them in a zigzag over the strata, so that the batches are balanced too: each is within one or two
+percent of the budget.
 
-Everything is a function of the seed: step number i of a run has the same texts and sets whatever the number of
-batches it is run in, of workers, processes or restarts.
+Everything is a function of the seed: step i of a run has the same texts and conditioning sets for any number of batches
+per step, workers, processes or restarts.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from acgpt.methods import Method
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.query.conditioning import Conditioning, first_draws, generator
 
-FORESEEN = 2**24  # texts whose sizes are looked at before a run: some ten seconds
-SLACK = 1.01  # of the budget over the largest batch of those, if there are more
+FORESEEN = 2**24  # maximum number of texts whose sizes are computed before a run, in about ten seconds
+SLACK = 1.01  # ratio of the budget to the largest of these batches, if the run has more texts
 
 
 class Texts(Protocol):
     """Tokens cut into texts of one length; `corpus.Tokens` is one."""
 
     def chunks(self, length: int) -> int:
-        """How many whole texts there are."""
+        """Return the number of whole texts."""
         ...
 
     def chunk(self, number: int, length: int) -> np.ndarray:
-        """(length,) the tokens of one of them."""
+        """Return (length,) the tokens of a text."""
         ...
 
 
@@ -121,23 +122,23 @@ class Batch:
 
 
 class Batches(Dataset[Batch]):
-    """The batches of a training run, by number: those of step 0, those of step 1, and so on.
+    """The batches of a training run by number: those of step 0, those of step 1, and so on.
 
     Args:
-        texts: Where the texts come from.
-        count: How many batches the run takes; they go round the corpus as often as that needs.
-        size: Texts in a batch.
-        parts: How many batches make a step. What is left of an epoch when it no longer fills a step is not read in it.
-        length: Tokens in a text, T.
-        conditioning: How the roles of a text's tokens are drawn.
-        seed: Of the order of the texts and of their conditioning sets.
-        bos: The token at position 0.
-        mask: The token that stands for unknown ones.
-        fixed: Give all batches one shape, for torch.compile.
-        balance: The distribution by whose sizes texts are dealt to batches; by default `conditioning`. A causal twin
-            names the other's, and reads the same texts in the same order.
-        method: How a text and its roles are laid out. What it draws is a function of (seed, epoch, item), as the roles
-            are: it goes on where their generator stopped.
+        texts: The texts.
+        count: Number of batches of the run; they repeat the corpus as often as needed.
+        size: Texts per batch.
+        parts: Batches per step. Texts at the end of an epoch that do not fill a step are not used in that epoch.
+        length: Tokens per text, T.
+        conditioning: Distribution of the roles of a text's tokens.
+        seed: Seed of the order of the texts and of their conditioning sets.
+        bos: Token id at position 0.
+        mask: Token id that stands for unknown tokens.
+        fixed: Give all batches the same shape, for torch.compile.
+        balance: Distribution whose sizes balance the steps. Default: `conditioning`. A causal twin passes that of the
+            other run, so that it reads the same texts in the same order.
+        method: The method, which lays out a text and its roles. Its random choices continue the generator of the roles,
+            so they are a function of (seed, epoch, item) too.
     """
 
     def __init__(
@@ -166,20 +167,20 @@ class Batches(Dataset[Batch]):
         if not self.per_epoch:
             raise InputError(
                 f"the corpus has {self.items} texts of {length} tokens, fewer than the {self.step} of one step: "
-                "prepare more text, or lower batch or length."
+                "prepare more text, or reduce batch or length."
             )
-        cards = np.arange(self.step).reshape(size, parts)
-        cards[1::2] = cards[1::2, ::-1]
-        self.deal = cards.T  # (parts, size) which strata of a step each of its batches gets
+        strata = np.arange(self.step).reshape(size, parts)
+        strata[1::2] = strata[1::2, ::-1]
+        self.strata = strata.T  # (parts, size) the strata of each batch of a step
         self._order: tuple[int, np.ndarray] | None = None
         self.budget = self.measure() if fixed else None
 
     def __len__(self) -> int:
-        """The number of batches in the run."""
+        """Return the number of batches of the run."""
         return self.count
 
     def __getitem__(self, number: int) -> Batch:
-        """Batch `number`, from 0."""
+        """Return batch `number`, from 0."""
         epoch, items = self.items_of(number)
         tokens = np.stack([self.texts.chunk(int(item), self.length) for item in items])
         rngs = [generator(self.seed, epoch, int(item)) for item in items]
@@ -190,22 +191,22 @@ class Batches(Dataset[Batch]):
         return Batch.of(layout, longest=self.method.longest(self.length), bos=self.bos, budget=self.budget)
 
     def items_of(self, number: int) -> tuple[int, np.ndarray]:
-        """The epoch of batch `number`, and the numbers of its texts."""
+        """Return the epoch of batch `number` and the numbers of its texts."""
         step, part = divmod(number, self.parts)
-        epoch, place = divmod(step, self.per_epoch)
-        return epoch, self.order(epoch)[place, self.deal[part]]
+        epoch, step_of_epoch = divmod(step, self.per_epoch)
+        return epoch, self.order(epoch)[step_of_epoch, self.strata[part]]
 
     def roles(self, epoch: int, item: int) -> np.ndarray:
-        """(T,) the roles of a text's tokens in an epoch."""
+        """Return (T,) the roles of a text's tokens in an epoch."""
         return self.conditioning.roles(self.length, generator(self.seed, epoch, item))
 
     def sizes(self, epoch: int, conditioning: Conditioning | None = None) -> np.ndarray:
-        """(items,) |x_c| of every text in an epoch; as another distribution would draw it, if one is named."""
+        """Return (items,) |x_c| of every text in an epoch; `conditioning` replaces that of the run."""
         _, sizes = (conditioning or self.conditioning).sizes(self.length, first_draws(self.seed, epoch, self.items))
         return sizes
 
     def order(self, epoch: int) -> np.ndarray:
-        """(steps, texts of one) the texts of every step of an epoch, one from each stratum."""
+        """Return (steps, texts per step) the texts of every step of an epoch, one from each stratum."""
         if self._order is None or self._order[0] != epoch:
             rng = np.random.default_rng((self.seed, epoch))
             items = rng.permutation(self.items)[: self.per_epoch * self.step]
@@ -216,21 +217,21 @@ class Batches(Dataset[Batch]):
         return self._order[1]
 
     def measure(self) -> Budget:
-        """A shape with room for every batch of the run: all their sizes are known beforehand.
+        """Return a shape with room for every batch of the run, whose sizes are known in advance.
 
-        A run of more than `FORESEEN` texts is measured by its first ones, with some room to spare.
+        For a run of more than `FORESEEN` texts, only the first ones are measured, and `SLACK` is added.
         """
         copies = asked = 0
         least = math.inf
         epochs = math.ceil(self.count / (self.per_epoch * self.parts))
         foreseen = max(1, min(epochs, FORESEEN // self.items))
         for epoch in range(foreseen):
-            order = self.order(epoch)[:, self.deal]  # (steps, parts, size)
+            order = self.order(epoch)[:, self.strata]  # (steps, parts, size)
             asked_of = self.conditioning.asked(self.length, first_draws(self.seed, epoch, self.items))
             room = self.method.room(self.length, self.sizes(epoch), asked_of)
-            totals, left = (each[order].sum(-1) for each in room)
+            totals, predictions = (sizes[order].sum(-1) for sizes in room)
             copies, least = max(copies, int(totals.max())), min(least, int(totals.min()))
-            asked = max(asked, int(left.max()))
+            asked = max(asked, int(predictions.max()))
         slack = 1.0 if foreseen == epochs else SLACK
         copies, asked = (math.ceil(most * slack / ALIGN) * ALIGN for most in (copies, asked))
         return Budget(copies, asked, max(2, math.ceil((copies - least) / self.method.longest(self.length))))

@@ -1,6 +1,6 @@
 """Fine-tuning: give a pretrained model the ability to condition on the future.
 
-A recipe says how, as in training from scratch; the arguments of `finetune` are short for the keys that most people set.
+A recipe holds all settings, as in training from scratch; the arguments of `finetune` are shortcuts for its main keys.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from acgpt.errors import InputError
 from acgpt.training.options import FinetuningOptions
 from acgpt.training.recipe import Recipe, load_recipe
 
-LORA, FULL = "finetune-lora", "finetune-full"  # the recipes taken where none is named
+LORA, FULL = "finetune-lora", "finetune-full"  # the default recipes
 
 
 @keywords(FinetuningOptions)
@@ -26,7 +26,7 @@ def finetune(
     recipe: str | Path | None = None,
     **changes: Any,
 ) -> dict[str, Any] | None:
-    """Teach a pretrained model to condition on the future, through a LoRA adapter or in all its weights.
+    """Fine-tune a pretrained model to condition on the future, with a LoRA adapter or in all its weights.
 
         acgpt.finetune("Qwen/Qwen3-1.7B", "data/mine", "runs/mine", steps=500)
         lm = acgpt.load("Qwen/Qwen3-1.7B", adapter="runs/mine/adapter")
@@ -38,22 +38,22 @@ def finetune(
         **changes: Keys of the recipe and their values, as in `acgpt.train`.
 
     Returns:
-        As `acgpt.train`: the contents of `results.json`, or `None` if the run was stopped before its end.
+        The contents of `results.json`, or `None` if the run was stopped before its end, as in `acgpt.train`.
     """
-    from acgpt.training.train import train  # torch and transformers, seconds to import
+    from acgpt.training.train import train  # imports torch and transformers, which takes seconds
 
     options, others = separated(FinetuningOptions, changes | {"base": base, "corpus": corpus, "output": output})
     others |= {key: changes[key] for key in ("steps", "lr") if key in changes}  # None too: steps=None, epochs=3
-    chosen = finetuning_recipe(recipe, options, others)
-    return train(chosen, resume=options.resume, quiet=options.quiet, minutes=options.minutes)
+    settings = finetuning_recipe(recipe, options, others)
+    return train(settings, resume=options.resume, quiet=options.quiet, minutes=options.minutes)
 
 
 def finetuning_recipe(recipe: str | Path | None, options: FinetuningOptions, changes: Mapping[str, Any]) -> Recipe:
-    """The recipe that the arguments of `finetune` come to; `changes` have the last word."""
+    """Make the recipe from the arguments of `finetune`; `changes` take precedence over `options`."""
     full = options.full
     if full and (options.rank is not None or options.four_bits):
         raise InputError(
-            "`full` trains all weights, and `rank` and `four_bits` are for adapters: leave one or the other out."
+            "`full` trains all weights, but `rank` and `four_bits` are for adapters: leave `full` or the others out."
         )
     name = recipe or (FULL if full else LORA)
     settings = {
@@ -68,5 +68,5 @@ def finetuning_recipe(recipe: str | Path | None, options: FinetuningOptions, cha
     settings = {key: value for key, value in settings.items() if value is not None}
     loaded = load_recipe(name, {**settings, **({"lora": None} if full else {}), **changes})
     if not loaded.base:
-        raise InputError(f"the recipe {name} begins from nothing: name a model with `base`, or train from scratch.")
+        raise InputError(f"the recipe {name} has no pretrained model: choose one with `base`, or use acgpt train.")
     return loaded

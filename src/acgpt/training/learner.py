@@ -26,8 +26,8 @@ from acgpt.engine.score import forbid
 from acgpt.training.batches import Batch
 from acgpt.training.recipe import Shape
 
-DEEP = 16  # blocks, from which on they are compiled one by one rather than together
-VOCABULARY_ALIGN = 64  # the vocabulary is padded to a multiple of this in training: matrix units like whole tiles
+DEEP = 16  # networks with this many blocks or more are compiled block by block
+VOCABULARY_ALIGN = 64  # training pads the vocabulary to a multiple of this, for whole tiles in the matrix units
 
 
 def new_model(
@@ -43,11 +43,22 @@ def new_model(
     network: type[GPTNeoXForCausalLM] = GPTNeoXForCausalLM,
     **own: Any,
 ) -> GPTNeoXForCausalLM:
-    """A network with fresh weights: GPT-2 with rotary positions, as GPT-NeoX without its parallel residual.
+    """Make a network with new weights: GPT-2 with rotary positions, which is GPT-NeoX without its parallel residual.
 
-    Initialised as GPT-2 is: normal with deviation 0.02, and the projections that end on the residual stream smaller by
-    √(2 · layers), so that its variance at the top does not depend on depth. `network` is the class, where a method has
-    one of its own, and `own` are keys that only its config has.
+    The initialisation is that of GPT-2: normal with standard deviation 0.02, and the projections onto the residual
+    stream divided by √(2 · layers), so that its variance at the top does not depend on depth.
+
+    Args:
+        shape: Size of the network.
+        vocabulary: Size of the vocabulary.
+        positions: Number of positions.
+        dropout: Dropout rate of the embeddings and of the residual branches.
+        attention_dropout: Dropout rate of the attention weights.
+        seed: Seed of the weights.
+        bos: Token id of BOS.
+        eos: Token id of EOS.
+        network: Class of the network, if the method has its own.
+        **own: Keys that only the config of that class has.
     """
     config: GPTNeoXConfig = network.config_class(
         vocab_size=vocabulary,
@@ -80,7 +91,7 @@ def new_model(
 
 
 def choose_attention(device: str, *, half: bool, dropout: float, head_dim: int) -> str:
-    """The fastest backend of `Learner` that does what is wanted; only the dense one can drop attention weights."""
+    """Return the fastest backend of `Learner` that can be used. Only "dense" supports dropout of attention weights."""
     if device != "cuda" or not half or dropout:
         return "dense"
     return "fused" if kernels.available() and head_dim in kernels.HEAD_DIMS else "varlen"
@@ -157,9 +168,9 @@ class Learner(nn.Module):
 
 @torch.no_grad()
 def has_plain_head(model: PreTrainedModel) -> bool:
-    """Are the logits the last hidden states times a matrix, and no more? Some architectures scale or cap them."""
+    """Return whether the logits are the last hidden states times a matrix. Some architectures scale or cap them."""
     head = model.get_output_embeddings()
-    if type(head) is not nn.Linear or getattr(head, "bias", None) is not None:  # an adapter's layer, say
+    if type(head) is not nn.Linear or getattr(head, "bias", None) is not None:  # such as the layer of an adapter
         return False
     ids = torch.arange(4, device=model.device)[None]
     with evaluating(model):
@@ -182,12 +193,12 @@ def flops(model: PreTrainedModel, *, slots: int, pairs: int, asked: int) -> floa
 
 
 def work(weight: Tensor) -> int:
-    """Operations that a matrix takes for each vector: forward, its input's gradient, and its own if it has one."""
+    """Count the operations of a matrix per vector: forward, gradient of the input, and its own gradient if trained."""
     return (6 if weight.requires_grad else 4) * weight.numel()
 
 
 def matmul_rate(device: str | torch.device) -> float:
-    """Operations a second of a large matrix product on this device: bf16 on CUDA, else fp32."""
+    """Measure the operations per second of a large matrix product on this device: bf16 on CUDA, else fp32."""
     cuda = torch.device(device).type == "cuda"
     size, dtype, repeats = (8192, torch.bfloat16, 8) if cuda else (768, torch.float32, 3)
     generator = torch.Generator(device).manual_seed(0)

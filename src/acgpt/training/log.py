@@ -1,4 +1,4 @@
-"""What a run says while it goes: `log.csv`, a bar on the terminal, TensorBoard, and in the end a curve."""
+"""The log of a run: `log.csv`, a progress bar on the terminal, TensorBoard, and the final plot of the loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from acgpt.common.files import write_whole
 from acgpt.training.run_folder import writing
 
-DURING = ("unconditional", "training", "training-no-future")  # the modes that are evaluated while training
+DURING = ("unconditional", "training", "training-no-future")  # modes that are evaluated during training
 COLUMNS = (
     "step", "loss", "learning_rate", "grad_norm", "texts", "tokens", "seconds", "tokens_per_second", "mfu", "wait",
     *DURING,
@@ -25,35 +25,35 @@ Row = dict[str, Any]
 
 
 class Log:
-    """The rows of `log.csv`, a step each and no step twice.
+    """The rows of `log.csv`, at most one per step.
 
-    step, loss (the mean since the row before, in nats a token), learning_rate, grad_norm (before clipping), texts and
-    tokens (read since the beginning), seconds (of training, evaluations left out), tokens_per_second, mfu (operations
-    that the model needs, as a share of those that a large matrix product reaches on this machine), wait (the share of
+    The columns are step, loss (mean since the previous row, in nats per token), learning_rate, grad_norm (before
+    clipping), texts and tokens (read since the start), seconds (of training, without evaluations), tokens_per_second,
+    mfu (operations that the model needs, as a share of those of a large matrix product on this machine), wait (share of
     the time spent waiting for data), and the perplexities of an evaluation after that step, always on the same texts.
 
     Args:
         path: The file.
-        write: Whether this process writes it; the others only keep the rows.
+        write: Whether this process writes the file; other processes only keep the rows in memory.
     """
 
     def __init__(self, path: Path, write: bool = True) -> None:
         self.path, self.write, self.rows = path, write, list[Row]()
 
     def start(self, step: int) -> None:
-        """Take up the log of a run that goes on after `step`; what lies behind it will come again."""
+        """Continue the log of a run that resumes after `step`; drop later rows, which will be written again."""
         self.rows = [row for row in read_log(self.path) if row["step"] <= step] if step else []
         self.rewrite()
 
     def append(self, row: Row) -> None:
-        """A row for a new step."""
+        """Append the row of a new step."""
         self.rows.append(row)
         if self.write:
             with writing(self.path), self.path.open("a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
 
     def rewrite(self) -> None:
-        """Write all rows, whole or not at all."""
+        """Write all rows, atomically."""
         if self.write:
             text = io.StringIO(newline="")
             writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -64,19 +64,19 @@ class Log:
 
     @property
     def seconds(self) -> float:
-        """How long the run has trained."""
+        """Seconds of training so far."""
         return float(self.rows[-1]["seconds"]) if self.rows else 0.0
 
     @property
     def wait(self) -> float | None:
-        """The share of that time in which data was waited for."""
+        """Share of the training time spent waiting for data."""
         ends = [0.0, *(row["seconds"] for row in self.rows)]
         waited = sum(row["wait"] * (end - start) for row, start, end in zip(self.rows, ends, ends[1:], strict=False))
         return waited / self.seconds if self.seconds else None
 
 
 def read_log(path: Path) -> list[Row]:
-    """The rows of a log, numbers as numbers. A last line without its end is what a crash left, and no row."""
+    """Read the rows of a log, with numbers parsed. A last line without a line end, left by a crash, is ignored."""
     try:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -87,12 +87,12 @@ def read_log(path: Path) -> list[Row]:
 
 
 def number(text: str) -> int | float:
-    """A whole number if it is written as one."""
+    """Parse a number; it is an `int` if it consists of digits."""
     return int(text) if text.isdigit() else float(text)
 
 
 def board(folder: Path, step: int) -> Any:
-    """TensorBoard's writer from `step` on, where TensorBoard is installed."""
+    """Return TensorBoard's writer from `step` on; `None` if TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -101,19 +101,24 @@ def board(folder: Path, step: int) -> Any:
 
 
 class ProgressLine:
-    """A bar on a terminal, a line now and then elsewhere; on standard error."""
+    """Progress on standard error: a bar on a terminal, a line from time to time elsewhere.
+
+    Args:
+        quiet: Show nothing.
+        bound: Whether perplexities are upper bounds, shown with "≤".
+    """
 
     EVERY = 15.0  # seconds between two lines
 
     def __init__(self, quiet: bool, bound: bool = False) -> None:
-        self.quiet, self.total, self.began = quiet, 0, 0
+        self.quiet, self.total, self.first_step = quiet, 0, 0
         self.sign = "≤ " if bound else ""  # before perplexities
-        self.since, self.said = time.perf_counter(), -math.inf
-        self.bar: Any = None  # rich's, while there is one
+        self.since, self.last_line = time.perf_counter(), -math.inf
+        self.bar: Any = None  # rich's progress bar, on a terminal
 
     def start(self, step: int, total: int) -> None:
-        """Begin at a step."""
-        self.began, self.total, self.since = step, total, time.perf_counter()
+        """Start at a step, of `total` steps."""
+        self.first_step, self.total, self.since = step, total, time.perf_counter()
         if self.quiet or not sys.stderr.isatty():
             return
         from rich.console import Console
@@ -125,49 +130,51 @@ class ProgressLine:
         self.task = self.bar.add_task("", total=total, completed=step)
 
     def advance(self, step: int) -> None:
-        """Steps done so far."""
+        """Set the number of steps done so far."""
         if self.bar is not None:
             self.bar.update(self.task, completed=step)
 
     def show(self, row: Mapping[str, Any]) -> None:
-        """A row of the log; its perplexities in a line of their own."""
+        """Show a row of the log, with its perplexities in a separate line."""
         text = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s, MFU {row['mfu']:.1%}"
         if self.bar is not None:
             self.bar.update(self.task, description=text)
-        elif time.perf_counter() - self.said > self.EVERY or row["step"] == self.total:
-            self.said = time.perf_counter()
-            left = (self.said - self.since) / max(1, row["step"] - self.began) * (self.total - row["step"])
-            self.note(f"step {row['step']}/{self.total}: {text}, {timedelta(seconds=round(left))} left")
+        elif time.perf_counter() - self.last_line > self.EVERY or row["step"] == self.total:
+            self.last_line = time.perf_counter()
+            remaining = (
+                (self.last_line - self.since) / max(1, row["step"] - self.first_step) * (self.total - row["step"])
+            )
+            self.note(f"step {row['step']}/{self.total}: {text}, {timedelta(seconds=round(remaining))} left")
         if perplexities := ", ".join(f"{mode} {self.sign}{row[mode]:.2f}" for mode in DURING if mode in row):
             self.note(f"step {row['step']}: perplexity {perplexities}")
 
     def evaluated(self, done: int, total: int) -> None:
-        """How far an evaluation has come."""
+        """Show the progress of an evaluation."""
         text = f"evaluated {done}/{total} texts"
         if self.bar is not None:
             self.bar.update(self.task, description=text)
-        elif time.perf_counter() - self.said > self.EVERY:
-            self.said = time.perf_counter()
+        elif time.perf_counter() - self.last_line > self.EVERY:
+            self.last_line = time.perf_counter()
             self.note(text)
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         if self.bar is not None:
             self.bar.console.print(text, highlight=False)
         elif not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
     def stop(self) -> None:
-        """Put the bar away."""
+        """Remove the bar."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
 
 
 def draw_curve(rows: Sequence[Row], path: Path) -> bool:
-    """The loss and the perplexities against tokens, as a picture; false where matplotlib is missing."""
+    """Plot the loss and the perplexities against tokens; return false if matplotlib is not installed."""
     try:
-        import matplotlib.figure  # not pyplot, which takes as long to import as a short run
+        import matplotlib.figure  # importing pyplot takes as long as a short run
     except ImportError:
         return False
     figure = matplotlib.figure.Figure(figsize=(7, 4))
@@ -175,7 +182,7 @@ def draw_curve(rows: Sequence[Row], path: Path) -> bool:
     tokens = [row["tokens"] / 1e6 for row in rows]
 
     def plot(points: Sequence[tuple[float, float]], label: str, **style: Any) -> None:
-        if len(points) == 1:  # of which there is no line, so it must be seen without
+        if len(points) == 1:  # a single point has no line and needs a marker
             style |= {"linestyle": "", "markersize": 6, "marker": style.get("marker", "o")}
         if points:
             axes.plot(*zip(*points, strict=True), label=label, **style)

@@ -279,7 +279,7 @@ def pretrained(
         most = positions - method.overhead
         raise InputError(f"base={base} has {positions} positions, one of them for BOS: use length={most} or less.")
     if not plan.fsdp and quantize is None:
-        model.to(plan.place)  # before the check below: many CPUs are very slow in bf16
+        model.to(plan.local_device)  # before the check below: many CPUs are very slow in bf16
     check_finite(source, model)
     with finite_answers(model):
         check_model(model)
@@ -288,7 +288,7 @@ def pretrained(
     if mask_id is None and method.needs_mask:
         raise InputError(f"method={method.name} needs a MASK token: name one of the tokenizer's with mask=….")
     metadata = replace(metadata, bos_token_id=bos, mask_token_id=mask_id, tokenizer_hash=tokenizer_hash(tokenizer))
-    drop_nothing(model)
+    disable_dropout(model)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     name = DEFAULT_HUB_ID if base == DEFAULT else base
@@ -319,7 +319,7 @@ def load_pretrained(
         packing = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
         )
-        return *load_base(source, dtype, quantization_config=packing, device_map={"": plan.place}), dtype
+        return *load_base(source, dtype, quantization_config=packing, device_map={"": plan.local_device}), dtype
     if frozen:
         dtype = torch.bfloat16 if plan.half else torch.float32
         return *load_base(source, dtype), dtype
@@ -337,7 +337,7 @@ def choose_mask(mask: str | None, base: Metadata | None, tokenizer: PreTrainedTo
 
 
 @torch.no_grad()
-def drop_nothing(model: PreTrainedModel) -> None:
+def disable_dropout(model: PreTrainedModel) -> None:
     """Switch off the dropout that a pretrained network may bring from its own training."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):

@@ -1,7 +1,7 @@
-"""Recipes: everything that decides how a model is trained, in one dataclass, a YAML file or `key=value` on a line.
+"""Recipes: every setting of a training run, as a dataclass, a YAML file or `key=value` changes.
 
-A recipe is a file of one's own or the name of one that comes with acgpt (`recipes/`). A key that is not known, a value
-of the wrong kind and two keys that contradict each other are errors, before anything is loaded.
+A recipe is a YAML file, or the name of a recipe that comes with acgpt (folder `recipes/`). Unknown keys, values of the
+wrong type and keys that contradict each other raise an error before anything is loaded.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Shape:
     """The size of a network.
 
     Args:
-        layers: Transformer blocks.
-        width: Of the hidden states.
-        heads: Attention heads; `width` must be a multiple.
+        layers: Number of transformer blocks.
+        width: Width of the hidden states.
+        heads: Number of attention heads; `width / heads` must be an even whole number.
     """
 
     layers: int = 6
@@ -41,8 +41,8 @@ class Shape:
     def __post_init__(self) -> None:
         if min(self.layers, self.width, self.heads) < 1 or self.width % self.heads or self.width // self.heads % 2:
             raise InputError(
-                f"a model of {self.layers} layers, width {self.width} and {self.heads} heads cannot be: all are at "
-                "least 1, and width / heads is an even whole number."
+                f"the model size is invalid: layers={self.layers}, width={self.width}, heads={self.heads}. All must be "
+                "at least 1, and width / heads an even whole number."
             )
 
 
@@ -51,10 +51,10 @@ class Lora:
     """A LoRA adapter.
 
     Args:
-        rank: Of the matrices that it adds.
-        alpha: They are scaled by alpha / rank. Default: twice the rank.
-        dropout: Of what goes into them.
-        targets: The modules that get them, by name. Default: every linear layer of the blocks.
+        rank: Rank of the added matrices.
+        alpha: The added matrices are scaled by alpha / rank. Default: twice the rank.
+        dropout: Dropout rate of their input.
+        targets: Names of the modules to adapt. Default: every linear layer of the blocks.
     """
 
     rank: int = 8
@@ -64,14 +64,14 @@ class Lora:
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not 0 <= self.dropout < 1 or (self.alpha is not None and not self.alpha > 0):
-            raise InputError("lora: rank is at least 1, dropout from 0 to below 1, and alpha above 0.")
+            raise InputError("lora: rank must be at least 1, dropout from 0 to below 1, and alpha above 0.")
         if isinstance(self.targets, str) or not all(isinstance(target, str) for target in self.targets or ()):
-            raise InputError(f"lora.targets is a list of names of modules, not {self.targets!r}.")
+            raise InputError(f"lora.targets must be a list of module names, not {self.targets!r}.")
         if self.alpha is None:
             object.__setattr__(self, "alpha", 2.0 * self.rank)
 
 
-MAPPINGS = ("conditioning", "lora", "model")  # keys whose values have keys
+MAPPINGS = ("conditioning", "lora", "model")  # keys whose values are mappings
 SHAPES = {
     "tiny": Shape(4, 128, 4),
     "small": Shape(6, 768, 12),  # the paper's 82M: 81.1 M with GPT-2's vocabulary and no position table
@@ -83,118 +83,133 @@ SHAPES = {
 @documented
 @dataclass(frozen=True)
 class Recipe:
-    """How to train a model."""
+    """The settings of a training run."""
 
-    corpus: str = option("A folder that `acgpt prepare` has written.", "")
-    output: str = option("The run's folder; it must not exist yet, unless the run is resumed.", "")
-    # The values of these three are those that methods declare: see `kinds`.
+    corpus: str = option("Folder of the corpus, written by `acgpt prepare`.", "")
+    output: str = option("Folder of the run. It must not exist yet, unless the run is resumed.", "")
+    # The methods declare the allowed values of the next three keys: see `key_types`.
     method: str = option(
-        '"ac-gpt", or "gpt" for its causal twin: the same texts in the same order, nothing given, all asked. Or any '
-        "other that `acgpt methods` lists.",
+        'Training method: "ac-gpt", "gpt" (its causal twin: the same texts in the same order, nothing given, every '
+        "token asked), or another method that `acgpt methods` lists.",
         "ac-gpt",
     )
     loss: str = option(
-        'What is learnt from: the "asked" tokens, or "all", the given ones too. The latter only with a method that '
-        "predicts given tokens as well (σ-GPT); it learns faster, and the paper leaves it out for fairness.",
+        'Tokens in the loss: "asked", or "all" for the given tokens too. "all" needs a method that also predicts '
+        "given tokens (σ-GPT); it learns faster, but the paper does not use it, for a fair comparison.",
         "asked",
     )
     target_positions: str | None = option(
-        'With σ-GPT, how a slot is told the position that it predicts: "rotary", its query is rotated to it, or '
-        '"table", a learned row for it is added to the embedding (docs/explanation/methods.md). Default: rotary.'
+        'How σ-GPT encodes the position of the token to predict: "rotary" rotates the query to that position, '
+        '"table" adds a learned embedding of it to the input (docs/explanation/methods.md). Default: rotary.'
     )
     conditioning: Mapping[str, Any] = option(
-        "The distribution of conditioning sets: r_min, r_max, b_min, b_max, the shares infilling, empty and "
-        "unknown, or a mixture of parts (docs/explanation/conditioning.md).",
+        "Distribution of conditioning sets: r_min, r_max, b_min, b_max, the shares infilling, empty and unknown, or a "
+        "mixture of parts (docs/explanation/conditioning.md).",
         factory=lambda: {"r_max": 0.6},
     )
     model: str | Mapping[str, Any] = option(
-        '"tiny", "small", "base", "medium", or a mapping of `layers`, `width` and `heads`.', "small"
+        'Size of a new network: "tiny", "small", "base", "medium", or a mapping of `layers`, `width` and `heads`.',
+        "small",
     )
     base: str = option(
-        'A pretrained model to tune instead of making one anew: a folder, a hub id or a .gguf file; "default" is '
-        "the embedded one. Its tokenizer must be the corpus's.",
+        "Pretrained model to fine-tune, instead of training a new network: a folder, a hub id or a .gguf file; "
+        '"default" is the embedded model. The corpus must be prepared with its tokenizer.',
         "",
     )
     lora: Mapping[str, Any] | None = option(
-        "With `base`: train a LoRA adapter and leave the model as it is, {rank: 8, alpha: 16, dropout: 0, targets: "
-        "null}. Default: all weights are trained."
+        "LoRA adapter to train on the frozen `base`: {rank: 8, alpha: 16, dropout: 0, targets: null}. Default: train "
+        "all weights."
     )
     quantize: Literal["4bit"] | None = option(
-        'With `lora`: "4bit" holds the frozen weights in NF4, by the package bitsandbytes.'
+        'With `lora`: "4bit" stores the frozen weights in NF4. Needs the package bitsandbytes.'
     )
     checkpointing: bool = option(
-        "With `base`: recompute activations in the backward pass, for less memory and more time.", False
+        "With `base`: recompute activations in the backward pass, which takes less memory and more time.", False
     )
     mask: str | None = option(
-        "The token that stands for unknown ones, by its text. Default: the tokenizer's MASK, if it has one."
+        "Token that stands for unknown tokens, as text. Default: the mask token of `base`, else that of the tokenizer, "
+        "if any."
     )
-    length: int = option("Tokens in a text; with BOS the model has one position more.", 1023, minimum=2)
-    dropout: float = option("Of embeddings and of what each block adds.", 0.0, minimum=0, below=1)
+    length: int = option("Tokens per text. The model has one more position, for BOS.", 1023, minimum=2)
+    dropout: float = option("Dropout rate of the embeddings and of the residual branches.", 0.0, minimum=0, below=1)
     attention_dropout: float = option(
-        "Of attention weights. Flash attention of variable length has none: above 0 the dense mask is used, which "
-        "is several times slower on a GPU.",
+        "Dropout rate of the attention weights. Above 0, a dense attention mask replaces variable-length flash "
+        "attention, which has no dropout; this is several times slower on a GPU.",
         0.0,
         minimum=0,
         below=1,
     )
-    steps: int | None = option("Optimizer steps. Either this or `epochs`.", minimum=1)
-    epochs: float | None = option("Rounds over the corpus instead of steps.", above=0, below=math.inf)
-    batch: int = option("Texts in a step, over all processes.", 64, minimum=1)
+    steps: int | None = option("Number of optimizer steps. Set either `steps` or `epochs`.", minimum=1)
+    epochs: float | None = option("Number of passes over the corpus, instead of `steps`.", above=0, below=math.inf)
+    batch: int = option("Number of texts per optimizer step, over all processes.", 64, minimum=1)
     micro_batch: int | None = option(
-        "At most so many texts in a forward pass of a process; a step takes as many passes as it needs, and the "
-        "result is the same but for rounding. Default: one pass.",
+        "Maximum number of texts per forward pass of a process. A step accumulates as many passes as it needs, with "
+        "the same result up to rounding. Default: one pass.",
         minimum=1,
     )
     optimizer: Literal["adamw", "muon"] = option(
-        '"adamw", or "muon" for the matrices of the blocks and AdamW for all else.', "adamw"
+        '"adamw", or "muon": Muon for the weight matrices of the blocks and AdamW for all other weights.', "adamw"
     )
-    lr: float = option("AdamW's learning rate at its peak.", 5e-4, above=0, below=math.inf)
-    muon_lr: float | None = option("Muon's, on AdamW's scale. Only with Muon; default 0.002.", above=0, below=math.inf)
-    betas: tuple[float, float] = option("AdamW's.", (0.9, 0.999), minimum=0, below=1)
-    weight_decay: float = option("Decoupled; of matrices (with Muon, not of embeddings).", 0.1, minimum=0)
-    clip: float = option("The largest norm of a gradient; 0 is no limit.", 1.0, minimum=0)
-    warmup: int = option("Steps over which the learning rate rises.", 100, minimum=0)
+    lr: float = option("Peak learning rate of AdamW.", 5e-4, above=0, below=math.inf)
+    muon_lr: float | None = option(
+        "Peak learning rate of Muon, on AdamW's scale. Only with Muon; default 0.002.", above=0, below=math.inf
+    )
+    betas: tuple[float, float] = option("Betas of AdamW.", (0.9, 0.999), minimum=0, below=1)
+    weight_decay: float = option("Decoupled weight decay of matrices (with Muon, except embeddings).", 0.1, minimum=0)
+    clip: float = option("Maximum norm of the gradient; 0 for no clipping.", 1.0, minimum=0)
+    warmup: int = option("Number of steps of linear learning-rate warmup.", 100, minimum=0)
     schedule: Literal["cosine", "linear", "constant"] = option(
-        '"cosine", "linear" (stays, then falls over the `cooldown`) or "constant".', "cosine"
+        'Learning rate after warmup: "cosine", "linear" (constant, then a linear decay during the `cooldown`) or '
+        '"constant".',
+        "cosine",
     )
     final_lr: float | None = option(
-        'The share of the peak at which the learning rate ends. Not with "constant"; default 0.1.',
+        'Final learning rate, as a share of the peak. Not with the schedule "constant"; default 0.1.',
         minimum=0,
         maximum=1,
         words="a share, from 0 to 1",
     )
     cooldown: float | None = option(
-        'The share of the steps after warm-up over which "linear" falls. Only with it; default 1.',
+        'Share of the steps after warmup that the schedule "linear" takes to decay. Only with "linear"; default 1.',
         above=0,
         maximum=1,
         words="a share, above 0 and at most 1",
     )
     precision: Literal["auto", "bf16", "fp32"] = option(
-        '"bf16" (mixed: weights, optimizer and loss stay fp32), "fp32", or "auto": bf16 on CUDA.', "auto"
+        '"bf16" (mixed precision: weights, optimizer and loss stay in fp32), "fp32", or "auto": bf16 on CUDA, else '
+        "fp32.",
+        "auto",
     )
     compile: bool | Literal["auto"] = option(
-        'torch.compile; "auto" is yes on CUDA, except under FSDP and with `checkpointing` or `quantize`.', "auto"
+        'Compile the training step with torch.compile. "auto": on CUDA, except with FSDP, `checkpointing` or '
+        "`quantize`.",
+        "auto",
     )
-    device: Literal["auto", "cpu", "cuda", "mps"] = option('"auto", "cpu", "cuda" or "mps".', "auto")
+    device: Literal["auto", "cpu", "cuda", "mps"] = option(
+        '"cuda", "mps", "cpu", or "auto": the first of these that is available.', "auto"
+    )
     parallel: Literal["ddp", "fsdp"] = option(
-        'Several processes (torchrun) hold whole models ("ddp") or a share of one each ("fsdp"). A launch by '
-        'accelerate with an FSDP configuration counts as "fsdp".',
+        'With several processes (torchrun), each holds the whole model ("ddp") or a shard of it ("fsdp"). A launch '
+        'by accelerate with an FSDP config counts as "fsdp".',
         "ddp",
     )
-    workers: int = option("Processes that prepare batches.", 4, minimum=0)
-    log_every: int = option(
-        "Steps between two lines of the log; there is also one at each checkpoint and each evaluation.", 10, minimum=1
-    )
-    save_every: int = option("Steps between two checkpoints; there is always one at the end.", 500, minimum=1)
-    keep: int = option("How many checkpoints are kept.", 2, minimum=1)
-    eval_every: int = option("Steps between two evaluations; 0 is none but the last.", 500, minimum=0)
+    workers: int = option("Number of processes that prepare batches.", 4, minimum=0)
+    log_every: int = option("Steps between two rows of the log. Checkpoints and evaluations add a row.", 10, minimum=1)
+    save_every: int = option("Steps between two checkpoints. The last step always has one.", 500, minimum=1)
+    keep: int = option("Number of checkpoints to keep: the latest ones.", 2, minimum=1)
+    eval_every: int = option("Steps between two evaluations; 0 for the final one only.", 500, minimum=0)
     eval_split: str = option(
-        "The split of the corpus that is evaluated on; without a validation split, by default nothing is.", "validation"
+        "Split of the corpus to evaluate on. By default, a corpus without a validation split is not evaluated on.",
+        "validation",
     )
-    eval_texts: int = option("How many of its texts, during training.", 64, minimum=1)
-    final_texts: int | None = option("How many in the end, in all five modes. Default: all.", minimum=1)
+    eval_texts: int = option("Number of texts to evaluate on during training.", 64, minimum=1)
+    final_texts: int | None = option(
+        "Number of texts in the final evaluation, in all five modes. Default: all; 8 if a method needs a forward "
+        "pass per asked token.",
+        minimum=1,
+    )
     seed: int = option(
-        "Of the weights, the order of texts, their conditioning sets and dropout.",
+        "Seed of the initial weights, the order of the texts, the conditioning sets and dropout.",
         0,
         minimum=0,
         below=2**32,
@@ -203,10 +218,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         plain = self.method in PLAIN and self.loss == Recipe.loss and self.target_positions is None
-        for name, kind in (type_hints() if plain else kinds()).items():
+        for name, kind in (type_hints() if plain else key_types()).items():
             object.__setattr__(self, name, checked(name, getattr(self, name), kind))
         if (self.steps is None) == (self.epochs is None):
-            raise InputError("a recipe says how long to train: give steps or epochs, one of the two.")
+            raise InputError("the length of training must be set once: set either steps or epochs.")
         for name, (owner, defaults) in BELONGS.items():
             if owner == "method" and plain:
                 continue
@@ -215,7 +230,7 @@ class Recipe:
                 object.__setattr__(self, name, choices[value])
             elif value not in choices and getattr(self, name) is not None:
                 raise InputError(
-                    f"{name} goes with {owner}={' or '.join(choices)}, not with {owner}={value}: leave it out "
+                    f"{name} is only for {owner}={' or '.join(choices)}, not for {owner}={value}: leave it out "
                     f"({name}=null)."
                 )
         for name, allowed in RANGES.items():
@@ -225,43 +240,44 @@ class Recipe:
         if self.parallel == "fsdp" and self.optimizer == "muon":
             raise InputError(MUON_AND_FSDP)
         if self.parallel == "fsdp" and self.compile is True:
-            raise InputError("compile=true does not go with parallel=fsdp yet: leave compile out, or use parallel=ddp.")
+            raise InputError("compile=true does not work with parallel=fsdp: leave compile out, or use parallel=ddp.")
         if self.precision == "bf16" and self.device == "mps":
-            raise InputError("precision=bf16 is for CUDA and CPUs: use precision=fp32 on mps.")
+            raise InputError("precision=bf16 does not work on mps: use precision=fp32.")
         if self.steps is not None and self.warmup >= self.steps:
             raise InputError(
-                f"warmup ({self.warmup}) must be shorter than the run ({self.steps} steps): say "
-                f"warmup={self.steps // 10}."
+                f"warmup ({self.warmup}) must be shorter than the run ({self.steps} steps): use "
+                f"warmup={self.steps // 10}, for example."
             )
         for name in ("lora", "checkpointing", "quantize"):
             if getattr(self, name) and not self.base:
-                raise InputError(f"{name} is for a pretrained model: name one, base=FOLDER.")
+                raise InputError(f"{name} needs a pretrained model: add base=FOLDER.")
         if self.quantize and self.lora is None:
-            raise InputError("quantize is for LoRA, which leaves the weights as they are: add lora.rank=16, say.")
+            raise InputError("quantize needs LoRA, which freezes the weights: add lora.rank=16, for example.")
         if self.base and (self.dropout or self.attention_dropout):
             raise InputError(
-                "dropout and attention_dropout are for networks that are made anew: for LoRA use lora.dropout."
+                "dropout and attention_dropout are for new networks, not for base: leave them out, or use lora.dropout."
             )
-        self.shape, self.distribution  # noqa: B018  (they are checked by being read)
+        self.shape, self.distribution  # noqa: B018  (reading them checks them)
         if self.adapter is not None:
             object.__setattr__(self, "lora", asdict(self.adapter))
 
     @property
     def shape(self) -> Shape:
-        """The size of the network."""
+        """Size of a new network."""
         if isinstance(self.model, Mapping):
             check_keys(self.model, tuple(f.name for f in fields(Shape)), "model")
             hints = get_type_hints(Shape)
             return Shape(**{name: checked(f"model.{name}", value, hints[name]) for name, value in self.model.items()})
         if self.model not in SHAPES:
             raise InputError(
-                f"model is one of {', '.join(SHAPES)}, or a mapping of layers, width, heads: not {self.model!r}."
+                f"model must be one of {', '.join(SHAPES)}, or a mapping of layers, width and heads, not "
+                f"{self.model!r}."
             )
         return SHAPES[self.model]
 
     @property
     def adapter(self) -> Lora | None:
-        """The LoRA adapter that is trained, if one is."""
+        """The LoRA adapter to train, if any."""
         if self.lora is None:
             return None
         check_keys(self.lora, tuple(f.name for f in fields(Lora)), "lora")
@@ -274,47 +290,47 @@ class Recipe:
         return Conditioning.from_dict(self.conditioning)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON and YAML."""
+        """Return the keys and values, for JSON and YAML."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 @cache
 def type_hints() -> dict[str, Any]:
-    """The types of a recipe's keys, as the class declares them."""
+    """Return the declared types of the recipe keys."""
     return get_type_hints(Recipe)
 
 
-def kinds() -> dict[str, Any]:
-    """The types of a recipe's keys; of `method` and of what methods declare, the values that there are."""
+def key_types() -> dict[str, Any]:
+    """Return the types of the recipe keys; for `method` and the keys that methods declare, their allowed values."""
     options = training_options()
-    found = type_hints() | {"method": one_of(options)}
-    for key in {key for declared in options.values() for key in declared} & set(found):
+    types = type_hints() | {"method": one_of(options)}
+    for key in {key for declared in options.values() for key in declared} & set(types):
         values = one_of(dict.fromkeys(value for declared in options.values() for value in declared.get(key, ())))
-        found[key] = values if found[key] is str else values | None
-    return found
+        types[key] = values if types[key] is str else values | None
+    return types
 
 
 def training_options() -> dict[str, Mapping[str, tuple[str, ...]]]:
-    """The recipe keys that each method takes, with their values."""
-    from acgpt.methods import METHODS  # here, as it imports torch, which listing the recipes does without
+    """Return the recipe keys that each method declares, with their allowed values."""
+    from acgpt.methods import METHODS  # not at the top: it imports torch, which listing recipes does not need
 
     return {name: method.training_options for name, method in METHODS.items()}
 
 
 def one_of(values: Iterable[str]) -> Any:
-    """The type of these values and no others."""
+    """Return the `Literal` type of these values."""
     return Literal.__getitem__(tuple(values))
 
 
 def method_defaults(key: str) -> dict[str, str]:
-    """The methods that take a recipe key, each with its default."""
+    """Return the methods that take a recipe key, with their defaults."""
     return {name: declared[key][0] for name, declared in training_options().items() if key in declared}
 
 
-# The default method and its causal twin take no keys of their own. Recipes of these are read without importing all
-# methods, and with them torch, which takes seconds.
+# The default method and its causal twin declare no keys of their own. Their recipes are read without importing the
+# methods, because that imports torch, which takes seconds.
 PLAIN = ("ac-gpt", "gpt")
-# Keys that mean something only beside certain values of another key: that key, and its values with the defaults.
+# Keys that apply only with certain values of another key: that key, and the default for each of these values.
 BELONGS: dict[str, tuple[str, Callable[[], Mapping[str, float | str]]]] = {
     "target_positions": ("method", lambda: method_defaults("target_positions")),
     "muon_lr": ("optimizer", lambda: {"muon": 2e-3}),
@@ -322,21 +338,30 @@ BELONGS: dict[str, tuple[str, Callable[[], Mapping[str, float | str]]]] = {
     "cooldown": ("schedule", lambda: {"linear": 1.0}),
 }
 RANGES: dict[str, Range] = {
-    each.name: each.metadata["range"] for each in fields(Recipe) if each.metadata["range"] != Range()
+    key.name: key.metadata["range"] for key in fields(Recipe) if key.metadata["range"] != Range()
 }
 MUON_AND_FSDP = (
-    "Muon needs whole matrices, and FSDP gives each process a part of them: use optimizer=adamw (and muon_lr=null), or "
+    "Muon does not work with FSDP, because it needs whole matrices: use optimizer=adamw (and muon_lr=null), or "
     "parallel=ddp."
 )
 
 
-def checked(name: str, value: Any, wanted: Any) -> Any:
-    """The value, if it is of the kind that the annotation says; whole numbers stand for floats, lists for tuples."""
-    origin, args = get_origin(wanted), get_args(wanted)
+def checked(name: str, value: Any, annotation: Any) -> Any:
+    """Return a value if it has the annotated type; convert whole numbers to floats and lists to tuples.
+
+    Args:
+        name: Key, for errors.
+        value: The value.
+        annotation: The type.
+
+    Raises:
+        InputError: The value has another type.
+    """
+    origin, args = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        for option in args:
+        for member in args:
             try:
-                return checked(name, value, option)
+                return checked(name, value, member)
             except InputError:
                 continue
     elif origin is Literal:
@@ -344,21 +369,21 @@ def checked(name: str, value: Any, wanted: Any) -> Any:
             return value
     elif origin is tuple:
         if isinstance(value, list | tuple) and len(value) == len(args):
-            return tuple(checked(name, item, kind) for item, kind in zip(value, args, strict=True))
-    elif wanted is NoneType:
+            return tuple(checked(name, item, item_type) for item, item_type in zip(value, args, strict=True))
+    elif annotation is NoneType:
         if value is None:
             return None
-    elif wanted is float:
+    elif annotation is float:
         number = as_number(value)
         if number is not None:
             return float(number)
-    elif isinstance(value, origin or wanted) and not (wanted is int and isinstance(value, bool)):
+    elif isinstance(value, origin or annotation) and not (annotation is int and isinstance(value, bool)):
         return value
-    raise InputError(f"{name} must be {in_words(wanted)}, not {value!r}.")
+    raise InputError(f"{name} must be {type_name(annotation)}, not {value!r}.")
 
 
 def as_number(value: Any) -> float | None:
-    """A number; also one that YAML takes for text, as it does with 5e-4."""
+    """Return a number, or `None` for other values. YAML reads 5e-4 as text, so text is converted."""
     if isinstance(value, bool):
         return None
     try:
@@ -367,47 +392,48 @@ def as_number(value: Any) -> float | None:
         return None
 
 
-def in_words(wanted: Any) -> str:
-    """What an annotation asks for, for people."""
-    origin, args = get_origin(wanted), get_args(wanted)
+def type_name(annotation: Any) -> str:
+    """Return the name of a type for error messages."""
+    origin, args = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        return " or ".join(in_words(option) for option in args)
+        return " or ".join(type_name(member) for member in args)
     if origin is Literal:
         return "one of " + ", ".join(map(str, args)) if len(args) > 1 else repr(args[0])
     if origin is tuple:
         return f"a list of {len(args)} numbers"
-    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
-    return words.get(wanted, "a mapping")
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
+    return names.get(annotation, "a mapping")
 
 
 def built_in(folder: Path = BUILT_IN) -> dict[str, str]:
-    """The recipes that come with acgpt, or other such files, by name, and the line with which each begins."""
+    """Return the names of the YAML files in a folder, by default acgpt's own recipes, with their first lines."""
     files = sorted(folder.glob("*.yaml"))
     return {path.stem: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for path in files}
 
 
 def read_yaml(name: str | Path, folder: Path, kind: str, hint: str = "") -> tuple[dict[str, Any], Path]:
-    """The content of a YAML file, and where it lies.
+    """Read a YAML file and return its contents and its path.
 
     Args:
-        name: The file, or the name of one that comes with acgpt.
-        folder: Of those.
-        kind: What such a file is, for errors.
-        hint: What was probably meant, for errors.
+        name: Path of the file, or the name of one that comes with acgpt.
+        folder: Folder of the files that come with acgpt.
+        kind: "recipe" or "experiment", for errors.
+        hint: A hint to add to errors.
     """
-    path, own = Path(name), built_in(folder)
-    if not path.is_file() and str(name).removesuffix(".yaml") in own:
+    path, names = Path(name), built_in(folder)
+    if not path.is_file() and str(name).removesuffix(".yaml") in names:
         path = folder / f"{path.name.removesuffix('.yaml')}.yaml"
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (OSError, UnicodeDecodeError) as error:
-        near = get_close_matches(str(name), own, n=1)
-        hint += f"did you mean {near[0]}? " if near else ""
+        similar = get_close_matches(str(name), names, n=1)
+        hint += f"did you mean {similar[0]}? " if similar else ""
         raise InputError(
-            f"cannot read the {kind} {name} ({error}): {hint}Name a YAML file, or one of acgpt's own: {', '.join(own)}."
+            f"cannot read the {kind} {name} ({error}): {hint}Name a YAML file, or one of acgpt's own: "
+            f"{', '.join(names)}."
         ) from error
     except yaml.YAMLError as error:
-        raise InputError(f"{name} is no {kind} in YAML: {error}") from error
+        raise InputError(f"the {kind} {name} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise InputError(f"{name} must be a mapping of keys to values, not {type(content).__name__}.")
     return content, path
@@ -418,24 +444,24 @@ def load_recipe(name: str | Path, changes: Sequence[str] | Mapping[str, Any] = (
 
     Args:
         name: A YAML file, or the name of a recipe that comes with acgpt.
-        changes: Values by key; or a list of `key=value`, each value as YAML writes it (paths and other text as they
-            are). The key `conditioning.r_max` reaches into a mapping. A change takes along what it makes meaningless in
-            the file: `steps` its `epochs` and a `warmup` that is as long, `optimizer=adamw` its `muon_lr`, `lora.rank`
-            its `lora.alpha`.
+        changes: Values by key, or a list of `key=value`, where each value is YAML (paths and other text as they are).
+            A dotted key sets a key of a mapping: `conditioning.r_max`. A change also removes the keys of the file that
+            it makes meaningless: `steps` removes `epochs` and shortens a `warmup` that is as long as the run,
+            `optimizer=adamw` removes `muon_lr`, and `lora.rank` removes `lora.alpha`.
     """
-    hint = "name the recipe first, then what is to be otherwise. " if "=" in str(name) else ""
+    hint = "name the recipe first, then the changes. " if "=" in str(name) else ""
     content, _ = read_yaml(name, BUILT_IN, "recipe", hint)
     return with_changes(content, changes, str(name))
 
 
 def with_changes(content: dict[str, Any], changes: Sequence[str] | Mapping[str, Any], source: str) -> Recipe:
-    """A recipe from its keys and values, changed as in `load_recipe`; `source` names it in errors."""
+    """Make a recipe from its keys and values with the changes of `load_recipe`; `source` is its name for errors."""
     pairs = list(changes.items()) if isinstance(changes, Mapping) else list(map(read_change, changes))
     for key, value in pairs:
-        change(content, key, str(value) if isinstance(value, Path) else value)
+        set_key(content, key, str(value) if isinstance(value, Path) else value)
     changed = [key for key, _ in pairs]
-    for one, other in (("steps", "epochs"), ("epochs", "steps")):
-        if one in changed and other not in changed:
+    for key, other in (("steps", "epochs"), ("epochs", "steps")):
+        if key in changed and other not in changed:
             content.pop(other, None)
     if "steps" in changed and "warmup" not in changed and isinstance(steps := content["steps"], int):
         warmup = content.get("warmup", Recipe.warmup)
@@ -453,32 +479,32 @@ def with_changes(content: dict[str, Any], changes: Sequence[str] | Mapping[str, 
 
 
 class Loader(yaml.SafeLoader):
-    """Plain YAML, in which a key may not stand twice."""
+    """A safe YAML loader that rejects duplicate keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """A mapping, its keys all different."""
+        """Construct a mapping and check that its keys differ."""
         names = [key.value for key, _ in node.value]
         for key, _ in node.value:
             if names.count(key.value) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands there twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value}", key.start_mark)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
 
 
 def make(content: Mapping[str, Any], source: str) -> Recipe:
-    """A recipe from its keys and values; `source` names it in errors."""
+    """Make a recipe from its keys and values; `source` is its name for errors."""
     for key in content:
-        if key in ELSEWHERE:
-            raise InputError(f"{source} has no key {key!r}: here it is {ELSEWHERE[key]!r}.")
-    check_keys(content, tuple(each.name for each in fields(Recipe)), source)
+        if key in FOREIGN_KEYS:
+            raise InputError(f"{source} has no key {key!r}: use {FOREIGN_KEYS[key]!r}.")
+    check_keys(content, tuple(key.name for key in fields(Recipe)), source)
     try:
         return Recipe(**content)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
 
 
-# What other programs call it.
-ELSEWHERE = {
+# Names of other programs for recipe keys.
+FOREIGN_KEYS = {
     "learning_rate": "lr", "batch_size": "batch", "per_device_train_batch_size": "micro_batch", "max_steps": "steps",
     "num_train_epochs": "epochs", "warmup_steps": "warmup", "max_grad_norm": "clip", "lr_scheduler_type": "schedule",
     "output_dir": "output", "context": "length", "num_workers": "workers", "save_total_limit": "keep", "r_max":
@@ -487,43 +513,43 @@ ELSEWHERE = {
 
 
 def read_change(change: str) -> tuple[str, Any]:
-    """The key and the value of a `key=value`, the value as YAML writes it (paths and other text as they are)."""
+    """Parse `key=value`, where the value is YAML; paths and other text are taken as they are."""
     key, equals, text = change.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise InputError(f"{change!r} is no change: write key=value, as in steps=1000 or conditioning.r_max=0.4.")
+        raise InputError(f"{change!r} is not a change: write key=value, as in steps=1000 or conditioning.r_max=0.4.")
     try:
-        path = type_hints().get(key) is str and key not in ("method", "loss")
-        return key, text if path else yaml.load(text, Loader)  # a path is no YAML
+        is_path = type_hints().get(key) is str and key not in ("method", "loss")
+        return key, text if is_path else yaml.load(text, Loader)  # a path need not be valid YAML
     except yaml.YAMLError as error:
-        raise InputError(f"{change!r}: the value is not YAML: {error}") from error
+        raise InputError(f"{change!r}: the value is not valid YAML: {error}") from error
 
 
-def change(content: dict[str, Any], key: str, value: Any) -> None:
-    """Set one key of a recipe; a dotted key reaches into a mapping."""
-    *path, last = key.split(".")
+def set_key(content: dict[str, Any], key: str, value: Any) -> None:
+    """Set one key of a recipe; a dotted key sets a key of a mapping."""
+    *parents, last = key.split(".")
     mapping = content
-    for name in path:
+    for name in parents:
         inner = mapping.get(name)
         inner = {} if inner is None and name in MAPPINGS else inner
         if not isinstance(inner, dict):
-            raise InputError(f"{key!r}: {name} is {inner!r} and has no keys; {', '.join(MAPPINGS)} can have them.")
+            raise InputError(f"{key!r}: {name} is {inner!r}, not a mapping. Only {', '.join(MAPPINGS)} have keys.")
         mapping[name] = dict(inner)
         mapping = mapping[name]
     mapping[last] = value
 
 
-# Keys that change nothing that is learnt, but for rounding. The corpus is known by its hash, not by its place.
+# Keys that do not change the trained model, up to rounding. A corpus is identified by its hash, not by its path.
 FREE = frozenset({"corpus", "output", "micro_batch", "workers", "log_every", "save_every", "keep"})
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The keys whose values differ, of those that change what is learnt (but for rounding) or measured.
+    """Return the keys whose values differ, without those that change neither the model nor its evaluation (`FREE`).
 
-    A key that a recipe of an earlier version has not is as it was.
+    A key that is missing, because an earlier version of acgpt did not have it, has its default.
     """
     return [
-        each.name
-        for each in fields(Recipe)
-        if each.name not in FREE and one.get(each.name, each.default) != other.get(each.name, each.default)
+        key.name
+        for key in fields(Recipe)
+        if key.name not in FREE and one.get(key.name, key.default) != other.get(key.name, key.default)
     ]

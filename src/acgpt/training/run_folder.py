@@ -1,17 +1,17 @@
-"""The folder of a training run: what lies in it, and how it is written so that a crash leaves nothing half done.
+"""The folder of a training run: its files, and how they are written so that a crash leaves no incomplete file.
 
     RUN/
-      config.json      the whole recipe, the corpus, the machine, versions; written first
-      log.csv          loss, learning rate, speed and perplexities, step by step
-      loss.png         the same as a picture, where matplotlib is installed
-      tensorboard/     the same for TensorBoard, where that is installed
-      checkpoints/     checkpoint-500, …: what a run is resumed from, each a plain Hugging Face folder as well
-      model/           the trained model, a plain Hugging Face folder (adapter/: a PEFT adapter); written last but one
-      results.per-text.json    nats and asked tokens of each text of the last evaluation
-      results.json     the outcome; written last: a run that has it is finished
+      config.json      the recipe, the corpus, the machine, versions; written first
+      log.csv          loss, learning rate, speed and perplexities by step
+      loss.png         the same as a plot, if matplotlib is installed
+      tensorboard/     the same for TensorBoard, if it is installed
+      checkpoints/     checkpoint-500, …: to resume from, each also a plain Hugging Face folder
+      model/           the trained model, a plain Hugging Face folder (adapter/: a PEFT adapter)
+      results.per-text.json    nats and asked tokens of each text of the final evaluation
+      results.json     the results; written last: a run that has it is finished
 
-A file or folder gets its name when all of it is on the disk. What begins with a dot is work in progress, or what an
-interruption left of it, and may be deleted.
+A file or folder gets its final name when it is complete on disk. Names that begin with a dot are work in progress, or
+left over from an interruption, and may be deleted.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ from acgpt.evaluation.per_text import path_beside
 from acgpt.training.recipe import Recipe, differences
 
 CONFIG, LOG, CURVE, BOARD, RESULTS = "config.json", "log.csv", "loss.png", "tensorboard", "results.json"
-PLACES = ("model", "adapter")  # of what was trained: one of them
+MODEL_FOLDERS = ("model", "adapter")  # a finished run has one of them
 CHECKPOINTS, PARTIAL = "checkpoints", "checkpoints/.partial"
-PATIENCE = 100  # tenths of a second that a run waits for its folder
+PATIENCE = 100  # tenths of a second to wait for the lock of the folder
 SITTING = ("processes", "fsdp", "device", "precision", "attention", "compiled", "hardware", "versions", "command")
-CHECKPOINT = "checkpoint-"  # and the step: the Trainer's name for them
+CHECKPOINT = "checkpoint-"  # followed by the step, as the Trainer names them
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Errors of a disk, whoever meets them, become an `OutputError` that names the file or folder and the way on."""
+    """Turn disk errors of any library into an `OutputError` that names the file or folder and how to resume."""
     try:
         yield
     except OutputError:
         raise
     except (OSError, SafetensorError, RuntimeError) as error:
-        words = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        message = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         if isinstance(error, RuntimeError):
-            if "inline_container" not in words and "PytorchStreamWriter" not in words:
+            if "inline_container" not in message and "PytorchStreamWriter" not in message:
                 raise
-            words = f"the disk is full, or the file may not grow ({words})"  # torch has no better ones
+            message = f"the disk is full, or the file is limited in size ({message})"  # torch's message is obscure
         last = last_checkpoint(path.parents[1] if path.parent.name == CHECKPOINTS else path.parent)
-        way_on = f" The run can be resumed from {last} with `resume=True`." if last else ""
-        raise OutputError(f"cannot write {path}: {words}. Make room there, or see who may write.{way_on}") from error
+        remedy = f" The run can be resumed from {last} with `resume=True`." if last else ""
+        raise OutputError(f"cannot write {path}: {message}. Free some space, or check permissions.{remedy}") from error
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file of a run; what the disk refuses names the way on."""
+    """Write a JSON file of a run, with errors as in `writing`."""
     with writing(path):
         files.write_json(path, content)
 
 
 def commit(partial: Path, final: Path) -> None:
-    """Give a folder its name, once its contents are on the disk."""
+    """Sync the contents of a folder to disk, then rename it to its final path."""
     for path in sorted(partial.rglob("*"), reverse=True):
         sync(path)
     sync(partial)
@@ -77,7 +77,7 @@ def commit(partial: Path, final: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder, if there is one. It loses its name first: what bears a name is complete."""
+    """Delete a folder if it exists. It is renamed first, so that folders with a final name are always complete."""
     hidden = folder.with_name(f".{folder.name.lstrip('.')}.deleted")
     shutil.rmtree(hidden, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
@@ -86,57 +86,66 @@ def discard(folder: Path) -> None:
 
 
 def open_folder(folder: Path, recipe: Recipe, resume: bool, about: dict[str, Any]) -> list[dict[str, Any]]:
-    """Make the run's folder and its config; or, to resume, see that it is a run of this recipe on this corpus.
+    """Create the folder of a run and its config; to resume, check that the run has this recipe and corpus.
+
+    Args:
+        folder: Folder of the run.
+        recipe: The recipe.
+        resume: Whether to resume a run in the folder.
+        about: Contents of `config.json`.
 
     Returns:
-        The run's sittings, which its config holds: after which step each began, and on what.
+        The sittings of the run, as in its config: one for each start, with the step after which it began and the
+        machine.
     """
     config, last = folder / CONFIG, last_checkpoint(folder)
     sitting = {"after_step": step_of(last) if last else 0} | {name: about[name] for name in SITTING}
     if resume and config.exists():
         if check_same(folder, recipe) != about["corpus_hash"]:
-            raise InputError(f"the corpus {recipe.corpus} is not the one that the run in {folder} was begun on.")
+            raise InputError(
+                f"the corpus {recipe.corpus} is not that of the run in {folder}: resume with the same corpus."
+            )
         beside = path_beside(Path(RESULTS)).name
-        ours = [f".{name}*" for name in (CONFIG, LOG, CURVE, beside, RESULTS, *PLACES)]  # and nobody else's
-        for left in (*(path for name in ours for path in folder.glob(name)), *(folder / CHECKPOINTS).glob(".*")):
-            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
-        before = json.loads(config.read_text(encoding="utf-8"))
-        sittings = [*before.get("sittings", ()), sitting]
-        write_json(config, before | {"sittings": sittings})
+        hidden = [f".{name}*" for name in (CONFIG, LOG, CURVE, beside, RESULTS, *MODEL_FOLDERS)]  # only acgpt's own
+        for path in (*(path for name in hidden for path in folder.glob(name)), *(folder / CHECKPOINTS).glob(".*")):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        previous = json.loads(config.read_text(encoding="utf-8"))
+        sittings = [*previous.get("sittings", ()), sitting]
+        write_json(config, previous | {"sittings": sittings})
         return sittings
     with writing(folder):
         if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
             hint = "resume that run with `resume=True`, or " if config.exists() else ""
-            raise InputError(f"{folder} is there already: {hint}name another folder with output=….")
+            raise InputError(f"{folder} already exists: {hint}choose another folder with output=….")
         folder.mkdir(parents=True, exist_ok=True)
         write_json(config, about | {"sittings": [sitting]})
         return [sitting]
 
 
 def check_same(folder: Path, recipe: Recipe) -> str:
-    """See that a folder's run is one of this recipe; the hash of the corpus that it was begun on."""
+    """Check that the run in a folder has this recipe, and return the hash of its corpus."""
     config = folder / CONFIG
     try:
-        before = json.loads(config.read_text(encoding="utf-8"))
-        changed, corpus_hash = differences(before["recipe"], recipe.as_dict()), str(before["corpus_hash"])
+        previous = json.loads(config.read_text(encoding="utf-8"))
+        changed, corpus_hash = differences(previous["recipe"], recipe.as_dict()), str(previous["corpus_hash"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{config} cannot be read ({error}): this run cannot be resumed.") from error
+        raise InputError(f"{config} cannot be read ({error}), so the run cannot be resumed.") from error
     if changed:
         raise InputError(
-            f"{folder} is a run of another recipe: {', '.join(changed)} differ. Resume with the same command, or name "
-            "another folder with output=…."
+            f"{folder} is a run of another recipe: {', '.join(changed)} differ. Resume with the same command, or "
+            "choose another folder with output=…."
         )
     return corpus_hash
 
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a folder, which is made if need be, until this one ends, however it ends (Unix only).
+    """Create a folder if needed, and lock it against other runs. Unix only.
 
-    A run that was killed keeps its folder until its workers have noticed, some seconds later.
+    The lock is released when the run ends, even by a crash. After a kill, the workers hold it for some seconds.
     """
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is there already: name another folder with output=….")
+        raise InputError(f"{folder} already exists and is not a folder: choose another folder with output=….")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
@@ -145,7 +154,7 @@ def alone(folder: Path) -> Iterator[None]:
         while not try_lock(descriptor):
             if waited == PATIENCE:
                 raise InputError(
-                    f"another process is training in {folder}: wait for it, or name another folder with output=…."
+                    f"another process is training in {folder}: wait for it, or choose another folder with output=…."
                 )
             time.sleep(0.1)
             waited += 1
@@ -155,17 +164,17 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, the oldest first; all that bear the name are complete."""
-    found = (folder / CHECKPOINTS).glob(f"{CHECKPOINT}*")
-    return sorted((path for path in found if step_of(path) is not None), key=lambda path: step_of(path) or 0)
+    """Return the checkpoints of a run, oldest first; all of them are complete."""
+    paths = (folder / CHECKPOINTS).glob(f"{CHECKPOINT}*")
+    return sorted((path for path in paths if step_of(path) is not None), key=lambda path: step_of(path) or 0)
 
 
 def step_of(checkpoint: Path) -> int | None:
-    """The step after which a checkpoint was written; `None` if its name is not one of a checkpoint."""
+    """Return the step after which a checkpoint was written; `None` if it is not the name of a checkpoint."""
     number = checkpoint.name.removeprefix(CHECKPOINT)
     return int(number) if number.isdigit() else None
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint of a run."""
+    """Return the newest checkpoint of a run, if any."""
     return next(reversed(checkpoints(folder)), None)

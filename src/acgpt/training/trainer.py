@@ -1,11 +1,11 @@
-"""Hugging Face's Trainer, with our batches, loss, optimizer and checkpoints.
+"""The Hugging Face Trainer with acgpt's batches, loss, optimizer and checkpoints.
 
-The Trainer brings the loop, accumulation, clipping, DDP and FSDP. A step's loss is the mean over all asked tokens of
-the whole step, over every process and every accumulated batch, whatever share of them a batch has.
+The Trainer provides the loop, gradient accumulation, clipping, DDP and FSDP. The loss of a step is the mean over all
+asked tokens of the step, over every process and every accumulated batch, however many of them a batch has.
 
-A checkpoint is written aside and gets its name when all of it is on the disk. It is a Hugging Face folder (weights in
-fp32, tokenizer, acgpt.json) with the state of optimizer, schedule and random numbers beside it; these three are torch
-files, which are read back with `weights_only=True`: no code in them is run.
+A checkpoint is written to a temporary folder and renamed when it is complete on disk. It is a Hugging Face folder
+(weights in fp32, tokenizer, acgpt.json) with the states of the optimizer, the schedule and the random numbers. These
+three are torch files that are loaded with `weights_only=True`, so no code in them is run.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from acgpt.training.run_folder import CHECKPOINT, CHECKPOINTS, PARTIAL, checkpoi
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 TRAINED = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
-PREFETCH = 4  # batches that a worker prepares ahead
+PREFETCH = 4  # batches that a worker prepares in advance
 
 
 @dataclass
 class Watch:
-    """What this process has done since the last row of the log."""
+    """Measurements of this process since the last row of the log."""
 
     steps: int = 0
-    waited: float = 0.0  # seconds, for data
+    waited: float = 0.0  # seconds spent waiting for data
     flops: float = 0.0
     since: float = field(default_factory=time.perf_counter)
 
@@ -91,7 +91,7 @@ class AcTrainer(Trainer):
     ) -> None:
         self.product, self.fsdp, self.keep, self.workers = product, fsdp, keep, min(workers, cores())
         self.make_optimizer, self.schedule = optimizer, schedule
-        self.is_fsdp_enabled: bool  # the Trainer's own
+        self.is_fsdp_enabled: bool  # an attribute of the Trainer
         self.optimizer: Any
         self.watch, self.closing = Watch(), multiprocessing.Event()
         self.batches, self.first = batches, 0  # number of the next batch
@@ -101,7 +101,7 @@ class AcTrainer(Trainer):
         self.remove_callback(PrinterCallback)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Make the accelerator; with FSDP on CPUs too, which Accelerate leaves out and torch has."""
+        """Make the accelerator. Enable FSDP on CPUs too, which torch supports but Accelerate does not."""
         super().create_accelerator_and_postprocess()
         if self.fsdp and not self.is_fsdp_enabled:
             state = self.accelerator.state
@@ -111,28 +111,28 @@ class AcTrainer(Trainer):
             state.distributed_type = DistributedType.FSDP
             self.is_fsdp_enabled = True
         if self.is_fsdp_enabled:
-            # Whole weights and states in a checkpoint, whatever the number of processes; files of shares would be
-            # read with pickle, besides.
+            # A checkpoint holds whole weights and states, for any number of processes. Sharded files would be loaded
+            # with pickle.
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
 
     @property
     def network(self) -> PreTrainedModel:
-        """The language model inside."""
+        """The language model."""
         return self.accelerator.unwrap_model(self.model).model
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The batches in their order; process p of n gets every n-th, from the p-th."""
+        """Return the data loader of the batches in order; process p of n gets every n-th batch, from the p-th."""
         loader = DataLoader(
             self.batches,
             sampler=Remaining(len(self.batches), self.first),
-            collate_fn=only,
+            collate_fn=collate,
             num_workers=self.workers,
-            worker_init_fn=partial(follow, self.closing),
+            worker_init_fn=partial(initialize_worker, self.closing),
             prefetch_factor=PREFETCH if self.workers else None,
             pin_memory=self.args.device.type == "cuda",
-            generator=torch.Generator(),  # its draws for the workers are not taken from those of dropout
+            generator=torch.Generator(),  # its own, so that seeding the workers does not change dropout
         )
         prepared: DataLoader[Any] = self.accelerator.prepare(loader)
         return prepared
@@ -144,7 +144,7 @@ class AcTrainer(Trainer):
         start = time.perf_counter()
         inputs = [next(epoch_iterator) for _ in range(num_batches)]
         self.watch.waited += time.perf_counter() - start
-        batches: list[Batch] = [each["batch"] for each in inputs]
+        batches: list[Batch] = [item["batch"] for item in inputs]
         counts = {name: sum(getattr(batch, name) for batch in batches) for name in ("slots", "pairs", "asked")}
         self.watch.flops += flops(self.network, **counts)
         self.watch.steps += 1
@@ -154,7 +154,7 @@ class AcTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        """This batch's part of the step's loss, times the processes, over which gradients are averaged."""
+        """Return the batch's part of the step's loss, times the number of processes, which average their gradients."""
         loss: Tensor = model(**inputs) * (self.args.world_size / num_items_in_batch)
         return loss
 
@@ -164,7 +164,7 @@ class AcTrainer(Trainer):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Make the scheduler of the learning rate."""
+        """Make the learning rate scheduler."""
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, self.schedule)
         self._created_lr_scheduler = True
         return self.lr_scheduler
@@ -194,35 +194,35 @@ class AcTrainer(Trainer):
                     discard(partial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write what is trained as it is now, with the tokenizer and acgpt.json; every process must call it."""
+        """Write the current weights with the tokenizer and acgpt.json; every process must call it."""
         weights = self.weights()
         if self.args.should_save:
             self.product.write(weights, Path(output_dir or self.args.output_dir))
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights that are trained, those that are tied once; every process must call it."""
-        held: Any = get_model_state_dict(self.model, options=TRAINED) if self.fsdp else self.model.state_dict()
-        network = {name.removeprefix("model."): weight for name, weight in held.items()}
+        """Return all trained weights, tied weights once; every process must call it."""
+        state: Any = get_model_state_dict(self.model, options=TRAINED) if self.fsdp else self.model.state_dict()
+        network = {name.removeprefix("model."): weight for name, weight in state.items()}
         return {name: weight for name, weight in network.items() if name in self.product.kept}
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        optimizer = self.optimizer.optimizer  # accelerate has wrapped it
+        optimizer = self.optimizer.optimizer  # inside Accelerate's wrapper
         state = get_optimizer_state_dict(self.model, optimizer, options=WHOLE) if self.fsdp else optimizer.state_dict()
         if self.args.should_save:
             torch.save(state, Path(output_dir) / OPTIMIZER)
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
 
     def resume(self, checkpoint: Path | None) -> None:
-        """Train; from a checkpoint, if there is one."""
+        """Train, from a checkpoint if one is given."""
         if checkpoint is not None:
             self.first = (step_of(checkpoint) or 0) * self.batches.parts
         try:
             self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except (pickle.UnpicklingError, SafetensorError) as error:
-            words = str(error).partition("\n")[0]
+            message = str(error).partition("\n")[0]
             raise InputError(
-                f"{checkpoint} is damaged, or not a checkpoint of this program: {words} Delete it, and resume from the "
-                "one before it."
+                f"{checkpoint} is damaged, or not a checkpoint of acgpt: {message} Delete it, and resume from the "
+                "previous one."
             ) from error
         finally:
             self.closing.set()
@@ -230,8 +230,8 @@ class AcTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         weights = self.product.read(Path(resume_from_checkpoint))
         if self.fsdp:
-            outer: dict[str, Any] = {f"model.{name}": weight for name, weight in weights.items()}
-            set_model_state_dict(self.model, outer, options=TRAINED)
+            prefixed: dict[str, Any] = {f"model.{name}": weight for name, weight in weights.items()}
+            set_model_state_dict(self.model, prefixed, options=TRAINED)
         else:
             self.product.load(weights)
 
@@ -252,11 +252,11 @@ class AcTrainer(Trainer):
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[PreTrainedModel]:
-        """The network, to be called by itself; within, it is as `export` would write it.
+        """Yield the network for direct calls, with the outputs of the model that `export` would write.
 
-        Where FSDP has shared it out, its blocks gather themselves one by one, and what stands around them is gathered
-        here: all processes must call it alike. And it predicts tokens of the tokenizer only: in training the vocabulary
-        is padded.
+        With FSDP, the blocks gather their weights one by one, and the other weights are gathered here: all processes
+        must call it in the same way. The network predicts only tokens of the tokenizer, without the padding that the
+        vocabulary has in training.
         """
         outermost = self.model if isinstance(self.model, FSDPModule) else None
         if outermost is not None:
@@ -272,16 +272,16 @@ class AcTrainer(Trainer):
 
     @torch.no_grad()
     def round(self) -> None:
-        """Make what was trained what `export` will write, to the last bit."""
+        """Round the trained weights to the data type of `export`, so that the written model is identical."""
         for name, weight in self.network.named_parameters():
             if name in self.product.kept:
                 weight.copy_(weight.to(self.product.dtype))
 
     def export(self, folder: Path) -> int | None:
-        """Write what was trained, a plain Hugging Face model or a PEFT adapter.
+        """Write the final model, as a plain Hugging Face model or a PEFT adapter.
 
         Returns:
-            How many parameters it has; `None` on processes that do not write.
+            Number of parameters; `None` on processes that do not write.
         """
         weights = self.weights()
         if not self.args.should_save:
@@ -297,9 +297,9 @@ class AcTrainer(Trainer):
 
 
 class Remaining(Sampler[int]):
-    """The numbers of the batches from the first that is still to be read.
+    """A sampler of the numbers of the remaining batches.
 
-    Its length is that of the whole run, by which the Trainer counts.
+    Its length is that of the whole run, as the Trainer expects.
     """
 
     def __init__(self, count: int, first: int) -> None:
@@ -312,31 +312,31 @@ class Remaining(Sampler[int]):
         return self.count
 
 
-def only(items: list[Batch]) -> dict[str, Batch]:
-    """Collate: an item of the dataset is a whole batch. The Trainer wants the arguments of `Learner.forward`."""
+def collate(items: list[Batch]) -> dict[str, Batch]:
+    """Collate one item, which is a whole batch, into the keyword arguments of `Learner.forward`."""
     (batch,) = items
     return {"batch": batch}
 
 
 def cores() -> int:
-    """How many this process may use: more workers than that would only be in each other's way."""
+    """Return the number of cores that this process may use; more workers would only slow each other down."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def follow(closing: Any, worker: int) -> None:
-    """Make a worker end with the main process, and silently.
+def initialize_worker(closing: Any, worker: int) -> None:
+    """Set up a worker to end silently with the main process.
 
-    Ctrl-C and a scheduler's SIGTERM reach both, and are for the main process to handle, which may want to go on to a
-    checkpoint. Its own SIGTERM, in the end, comes after `closing` is set.
+    Ctrl-C and a scheduler's SIGTERM reach both, but only the main process handles them, because it may continue up to
+    a checkpoint. The SIGTERM by which it ends its workers comes after `closing` is set.
     """
 
-    def terminate(number: int, where: Any) -> None:
+    def terminate(number: int, frame: Any) -> None:
         if closing.is_set():
             os._exit(0)
 
-    def excepthook(kind: type[BaseException], error: BaseException, where: Any) -> None:
-        if not issubclass(kind, ConnectionError | EOFError):  # it has gone while a batch was on its way
-            sys.__excepthook__(kind, error, where)
+    def excepthook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        if not issubclass(kind, ConnectionError | EOFError):  # the main process ended while a batch was sent
+            sys.__excepthook__(kind, error, traceback)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, terminate)
