@@ -1,26 +1,26 @@
-"""Is every causal model of transformers exact under acgpt, or refused? Each class, tiny, against an independent oracle.
+"""Check that every causal model of transformers is exact under acgpt or refused, against an independent oracle.
 
     python benchmarks/architectures.py | tail -n 1 > benchmarks/results/architectures.json     (a few minutes)
-    python benchmarks/architectures.py llama llama4_text                                       these model types alone
+    python benchmarks/architectures.py llama llama4_text                                       only these model types
 
 Every class of MODEL_FOR_CAUSAL_LM_MAPPING is built with the default configuration of its model type, shrunk: four
-layers, a width of 32, 64 positions, and every other size that the configuration names. Weights are random and large, so
-that every token matters. Sizes after which a branch is taken (a window, a temperature) are shrunk likewise.
+layers, a width of 32, 64 positions, and so on for every size that the configuration names. Weights are random and
+large, so that every token matters. Thresholds of branches (a window, a temperature) are shrunk, too.
 
-A class that is refused is tried again with such settings changed as its configuration has: full attention in every
-layer, a causal mask, a fixed temperature. The verdict must not depend on the weights: `check_model` is asked again with
-weights that are a hundred times smaller, in bfloat16.
+A class that is refused is tried again with other settings, where its configuration has them: full attention in every
+layer, a causal mask, a fixed temperature. The verdict must not depend on the weights: `check_model` is called again
+with weights that are a hundred times smaller, in bfloat16.
 
 A model that is accepted answers queries of several lengths in one batch: with copies, left to right, and by sampling
-with a cache. Each log-probability is compared with that of the same network as transformers made it, with eager
-attention, one query at a time:
+with a cache. Each log-probability is compared with that of the unmodified transformers model with eager attention, one
+query at a time:
 
     left to right   a plain pass for each prefix of the text, without mask or positions
-    with copies     one pass with a mask and positions written out by hand, and the copies *after* the text, so that
-                    nothing that counts slots can agree by accident
-    sampling        as with copies, for the text that was drawn
+    with copies     one pass with an explicit mask and positions, and the copies *after* the text, so that nothing that
+                    counts slots can agree by accident
+    sampling        as with copies, for the sampled text
 
-Exact is what differs by less than a thousandth of the mean difference that the copies make.
+Exact means: the largest difference is below a thousandth of the mean difference that the copies make.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from acgpt.errors import ModelError
 from acgpt.models.language_model import positions_of
 from acgpt.query.query import Query
 
-MOST_PARAMETERS = 8_000_000  # of a network that counts as tiny
-LONGEST = 40  # tokens of a text: more than any branch of a shrunk network waits for
+MAX_PARAMETERS = 8_000_000  # of a tiny model
+LONGEST = 40  # tokens of a text: beyond the threshold of any branch of a shrunk model
 EXACT = 1e-3  # the largest difference, over the mean difference that the copies make
 AS_IT_COMES = "as it comes"
 SIZES = {
@@ -84,10 +84,10 @@ SIZES = {
     }.items()
     for name in names.split()
 }
-# Also set where there is no default.
-ALWAYS = {"head_dim", "num_key_value_heads", "num_experts_per_tok", "n_routed_experts", "moe_intermediate_size"}
-# What a shrunk configuration needs besides.
-OWN: dict[str, dict[str, Any]] = {
+# Set even if there is no default.
+ALWAYS_SET = {"head_dim", "num_key_value_heads", "num_experts_per_tok", "n_routed_experts", "moe_intermediate_size"}
+# Further settings that a shrunk configuration needs.
+EXTRA_SETTINGS: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
         "rope_parameters": {
             name: {"rope_type": "default", "rope_theta": 1e4} for name in ("full_attention", "sliding_attention")
@@ -114,9 +114,9 @@ OWN: dict[str, dict[str, Any]] = {
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
-# Settings that are tried besides: by model type, a name and what it changes.
+# Further settings to try: by model type, a name and its changes.
 ROPE = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
-MORE: dict[str, dict[str, dict[str, Any]]] = {
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
         "rope_type: dynamic": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
         "rope_type: linear": {"rope_parameters": {**ROPE, "rope_type": "linear"}},
@@ -152,48 +152,48 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
 # ---- networks -----------------------------------------------------------------------------------------------------
 
 
-def tiny_config(kind: type[PreTrainedConfig], **own: Any) -> PreTrainedConfig:
-    """The default configuration of a kind, with every size in it shrunk, also in its parts."""
-    default = kind()
+def tiny_config(config_class: type[PreTrainedConfig], **overrides: Any) -> PreTrainedConfig:
+    """Return the default configuration of a class with every size shrunk, also in its sub-configurations."""
+    default = config_class()
     values = default.to_dict()
     sizes = {
         name: size
         for name, size in SIZES.items()
-        if name in values and (name in ALWAYS or values[name] is not None) and not isinstance(values[name], list)
+        if name in values and (name in ALWAYS_SET or values[name] is not None) and not isinstance(values[name], list)
     }
     for name, token in values.items():  # BOS is 0
         if name.endswith("_token_id") and isinstance(token, int) and not 0 <= token < SIZES["vocab_size"]:
             sizes[name] = 1
-    if "kv_lora_rank" in values:  # keys and values come from one latent vector: no head is shared
+    if "kv_lora_rank" in values:  # keys and values come from one latent vector: heads are not shared
         sizes["num_key_value_heads"] = SIZES["num_attention_heads"]
     parts = {name: part for name, part in vars(default).items() if isinstance(part, PreTrainedConfig)}
     for name, part in parts.items():
-        sizes[name] = tiny_config(type(part), **own.get(name, {})).to_dict()
-    return kind(**{**sizes, **{name: value for name, value in own.items() if name not in parts}})
+        sizes[name] = tiny_config(type(part), **overrides.get(name, {})).to_dict()
+    return config_class(**{**sizes, **{name: value for name, value in overrides.items() if name not in parts}})
 
 
 def class_of(model_type: str) -> type[PreTrainedModel]:
-    """The class that AutoModelForCausalLM would take."""
-    found = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
-    return found[0] if isinstance(found, list | tuple) else found
+    """Return the class that AutoModelForCausalLM would use."""
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
+    return model_class[0] if isinstance(model_class, list | tuple) else model_class
 
 
-def config_of(model_type: str, **own: Any) -> PreTrainedConfig:
-    """The shrunk configuration of a model type, as its class takes it."""
-    kind = class_of(model_type).config_class or CONFIG_MAPPING[model_type]
-    return tiny_config(kind, **{**OWN.get(model_type, {}), **own})
+def config_of(model_type: str, **overrides: Any) -> PreTrainedConfig:
+    """Return the shrunk configuration of a model type for its class."""
+    config_class = class_of(model_type).config_class or CONFIG_MAPPING[model_type]
+    return tiny_config(config_class, **{**EXTRA_SETTINGS.get(model_type, {}), **overrides})
 
 
 def tiny_model(
     model_type: str, config: PreTrainedConfig, *, scale: float = 0.3, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> PreTrainedModel:
-    """A network with random weights; at the default scale every token matters."""
-    kind = class_of(model_type)
+    """Build a model with random weights; at the default scale every token matters."""
+    model_class = class_of(model_type)
     with torch.device("meta"):
-        size = sum(weight.numel() for weight in kind(copy.deepcopy(config)).parameters())
-    if size > MOST_PARAMETERS:
-        raise MemoryError(f"{size:,} parameters, in spite of its shrunk configuration")
-    model = kind(copy.deepcopy(config)).eval()
+        size = sum(weight.numel() for weight in model_class(copy.deepcopy(config)).parameters())
+    if size > MAX_PARAMETERS:
+        raise MemoryError(f"{size:,} parameters despite the shrunk configuration")
+    model = model_class(copy.deepcopy(config)).eval()
     generator = torch.Generator().manual_seed(seed)
     for weight in model.parameters():
         if weight.ndim > 1:
@@ -202,7 +202,7 @@ def tiny_model(
 
 
 def remedies(config: PreTrainedConfig, reason: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Changes to the configuration of a refused model, by name, which could make it one that is accepted."""
+    """Yield changes to the configuration of a refused model, by name, that may make it acceptable."""
     values = config.get_text_config().to_dict()
     if "both ways" in reason:
         yield "is_decoder: true", {"is_decoder": True}
@@ -211,7 +211,7 @@ def remedies(config: PreTrainedConfig, reason: str) -> Iterator[tuple[str, dict[
         full = {name: value for name, value in windows.items() if values.get(name)}
         if values.get("layer_types"):
             full = {"layer_types": ["full_attention"] * len(values["layer_types"])}
-        for name in config.sub_configs:  # the setting belongs to a part
+        for name in config.sub_configs:  # the setting belongs to a sub-configuration
             if getattr(config, name, None) is config.get_text_config():
                 full = {name: full} if full else {}
         if full:
@@ -222,15 +222,15 @@ def remedies(config: PreTrainedConfig, reason: str) -> Iterator[tuple[str, dict[
 
 
 def with_copies(model: PreTrainedModel, query: Query, bos: int = 0) -> Tensor:
-    """log p of each asked token with copies of what is given, by a mask and positions that are written out."""
+    """Return log p of each asked token with copies of the given ones, by an explicit mask and positions."""
     text, given = [bos, *query.tokens], [p for p in range(1, len(query) + 1) if query.given[p - 1]]
     positions = [*range(len(text)), *given]
-    sees = torch.zeros(len(positions), len(positions), dtype=torch.bool)
+    visible = torch.zeros(len(positions), len(positions), dtype=torch.bool)
     for slot in range(len(positions)):
         for other in range(len(positions)):
             is_copy = other >= len(text)
-            sees[slot, other] = is_copy or (slot < len(text) and other <= slot)
-    mask = torch.zeros(sees.shape, dtype=model.dtype).masked_fill(~sees, torch.finfo(model.dtype).min)
+            visible[slot, other] = is_copy or (slot < len(text) and other <= slot)
+    mask = torch.zeros(visible.shape, dtype=model.dtype).masked_fill(~visible, torch.finfo(model.dtype).min)
     with torch.no_grad():
         logits = model(
             input_ids=torch.tensor([[*text, *(text[p] for p in given)]]),
@@ -242,7 +242,7 @@ def with_copies(model: PreTrainedModel, query: Query, bos: int = 0) -> Tensor:
 
 
 def left_to_right(model: PreTrainedModel, query: Query, bos: int = 0) -> Tensor:
-    """log p of each asked token from what stands before it: a plain pass a prefix, of which nothing is said."""
+    """Return log p of each asked token from the tokens before it: a plain pass per prefix, without any mask."""
     text = [bos, *query.tokens]
     with torch.no_grad():
         rows = [
@@ -253,13 +253,13 @@ def left_to_right(model: PreTrainedModel, query: Query, bos: int = 0) -> Tensor:
 
 
 def chosen(logits: Tensor, query: Query) -> Tensor:
-    """The log-probabilities of the asked tokens, of which each is predicted one slot before it."""
+    """Return the log-probabilities of the asked tokens, each predicted one slot before it."""
     scores = logits.double().log_softmax(-1)
     return torch.stack([scores[p - 1, query.tokens[p - 1]] for p in range(1, len(query) + 1) if query.asked[p - 1]])
 
 
 def expected(model: PreTrainedModel, query: Query, future: bool) -> Tensor:
-    """The oracle's answer."""
+    """Return the oracle's answer."""
     return with_copies(model, query) if future else left_to_right(model, query)
 
 
@@ -268,31 +268,31 @@ def expected(model: PreTrainedModel, query: Query, future: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class Measured:
-    """How far acgpt is from the oracle, in nats, and how much there was to see."""
+    """Distance of acgpt from the oracle, in nats, and the size of the effect of copies."""
 
-    differences: Mapping[str, float]  # the largest, by way of asking
+    differences: Mapping[str, float]  # largest difference, by kind of question
     effect: float  # the mean difference that the copies make
 
     @property
     def exact(self) -> bool:
-        """Is all of it rounding?"""
+        """Whether all differences are rounding."""
         return max(self.differences.values()) <= EXACT * self.effect
 
 
 def queries_for(config: PreTrainedConfig, longest: int, seed: int = 0) -> list[Query]:
-    """Queries of several lengths, 40 % of their tokens given, within the positions that the model has."""
+    """Return queries of several lengths, with 40 % of their tokens given, within the model's positions."""
     rng = random.Random(seed)
     longest, vocabulary = min(longest, positions_of(config) - 1), config.vocab_size
-    made = []
+    queries = []
     for length in (longest, longest // 2, longest // 4):
         given = [rng.random() < 0.4 for _ in range(length)]
         given[0], given[-1] = False, False
-        made.append(Query([rng.randrange(1, vocabulary) for _ in range(length)], given))
-    return made
+        queries.append(Query([rng.randrange(1, vocabulary) for _ in range(length)], given))
+    return queries
 
 
 def measure(ours: PreTrainedModel, reference: PreTrainedModel, longest: int) -> Measured:
-    """Ask a model that `check_model` has accepted, and its twin as transformers made it."""
+    """Compare a model that `check_model` has accepted with its unmodified twin."""
     config = ours.config.get_text_config()
     queries = queries_for(config, longest)
     reference.set_attn_implementation("eager")
@@ -301,32 +301,32 @@ def measure(ours: PreTrainedModel, reference: PreTrainedModel, longest: int) -> 
     for future, name in ((True, "with copies"), (False, "left to right")):
         with torch.inference_mode():
             scores = engine.log_probs(queries, future=future)
-            drawn = engine.sample(queries, 1, Sampling(seed=1), future)
+            samples = engine.sample(queries, 1, Sampling(seed=1), future)
         oracle[future] = [expected(reference, query, future) for query in queries]
         differences[name] = largest([torch.tensor(score) for score in scores], oracle[future])
-        filled = [with_tokens(query, tokens) for query, ((tokens, _),) in zip(queries, drawn, strict=True)]
+        filled = [with_tokens(query, tokens) for query, ((tokens, _),) in zip(queries, samples, strict=True)]
         differences[f"sampling {name}"] = largest(
-            [torch.from_numpy(found) for ((_, found),) in drawn],
+            [torch.from_numpy(log_probs) for ((_, log_probs),) in samples],
             [expected(reference, query, future) for query in filled],
         )
     effect = torch.cat(oracle[True]) - torch.cat(oracle[False])
     return Measured(differences, effect.abs().mean().item())
 
 
-def largest(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """The largest absolute difference."""
-    return (torch.cat(list(found)).double() - torch.cat(list(wanted)).double()).abs().max().item()
+def largest(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest absolute difference."""
+    return (torch.cat(list(actual)).double() - torch.cat(list(expected)).double()).abs().max().item()
 
 
 def with_tokens(query: Query, tokens: Sequence[int]) -> Query:
-    """The query with these tokens in the places of the asked ones."""
+    """Return the query with these tokens at the asked positions."""
     remaining = iter(tokens)
     filled = [int(next(remaining)) if asked else token for token, asked in zip(query.tokens, query.asked, strict=True)]
     return Query(filled, query.given, query.asked)
 
 
 def refusal(model: PreTrainedModel) -> str | None:
-    """The reason why acgpt refuses a model, which it then leaves as it was; None if it takes it."""
+    """Return why acgpt refuses a model, which it leaves unchanged; `None` if it is accepted."""
     try:
         check_model(model)
     except ModelError as error:
@@ -334,19 +334,19 @@ def refusal(model: PreTrainedModel) -> str | None:
     return None
 
 
-def examine(model_type: str, setting: str = AS_IT_COMES, **own: Any) -> dict[str, Any]:
-    """The verdict on one model type under one setting, and what it rests on."""
+def examine(model_type: str, setting: str = AS_IT_COMES, **overrides: Any) -> dict[str, Any]:
+    """Return the verdict on one model type under one setting, and its evidence."""
     row: dict[str, Any] = {"type": model_type, "class": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]}
     row |= {"setting": setting, "reason": "", "differences": {}, "effect": None}
     try:
-        config = config_of(model_type, **own)
+        config = config_of(model_type, **overrides)
         ours, reference = (tiny_model(model_type, config) for _ in range(2))
         small = tiny_model(model_type, config, scale=0.003, dtype=torch.bfloat16)
     except Exception as error:
         return row | {"verdict": "not built", "reason": f"{type(error).__name__}: {first_line(error)}"}
-    reason, of_small = refusal(ours), refusal(small)
-    if (reason is None) != (of_small is None):
-        return row | {"verdict": "DEPENDS ON WEIGHTS", "reason": f"large: {reason}; small: {of_small}"}
+    reason, small_reason = refusal(ours), refusal(small)
+    if (reason is None) != (small_reason is None):
+        return row | {"verdict": "DEPENDS ON WEIGHTS", "reason": f"large: {reason}; small: {small_reason}"}
     if reason is not None:
         return row | {"verdict": "refused", "reason": reason}
     try:
@@ -358,31 +358,31 @@ def examine(model_type: str, setting: str = AS_IT_COMES, **own: Any) -> dict[str
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in a line."""
+    """Return the message of an error in one short line."""
     return " ".join(str(error).split())[:160]
 
 
 def sweep(model_types: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """A row a model type as it comes, and one for every setting that is worth a try."""
+    """Yield a row per model type with its defaults, and one for every other setting worth trying."""
     for model_type in model_types:
         row = examine(model_type)
         yield row
-        more = dict(MORE.get(model_type, {}))
+        variants = dict(VARIANTS.get(model_type, {}))
         if row["verdict"] == "refused":
-            more = {**dict(remedies(config_of(model_type), row["reason"])), **more}
-        for name, own in more.items():
-            changed = examine(model_type, name, **own)
-            if changed["verdict"] != "not built":  # a class that does not know the setting
+            variants = {**dict(remedies(config_of(model_type), row["reason"])), **variants}
+        for name, overrides in variants.items():
+            changed = examine(model_type, name, **overrides)
+            if changed["verdict"] != "not built":  # otherwise the class does not have the setting
                 yield changed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("types", nargs="*", help="model types, such as llama; by default all")
+    parser.add_argument("types", nargs="*", help="model types, such as llama; default: all")
     args = parser.parse_args()
     if unknown := set(args.types) - set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        parser.error(f"no causal model types of transformers {transformers.__version__}: {', '.join(sorted(unknown))}")
-    torch.set_num_threads(1)  # networks this small only wait for a second thread
+        parser.error(f"transformers {transformers.__version__} has no causal model types {', '.join(sorted(unknown))}")
+    torch.set_num_threads(1)  # more threads slow down such small models
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     rows = []

@@ -5,8 +5,8 @@
 
 A batch as in training: texts of 1,023 slots with c copies each, c uniform up to 0.6 of the text, and one-slot dummies.
 Errors are ‖x − reference‖ / ‖reference‖ against float32 under a dense mask. TFLOP/s count the pairs of slots of which
-one reads the other: 4 operations a pair and channel forward, 10 backward. Memory that nobody writes is NaN in the
-checks.
+one attends to the other: 4 operations per pair and channel forward, 10 backward. In the checks, memory that no kernel
+writes is NaN.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NAMES = ("out", "dq", "dk", "dv")
 
 
 class Case:
-    """A batch: q and k as rotary leaves them, heads before slots; v a part of a fused projection."""
+    """A batch with q and k as rotary embeddings leave them (heads before slots), and v a part of a fused projection."""
 
     def __init__(self, copies: list[int], texts: list[int], heads: int, key_heads: int, dim: int) -> None:
         torch.manual_seed(0)
@@ -60,12 +60,12 @@ class Case:
         self.qkv = [x.detach().requires_grad_() for x in (q, k, v)]
         self.dout = draw(self.slots, heads, dim)
         self.segments = Segments.of(copies, texts, torch.device("cuda"))
-        at = self.segments
-        self.where = at.copy_starts, at.text_starts, at.copies, at.longest[0], at.longest[1]
+        segments = self.segments
+        self.segment_arguments = segments.copy_starts, segments.text_starts, segments.copies, *segments.longest[:2]
         self.pairs = sum(c * c + t * c + t * (t + 1) / 2 for c, t in zip(copies, texts, strict=True))
 
     def kernel(self) -> Tensor:
-        return kernels.attention(*self.qkv, *self.where, self.scale)
+        return kernels.attention(*self.qkv, *self.segment_arguments, self.scale)
 
     def varlen(self) -> Tensor:
         return Varlen(self.segments)(*(x.transpose(0, 1)[None] for x in self.qkv), self.scale)[0]
@@ -104,7 +104,7 @@ def training_case(texts: int, length: int) -> Case:
 
 
 def milliseconds(work: Callable[[], object], repeats: int = 20) -> float:
-    """Median of a call's time on the device."""
+    """Return the median device time of a call."""
     for _ in range(3):
         work()
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
@@ -117,21 +117,21 @@ def milliseconds(work: Callable[[], object], repeats: int = 20) -> float:
 
 
 def errors(case: Case) -> dict[str, dict[str, float]]:
-    """Relative errors of both paths, by tensor."""
-    want, found = case.reference(), {}
+    """Return the relative errors of both implementations, by tensor."""
+    expected, relative_errors = case.reference(), {}
     torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
-    got = case.with_gradients(case.kernel)
+    from_kernel = case.with_gradients(case.kernel)
     torch.use_deterministic_algorithms(False)
-    for name, results in {"kernel": got, "varlen": case.with_gradients(case.varlen)}.items():
-        pairs = zip(NAMES, results, want, strict=True)
-        found[name] = {tensor: ((x.float() - y).norm() / y.norm()).item() for tensor, x, y in pairs}
-    return found
+    for name, results in {"kernel": from_kernel, "varlen": case.with_gradients(case.varlen)}.items():
+        pairs = zip(NAMES, results, expected, strict=True)
+        relative_errors[name] = {tensor: ((x.float() - y).norm() / y.norm()).item() for tensor, x, y in pairs}
+    return relative_errors
 
 
 def sweep(case: Case, name: str) -> list[tuple[float, tuple[int, ...]]]:
-    """Milliseconds of one kernel under each way to cut it up, the fastest first."""
+    """Return the milliseconds of one kernel under each tuning, the fastest first."""
     q, k, v = (x.detach() for x in case.qkv)
-    out, lse = kernels.attention_forward(q, k, v, *case.where, case.scale)
+    out, lse = kernels.attention_forward(q, k, v, *case.segment_arguments, case.scale)
     delta = (out.float() * case.dout.float()).sum(2).T.contiguous()
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in case.qkv)
     kernel, tensors, strided = {
@@ -141,10 +141,10 @@ def sweep(case: Case, name: str) -> list[tuple[float, tuple[int, ...]]]:
         ),
         "backward_key": (kernels.backward_key_kernel, [q, k, v, case.dout, lse, delta, dk, dv], [q, k, v, case.dout]),
     }[name]  # fmt: skip
-    copy_starts, text_starts, copies, *longest = case.where
+    copy_starts, text_starts, copies, *longest = case.segment_arguments
     scale2 = case.scale * 1.4426950408889634
     scales = (scale2,) if name == "forward" else (case.scale, scale2)
-    usual, found = kernels.TUNING[name][case.shape[2]], []
+    default, timings = kernels.TUNING[name][case.shape[2]], []
     for choice in SWEEP[name]:
         parts = dict(zip(("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"), choice, strict=True))
         kernels.TUNING[name][case.shape[2]] = parts
@@ -155,12 +155,12 @@ def sweep(case: Case, name: str) -> list[tuple[float, tuple[int, ...]]]:
             )
 
         try:
-            found.append((milliseconds(work, 10), choice))
-            print(f"{name} {choice}: {found[-1][0]:.3f} ms", flush=True)
-        except Exception as error:  # too much shared memory, for one: the others go on
+            timings.append((milliseconds(work, 10), choice))
+            print(f"{name} {choice}: {timings[-1][0]:.3f} ms", flush=True)
+        except Exception as error:  # too much shared memory, for example: go on with the others
             print(f"{name} {choice}: {type(error).__name__}: {str(error)[:100]}", flush=True)
-    kernels.TUNING[name][case.shape[2]] = usual
-    return sorted(found)
+    kernels.TUNING[name][case.shape[2]] = default
+    return sorted(timings)
 
 
 def main() -> None:
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--sweep", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
     if not kernels.available():
-        raise SystemExit("needs a CUDA device of capability 8.0 or more, and Triton")
+        raise SystemExit("this benchmark needs Triton and a CUDA device of capability 8.0 or higher")
     cases = {f"{texts} texts": training_case(texts, args.length) for texts in args.texts}
     small = [300, 0, 128, 7, 2], [513, 64, 128, 300, 1]
     small_cases = {f"{h}/{k} heads × {d}": Case(*small, h, k, d) for h, k, d in ((12, 4, 64), (4, 2, 128), (4, 4, 32))}

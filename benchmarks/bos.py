@@ -1,9 +1,9 @@
-"""Which token should stand at position 0? Perplexity under each candidate, for a model whose tokenizer leaves it open.
+"""Which token should be at position 0? Perplexity for each candidate, for models whose tokenizer leaves it open.
 
     python benchmarks/bos.py prose.txt                  the embedded default, on paragraphs of a text file and on code
     python benchmarks/bos.py --model FOLDER prose.txt
 
-The code is that of modules of Python's standard library. Each text is cut to 256 tokens and scored left to right.
+The code is the source of modules of Python's standard library. Each text is cut to 256 tokens and scored left to right.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from acgpt.query.text import encode_text
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("prose", type=Path, nargs="*", help="text files; paragraphs of over 300 characters are taken")
+    parser.add_argument(
+        "prose", type=Path, nargs="*", help="text files; only paragraphs of over 300 characters are used"
+    )
     parser.add_argument("--model")
     parser.add_argument("--paragraphs", type=int, default=100)
     args = parser.parse_args()
@@ -39,9 +41,9 @@ def main() -> None:
     )
     table: dict[str, dict[str, float]] = {}
     for bos in [*candidates, newline]:
-        asker = acgpt.LanguageModel(lm.model, lm.tokenizer, bos=bos)
+        model = acgpt.LanguageModel(lm.model, lm.tokenizer, bos=bos)
         table[lm.tokenizer.convert_ids_to_tokens(bos)] = {
-            kind: perplexity(asker.log_prob(questions(lm, texts))) for kind, texts in kinds.items() if texts
+            kind: perplexity(model.log_prob(questions(lm, texts))) for kind, texts in kinds.items() if texts
         }
     record = {"benchmark": "bos", "model": args.model or "default", **machine("cpu"), "perplexity": table}
     rows = [[repr(token), *(f"{value:.2f}" for value in row.values())] for token, row in table.items()]
@@ -55,7 +57,7 @@ def main() -> None:
 
 
 def questions(lm: acgpt.LanguageModel, texts: list[str]) -> list[acgpt.Query]:
-    """All tokens of each text asked, none given."""
+    """Return a query per text with all tokens asked."""
     ids = [encode_text(text, lm.tokenizer)[:256] for text in texts]
     return [acgpt.Query(i, given=[False] * len(i)) for i in ids]
 

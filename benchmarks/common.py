@@ -1,4 +1,4 @@
-"""What the benchmark programs share: models of the paper's sizes, a clock, a table, and the closing JSON line."""
+"""Shared by the benchmark programs: models of the paper's sizes, a clock, a table, and the final JSON line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VOCABULARY = 50257
 
 
 def build_model(size: str, device: str, dtype: torch.dtype, positions: int = 2048) -> PreTrainedModel:
-    """GPT-2 with rotary positions, as in the paper, with random weights: speed does not depend on them."""
+    """Build GPT-2 with rotary positions, as in the paper, with random weights, on which speed does not depend."""
     layers, width, heads = SIZES[size]
     config = GPTNeoXConfig(
         vocab_size=VOCABULARY,
@@ -48,7 +48,7 @@ def build_model(size: str, device: str, dtype: torch.dtype, positions: int = 204
 
 
 def clock(work: Callable[[], object], *, repeats: int = 3, warm_up: int = 1) -> float:
-    """Median seconds of a call, after warming up."""
+    """Return the median seconds of a call, after warming up."""
     times = []
     for repeat in range(warm_up + repeats):
         if torch.cuda.is_available():
@@ -63,7 +63,7 @@ def clock(work: Callable[[], object], *, repeats: int = 3, warm_up: int = 1) -> 
 
 
 def copy_bandwidth(device: str) -> float:
-    """Bytes a second of a large device-to-device copy, read and written: the ceiling for memory-bound work."""
+    """Return bytes per second of a large device-to-device copy, read and written: the limit of memory-bound work."""
     size = 2**32 if device == "cuda" else 2**28
     source = torch.empty(size, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
@@ -71,18 +71,18 @@ def copy_bandwidth(device: str) -> float:
 
 
 def paragraphs(files: list[Path], most: int) -> list[str]:
-    """Lines of over 300 characters, from the beginning of these files."""
+    """Return lines of over 300 characters, from the beginning of these files."""
     lines = [line.strip() for path in files for line in path.read_text(encoding="utf-8").splitlines()]
     return [line for line in lines if len(line) > 300][:most]
 
 
 def perplexity(scores: list[acgpt.Score]) -> float:
-    """Per asked token, over all texts."""
+    """Return the perplexity per asked token, over all texts."""
     return math.exp(-sum(score.log_prob for score in scores) / sum(len(score.tokens) for score in scores))
 
 
 def machine(device: str) -> dict[str, str]:
-    """Hardware, versions and date, for the record."""
+    """Return hardware, versions and date, for the record."""
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return {
         "hardware": name,
@@ -100,11 +100,11 @@ def report(
     record: dict[str, Any],
     more: tuple[list[str], list[list[str]]] | None = None,
 ) -> None:
-    """A table for people, or two, then one JSON line for programs: `… | tail -n 1 > benchmarks/results/NAME.json`."""
-    for name, heads, cells in ((title, columns, rows), *([("", *more)] if more else [])):
+    """Print one or two tables for people, then one JSON line: `… | tail -n 1 > benchmarks/results/NAME.json`."""
+    for name, headings, cells in ((title, columns, rows), *([("", *more)] if more else [])):
         table = Table(title=name or None)
-        for i, head in enumerate(heads):
-            table.add_column(head, justify="left" if i == 0 else "right")
+        for i, heading in enumerate(headings):
+            table.add_column(heading, justify="left" if i == 0 else "right")
         for row in cells:
             table.add_row(*row)
         Console(width=150).print(table)

@@ -1,9 +1,9 @@
-"""Does the future help a model? Perplexity of the same tokens from the past alone, and with copies of what is given.
+"""Does the future help a model? Perplexity of the same tokens from the past alone, and with copies of given tokens.
 
     python benchmarks/copies.py prose.txt                      the embedded default
     python benchmarks/copies.py --model FOLDER prose.txt
 
-Paragraphs are cut to 256 tokens. "Scattered" gives 30 % of the tokens, at random places; "infilling" gives the first
+Paragraphs are cut to 256 tokens. "Scattered" gives 30 % of the tokens, at random positions; "infilling" gives the first
 and the last third and asks for the middle.
 """
 
@@ -21,7 +21,9 @@ from acgpt.query.text import encode_text
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("prose", type=Path, nargs="+", help="text files; paragraphs of over 300 characters are taken")
+    parser.add_argument(
+        "prose", type=Path, nargs="+", help="text files; only paragraphs of over 300 characters are used"
+    )
     parser.add_argument("--model")
     parser.add_argument("--adapter")
     parser.add_argument("--device", default="auto")
@@ -38,7 +40,8 @@ def main() -> None:
     }
     table = {
         kind: {
-            name: perplexity(lm.log_prob(queries, future=way)) for name, way in (("past only", False), ("copies", True))
+            name: perplexity(lm.log_prob(queries, future=future))
+            for name, future in (("past only", False), ("copies", True))
         }
         for kind, queries in kinds.items()
     }

@@ -1,11 +1,11 @@
-"""Attention of a step of decoding: our kernel, which reads of a row as much as it has, against one under a mask.
+"""Attention of a decoding step: our kernel, which reads only the used part of each row, against a masked one.
 
     python benchmarks/decode_kernel.py
     python benchmarks/decode_kernel.py --no-sweep
 
 Rows as in `acgpt.engine.decode`, 12 heads of 64 channels, in a cache of 1,664 slots of which each row uses a random
-part ("ragged") or all use the first 1,024 ("even"); six layers of it, one after the other, as a captured graph. "Rate"
-counts the keys and values that must be read, over the time, as a share of what a large copy reaches. Errors are
+part ("ragged") or all use the first 1,024 ("even"). Six layers run one after the other, as a captured graph. "Rate" is
+the keys and values that must be read over the time, as a share of the bandwidth of a large copy. Errors are
 ‖x − reference‖ / ‖reference‖ against float64.
 """
 
@@ -34,7 +34,7 @@ SWEEP = [  # BLOCK_N, num_warps, num_stages
 
 
 class Case:
-    """A step of a batch of rows that reach as far as `lengths` say; each reads its last `width` slots."""
+    """A step of a batch of rows with these `lengths`; each row has its queries in its last `width` slots."""
 
     def __init__(self, lengths: list[int], width: int, key_heads: int = HEADS) -> None:
         torch.manual_seed(0)
@@ -51,7 +51,7 @@ class Case:
         self.bytes = sum(lengths) * key_heads * DIM * 4  # keys and values of a layer, once
 
     def masked(self) -> list[Tensor]:
-        capacity = -(-max(self.lengths) // 128) * 128  # as the sampler rounds it up
+        capacity = -(-max(self.lengths) // 128) * 128  # rounded up as in sampling
         backend = Cached(self.slots, capacity, torch.bfloat16)
         return [backend(self.q, k[:, :, :capacity], v[:, :, :capacity], None) for k, v in self.layers]
 
@@ -59,15 +59,16 @@ class Case:
         backend = Ragged(self.slots, CAPACITY)
         return [backend(self.q, k, v, None) for k, v in self.layers]
 
-    def error(self, found: Tensor) -> float:
+    def error(self, output: Tensor) -> float:
         k, v = (x.repeat_interleave(HEADS // x.shape[1], dim=1).double() for x in self.layers[0])
         mask = torch.arange(CAPACITY, device="cuda") <= self.slots[:, None, :, None]
-        want = torch.nn.functional.scaled_dot_product_attention(self.q.double(), k, v, attn_mask=mask).transpose(1, 2)
-        return float((found.double() - want).norm() / want.norm())
+        expected = torch.nn.functional.scaled_dot_product_attention(self.q.double(), k, v, attn_mask=mask)
+        expected = expected.transpose(1, 2)
+        return float((output.double() - expected).norm() / expected.norm())
 
 
 def captured(work: Callable[[], object]) -> float:
-    """Microseconds a layer, replayed."""
+    """Return the microseconds per layer of a captured graph."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -77,7 +78,7 @@ def captured(work: Callable[[], object]) -> float:
 
 
 def ragged_lengths(rows: int) -> list[int]:
-    """As AC-GPT's rows on scattered blocks: copies of up to 0.6 of the text, and the text as far as it has come."""
+    """Return lengths as in AC-GPT on scattered blocks: copies of up to 0.6 of the text, and the text so far."""
     rng = random.Random(0)
     return [64 + rng.randrange(600) + rng.randrange(960) for _ in range(rows)]
 
@@ -87,7 +88,7 @@ def main() -> None:
     parser.add_argument("--sweep", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
     if not kernels.available():
-        raise SystemExit("needs a CUDA device of capability 8.0 or more, and Triton")
+        raise SystemExit("this benchmark needs Triton and a CUDA device of capability 8.0 or higher")
     bandwidth = copy_bandwidth("cuda")
     cases = {
         f"{rows} rows, {kind}, width {width}{', 3 key heads' if key_heads < HEADS else ''}": (
@@ -99,8 +100,8 @@ def main() -> None:
         )
     }  # fmt: skip
     results, best = {}, {}
-    for name, described in cases.items():
-        case = Case(*described)
+    for name, arguments in cases.items():
+        case = Case(*arguments)
         results[name] = {}
         for path, attend in {"kernel": case.ragged, "mask": case.masked}.items():
             with torch.inference_mode():
@@ -120,18 +121,18 @@ def main() -> None:
 
 
 def sweep(case: Case) -> list[tuple[float, tuple[int, ...]]]:
-    """Microseconds a layer under each way to cut the kernel up, the fastest first."""
-    usual, found = decode_kernel.TUNING[DIM], []
+    """Return the microseconds per layer under each tuning of the kernel, the fastest first."""
+    default, timings = decode_kernel.TUNING[DIM], []
     for choice in SWEEP:
         decode_kernel.TUNING[DIM] = dict(zip(("BLOCK_N", "num_warps", "num_stages"), choice, strict=True))
         try:
             with torch.inference_mode():
-                found.append((captured(case.ragged), choice))
-            print(f"{choice}: {found[-1][0]:.1f} µs", flush=True)
-        except Exception as error:  # too much shared memory, for one: the others go on
+                timings.append((captured(case.ragged), choice))
+            print(f"{choice}: {timings[-1][0]:.1f} µs", flush=True)
+        except Exception as error:  # too much shared memory, for example: go on with the others
             print(f"{choice}: {type(error).__name__}: {str(error)[:100]}", flush=True)
-    decode_kernel.TUNING[DIM] = usual
-    return sorted(found)
+    decode_kernel.TUNING[DIM] = default
+    return sorted(timings)
 
 
 if __name__ == "__main__":

@@ -4,23 +4,23 @@
     python benchmarks/decoding.py --device cpu --size tiny --batch 4 --tokens 64
     python benchmarks/decoding.py --generate --device cuda --size 82M --batch 200 --tokens 1024
 
-All on the same model, batch, lengths and sampling (temperature 0.8, top-p 0.95, the paper's), token ids in and token
-ids out: what `LanguageModel.sample` adds, turning ids into text, is not in it. "Left to right" starts
-from BOS alone, which is what `generate` can do. "Scattered" has 30 % of the tokens given, at random places, "blocks"
-60 % in blocks of 32, both read through copies and counted by the tokens asked. They are run at several widths of a
-step: 1 is lockstep, 128 lets (nearly) every row take its whole run of given tokens at once, `auto` is what acgpt
-chooses. The loop without a cache is timed at eight lengths and summed over all by the trapezoidal rule.
+All use the same model, batch, lengths and sampling (temperature 0.8, top-p 0.95, as in the paper), from token ids to
+token ids: the conversion to text by `LanguageModel.sample` is not included. "Left to right" starts from BOS alone,
+which `generate` can do, too. "Scattered" has 30 % of the tokens given at random positions, "blocks" 60 % in blocks of
+32; both use copies, and only asked tokens are counted. They run with several step widths: 1 is lockstep, 128 lets
+(nearly) every row read its whole run of given tokens at once, `auto` is the choice of acgpt. The loop without a cache
+is timed at eight lengths and integrated by the trapezoidal rule.
 
 `--generate` times `acgpt generate` instead: every method in every mode, `--batch` texts of `--tokens` tokens at r_max
-0.6, to the files on the disk; "outside" is the share of the time that is not the model's. Methods that capture their
-steps draw twice before they are timed, those that are compiled once and in one mode. All are timed in turns,
-`--repeats` times, and stay on the device meanwhile; the (lower) median is shown, with the shortest and the longest.
-What a row leaves to the garbage collector is collected before the next one is timed.
-Every step of AC-GPT reads the keys and values of copies, which GPT has not. "Keys" is how long that takes at the rate
-of a large copy; "reading" by how much longer the kernel takes for the attention of all these steps, by itself, than
-for those of GPT. "Prefill" is what both take, before their first step and on the device, to read what stands before
-the first asked token, and AC-GPT the copies. "s longer" is by how much a row takes longer than GPT's in the same turn,
-in all and in the model.
+0.6, including writing the files. "Outside" is the share of the time outside the model. Methods that capture their steps
+sample twice before they are timed, compiled methods once and in one mode. All methods are timed in turns, `--repeats`
+times, and stay on the device meanwhile. The table shows the (lower) median, with the shortest and the longest time.
+Garbage is collected before each measurement.
+Every step of AC-GPT reads the keys and values of copies, which GPT does not have. "Keys" is the time for that at the
+rate of a large copy. "Reading" is the additional time of the attention kernel for all these steps, by itself, over
+those of GPT. "Prefill" is the time on the device, before the first step, to read what precedes the first asked token
+and, for AC-GPT, the copies. "s longer" is the additional time of a row over GPT's in the same turn, in all and in the
+model.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ BOS = 50256
 
 
 def kv_bytes(model: PreTrainedModel, rows: int, tokens: int) -> int:
-    """Bytes of keys and values that decoding `tokens` tokens has to read, at the least."""
+    """Return the least bytes of keys and values that decoding `tokens` tokens has to read."""
     config = model.config
     return 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize * rows * tokens * (tokens + 1) // 2
 
 
-def conditioned(batch: int, length: int, share: float, block: int) -> list[Query]:
-    """Texts of which a share of the tokens is given, in blocks at random places."""
+def random_queries(batch: int, length: int, share: float, block: int) -> list[Query]:
+    """Return random texts of which a share of the tokens is given, in blocks at random positions."""
     rng, queries = random.Random(0), []
     for _ in range(batch):
         chosen = set(rng.sample(range(-(-length // block)), int(share * length / block)))
         given = [t // block in chosen for t in range(length)]
-        queries.append(Query([rng.randrange(VOCABULARY) if g else None for g in given], given))
+        queries.append(Query([rng.randrange(VOCABULARY) if is_given else None for is_given in given], given))
     return queries
 
 
@@ -83,21 +83,23 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--ours", action="store_true", help="leave out generate and the loop without a cache")
-    parser.add_argument("--profile", action="store_true", help="print where a step of ours spends its time")
+    parser.add_argument("--ours", action="store_true", help="skip generate and the loop without a cache")
+    parser.add_argument("--profile", action="store_true", help="print a profile of our decoding and stop")
     parser.add_argument("--generate", action="store_true", help="time acgpt generate: every method in every mode")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="with --generate: some methods only")
-    parser.add_argument("--modes", nargs="+", default=list(MODES), help="with --generate: some modes only")
-    parser.add_argument("--compile", action="store_true", help="with --generate: mlm and diffusion, compiled")
-    parser.add_argument("--batch-tokens", type=int, help="with --generate: as acgpt generate takes it")
-    parser.add_argument("--width", type=int, help="with --generate: of a step, instead of the one that acgpt chooses")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="with --generate: only these methods")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), help="with --generate: only these modes")
+    parser.add_argument("--compile", action="store_true", help="with --generate: compile mlm and diffusion")
+    parser.add_argument(
+        "--batch-tokens", type=int, help="with --generate: maximum tokens per forward pass, as in acgpt generate"
+    )
+    parser.add_argument("--width", type=int, help="with --generate: step width, instead of the choice of acgpt")
     args = parser.parse_args()
     if args.repeats < 1:
         parser.error("--repeats must be at least 1.")
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     if args.generate:
-        forced = patch.object(engine_module, "choose_width", lambda *_: args.width)
-        with forced if args.width else nullcontext():
+        fixed_width = patch.object(engine_module, "choose_width", lambda *_: args.width)
+        with fixed_width if args.width else nullcontext():
             generation(args, dtype)
         return
     steps = args.tokens - 1  # BOS takes the first position
@@ -108,31 +110,31 @@ def main() -> None:
     backend = choose_backend(ours)
     budget = 2**32 // (4 * VOCABULARY)
 
-    def sampler() -> Engine:
+    def new_engine() -> Engine:
         return Engine(ours, bos=BOS, mask=None, backend=backend, budget=budget)
 
     left_to_right = [Query([None] * steps, [False] * steps)]
-    scattered = conditioned(args.batch, steps, share=0.3, block=1)
-    blocks = conditioned(args.batch, steps, share=0.6, block=32)
+    scattered = random_queries(args.batch, steps, share=0.3, block=1)
+    blocks = random_queries(args.batch, steps, share=0.6, block=32)
 
     @torch.inference_mode()
     def time_ours(queries: list[Query], n: int, width: int | None = None) -> float:
-        machine_ = sampler()
+        engine = new_engine()
         if width is None:
-            return clock(lambda: machine_.sample(queries, n, sampling, future=True), repeats=args.repeats)
+            return clock(lambda: engine.sample(queries, n, sampling, future=True), repeats=args.repeats)
         with patch.object(engine_module, "choose_width", lambda *_: width):
-            return clock(lambda: machine_.sample(queries, n, sampling, future=True), repeats=args.repeats)
+            return clock(lambda: engine.sample(queries, n, sampling, future=True), repeats=args.repeats)
 
     if args.profile:
-        profile(sampler(), left_to_right, args.batch, sampling)
+        profile(new_engine(), left_to_right, args.batch, sampling)
         return
 
     theirs = build_model(args.size, args.device, dtype)
     prompt = torch.full((args.batch, 1), BOS, device=args.device)
 
-    def generate(**how: Any) -> float:
+    def generate(**options: Any) -> float:
         config = GenerationConfig(
-            do_sample=True, temperature=0.8, top_p=0.95, top_k=0, max_new_tokens=steps, min_new_tokens=steps, **how
+            do_sample=True, temperature=0.8, top_p=0.95, top_k=0, max_new_tokens=steps, min_new_tokens=steps, **options
         )
         mask = torch.ones_like(prompt)
         return clock(
@@ -160,7 +162,7 @@ def main() -> None:
         asked = sum(len(query.asked_positions) for query in queries)
         for width in (None, 1, 2, 4, 8, 16, 128):
             results[f"acgpt, {name}, width {width or 'auto'}"] = (time_ours(queries, 1, width), asked)
-    if args.device == "cuda" and not args.ours:  # compiled in transformers' own way
+    if args.device == "cuda" and not args.ours:  # transformers compiles it
         results["generate, static cache, compiled"] = (generate(cache_implementation="static"), tokens)
 
     rate = {name: count / seconds for name, (seconds, count) in results.items()}
@@ -190,8 +192,8 @@ def main() -> None:
     )
 
 
-def invented_tokenizer() -> PreTrainedTokenizerFast:
-    """As many tokens as GPT-2 has, of invented words: decoding them takes as long."""
+def synthetic_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with as many tokens as GPT-2's: decoding takes as long."""
     from tokenizers import Tokenizer, decoders, models
 
     tokenizer = Tokenizer(models.WordLevel({f"Ġw{i}": i for i in range(VOCABULARY)}, unk_token="Ġw0"))
@@ -200,11 +202,11 @@ def invented_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
-    """What `acgpt generate` takes, method by method and mode by mode; weights are random, which changes nothing."""
+    """Time `acgpt generate` for every method and mode; weights are random, which does not change the time."""
     length = args.tokens - 1  # BOS takes the first position
     tokens = np.random.default_rng(0).integers(0, BOS, args.batch * length)
     evaluation_set = EvaluationSet.build(tokens, tokenizer_hash="", length=length)
-    tokenizer, generators = invented_tokenizer(), {}
+    tokenizer, generators = synthetic_tokenizer(), {}
     for name in args.methods:
         method = METHODS[name]
         model = new_model(
@@ -218,14 +220,15 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
         compiled = args.compile and method.compiles
         prompt = min(20, length - 1)
         generators[name] = Generator(lm, evaluation_set, prompt=prompt, budget=args.batch_tokens, compiled=compiled)
-    asked = [(name, mode) for name in args.methods for mode in args.modes if generators[name].answers(mode)]
-    in_turn = sorted(asked, key=lambda each: MODES[each[1]].conditioning)  # what is compared comes close together
-    timed: dict[tuple[str, str], list[dict[str, Any]]] = {each: [] for each in asked}
-    last = dict(asked)  # of each method, a mode whose texts take different numbers of passes
-    for turn in range(-1, args.repeats + 1):  # two before: a decoder that has grown in the first captures again
-        for name, mode in in_turn:
-            if turn < 1 and METHODS[name].compiles and not (turn == 0 and args.compile and mode == last[name]):
-                continue  # these capture nothing; what is compiled is compiled in one mode
+    pairs = [(name, mode) for name in args.methods for mode in args.modes if generators[name].answers(mode)]
+    # Rows that are compared are timed one after the other.
+    order = sorted(pairs, key=lambda pair: MODES[pair[1]].conditioning)
+    timed: dict[tuple[str, str], list[dict[str, Any]]] = {pair: [] for pair in pairs}
+    compiled_mode = dict(pairs)  # its texts take different numbers of passes
+    for turn in range(-1, args.repeats + 1):  # two warm-up turns: a decoder that grew in the first captures again
+        for name, mode in order:
+            if turn < 1 and METHODS[name].compiles and not (turn == 0 and args.compile and mode == compiled_mode[name]):
+                continue  # these capture nothing; compiled methods warm up in one mode
             gc.collect()
             with tempfile.TemporaryDirectory() as folder:
                 record = generators[name].write(mode, Path(folder))
@@ -240,20 +243,20 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
     bandwidth = copy_bandwidth(args.device)
     records = {
         f"{name}, {mode}": {
-            **summary(found),
+            **summary(repetitions),
             "keys": key_seconds(generators[name], mode, bandwidth),
             "reading": reading_seconds(generators[name], mode),
             "prefill": prefill_seconds(generators[name], mode),
         }
-        for (name, mode), found in timed.items()
+        for (name, mode), repetitions in timed.items()
     }
-    about = {key: value for key, value in vars(args).items() if key not in ("ours", "profile", "generate")}
+    settings = {key: value for key, value in vars(args).items() if key not in ("ours", "profile", "generate")}
     report(
         f"Generating {args.batch} × {args.tokens} tokens, {args.size}, {dtype}, {machine(args.device)['hardware']}",
         *generation_table(records),
         {
             "benchmark": "generation",
-            **about,
+            **settings,
             **machine(args.device),
             "copy_bandwidth": bandwidth,
             "generation": records,
@@ -262,68 +265,68 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
     )
 
 
-def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run of median time, with the times of all."""
-    median = sorted(found, key=lambda record: record["seconds"])[(len(found) - 1) // 2]
-    kept = {key: median[key] for key in ("tokens", "calls", "seconds", "tokens_per_second", "outside")}
+def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the record of median time, with the times of all."""
+    median = sorted(records, key=lambda record: record["seconds"])[(len(records) - 1) // 2]
+    selected = {key: median[key] for key in ("tokens", "calls", "seconds", "tokens_per_second", "outside")}
     times = {"times": "seconds", "model_times": "model_seconds"}
-    return {**kept, **{name: [record[key] for record in found] for name, key in times.items()}}
+    return {**selected, **{name: [record[key] for record in records] for name, key in times.items()}}
 
 
-def shows_copies(generator: Generator, mode: str) -> bool:
-    """Does the method read copies in this mode?"""
+def reads_copies(generator: Generator, mode: str) -> bool:
+    """Return whether the method reads copies in this mode."""
     return generator.method.name == "ac-gpt" and MODES[mode].future
 
 
-def steps_in(generator: Generator, mode: str, *, copies: bool = True) -> Steps:
-    """The steps of a mode on this device, with the copies or as if there were none."""
+def steps_of_mode(generator: Generator, mode: str, *, copies: bool = True) -> Steps:
+    """Return the steps of a mode on this device, with copies or as if there were none."""
     rows = [Row(query, number, 0) for number, query in enumerate(generator.queries(mode))]
     return steps_of(rows, choose_width(rows, generator.engine.step_cost), copies)
 
 
 def key_seconds(generator: Generator, mode: str, bandwidth: float) -> float:
-    """How long it takes to read the keys and values of a text's copies once a step, at a rate in bytes a second."""
-    if not shows_copies(generator, mode):
+    """Return the seconds to read the keys and values of a text's copies once per step, at a given bandwidth."""
+    if not reads_copies(generator, mode):
         return 0.0
-    steps = steps_in(generator, mode)
-    taken = (steps.reads >= 0).any(-1).sum(0)  # (R,) by each row
-    return float((steps.copies * taken).sum()) * generator.engine.slot_bytes / bandwidth
+    steps = steps_of_mode(generator, mode)
+    steps_of_row = (steps.reads >= 0).any(-1).sum(0)  # (R,)
+    return float((steps.copies * steps_of_row).sum()) * generator.engine.slot_bytes / bandwidth
 
 
 def reading_seconds(generator: Generator, mode: str) -> float:
-    """How much longer attention takes, by itself and over all steps of a mode, with copies than without them."""
-    if not (shows_copies(generator, mode) and generator.engine.ragged):
+    """Return how much longer attention takes, by itself and over all steps of a mode, with copies than without."""
+    if not (reads_copies(generator, mode) and generator.engine.ragged):
         return 0.0
-    with_copies, without = (steps_in(generator, mode, copies=copies) for copies in (True, False))
+    with_copies, without = (steps_of_mode(generator, mode, copies=copies) for copies in (True, False))
     return attention_seconds(generator.engine, with_copies) - attention_seconds(generator.engine, without)
 
 
 @torch.inference_mode()
-def attention_seconds(sampler: Engine, steps: Steps) -> float:
-    """How long the attention of all layers takes over these steps, captured and replayed as in decoding."""
-    config, device = sampler.model.config, sampler.model.device
+def attention_seconds(engine: Engine, steps: Steps) -> float:
+    """Return the seconds of attention in all layers over these steps, captured and replayed as in decoding."""
+    config, device = engine.model.config, engine.model.device
     heads, dim = config.num_attention_heads, head_width(config)
-    like = torch.empty(1, heads, 1, dim, dtype=sampler.model.dtype, device=device)
+    shape_of_layer = torch.empty(1, heads, 1, dim, dtype=engine.model.dtype, device=device)
     spare, (_, rows, width) = steps.slots, steps.reads.shape
-    layers = Rows([(like, like)] * config.num_hidden_layers, rows, spare + 1).buffers
+    layers = Rows([(shape_of_layer, shape_of_layer)] * config.num_hidden_layers, rows, spare + 1).buffers
     slots = np.where(steps.reads >= 0, steps.copies[:, None] + steps.reads, spare)
-    all_slots, clock_ = torch.from_numpy(slots).to(device), torch.zeros(1, dtype=torch.long, device=device)
-    q = torch.randn(rows, heads, width, dim, dtype=sampler.model.dtype, device=device)
+    all_slots, step_index = torch.from_numpy(slots).to(device), torch.zeros(1, dtype=torch.long, device=device)
+    q = torch.randn(rows, heads, width, dim, dtype=engine.model.dtype, device=device)
     graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def step(working: int) -> None:
-        backend = Ragged(all_slots.index_select(0, clock_)[0, :working], spare)
+        backend = Ragged(all_slots.index_select(0, step_index)[0, :working], spare)
         for keys, values in layers:
             backend(q[:working], *(x[:working, :spare].transpose(1, 2) for x in (keys, values)), None)
-        clock_.add_(1)
+        step_index.add_(1)
 
     def read() -> None:
-        clock_.zero_()
+        step_index.zero_()
         for working in few_shapes(steps.working).tolist():
             graphs[working].replay()
 
     for working in set(few_shapes(steps.working).tolist()):
-        clock_.zero_()
+        step_index.zero_()
         step(working)
         graphs[working] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graphs[working]):
@@ -332,7 +335,7 @@ def attention_seconds(sampler: Engine, steps: Steps) -> float:
 
 
 def prefill_seconds(generator: Generator, mode: str) -> float:
-    """How long it takes the device to read what is known before the first draw: of AC-GPT, and GPT beside it."""
+    """Return the seconds on the device to read everything before the first sampled token (AC-GPT and GPT)."""
     if generator.method.name not in ("ac-gpt", "gpt"):
         return 0.0
     queries, meter = generator.queries(mode), generator.engine.meter
@@ -349,13 +352,13 @@ def prefill_seconds(generator: Generator, mode: str) -> float:
         return statistics.median([read() for _ in range(6)][1:])
 
 
-def profile(sampler: Engine, queries: list[Query], n: int, sampling: Sampling) -> None:
-    """Where the time of left-to-right decoding goes, kernel by kernel."""
+def profile(engine: Engine, queries: list[Query], n: int, sampling: Sampling) -> None:
+    """Print where the time of left-to-right decoding goes, kernel by kernel."""
     with torch.inference_mode():
-        sampler.sample(queries, n, sampling, future=True)
+        engine.sample(queries, n, sampling, future=True)
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as prof:
-            sampler.sample(queries, n, sampling, future=True)
+            engine.sample(queries, n, sampling, future=True)
     print(prof.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=90))
 
 

@@ -1,13 +1,12 @@
-"""WikiText as plain text, an article a line: what a model that was trained on ordinary text should be measured on.
+"""Convert WikiText to plain text, an article per line, to evaluate models that were trained on ordinary text.
 
     python benchmarks/detokenise.py wikitext103.test.raw > test.jsonl
     acgpt prepare … test=test.jsonl
 
-WikiText (Merity et al. 2016, https://arxiv.org/abs/1609.07843) sets punctuation apart as the Moses tokenizer does,
-writes " @-@ " for the hyphen of "well-known", likewise " @,@ " and " @.@ " in numbers, and " = Title = " for headings.
-Undoing that is guesswork in places: straight quotation marks are taken to open and close in turns, a lone ' after an s
-is taken for a genitive unless a quotation is open, and an en dash keeps its spaces except between figures. <unk> and
-<formula> stay.
+WikiText (Merity et al. 2016, https://arxiv.org/abs/1609.07843) separates punctuation like the Moses tokenizer, writes
+" @-@ " for the hyphen of "well-known", likewise " @,@ " and " @.@ " in numbers, and " = Title = " for headings. Undoing
+this is guesswork in places: straight quotation marks open and close in turns, a lone ' after an s is a genitive unless
+a quotation is open, and an en dash keeps its spaces except between digits. <unk> and <formula> stay.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 JOINING = {"@-@", "@,@", "@.@", "/", "⁄", "—"}  # no space on either side
-BETWEEN_FIGURES = {"–", "-", ":"}  # likewise, if figures stand on both
-CLOSING = {",", ".", ";", ":", "!", "?", "%", ")", "]", "}", "”", "..", "′", "″"}  # none before
-OPENING = {"(", "[", "{", "“", "‘"}  # none after
-PREFIXES = {"$", "£", "€", "¥", "₱", "₩", "#", "−"}  # none before a figure
+BETWEEN_DIGITS = {"–", "-", ":"}  # likewise between digits
+CLOSING = {",", ".", ";", ":", "!", "?", "%", ")", "]", "}", "”", "..", "′", "″"}  # no space before
+OPENING = {"(", "[", "{", "“", "‘"}  # no space after
+PREFIXES = {"$", "£", "€", "¥", "₱", "₩", "#", "−"}  # no space before a digit
 COUNTRIES = {"A", "AU", "C", "CA", "CN", "HK", "NT", "NZ", "R", "S", "US"}  # of dollars and yuan: US$
 CLITIC = re.compile(r"['’][^\W\d]+")  # Boulter 's, don 't, Xi 'an, l 'Étang
-SHORT = {"s", "t", "d", "m", "re", "ve", "ll"}  # what stands after the ’ of a clitic
+CLITIC_ENDINGS = {"s", "t", "d", "m", "re", "ve", "ll"}  # follow the ’ of a clitic
 HEADING = re.compile(r"((?:= )+)(.+?)(?: =)+")
 
 
 def plain(line: str) -> str:
-    """A line of WikiText as it would have been written."""
+    """Restore the original form of a line of WikiText."""
     words = line.split()
     text = ""
-    glued = True  # does what comes next follow without a space?
+    glued = True  # whether the next word follows without a space
     quoting = {'"': False, "'": False}
     for i, word in enumerate(words):
         before, after = words[i - 1] if i else "", words[i + 1] if i + 1 < len(words) else ""
@@ -48,14 +47,14 @@ def plain(line: str) -> str:
 
 
 def genitive(before: str, quoting: bool, more: bool) -> bool:
-    """Is a lone ' that of a genitive (the players ' bus), or of a word that was cut short?"""
+    """Return whether a lone ' belongs to a genitive (the players ' bus) or to a shortened word."""
     return not quoting and (before.endswith(("s", "z", "x")) or not more)
 
 
 def sides(word: str, before: str, after: str) -> tuple[bool, bool]:
-    """Does a word lose the space before it, and the one after it? Straight quotation marks depend on more."""
+    """Return whether a word loses the space before and after it. Straight quotation marks depend on more."""
     figures = before[-1:].isdigit() and after[:1].isdigit()
-    if word in JOINING or (word in BETWEEN_FIGURES and figures):
+    if word in JOINING or (word in BETWEEN_DIGITS and figures):
         return True, True
     if word in PREFIXES:
         figure = after[:1].isdigit() and not (word == "−" and before[-1:].isdigit())
@@ -66,21 +65,21 @@ def sides(word: str, before: str, after: str) -> tuple[bool, bool]:
     if word == "°":  # 14.5 °C, but 30° and 5° N
         return after not in ("C", "F"), after in ("C", "F")
     if word == "’":
-        return True, after in SHORT
+        return True, after in CLITIC_ENDINGS
     return word in CLOSING or word == "'" or bool(CLITIC.fullmatch(word)), word in OPENING
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:
-    """The articles: the title, a blank line, then headings and paragraphs, each in a line.
+    """Yield the articles: the title, a blank line, then a line per heading and paragraph.
 
-    A title is a line " = Title = " that does not stand within a sentence, as some do that came of formulas.
+    A title is a line " = Title = " that is not within a sentence, as some are that come from formulas.
     """
-    kept = [line for line in map(str.strip, lines) if line]
+    nonempty = [line for line in map(str.strip, lines) if line]
     article: list[str] = []
-    for before, line, after in zip(["", *kept], kept, [*kept[1:], ""], strict=False):
+    for before, line, after in zip(["", *nonempty], nonempty, [*nonempty[1:], ""], strict=False):
         heading = HEADING.fullmatch(line)
-        inside = len(before.split()) >= 8 and before[-1].isalnum() and not after[:1].isupper()
-        if heading and heading[1] == "= " and not inside:
+        in_sentence = len(before.split()) >= 8 and before[-1].isalnum() and not after[:1].isupper()
+        if heading and heading[1] == "= " and not in_sentence:
             if article:
                 yield "\n".join(article)
             article = [plain(heading[2]), ""]

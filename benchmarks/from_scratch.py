@@ -1,14 +1,14 @@
-"""Trained models: collect runs and their evaluations into one result file, a curve and its picture.
+"""Trained models: collect runs and their evaluations into one result file, a table of curves and a figure.
 
     acgpt train wikitext103-small-fast corpus=DATA output=runs/ac-gpt
     acgpt train wikitext103-small-fast corpus=DATA output=runs/gpt method=gpt
     acgpt evaluate runs/ac-gpt/model DATA --split test -o runs/ac-gpt/test.json
     acgpt evaluate runs/gpt/model    DATA --split test -o runs/gpt/test.json
-    python benchmarks/from_scratch.py runs/ac-gpt runs/gpt --text "what it was trained on" -o NAME
+    python benchmarks/from_scratch.py runs/ac-gpt runs/gpt --text "what it was trained on" --date 2026-11-15 -o NAME
 
 Writes benchmarks/results/NAME.json, NAME.csv (the learning curves) and docs/NAME.png. Every SPLIT.json in a run's
-folder is taken as the evaluation of that split; besides, the run's own results hold the one on its validation split.
-Where both runs kept the sums of each text (SPLIT.per-text.json), AC-GPT over GPT has a 95 % interval over texts.
+folder is the evaluation of that split; the run's results.json has the one on its validation split. If both runs kept
+sums per text (SPLIT.per-text.json), AC-GPT over GPT has a 95 % interval over texts.
 """
 
 from __future__ import annotations
@@ -29,66 +29,66 @@ NAMES = {"ac-gpt": "AC-GPT", "gpt": "GPT"}
 
 
 def evaluations(run: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """The evaluations of a run by split, each with the file that it is in."""
+    """Return the evaluations of a run by split, each with its file."""
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
     splits = {results["recipe"]["eval_split"]: (run / "results.json", results["evaluation"])}
     for path in sorted(run.glob("*.json")):
         if path.stem not in ("results", "config") and not path.name.endswith(ENDING):
             splits[path.stem] = path, json.loads(path.read_text(encoding="utf-8"))
-    return {split: found for split, found in splits.items() if found[1] is not None}
+    return {split: entry for split, entry in splits.items() if entry[1] is not None}
 
 
 def over(ours: Path, theirs: Path) -> dict[str, Any]:
-    """By split and mode, by how many percent one run's perplexity is above another's, and the interval of that."""
+    """Return by split and mode by how many percent one run's perplexity is above another's, with the interval."""
 
-    def measured(found: tuple[Path, Mapping[str, Any]], kept: PerText | None, mode: str) -> MeasuredPerplexity:
-        return MeasuredPerplexity(found[1]["modes"][mode]["perplexity"], mode, (kept,))
+    def measured(entry: tuple[Path, Mapping[str, Any]], per_text: PerText | None, mode: str) -> MeasuredPerplexity:
+        return MeasuredPerplexity(entry[1]["modes"][mode]["perplexity"], mode, (per_text,))
 
     differences: dict[str, Any] = {}
     others = evaluations(theirs)
-    for split, found in evaluations(ours).items():
-        beside = others.get(split)
-        if beside is None or beside[1]["set"]["hash"] != found[1]["set"]["hash"]:
+    for split, own in evaluations(ours).items():
+        other = others.get(split)
+        if other is None or other[1]["set"]["hash"] != own[1]["set"]["hash"]:
             continue
-        kept = [read_per_text(*each) for each in (found, beside)]
-        both = [mode for mode, answer in found[1]["modes"].items() if answer and beside[1]["modes"].get(mode)]
+        per_text = [read_per_text(*entry) for entry in (own, other)]
+        both = [mode for mode, answer in own[1]["modes"].items() if answer and other[1]["modes"].get(mode)]
         differences[split] = {}
         for mode in both:
-            less = paired_difference(measured(found, kept[0], mode), measured(beside, kept[1], mode))
-            ends = None if less.interval is None else [-less.interval[1], -less.interval[0]]
-            differences[split][mode] = {"percent": -less.percent, "interval": ends}
+            difference = paired_difference(measured(own, per_text[0], mode), measured(other, per_text[1], mode))
+            interval = None if difference.interval is None else [-difference.interval[1], -difference.interval[0]]
+            differences[split][mode] = {"percent": -difference.percent, "interval": interval}
     return {"bootstrap": {"resamples": RESAMPLES, "level": LEVEL, "seed": SEED}, "splits": differences}
 
 
 def collect(run: Path) -> dict[str, Any]:
-    """What is kept of one run."""
+    """Return what is kept of one run."""
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    kept = ("steps", "texts", "tokens", "parameters", "loss", "seconds", "tokens_per_second", "wait", "memory_gib")
-    places = {results["recipe"]["corpus"]: "DATA", results["recipe"]["output"]: run.name}
-    words = [
-        "=".join(places.get(part, part) for part in word.split("=")) if "=" in word else word
-        for word in results["command"][1:]
+    keys = ("steps", "texts", "tokens", "parameters", "loss", "seconds", "tokens_per_second", "wait", "memory_gib")
+    names = {results["recipe"]["corpus"]: "DATA", results["recipe"]["output"]: run.name}
+    arguments = [
+        "=".join(names.get(part, part) for part in argument.split("=")) if "=" in argument else argument
+        for argument in results["command"][1:]
     ]
     return {
-        "command": shlex.join(["acgpt", *words]),
-        **{key: results[key] for key in kept},
+        "command": shlex.join(["acgpt", *arguments]),
+        **{key: results[key] for key in keys},
         "recipe": results["recipe"] | {"corpus": "DATA", "output": run.name},
         "versions": results["versions"],
         "hardware": results["hardware"],
         "splits": {
             name: {
-                "set": found["set"]["hash"],
-                "texts": found["set"].get("texts"),
-                "modes": found["modes"],
-                "gains": found["gains"],
+                "set": evaluation["set"]["hash"],
+                "texts": evaluation["set"].get("texts"),
+                "modes": evaluation["modes"],
+                "gains": evaluation["gains"],
             }
-            for name, (_, found) in evaluations(run).items()
+            for name, (_, evaluation) in evaluations(run).items()
         },
     }
 
 
 def draw(rows: list[dict[str, str]], path: Path) -> None:
-    """Loss and held-out perplexity of the methods against tokens read."""
+    """Draw loss and held-out perplexity of the methods against tokens read."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -97,9 +97,12 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     colours = {"AC-GPT": "#1b7f5c", "GPT": "#b5651d"}
     for method in dict.fromkeys(row["method"] for row in rows):
-        own = [row for row in rows if row["method"] == method]
-        watched = [row for row in own if not row.get("infilling-no-future")]  # logs once ended with another, larger set
-        points = [(float(row["tokens"]) / 1e6, float(row["loss"])) for row in own if row["loss"] and row["tokens"]]
+        rows_of_method = [row for row in rows if row["method"] == method]
+        # Old logs ended with another, larger dataset.
+        watched = [row for row in rows_of_method if not row.get("infilling-no-future")]
+        points = [
+            (float(row["tokens"]) / 1e6, float(row["loss"])) for row in rows_of_method if row["loss"] and row["tokens"]
+        ]
         left.plot(*zip(*points, strict=True), color=colours.get(method), linewidth=1, label=method)
         for mode, style in (("unconditional", "-"), ("training", "--"), ("training-no-future", ":")):
             points = [(float(row["tokens"]) / 1e6, float(row[mode])) for row in watched if row[mode] and row["tokens"]]
@@ -108,7 +111,8 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
                     *zip(*points, strict=True), style, color=colours.get(method), marker="o", markersize=3,
                     label=f"{method}, {mode}",
                 )  # fmt: skip
-    highest = min(6.0, max(float(row["loss"]) for row in rows if row["loss"]))  # the first steps would dwarf the rest
+    # Cut off the first steps, which would hide the rest.
+    highest = min(6.0, max(float(row["loss"]) for row in rows if row["loss"]))
     left.set(xlabel="million tokens read", ylabel="nats per asked token", title="Training loss", ylim=(2.5, highest))
     right.set(
         xlabel="million tokens read", ylabel="perplexity", title="Held-out part of the training text", yscale="log"
@@ -126,7 +130,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--text", required=True, help="what the models were trained on, in a few words")
     parser.add_argument("--date", required=True)
-    parser.add_argument("-o", "--output", required=True, help="the name of the result")
+    parser.add_argument("-o", "--output", required=True, help="name of the result")
     args = parser.parse_args()
     runs = {NAMES[json.loads((run / "config.json").read_text())["recipe"]["method"]]: run for run in args.runs}
     records = {name: collect(run) for name, run in runs.items()}

@@ -1,15 +1,14 @@
-"""Does knowing the future make better fills? Gaps in held-out text, filled with and without what follows them.
+"""Does the future improve fills? Fill gaps in held-out text with and without the text that follows them.
 
     python benchmarks/gaps.py data/mine                                      the embedded default and its adapter
     python benchmarks/gaps.py data/mine --adapter FOLDER --splits prose=test code=code --device cuda
 
 A gap is 4 to 12 tokens, with 100 to 200 tokens on either side, from texts that do not overlap and are fixed by the
-seed. The model fills each gap twice, at the same length and with the same seed: with copies of all that is given
-(future), and left to right (past). The model without its adapter then judges both, as the causal model that it is:
-whose whole text, given tokens and fill, has the greater log-probability wins; ties count half. Intervals (95 %) come
-from resampling gaps. The control is the model without its adapter, asked in the same two ways. Such a judge may like a
-plain fill better than the true one: the log-probability of the true text, and how many tokens of a fill are the true
-ones, are shown as well.
+seed. The model fills each gap twice, with the same length and seed: with copies of all given tokens (future), and left
+to right (past). The causal model without the adapter then judges both: the fill wins whose whole text has the higher
+log-probability; ties count half. The 95 % intervals resample gaps. The control is the model without its adapter, asked
+in the same two ways. Such a judge may prefer a bland fill to the true one, so the log-probability of the true text and
+the share of true tokens in a fill are shown as well.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from acgpt.models.metadata import tokenizer_hash
 
 SIDES, GAP = (100, 200), (4, 12)  # tokens: least and most
 RESAMPLES = 10_000
-COMPARISONS = {  # who is the first, who is the second
+COMPARISONS = {  # name: first, second
     "adapted: future against past": ("adapted, future", "adapted, past"),
     "unadapted: future against past": ("unadapted, future", "unadapted, past"),
     "adapted, future, against unadapted, past": ("adapted, future", "unadapted, past"),
@@ -40,32 +39,34 @@ COMPARISONS = {  # who is the first, who is the second
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpus", help="a folder that acgpt prepare has written, with the model's tokenizer")
+    parser.add_argument("corpus", help="a corpus of acgpt prepare, with the model's tokenizer")
     parser.add_argument("--splits", nargs="+", default=["prose=validation", "code=code"], metavar="KIND=SPLIT")
-    parser.add_argument("--model", help="default: the embedded one")
-    parser.add_argument("--adapter", help="default: the embedded model's own; for others, only the control is run")
+    parser.add_argument("--model", help="default: the embedded model")
+    parser.add_argument("--adapter", help="default: that of the embedded model; other models run only the control")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="float32", help="sums in half precision depend on the batch")
-    parser.add_argument("--gaps", type=int, default=200, help="of each kind")
+    parser.add_argument(
+        "--dtype", default="float32", help="default: float32, because sums in half precision depend on the batch"
+    )
+    parser.add_argument("--gaps", type=int, default=200, help="number of gaps of each kind")
     parser.add_argument("--ways", nargs="+", choices=["sampled", "greedy"], default=["sampled", "greedy"])
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--top-p", type=float, default=0.95)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--show", type=int, default=0, help="print the fills of so many gaps of each kind")
+    parser.add_argument("--show", type=int, default=0, help="number of gaps of each kind whose fills are printed")
     args = parser.parse_args()
     lm = acgpt.load(args.model, args.adapter, args.device, args.dtype)
     kinds = {}
     for kind, _, split in (pair.partition("=") for pair in args.splits):
         kinds[kind] = held_out(args.corpus, split, lm, args.gaps, args.seed)
-    ways = {"sampled": {"temperature": args.temperature, "top_p": args.top_p}, "greedy": {"temperature": 0.0}}
-    ways = {way: ways[way] for way in args.ways}
+    decodings = {"sampled": {"temperature": args.temperature, "top_p": args.top_p}, "greedy": {"temperature": 0.0}}
+    decodings = {decoding: decodings[decoding] for decoding in args.ways}
     measured = {
-        way: {kind: contest(lm, texts, args.seed, args.show, **how) for kind, texts in kinds.items()}
-        for way, how in ways.items()
+        decoding: {kind: contest(lm, texts, args.seed, args.show, **sampling) for kind, texts in kinds.items()}
+        for decoding, sampling in decodings.items()
     }
     results = {
-        way: {kind: summary(found, args.seed) for kind, found in with_all(by_kind).items()}
-        for way, by_kind in measured.items()
+        decoding: {kind: summary(scores, args.seed) for kind, scores in with_pooled(by_kind).items()}
+        for decoding, by_kind in measured.items()
     }
     record = {
         "benchmark": "gaps",
@@ -84,26 +85,26 @@ def main() -> None:
 
 
 def held_out(folder: str, split: str, lm: acgpt.LanguageModel, count: int, seed: int) -> list[acgpt.Query]:
-    """Gaps in texts of a split, the same ones for the same seed; every query holds its true tokens."""
+    """Return gaps in texts of a split, fixed by the seed; every query has its true tokens."""
     corpus = Corpus.open(folder)
     if corpus.manifest["tokenizer_hash"] != tokenizer_hash(lm.tokenizer):
-        raise SystemExit(f"{folder} was prepared with another tokenizer than the model's.")
+        raise SystemExit(f"{folder} was prepared with another tokenizer than the model's: prepare it again.")
     tokens = corpus.tokens(split)[:]
     ends = np.flatnonzero(tokens == corpus.manifest["eos_token_id"])
     longest = 2 * SIDES[1] + GAP[1]
     windows = [
-        tokens[at : at + longest].tolist()
-        for begin, end in itertools.pairwise([-1, *ends.tolist(), len(tokens)])
-        for at in range(begin + 1, end - longest + 1, longest)
+        tokens[start : start + longest].tolist()
+        for last_end, end in itertools.pairwise([-1, *ends.tolist(), len(tokens)])
+        for start in range(last_end + 1, end - longest + 1, longest)
     ]
     if len(windows) < count:
-        raise SystemExit(f"the split {split} of {folder} has room for {len(windows)} gaps only: --gaps {len(windows)}")
+        raise SystemExit(f"the split {split} of {folder} has only {len(windows)} gaps: use --gaps {len(windows)}")
     rng = random.Random(seed)
-    return [cut(window, rng) for window in rng.sample(windows, count)]
+    return [make_query(window, rng) for window in rng.sample(windows, count)]
 
 
-def cut(window: list[int], rng: random.Random) -> acgpt.Query:
-    """A text with one gap in it."""
+def make_query(window: list[int], rng: random.Random) -> acgpt.Query:
+    """Return a text with one gap."""
     left, gap, right = (rng.randint(*bounds) for bounds in (SIDES, GAP, SIDES))
     given = [True] * left + [False] * gap + [True] * right
     return acgpt.Query(window[: len(given)], given)
@@ -113,43 +114,47 @@ def cut(window: list[int], rng: random.Random) -> acgpt.Query:
 
 
 def contest(
-    lm: acgpt.LanguageModel, texts: list[acgpt.Query], seed: int, show: int, **how: float
+    lm: acgpt.LanguageModel, texts: list[acgpt.Query], seed: int, show: int, **sampling: float
 ) -> dict[str, dict[str, list[float]]]:
-    """For each contender, and "true" itself: the judged log-probability of each text, and its share of true tokens."""
+    """Fill every gap and judge the fills.
+
+    Returns:
+        By contender, and for the "true" text: the log-probability of each text, and its share of true tokens.
+    """
     fills: dict[str, list[acgpt.Query]] = {"true": texts}
     blanks = [acgpt.Query([t if g else None for t, g in zip(q.tokens, q.given, strict=True)], q.given) for q in texts]
     models: dict[str, Choice] = {"unadapted": False} | ({"adapted": only_adapter(lm)} if lm.adapters else {})
     for name, adapter in models.items():
-        for way, future in (("past", False), ("future", True)):
-            drawn = lm.sample(blanks, seed=seed, future=future, adapter=adapter, **how)
-            fills[f"{name}, {way}"] = [samples[0].query for samples in drawn]
+        for direction, future in (("past", False), ("future", True)):
+            samples = lm.sample(blanks, seed=seed, future=future, adapter=adapter, **sampling)
+            fills[f"{name}, {direction}"] = [sample[0].query for sample in samples]
     for number in range(show):
         print_fills(lm, {name: queries[number] for name, queries in fills.items()})
     judged = judge(lm, [query for queries in fills.values() for query in queries])
     return {
         name: {
             "log_prob": [judged[query.tokens] for query in queries],
-            "right": [right(query, text) for query, text in zip(queries, texts, strict=True)],
+            "right": [token_accuracy(query, text) for query, text in zip(queries, texts, strict=True)],
         }
         for name, queries in fills.items()
     }
 
 
 def judge(lm: acgpt.LanguageModel, texts: list[acgpt.Query]) -> dict[tuple[int | None, ...], float]:
-    """log p of each whole text, by its tokens, read left to right by the model without an adapter."""
-    tokens = list(dict.fromkeys(text.tokens for text in texts))  # each once: what is the same shall tie
+    """Return log p of each whole text, by its tokens, read left to right by the model without an adapter."""
+    tokens = list(dict.fromkeys(text.tokens for text in texts))  # each once, so that equal texts tie
     scores = lm.log_prob([acgpt.Query(t, given=[False] * len(t)) for t in tokens], future=False, adapter=False)
     return {t: score.log_prob for t, score in zip(tokens, scores, strict=True)}
 
 
-def right(text: acgpt.Query, true: acgpt.Query) -> float:
-    """The share of a fill's tokens that are those of the true text."""
-    places = [p - 1 for p in true.asked_positions]
-    return sum(text.tokens[p] == true.tokens[p] for p in places) / len(places)
+def token_accuracy(text: acgpt.Query, true: acgpt.Query) -> float:
+    """Return the share of a fill's tokens that equal the true text's."""
+    indices = [p - 1 for p in true.asked_positions]
+    return sum(text.tokens[p] == true.tokens[p] for p in indices) / len(indices)
 
 
 def print_fills(lm: acgpt.LanguageModel, fills: dict[str, acgpt.Query]) -> None:
-    """A gap, some of the text around it, and what was put into it."""
+    """Print a gap, some of the text around it, and its fills."""
     (first, last), tokens = fills["true"].blanks[0], fills["true"].tokens
     before, after = (lm.tokenizer.decode(part) for part in (tokens[first - 21 : first - 1], tokens[last : last + 20]))
     print(f"{before!r} … {after!r}")
@@ -157,33 +162,35 @@ def print_fills(lm: acgpt.LanguageModel, fills: dict[str, acgpt.Query]) -> None:
         print(f"  {name:16} {lm.tokenizer.decode(query.tokens[first - 1 : last])!r}")
 
 
-# ---- the figures ----------------------------------------------------------------------------------------------------
+# ---- the numbers ----------------------------------------------------------------------------------------------------
 
 
-def with_all(kinds: dict[str, Any]) -> dict[str, Any]:
-    """The kinds, and if there are several, all of them together."""
+def with_pooled(kinds: dict[str, Any]) -> dict[str, Any]:
+    """Add all kinds together, if there are several."""
     if len(kinds) < 2:
         return kinds
     names = next(iter(kinds.values()))
     pooled = {
-        name: {key: [x for found in kinds.values() for x in found[name][key]] for key in ("log_prob", "right")}
+        name: {key: [x for scores in kinds.values() for x in scores[name][key]] for key in ("log_prob", "right")}
         for name in names
     }
     return {**kinds, "all": pooled}
 
 
-def summary(found: dict[str, dict[str, list[float]]], seed: int) -> dict[str, Any]:
-    """Means for each contender, and who wins how often and by how much."""
-    means = {name: {key: float(np.mean(values)) for key, values in by.items()} for name, by in found.items()}
+def summary(scores: dict[str, dict[str, list[float]]], seed: int) -> dict[str, Any]:
+    """Return means for each contender, and who wins how often and by how much."""
+    means = {name: {key: float(np.mean(values)) for key, values in by_key.items()} for name, by_key in scores.items()}
     comparisons = {}
     for name, (ours, theirs) in COMPARISONS.items():
-        if ours in found and theirs in found:
-            comparisons[name] = compared(np.subtract(found[ours]["log_prob"], found[theirs]["log_prob"]), seed)
+        if ours in scores and theirs in scores:
+            comparisons[name] = summarize_comparison(
+                np.subtract(scores[ours]["log_prob"], scores[theirs]["log_prob"]), seed
+            )
     return {"means": means, "comparisons": comparisons}
 
 
-def compared(differences: np.ndarray, seed: int) -> dict[str, Any]:
-    """Win rate (ties count half) and mean difference in nats, with 95 % intervals from resampling gaps."""
+def summarize_comparison(differences: np.ndarray, seed: int) -> dict[str, Any]:
+    """Return win rate (ties count half) and mean difference in nats, with 95 % intervals from resampled gaps."""
     wins = (np.sign(differences) + 1) / 2
     picks = np.random.default_rng(seed).integers(len(wins), size=(RESAMPLES, len(wins)))
 

@@ -1,19 +1,19 @@
 """Write the tables of the pages in docs/ from the result files in benchmarks/results.
 
-python benchmarks/render.py            rewrite what stands between <!-- table NAME --> (a result file) or
+python benchmarks/render.py            rewrite everything between <!-- table NAME --> (a result file) or
                                        <!-- report FOLDER WHAT … --> (kept runs) and <!-- end -->
-python benchmarks/render.py --check    only say whether the page is up to date (exit code 1 if not)
+python benchmarks/render.py --check    only check that the pages are up to date (exit code 1 if not)
 
-WHAT is a table or a figure of `acgpt report`, named as its file is within its part, or how the runs were made:
+WHAT is a table or a figure of `acgpt report`, by its file name within its part, or how the runs were made:
 
-    <!-- report NAME test/small r_max=0.6 asked=276 -->              rows with these cells, as they are written
-    <!-- report NAME small/mauve 'scored=whole text' paper -->       all but the paper's
+    <!-- report NAME test/small r_max=0.6 asked=276 -->              only rows with these cells, as they are printed
+    <!-- report NAME small/mauve 'scored=whole text' paper -->       without the paper's rows
     <!-- report NAME test/advantages gptlow -->                      without this run
-    <!-- report NAME test/small -corpus -caption -->                 without a column and most of the caption
-    <!-- report NAME figure test/main -->                            drawn into docs/NAME-test-main.png
-    <!-- report NAME commands -->                                    what each run was, and how long it took
-    <!-- report NAME rates -->                                       the same with tokens/s, where it says something
-    <!-- report NAME draws -->                                       what drawing texts took, all modes together
+    <!-- report NAME test/small -corpus -caption -->                 without a column, and with a short caption
+    <!-- report NAME figure test/main -->                            draws docs/NAME-test-main.png
+    <!-- report NAME commands -->                                    commands and training times of the runs
+    <!-- report NAME rates -->                                       the same with tokens/s
+    <!-- report NAME draws -->                                       cost of sampling, all modes together
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from acgpt.display.table import markdown_table
 if TYPE_CHECKING:
     from acgpt.report.runs import Run
 
-SHOWS = "Shows"  # the keyword under which a figure has the fingerprint of what it shows
+FINGERPRINT = "Shows"  # PNG keyword for the fingerprint of the data that a figure shows
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("benchmarks", "explanation/architectures", "explanation/methods", "how-to/adapt", "log", "results")
 PAGES = [ROOT / "docs" / f"{name}.md" for name in NAMES]
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, with numbers in all columns but the first."""
+    """Return a Markdown table with numbers in all columns but the first."""
     return markdown_table(columns, rows, [False, *[True] * (len(columns) - 1)])
 
 
@@ -51,17 +51,17 @@ Rows = tuple[list[str], list[list[str]]]  # the columns, and the rows
 
 
 def provenance(record: dict[str, Any]) -> str:
-    """Where the figures come from."""
+    """Return the command and the machine of a record."""
     return f"`{record['command']}`, {machine(record)}."
 
 
 def machine(record: dict[str, Any]) -> str:
-    """On what something was done, and when."""
+    """Return the hardware, versions and date of a record."""
     return f"{record['hardware']}, torch {record['torch']}, transformers {record['transformers']}, {record['date']}"
 
 
 def decoding(record: dict[str, Any]) -> str:
-    """Seconds, tokens a second and the ratio to `generate`."""
+    """Render seconds, tokens per second and the ratio to `generate`."""
     rate, ratio = record["tokens_per_second"], record["over generate"]
     rows = [[name, f"{s:.2f}", f"{rate[name]:,.0f}", f"{ratio[name]:.2f}"] for name, s in record["seconds"].items()]
     share, bandwidth = record["bandwidth_share"], record["copy_bandwidth"] / 1e12
@@ -70,21 +70,23 @@ def decoding(record: dict[str, Any]) -> str:
 
 
 def generation_table(records: Mapping[str, Mapping[str, Any]]) -> Rows:
-    """A row a method and mode; beside GPT in that mode, or in the same without its future, which GPT cannot see."""
-    of_some = ("prefill", "keys", "reading")  # of methods that are compared so closely
-    extra = [key for key in of_some if any(r.get(key) for r in records.values())]
-    turns = {"s longer": "times", "in the model": "model_times"}  # what was timed several times
-    turns = {name: key for name, key in turns.items() if all(len(r.get(key, [])) > 1 for r in records.values())}
+    """Return a row per method and mode, compared with GPT in that mode, or in the same mode without the future."""
+    optional = ("prefill", "keys", "reading")  # measured for some methods only
+    extra = [key for key in optional if any(record.get(key) for record in records.values())]
+    repeated = {"s longer": "times", "in the model": "model_times"}  # only if timed several times
+    repeated = {
+        name: key for name, key in repeated.items() if all(len(record.get(key, [])) > 1 for record in records.values())
+    }
     rows = []
-    for name, r in records.items():
-        gpt = gpt_beside(name, records)
-        ratio = f"{r['tokens_per_second'] / gpt['tokens_per_second']:.2f}" if gpt else "--"
-        seconds = f"{r['seconds']:.2f}{between(r.get('times', []))}"
-        row = [name, f"{r['tokens']:,}", f"{r['calls']:,}", seconds]
-        row += [f"{r[key]:.2f}" if r.get(key) else "" for key in extra]
-        row += [f"{r['tokens_per_second']:,.0f}", ratio]
-        row += [longer(r, gpt, key) if gpt and r is not gpt else "" for key in turns.values()]
-        rows.append([*row, f"{r['outside']:.0%}"])
+    for name, record in records.items():
+        gpt = gpt_record(name, records)
+        ratio = f"{record['tokens_per_second'] / gpt['tokens_per_second']:.2f}" if gpt else "--"
+        seconds = f"{record['seconds']:.2f}{time_range(record.get('times', []))}"
+        row = [name, f"{record['tokens']:,}", f"{record['calls']:,}", seconds]
+        row += [f"{record[key]:.2f}" if record.get(key) else "" for key in extra]
+        row += [f"{record['tokens_per_second']:,.0f}", ratio]
+        row += [extra_time(record, gpt, key) if gpt and record is not gpt else "" for key in repeated.values()]
+        rows.append([*row, f"{record['outside']:.0%}"])
     columns = [
         "",
         "tokens",
@@ -93,44 +95,47 @@ def generation_table(records: Mapping[str, Mapping[str, Any]]) -> Rows:
         *extra,
         "tokens/s",
         "× GPT",
-        *turns,
+        *repeated,
         "outside the model",
     ]
     return columns, rows
 
 
-def gpt_beside(name: str, records: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """What GPT took in the mode of this row, or in the same without its future; `None` if it was not timed."""
+def gpt_record(name: str, records: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return GPT's record in the mode of this row, or in the same mode without the future; `None` if not timed."""
     mode = name.split(", ")[1]
     return records.get(f"gpt, {mode}") or records.get(f"gpt, {mode}-no-future")
 
 
 def keys_table(records: Mapping[str, Mapping[str, Any]]) -> Rows | None:
-    """How far from GPT the rows are that read more keys, and how far these alone would set them; `None` without any."""
+    """Compare rows that read more keys than GPT with GPT; `None` if there are none.
+
+    The table shows how much slower they are, and how much slower reading the keys alone would make them.
+    """
     columns: dict[str, list[str]] = {}
-    for name, r in records.items():
-        gpt = gpt_beside(name, records)
-        timed = [len(each.get(key, [])) for each in (r, gpt or {}) for key in ("times", "model_times")]
-        if not (gpt and r.get("keys") and min(timed) > 1):
+    for name, record in records.items():
+        gpt = gpt_record(name, records)
+        timed = [len(one.get(key, [])) for one in (record, gpt or {}) for key in ("times", "model_times")]
+        if not (gpt and record.get("keys") and min(timed) > 1):
             continue
-        mean, mean_gpt = statistics.mean(r["times"]), statistics.mean(gpt["times"])
-        turns = [a - b for a, b in zip(r["times"], gpt["times"], strict=True)]
-        in_model = [a - b for a, b in zip(r["model_times"], gpt["model_times"], strict=True)]
-        first, middle, last = statistics.quantiles(turns, n=4, method="inclusive")
+        mean, mean_gpt = statistics.mean(record["times"]), statistics.mean(gpt["times"])
+        differences = [a - b for a, b in zip(record["times"], gpt["times"], strict=True)]
+        in_model = [a - b for a, b in zip(record["model_times"], gpt["model_times"], strict=True)]
+        first, middle, last = statistics.quantiles(differences, n=4, method="inclusive")
         columns[name] = [
-            f"{r['tokens_per_second'] / gpt['tokens_per_second']:.4f}",
-            f"{gpt['seconds'] / (gpt['seconds'] + r['keys']):.4f}",
-            f"{gpt['seconds'] / (gpt['seconds'] + r['reading']):.4f}" if r["reading"] else "--",
+            f"{record['tokens_per_second'] / gpt['tokens_per_second']:.4f}",
+            f"{gpt['seconds'] / (gpt['seconds'] + record['keys']):.4f}",
+            f"{gpt['seconds'] / (gpt['seconds'] + record['reading']):.4f}" if record["reading"] else "--",
             f"{mean_gpt / mean:.4f}",
-            f"{mean_gpt / (mean_gpt + r['keys']):.4f}",
-            f"{r['seconds'] - gpt['seconds']:.3f}",
+            f"{mean_gpt / (mean_gpt + record['keys']):.4f}",
+            f"{record['seconds'] - gpt['seconds']:.3f}",
             f"{middle:.3f} ({first:.3f} to {last:.3f})",
-            f"{statistics.mean(turns):.3f}",
+            f"{statistics.mean(differences):.3f}",
             f"{statistics.median(in_model):.3f}",
-            f"{r['keys']:.3f}",
-            f"{r['reading']:.3f}" if r["reading"] else "--",
+            f"{record['keys']:.3f}",
+            f"{record['reading']:.3f}" if record["reading"] else "--",
         ]
-    heads = (
+    headings = (
         "tokens/s over GPT's, medians",
         "… what the keys leave of it, at the rate of a copy",
         "… what they leave as the kernel reads them",
@@ -143,52 +148,52 @@ def keys_table(records: Mapping[str, Mapping[str, Any]]) -> Rows | None:
         "what the keys take, at the rate of a copy, s",
         "… what they add to the time of the kernel",
     )
-    rows = [[head, *cells] for head, *cells in zip(heads, *columns.values(), strict=True)]
+    rows = [[heading, *cells] for heading, *cells in zip(headings, *columns.values(), strict=True)]
     return (["", *columns], rows) if columns else None
 
 
-def longer(record: Mapping[str, Any], other: Mapping[str, Any], key: str) -> str:
-    """By how much it took longer than another, turn by turn: the median, the least and the most."""
+def extra_time(record: Mapping[str, Any], other: Mapping[str, Any], key: str) -> str:
+    """Format by how much longer a record took than another, turn by turn: median, least and most."""
     times = [a - b for a, b in zip(record[key], other[key], strict=True)]
     median, least, most = (f"{round(t, 2) + 0.0:+.2f}" for t in (statistics.median(times), min(times), max(times)))
     return f"{median} ({least} to {most})"
 
 
-def between(times: Sequence[float]) -> str:
-    """The shortest and the longest of several times."""
+def time_range(times: Sequence[float]) -> str:
+    """Format the shortest and the longest of several times."""
     return f" ({min(times):.2f}–{max(times):.2f})" if len(times) > 1 else ""
 
 
 def generation(record: dict[str, Any]) -> str:
-    """What drawing takes."""
-    beside = keys_table(record["generation"])
-    tables = [markdown(*generation_table(record["generation"])), *([markdown(*beside)] if beside else [])]
+    """Render the cost of `acgpt generate`."""
+    keys = keys_table(record["generation"])
+    tables = [markdown(*generation_table(record["generation"])), *([markdown(*keys)] if keys else [])]
     return "\n\n".join([*tables, *filter(None, [record.get("note")])])
 
 
 def decode_kernel_rows(cases: Mapping[str, Mapping[str, Any]]) -> Rows:
-    """A step's attention, by our kernel and under a mask."""
+    """Return the attention of a decoding step, by our kernel and under a mask."""
     rows = [
         [
             f"{name}, {path}",
-            f"{r['us']:.1f}",
-            f"{r['rate']:.0%}",
-            f"{r['error']:.1e}",
-            f"{r['us'] / paths['mask']['us']:.2f}",
+            f"{result['us']:.1f}",
+            f"{result['rate']:.0%}",
+            f"{result['error']:.1e}",
+            f"{result['us'] / paths['mask']['us']:.2f}",
         ]
         for name, paths in cases.items()
-        for path, r in paths.items()
+        for path, result in paths.items()
     ]
     return ["", "µs a layer", "of a copy's rate", "error", "× the mask's time"], rows
 
 
 def decode_kernel(record: dict[str, Any]) -> str:
-    """Attention of a step of decoding."""
+    """Render the attention of a decoding step."""
     return "\n\n".join([markdown(*decode_kernel_rows(record["cases"])), *filter(None, [record.get("note")])])
 
 
 def scoring(record: dict[str, Any]) -> str:
-    """Seconds, texts and tokens a second, and the ratio to one pass."""
+    """Render seconds, texts and tokens per second, and the ratio to one pass."""
     texts, tokens, ratio = record["texts_per_second"], record["asked_tokens_per_second"], record["over_one_pass"]
     rows = [
         [name, f"{s:.3f}", f"{texts[name]:,.1f}", f"{tokens[name]:,.0f}", f"{ratio[name]:.2f}"]
@@ -198,7 +203,7 @@ def scoring(record: dict[str, Any]) -> str:
 
 
 def bos(record: dict[str, Any]) -> str:
-    """Perplexity by the token at position 0."""
+    """Render perplexity by the token at position 0."""
     table = record["perplexity"]
     kinds = list(next(iter(table.values())))
     rows = [[f"`{token}`", *(f"{row[kind]:.2f}" for kind in kinds)] for token, row in table.items()]
@@ -206,13 +211,13 @@ def bos(record: dict[str, Any]) -> str:
 
 
 def copies(record: dict[str, Any]) -> str:
-    """Perplexity from the past alone and with copies."""
+    """Render perplexity from the past alone and with copies."""
     rows = [[kind, *(f"{value:.2f}" for value in row.values())] for kind, row in record["perplexity"].items()]
     return markdown(["perplexity", "past only", "with copies"], rows)
 
 
 def attention(record: dict[str, Any]) -> str:
-    """Relative error of the logits, by architecture."""
+    """Render the relative error of the logits, by architecture."""
     table = record["relative_error"]
     columns = list(next(iter(table.values())))
     rows = [[name, *(f"{row[column]:.2e}" for column in columns)] for name, row in table.items()]
@@ -220,7 +225,7 @@ def attention(record: dict[str, Any]) -> str:
 
 
 def training(record: dict[str, Any]) -> str:
-    """A step of each method."""
+    """Render the cost of a training step of each method."""
     rows = []
     for name, method in record["methods"].items():
         memory = "–" if method["memory_gib"] is None else f"{method['memory_gib']:.1f} GiB"
@@ -238,7 +243,7 @@ def training(record: dict[str, Any]) -> str:
 
 
 def attention_kernel(record: dict[str, Any]) -> str:
-    """Time and rate of the kernels, forward and backward."""
+    """Render time and rate of the kernels, forward and backward."""
     rows = [
         [
             f"{case}, {path}", f"{t['forward_ms']:.2f} ms", f"{t['forward_tflops']:.0f}", f"{t['backward_ms']:.2f} ms",
@@ -251,21 +256,21 @@ def attention_kernel(record: dict[str, Any]) -> str:
 
 
 def from_scratch(record: dict[str, Any]) -> str:
-    """Perplexities in the five modes on each split, and what the runs took."""
+    """Render perplexities in the five modes on each split, and the cost of the runs."""
     parts = []
     for split in next(iter(record["runs"].values()))["splits"]:
         rows = []
         for name, run in record["runs"].items():
             modes = run["splits"][split]["modes"]
-            cells = ["--" if m is None else f"{m['perplexity']:.2f}" for m in modes.values()]
+            cells = ["--" if answer is None else f"{answer['perplexity']:.2f}" for answer in modes.values()]
             rows.append([name, *cells])
         ours, causal = (record["runs"].get(name) for name in ("AC-GPT", "GPT"))
         if ours and causal:
             pairs = zip(*(run["splits"][split]["modes"].values() for run in (ours, causal)), strict=True)
-            over = [f"{a['perplexity'] / b['perplexity'] - 1:+.1%}" if a and b else "--" for a, b in pairs]
+            relative = [f"{a['perplexity'] / b['perplexity'] - 1:+.1%}" if a and b else "--" for a, b in pairs]
             intervals = record.get("over", {}).get("splits", {}).get(split, {})
-            over = [over_others(text, intervals.get(mode)) for text, mode in zip(over, modes, strict=True)]
-            rows.append(["AC-GPT over GPT", *over])
+            relative = [with_interval(text, intervals.get(mode)) for text, mode in zip(relative, modes, strict=True)]
+            rows.append(["AC-GPT over GPT", *relative])
         columns = [f"{split} split", *(mode.replace("-", " ") for mode in modes)]
         parts.append(markdown(columns, rows))
     rows = [
@@ -277,46 +282,55 @@ def from_scratch(record: dict[str, Any]) -> str:
     ]  # fmt: skip
     columns = ["", "steps", "sequences", "tokens", "training time", "tokens/s", "waiting for data"]
     parts.append(markdown(columns, rows))
-    about = f"Trained on: {record['text']}."
-    differences = [found for modes in record.get("over", {}).get("splits", {}).values() for found in modes.values()]
-    if any(found["interval"] for found in differences):
+    note = f"Trained on: {record['text']}."
+    differences = [
+        difference for modes in record.get("over", {}).get("splits", {}).values() for difference in modes.values()
+    ]
+    if any(difference["interval"] for difference in differences):
         resamples = record["over"]["bootstrap"]["resamples"]
-        about += f" In brackets: the 95 % interval over texts (paired bootstrap, {resamples:,} resamples). Bold: it "
-        about += "excludes zero."
-    return "\n\n".join([*parts, about])
+        note += f" In brackets: the 95 % interval over texts (paired bootstrap, {resamples:,} resamples). Bold: it "
+        note += "excludes zero."
+    return "\n\n".join([*parts, note])
 
 
-def over_others(text: str, found: Mapping[str, Any] | None) -> str:
-    """A relative difference with its interval, bold where that excludes zero; without one, as it is."""
-    if not found or not found["interval"]:
+def with_interval(text: str, difference: Mapping[str, Any] | None) -> str:
+    """Append the interval to a relative difference, and make it bold if the interval excludes zero."""
+    if not difference or not difference["interval"]:
         return text
-    low, high = found["interval"]
+    low, high = difference["interval"]
     text = f"{text} ({low:+.1f} to {high:+.1f})"
     return f"**{text}**" if low > 0 or high < 0 else text
 
 
 def finetuning_rates(record: dict[str, Any]) -> str:
-    """Perplexities after as many steps with different optimizers and rates."""
+    """Render perplexities after equal steps with different optimizers and learning rates."""
     steps = [key for key in record["rows"][0] if key.startswith("step ")]
     modes = list(record["rows"][0][steps[0]])
     columns = ["", *(f"{mode.replace('-', ' ')}, {step}" for step in steps for mode in modes)]
-    return markdown(columns, [[r["what"], *(f"{r[s][m]:.2f}" for s in steps for m in modes)] for r in record["rows"]])
+    return markdown(
+        columns,
+        [[row["what"], *(f"{row[step][mode]:.2f}" for step in steps for mode in modes)] for row in record["rows"]],
+    )
 
 
 def target_positions(record: dict[str, Any]) -> str:
-    """Perplexities in the five modes, a row a run."""
+    """Render perplexities in the five modes, a row per run."""
     rows = [
-        [r["what"], f"`{r['keys']}`" if r["keys"] else "–", *(f"{p:.2f}" for p in r["perplexity"].values())]
-        for r in record["rows"]
+        [
+            row["what"],
+            f"`{row['keys']}`" if row["keys"] else "–",
+            *(f"{perplexity:.2f}" for perplexity in row["perplexity"].values()),
+        ]
+        for row in record["rows"]
     ]
     columns = ["", "KEYS", *(mode.replace("-", " ") for mode in record["rows"][0]["perplexity"])]
     return markdown(columns, rows) + f"\n\nTrained on {record['text']}."
 
 
 def resume(record: dict[str, Any]) -> str:
-    """Rate and wait of a run before it was stopped and after it was resumed."""
+    """Render rate and wait of a run before it was stopped and after it was resumed."""
     rows, stop = [], record["stopped_after"]
-    log = [row for row in record["log"] if row["step"] != 1]  # the first has compilation in it
+    log = [row for row in record["log"] if row["step"] != 1]  # the first includes compilation
     first = min(row["step"] for row in log if row["step"] > stop)
     for name, part in (
         (f"before it was stopped, to step {stop}", [row for row in log if row["step"] <= stop]),
@@ -329,120 +343,137 @@ def resume(record: dict[str, Any]) -> str:
 
 
 def default_adapter(record: dict[str, Any]) -> str:
-    """The embedded default's adapter in the course of its training."""
+    """Render the perplexities of the embedded model's adapter during training and after it."""
     modes = ("unconditional", "training", "training-no-future")
     rows = [
         [f"{row['step']:,}", f"{row['tokens'] / 1e6:.0f} M", *(f"{row[mode]:.2f}" for mode in modes)]
         for row in record["watched"]
     ]
     columns = ["step", "tokens", "unconditional", "training", "training no future"]
-    asked = record["evaluation"]
-    modes = asked["modes"].items()
+    evaluation = record["evaluation"]
+    modes = evaluation["modes"].items()
     after = markdown(
-        [f"{asked['texts']} texts of test", *(mode for mode, _ in modes)],
+        [f"{evaluation['texts']} texts of test", *(mode for mode, _ in modes)],
         [
-            ["perplexity", *(f"{found['perplexity']:.2f}" for _, found in modes)],
-            ["95 %", *("{:.2f} to {:.2f}".format(*found["interval"]) for _, found in modes)],
+            ["perplexity", *(f"{answer['perplexity']:.2f}" for _, answer in modes)],
+            ["95 %", *("{:.2f} to {:.2f}".format(*answer["interval"]) for _, answer in modes)],
         ],
     )
-    said = f"`{asked['command']}`, {asked['hardware']}, torch {asked['torch']}"
-    return f"{markdown(columns, rows)}\n\n{record['note']}\n\n{after}\n\n{said}. The training:"
+    command = f"`{evaluation['command']}`, {evaluation['hardware']}, torch {evaluation['torch']}"
+    return f"{markdown(columns, rows)}\n\n{record['note']}\n\n{after}\n\n{command}. The training:"
 
 
 def gap_rows(results: dict[str, Any]) -> Rows:
-    """Who fills gaps better, how often and by how much; then what the judge says of each fill."""
+    """Return which model fills gaps better, how often and by how much; then the judge's score of each fill."""
 
-    def spread(found: dict[str, Any], key: str, form: str) -> str:
-        low, high = found[f"{key}_interval"]
-        return f"{found[key]:{form}} [{low:{form}}, {high:{form}}]"
+    def spread(comparison: dict[str, Any], key: str, spec: str) -> str:
+        low, high = comparison[f"{key}_interval"]
+        return f"{comparison[key]:{spec}} [{low:{spec}}, {high:{spec}}]"
 
     wins, means = [], []
     true: list[list[str]] = []
-    for way, kinds in results.items():
-        one = next(iter(kinds.values()))
-        for name in one["comparisons"]:
-            found = [kind["comparisons"][name] for kind in kinds.values()]
-            wins.append([f"{way}; {name}: wins", *(spread(f, "win_rate", ".1%") for f in found)])
-            wins.append([f"{way}; {name}: by, in nats", *(spread(f, "difference", "+.2f") for f in found)])
-        for name in one["means"]:
+    for decoding, kinds in results.items():
+        first = next(iter(kinds.values()))
+        for name in first["comparisons"]:
+            comparisons = [kind["comparisons"][name] for kind in kinds.values()]
+            wins.append(
+                [f"{decoding}; {name}: wins", *(spread(comparison, "win_rate", ".1%") for comparison in comparisons)]
+            )
+            wins.append(
+                [
+                    f"{decoding}; {name}: by, in nats",
+                    *(spread(comparison, "difference", "+.2f") for comparison in comparisons),
+                ]
+            )
+        for name in first["means"]:
             judged = [kind["means"][name] for kind in kinds.values()]
             cells = [f"{mean['log_prob']:.2f}; {mean['right']:.1%}" for mean in judged]
             if name == "true":
                 true = [["log p of the text; true tokens: the true text", *cells]]
             else:
-                means.append([f"{way}; {name}", *cells])
+                means.append([f"{decoding}; {name}", *cells])
     return ["", *kinds], wins + true + means
 
 
 def gaps(record: dict[str, Any]) -> str:
-    """Fills with and without the future, judged."""
+    """Render the fills with and without the future, judged."""
     return markdown(*gap_rows(record["results"]))
 
 
 def worth_rows(worth: dict[str, Any]) -> Rows:
-    """Perplexity with and without the future, a row a model."""
+    """Return perplexity with and without the future, a row per model."""
     rows = []
     for model, kinds in worth.items():
         cells = [
-            (f"{w['past']:.2f}", f"{w['future']:.2f}", f"{w['future'] / w['past'] - 1:+.1%}") for w in kinds.values()
+            (f"{result['past']:.2f}", f"{result['future']:.2f}", f"{result['future'] / result['past'] - 1:+.1%}")
+            for result in kinds.values()
         ]
-        rows.append([model, *(cell for three in cells for cell in three)])
+        rows.append([model, *(cell for triple in cells for cell in triple)])
     return [
         "perplexity",
-        *(c for kind in kinds for c in (f"{kind}, past only", f"{kind}, with future", "change")),
+        *(column for kind in kinds for column in (f"{kind}, past only", f"{kind}, with future", "change")),
     ], rows
 
 
 def with_future(record: dict[str, Any]) -> str:
-    """What the future is worth."""
+    """Render the gain from the future."""
     return markdown(*worth_rows(record["worth"]))
 
 
 def where_rows(record: Mapping[str, Any]) -> Rows:
-    """The gain from the future by the distance to what is given next, a column a model."""
+    """Return the gain from the future by the distance to the next given token, a column per model."""
     gains, rows = record["gains"], []
-    for label, first in next(iter(gains.values())).items():  # the same for all: they are asked the same
-        cells = [found[label] for found in gains.values()]
-        shown = ["--" if cell["gain"] is None else f"{cell['gain']:+.3f}{span(cell['interval'])}" for cell in cells]
-        rows.append([label, f"{first['tokens']:,}", *shown])
+    for label, first in next(iter(gains.values())).items():  # all models have the same dataset
+        cells = [by_label[label] for by_label in gains.values()]
+        texts = [
+            "--" if cell["gain"] is None else f"{cell['gain']:+.3f}{interval_text(cell['interval'])}" for cell in cells
+        ]
+        rows.append([label, f"{first['tokens']:,}", *texts])
     return ["tokens up to the next given one", "tokens", *gains], rows
 
 
-def span(interval: Sequence[float] | None) -> str:
-    """An interval, in brackets."""
+def interval_text(interval: Sequence[float] | None) -> str:
+    """Format an interval in brackets."""
     return "" if interval is None else " ({:+.3f} to {:+.3f})".format(*interval)
 
 
 def where(record: dict[str, Any]) -> str:
-    """Where in a gap the future is worth something."""
-    of = record["set"]
-    about = (
-        f"In nats a token; 95 % intervals over texts; {record['mode']}, {of['texts']} texts of {of['length']} tokens."
-    )
-    return "\n\n".join([markdown(*where_rows(record)), about, *filter(None, [record.get("note")])])
+    """Render where in a gap the future helps."""
+    dataset = record["set"]
+    texts = f"{dataset['texts']} texts of {dataset['length']} tokens"
+    note = f"In nats a token; 95 % intervals over texts; {record['mode']}, {texts}."
+    return "\n\n".join([markdown(*where_rows(record)), note, *filter(None, [record.get("note")])])
 
 
 def architecture_rows(record: dict[str, Any]) -> Rows:
-    """What became of each model type, and by how many nats it differs at most from the oracle, in any way of asking."""
+    """Return the verdict on each model type, and its largest difference from the oracle in nats."""
     rows = []
-    for r in record["rows"]:
-        measured = [f"{max(r['differences'].values()):.0e}", f"{r['effect']:.2f}"] if r["differences"] else ["–", "–"]
-        reason = r["reason"].removeprefix(f"{r['class']} ").removeprefix("cannot be put through acgpt's attention: ")
-        rows.append([r["type"], r["class"], r["setting"], r["verdict"], *measured, reason])
+    for result in record["rows"]:
+        measured = (
+            [f"{max(result['differences'].values()):.0e}", f"{result['effect']:.2f}"]
+            if result["differences"]
+            else ["–", "–"]
+        )
+        reason = (
+            result["reason"]
+            .removeprefix(f"{result['class']} ")
+            .removeprefix("cannot be put through acgpt's attention: ")
+        )
+        rows.append([result["type"], result["class"], result["setting"], result["verdict"], *measured, reason])
     return ["model type", "class", "setting", "verdict", "difference", "copies matter by", "reason"], rows
 
 
 def architectures(record: dict[str, Any]) -> str:
-    """Causal models of transformers under acgpt: a table for each verdict, with the columns that it fills."""
+    """Render causal models of transformers under acgpt: a table per verdict, without empty columns."""
     columns, rows = architecture_rows(record)
     parts = []
     for verdict in sorted({row[3] for row in rows}, key=lambda verdict: (verdict == "not built", verdict)):
         chosen = [row for row in rows if row[3] == verdict]
         shown = [i for i in range(len(columns)) if i != 3 and any(row[i] not in ("", "–") for row in chosen)]
         cells = [[row[i].replace("|", "\\|").replace("<", "&lt;") for i in shown] for row in chosen]
-        kinds = len({row[0] for row in chosen})
+        model_types = len({row[0] for row in chosen})
         table = markdown_table([columns[i] for i in shown], cells, [False] * len(shown))  # mostly words
-        parts += [f"**{verdict.capitalize()}**: {kinds} model types", table]
+        parts += [f"**{verdict.capitalize()}**: {model_types} model types", table]
     return "\n\n".join(parts)
 
 
@@ -468,83 +499,85 @@ TABLES = {
 }
 
 
-def reported(kept: Sequence[str], check: bool) -> str:
-    """What `acgpt report` makes of kept runs (keep_runs.py): a table, a figure, or how they were made.
+def report_block(request: Sequence[str], check: bool) -> str:
+    """Render what `acgpt report` makes of kept runs (keep_runs.py): a table, a figure, or how they were made.
 
     Args:
-        kept: A folder of benchmarks/results; what is wanted of it; then what is left out, runs, the "paper",
-            "-COLUMN" or "-caption" (but for what it says of the rows); and which rows alone are wanted, COLUMN=VALUE.
-        check: Is a figure only looked at?
+        request: A folder of benchmarks/results; the table, figure or summary; then what to leave out (runs, "paper",
+            "-COLUMN", or "-caption" for all of it but the details of the rows) and which rows to keep, COLUMN=VALUE.
+        check: Only check that a figure is up to date.
     """
     from acgpt.report.runs import find_runs, read_runs
 
-    name, what, *choices = kept
+    name, what, *choices = request
     stem = choices.pop(0) if what == "figure" else what
-    without = [choice for choice in choices if "=" not in choice]
-    places = find_runs([ROOT / "benchmarks" / "results" / name])[0]
-    folders = [folder for folder in places if folder.name not in without]
-    runs, named = read_runs(folders), dict.fromkeys(folder.name for folder in places)
+    dropped = [choice for choice in choices if "=" not in choice]
+    all_folders = find_runs([ROOT / "benchmarks" / "results" / name])[0]
+    folders = [folder for folder in all_folders if folder.name not in dropped]
+    runs, run_names = read_runs(folders), dict.fromkeys(folder.name for folder in all_folders)
     if what in ("commands", "rates", "draws", "figure"):
         for choice in choices:
-            known(choice, named, name)
+            lookup(choice, run_names, name)
     if what in ("commands", "rates"):
         return commands(runs, what == "rates")
     if what == "draws":
         return draws(runs) or sys.exit(f"{name} has no generations: see benchmarks/results/{name}.")
     newest = max(path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*"))
-    parts = parts_of(tuple(folders), newest)
+    parts = report_parts(tuple(folders), newest)
     if what == "figure":
-        figures = {each: (draw, part.captions.get(each, "")) for part in parts for each, draw in part.pictures.items()}
-        draw, words = known(stem, figures, name)
-        figure = drawn(draw, ROOT / "docs" / f"{name}-{stem.replace('/', '-')}.png", check)
-        return f"![{stem}]({figure})" + f"\n\n{words}" * bool(words)
-    table = known(stem, {each: table for part in parts for each, table in part.tables.items()}, name)
+        figures = {path: (draw, part.captions.get(path, "")) for part in parts for path, draw in part.pictures.items()}
+        draw, caption = lookup(stem, figures, name)
+        figure = figure_name(draw, ROOT / "docs" / f"{name}-{stem.replace('/', '-')}.png", check)
+        return f"![{stem}]({figure})" + f"\n\n{caption}" * bool(caption)
+    table = lookup(stem, {path: table for part in parts for path, table in part.tables.items()}, name)
     columns = {f"-{column.key}": column for column in table.columns}
     values: dict[str, list[str]] = {}
     for column, _, value in (choice.partition("=") for choice in choices if "=" in choice):
-        known(f"-{column}", columns, f"{stem} of {name}")
+        lookup(f"-{column}", columns, f"{stem} of {name}")
         values.setdefault(column, []).append(value)
-    for choice in without:
-        known(choice, {**columns, "-caption": None, "paper": None, **named}, name)
-    rows = [row for row in table.only(**values).rows if not (row.paper and "paper" in without)]
+    for choice in dropped:
+        lookup(choice, {**columns, "-caption": None, "paper": None, **run_names}, name)
+    rows = [row for row in table.select(**values).rows if not (row.paper and "paper" in dropped)]
     if not rows:
         sys.exit(f"{stem} of {name} has no row with {' '.join(choices)}: see benchmarks/results/{name}.")
-    shown = tuple(column for key, column in columns.items() if key not in without)
-    caption = "" if "-caption" in without else table.caption
+    shown = tuple(column for key, column in columns.items() if key not in dropped)
+    caption = "" if "-caption" in dropped else table.caption
     table = replace(table, rows=tuple(rows), columns=shown, caption=caption)
-    return f"{table.markdown()}\n{table.words}"
+    return f"{table.markdown()}\n{table.full_caption}"
 
 
 @functools.cache
-def parts_of(folders: tuple[Path, ...], newest: int) -> list[Any]:
-    """The parts of the report of these runs, until a file changes; several tables of a page are of the same."""
+def report_parts(folders: tuple[Path, ...], newest: int) -> list[Any]:
+    """Return the parts of the report of these runs, cached until a file changes: tables of a page share them."""
     from acgpt.report.write import make_report
 
     return make_report(folders).parts
 
 
-def known(key: str, there: dict[str, Any], name: str) -> Any:
-    """What has this name; or an end that says what there is."""
-    if key not in there:
-        sys.exit(f"{name} has no {key}: it has {', '.join(there)}.")
-    return there[key]
+def lookup(key: str, available: dict[str, Any], name: str) -> Any:
+    """Return the entry of this name, or exit with the names that exist."""
+    if key not in available:
+        sys.exit(f"{name} has no {key}: it has {', '.join(available)}.")
+    return available[key]
 
 
-def timeless(command: Sequence[str]) -> list[str]:
-    """A command without the time that it was given: a run that was stopped and went on is the same."""
-    limits = {each for i, word in enumerate(command) if word == "--minutes" for each in (i, i + 1)}
+def without_time_limit(command: Sequence[str]) -> list[str]:
+    """Remove --minutes from a command: a run that was stopped and resumed is the same run."""
+    limits = {index for i, word in enumerate(command) if word == "--minutes" for index in (i, i + 1)}
     return [word for i, word in enumerate(command) if i not in limits]
 
 
 def commands(runs: Sequence[Run], rates: bool) -> str:
-    """How runs were made: what their commands have in common once, then what each has of its own, and what it took."""
-    words = [[word for word in timeless(run.results["command"]) if not word.startswith("output=")] for run in runs]
-    common = [word for word in words[0] if all(word in own for own in words)]
+    """Render how runs were made: what their commands share once, then their own keys and cost."""
+    words = [
+        [word for word in without_time_limit(run.results["command"]) if not word.startswith("output=")] for run in runs
+    ]
+    common = [word for word in words[0] if all(word in arguments for arguments in words)]
     rows = []
-    for run, own in zip(runs, words, strict=True):
-        keys, took = " ".join(f"`{word}`" for word in own if word not in common), run.results
-        rate = [f"{took['tokens_per_second'] / 1000:,.3g} k"] if rates else []
-        rows.append([run.name, keys, f"{took['seconds']:.0f} s", *rate])
+    for run, arguments in zip(runs, words, strict=True):
+        keys, results = " ".join(f"`{word}`" for word in arguments if word not in common), run.results
+        rate = [f"{results['tokens_per_second'] / 1000:,.3g} k"] if rates else []
+        rows.append([run.name, keys, f"{results['seconds']:.0f} s", *rate])
     machines = dict.fromkeys(machine({**run.results["versions"], **run.results}) for run in runs)
     command = shlex.join([*common, "output=runs/RUN", "KEYS"])
     columns = ["run", "keys", "time", *(["tokens/s"] if rates else [])]
@@ -552,12 +585,12 @@ def commands(runs: Sequence[Run], rates: bool) -> str:
 
 
 def draws(runs: Sequence[Run]) -> str:
-    """What `acgpt generate` took, a row a run and set; then its command, with dots for what differs."""
+    """Render the cost of `acgpt generate`, a row per run and dataset; then its command, with dots for what differs."""
     rows, words, machines = [], [], {}
     for run in runs:
         for index in sorted((run.folder / "generations").glob("*/index.json")):
-            found = json.loads(index.read_text(encoding="utf-8"))
-            modes = [mode for mode in found["modes"].values() if mode]
+            content = json.loads(index.read_text(encoding="utf-8"))
+            modes = [mode for mode in content["modes"].values() if mode]
             tokens, calls, seconds = (sum(mode[key] for mode in modes) for key in ("tokens", "calls", "seconds"))
             for mode in modes:
                 record = json.loads((index.parent / mode["file"]).with_suffix(".json").read_text(encoding="utf-8"))
@@ -566,33 +599,33 @@ def draws(runs: Sequence[Run]) -> str:
                     [re.sub(rf"^runs/{re.escape(run.name)}/", "runs/RUN/", word) for word in record["command"]]
                 )
             if modes:
-                took = [f"{tokens:,}", f"{calls:,}", f"{seconds:,.0f} s", f"{tokens / seconds:,.0f}"]
-                rows.append([run.name, f"{found['set']['r_max']:g}", f"{modes[0]['texts']} × {len(modes)}", *took])
+                cost = [f"{tokens:,}", f"{calls:,}", f"{seconds:,.0f} s", f"{tokens / seconds:,.0f}"]
+                rows.append([run.name, f"{content['set']['r_max']:g}", f"{modes[0]['texts']} × {len(modes)}", *cost])
     if not rows:
         return ""
-    shown = [word if all(word in own for own in words) else "…" for word in words[0]]
+    shown = [word if all(word in command for command in words) else "…" for word in words[0]]
     columns = ["run", "r_max", "texts × modes", "tokens drawn", "calls of the model", "time", "tokens/s"]
     return f"{markdown(columns, rows)}\n\n`{' '.join(shown)}`, {'; '.join(machines)}."
 
 
-def drawn(draw: Any, path: Path, check: bool) -> str:
-    """The name of a figure of the report that lies in docs/, drawn anew unless it is only checked.
+def figure_name(draw: Any, path: Path, check: bool) -> str:
+    """Return the name of a figure in docs/, after drawing it if it is out of date; if `check`, exit instead.
 
-    Other versions of matplotlib draw other bytes: the figure carries a fingerprint of what it shows.
+    Other versions of matplotlib draw other bytes, so the file has a fingerprint of the data that it shows.
     """
-    shown = hashlib.sha256(repr((draw.func.__name__, draw.args)).encode()).hexdigest()
-    there = path.exists() and f"{SHOWS}\0{shown}".encode() in path.read_bytes()
-    if check and not there:
-        sys.exit(f"{path.name} does not show what the result files say: run python benchmarks/render.py")
-    if not there:
+    fingerprint = hashlib.sha256(repr((draw.func.__name__, draw.args)).encode()).hexdigest()
+    current = path.exists() and f"{FINGERPRINT}\0{fingerprint}".encode() in path.read_bytes()
+    if check and not current:
+        sys.exit(f"{path.name} is out of date: run python benchmarks/render.py")
+    if not current:
         from acgpt.report import pictures
 
-        path.write_bytes(pictures.rendered(draw, {SHOWS: shown})["png"])
+        path.write_bytes(pictures.render_figure(draw, {FINGERPRINT: fingerprint})["png"])
     return path.name
 
 
 def rendered(page: str, check: bool = False) -> str:
-    """The page with every table written anew, and its figures drawn, unless they are only checked."""
+    """Return the page with every table rewritten, and draw its figures, or only check them."""
 
     def table(match: re.Match[str]) -> str:
         name = match[1]
@@ -601,7 +634,7 @@ def rendered(page: str, check: bool = False) -> str:
         return f"<!-- table {name} -->\n{body}\n\n{provenance(record)}\n<!-- end -->"
 
     def report(match: re.Match[str]) -> str:
-        return f"<!-- report {match[1]} -->\n{reported(shlex.split(match[1]), check)}\n<!-- end -->"
+        return f"<!-- report {match[1]} -->\n{report_block(shlex.split(match[1]), check)}\n<!-- end -->"
 
     page = re.sub(r"<!-- table (\S+) -->.*?<!-- end -->", table, page, flags=re.DOTALL)
     return re.sub(r"<!-- report (.+?) -->.*?<!-- end -->", report, page, flags=re.DOTALL)
@@ -609,7 +642,7 @@ def rendered(page: str, check: bool = False) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not what it should be")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     check = parser.parse_args().check
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
@@ -617,7 +650,7 @@ def main() -> None:
         if not check:
             page.write_text(after, encoding="utf-8")
         elif before != after:
-            sys.exit(f"{page.name} is not what the result files say: run python benchmarks/render.py")
+            sys.exit(f"{page.name} is out of date: run python benchmarks/render.py")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Scoring: every asked token of a text in one forward pass, against one forward pass a token.
+"""Scoring: every asked token of a text in one forward pass, against one forward pass per token.
 
     python benchmarks/scoring.py --device cuda --size 124M --texts 64 --tokens 1024
     python benchmarks/scoring.py --device cpu --size tiny --texts 4 --tokens 128
 
-Each text has 30 % of its tokens given, at random places; all others are asked. "One pass a token" is what a method
-without a single-pass likelihood does (masked language models, for one): for each asked token a forward pass over the
-text, batched over texts, with the same layout; it is timed on a sample of the tokens.
+Each text has 30 % of its tokens given, at random positions; all others are asked. "One pass a token" is the cost of
+methods without a single-pass likelihood, such as masked language models: a forward pass over the text for each asked
+token, batched over texts, with the same layout. It is timed on a sample of the tokens.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def main() -> None:
         Engine(model, bos=50256, backend=name, budget=budget).log_probs(questions, future=future)
 
     def one_token_each(rank: int) -> list[Query]:
-        only = []
+        single = []
         for query in queries:
             position = query.asked_positions[rank]
             asked_here = [p == position for p in range(1, length + 1)]
             given = [g or (a and not here) for g, a, here in zip(query.given, query.asked, asked_here, strict=True)]
-            only.append(Query(query.tokens, given, asked_here))
-        return only
+            single.append(Query(query.tokens, given, asked_here))
+        return single
 
     fast = choose_backend(model)
     seconds = {f"one pass, {fast}": clock(lambda: score(queries, fast), repeats=args.repeats)}
@@ -60,8 +60,8 @@ def main() -> None:
         seconds["one pass, dense"] = clock(lambda: score(queries, "dense"), repeats=args.repeats)
     seconds["one pass, past only"] = clock(lambda: score(queries, fast, future=False), repeats=args.repeats)
     ranks = [int(i * (len(queries[0].asked_positions) - 1) / 4) for i in range(5)]
-    each = [clock(partial(score, one_token_each(rank), fast), repeats=1) for rank in ranks]
-    seconds["one pass a token"] = sum(each) / len(each) * len(queries[0].asked_positions)
+    times = [clock(partial(score, one_token_each(rank), fast), repeats=1) for rank in ranks]
+    seconds["one pass a token"] = sum(times) / len(times) * len(queries[0].asked_positions)
 
     best = seconds[f"one pass, {fast}"]
     rows = [

@@ -1,14 +1,14 @@
-"""Training: the step time of AC-GPT over that of GPT on the same number of sequences, in one run.
+"""Training: the step time of AC-GPT relative to GPT on the same number of sequences, in one run.
 
     python benchmarks/training.py --device cuda --size 82M --texts 64
     python benchmarks/training.py --device cuda --size 124M --texts 48
     python benchmarks/training.py --device cuda --base default --lora 16 --texts 32      # fine-tuning
     python benchmarks/training.py --device cpu --size tiny --texts 4 --tokens 128 --steps 3
 
-Each step is a whole one: the loader's batch, forward, backward, clipping, Muon and AdamW (fine-tuning: AdamW alone).
-The two methods take turns, in rounds, so that a change in the machine's clocks meets both. "wait" is the share of the
-time in which the loop waits for its next batch; MFU is the share of the measured rate of a large matrix product, and
-"floor" the ratio of the floating-point operations that the two methods need.
+A step is complete: the loader's batch, forward, backward, clipping, Muon and AdamW (fine-tuning: AdamW alone). The two
+methods alternate in rounds, so that a change of the machine's clock rate affects both. "Wait" is the share of the time
+in which the loop waits for its next batch. MFU is relative to the measured rate of a large matrix product. "Floor" is
+the ratio of the floating-point operations that the two methods need.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VOCABULARY = 50304
 
 
 class RandomTexts:
-    """Texts of random tokens: speed does not depend on them."""
+    """Texts of random tokens, on which speed does not depend."""
 
     def __init__(self, count: int, vocabulary: int) -> None:
         self.count, self.vocabulary = count, vocabulary
@@ -50,7 +50,7 @@ class RandomTexts:
 
 
 def make_model(args: argparse.Namespace) -> PreTrainedModel:
-    """A network of the size that is measured: made anew, or a pretrained one, with an adapter or without."""
+    """Build a model of the chosen size, or load a pretrained one, with or without an adapter."""
     if args.base is None:
         return new_model(SHAPES[SIZES[args.size]], vocabulary=VOCABULARY, positions=args.tokens)
     frozen = torch.bfloat16 if args.device == "cuda" else torch.float32
@@ -100,7 +100,7 @@ class Runner:
         self.optimizer.zero_grad()
 
     def round(self, steps: int) -> float:
-        """Seconds a step."""
+        """Take steps and return the seconds per step."""
         synchronize(self.device)
         start = time.perf_counter()
         for _ in range(steps):
@@ -118,19 +118,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", default="82M", choices=SIZES)
-    parser.add_argument("--base", help="a pretrained model instead: a folder, a hub id, a .gguf file, or default")
     parser.add_argument(
-        "--lora", type=int, help="with --base: the rank of an adapter; by default all weights are tuned"
+        "--base", help="fine-tune a pretrained model instead: a folder, a hub id, a .gguf file, or default"
     )
-    parser.add_argument("--texts", type=int, default=64, help="sequences in a step")
-    parser.add_argument("--tokens", type=int, default=1024, help="positions of a sequence, BOS included")
+    parser.add_argument("--lora", type=int, help="with --base: rank of a LoRA adapter; default: tune all weights")
+    parser.add_argument("--texts", type=int, default=64, help="sequences per step")
+    parser.add_argument("--tokens", type=int, default=1024, help="positions per sequence, including BOS")
     parser.add_argument("--r-max", type=float, default=0.6)
-    parser.add_argument("--steps", type=int, default=20, help="steps in a round")
+    parser.add_argument("--steps", type=int, default=20, help="steps per round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=4, help="loader processes of each method")
+    parser.add_argument("--workers", type=int, default=4, help="loader processes per method")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
     parser.add_argument("--backend", default="fused" if torch.cuda.is_available() else "dense")
-    parser.add_argument("--profile", action="store_true", help="first print the kernels of a step")
+    parser.add_argument("--profile", action="store_true", help="also print the kernels of a step")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     methods = {"GPT": {"empty": 1.0}, "AC-GPT": {"r_max": args.r_max}}
@@ -138,12 +138,12 @@ def main() -> None:
     for name, conditioning in methods.items():
         if args.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated() if args.device == "cuda" else 0
+        memory_before = torch.cuda.memory_allocated() if args.device == "cuda" else 0
         runners[name] = Runner(Conditioning.from_dict(conditioning), args)
         start = time.perf_counter()
         runners[name].round(3)
         compiling[name] = time.perf_counter() - start
-        memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30 if args.device == "cuda" else None
+        memory[name] = (torch.cuda.max_memory_allocated() - memory_before) / 2**30 if args.device == "cuda" else None
     times: dict[str, list[float]] = {name: [] for name in runners}
     for runner in runners.values():
         runner.waited = runner.flops = 0.0
@@ -165,7 +165,7 @@ def main() -> None:
             "wait": wait, "memory_gib": memory[name], "ratio": ratio, "floor": floor, "first_steps_s": compiling[name],
             "budget": vars(runner.budget) if runner.budget else None,
         }  # fmt: skip
-        held = "–" if memory[name] is None else f"{memory[name]:.1f} GiB"
+        memory_text = "–" if memory[name] is None else f"{memory[name]:.1f} GiB"
         rows.append(
             [
                 name,
@@ -174,7 +174,7 @@ def main() -> None:
                 f"{floor:.3f} ×",
                 f"{rate / 1000:.0f} k",
                 f"{mfu:.1%}",
-                held,
+                memory_text,
                 f"{wait:.1%}",
             ]
         )
@@ -182,8 +182,8 @@ def main() -> None:
         for name, runner in runners.items():
             profile(name, runner)
     tuned = f"Fine-tuning {args.base}, {f'LoRA of rank {args.lora}' if args.lora else 'all weights'}"
-    what = f"Training {args.size}" if args.base is None else tuned
-    title = f"{what}, {args.texts} × {args.tokens} tokens a step, r_max {args.r_max}"
+    task = f"Training {args.size}" if args.base is None else tuned
+    title = f"{task}, {args.texts} × {args.tokens} tokens a step, r_max {args.r_max}"
     columns = ["method", "step", "over GPT", "floor", "tokens/s", "MFU", "memory", "wait"]
     settings = {
         k: getattr(args, k)

@@ -1,10 +1,10 @@
-"""What is the future worth to a model? Perplexity of gaps with and without it, with and without the adapter.
+"""Gain from the future: perplexity of gaps with and without the future, with and without the adapter.
 
     python benchmarks/with_future.py                    the embedded default and its adapter, on the texts of the demo
     python benchmarks/with_future.py data/mine          on gaps in held-out text, as in benchmarks/gaps.py
 
-The same tokens are scored twice: left to right (past only), and with copies of all that is given (with future). For
-other sets of given tokens see benchmarks/copies.py, and for the paper's five modes `acgpt evaluate`.
+The same tokens are scored twice: left to right (past only), and with copies of all given tokens (with future). See
+benchmarks/copies.py for other conditioning sets, and `acgpt evaluate` for the paper's five modes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from acgpt.models.language_model import Question
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpus", nargs="?", help="a folder that acgpt prepare has written; default: the demo's texts")
+    parser.add_argument("corpus", nargs="?", help="a corpus of acgpt prepare; default: the texts of the demo")
     parser.add_argument("--splits", nargs="+", default=["prose=validation", "code=code"], metavar="KIND=SPLIT")
-    parser.add_argument("--model", help="default: the embedded one")
+    parser.add_argument("--model", help="default: the embedded model")
     parser.add_argument("--adapter")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--gaps", type=int, default=200, help="of each kind")
+    parser.add_argument("--gaps", type=int, default=200, help="number of gaps of each kind")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     lm = acgpt.load(args.model, args.adapter, args.device, args.dtype)
@@ -39,11 +39,13 @@ def main() -> None:
     if args.corpus:
         pairs = (pair.partition("=") for pair in args.splits)
         texts = {kind: held_out(args.corpus, split, lm, args.gaps, args.seed) for kind, _, split in pairs}
-    found = worth(lm, texts)
+    results = worth(lm, texts)
     name = args.adapter or args.model or "the embedded default"
     record: dict[str, Any] = {"benchmark": "with_future", "model": args.model or "default", "adapter": args.adapter}
     record |= {"texts": {kind: len(queries) for kind, queries in texts.items()}, **machine(lm.model.device.type)}
-    record["worth"] = {model: {kind: asdict(w) for kind, w in kinds.items()} for model, kinds in found.items()}
+    record["worth"] = {
+        model: {kind: asdict(result) for kind, result in kinds.items()} for model, kinds in results.items()
+    }
     report(f"{name}, on {args.corpus or 'the texts of the demo'}", *worth_rows(record["worth"]), record)
 
 

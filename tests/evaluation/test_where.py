@@ -107,12 +107,12 @@ def test_what_cannot_be_compared_is_refused(run, tmp_path, capsys):
     save_file({"x": np.zeros(2)}, tmp_path / "else.safetensors")
     (tmp_path / "text.safetensors").write_text("no")
     for names, message in (
-        (["a", "b"], "several evaluation sets"),
+        (["a", "b"], "different evaluation datasets"),
         (["past"], "does not answer both infilling and infilling-no-future"),
         (["else"], "has no records"),
         (["text"], "cannot read"),
         (["nothing"], "cannot read"),
-        (["unknown"], "a set with unknown tokens"),
+        (["unknown"], "a dataset with unknown tokens"),
     ):
         mode = "training" if names == ["unknown"] else "infilling"
         with pytest.raises(SystemExit) as ended:

@@ -195,7 +195,7 @@ def test_the_program_fails_if_a_model_is_neither_exact_nor_refused(program, monk
     tuned = {**FULL, "attn_scale": 1.0}
     monkeypatch.setattr(program, "config_of", lambda model_type, of=program.config_of, **own: of(model_type, **tuned))
     monkeypatch.setattr(program, "LONGEST", LONGEST)
-    monkeypatch.setattr(program, "MORE", {})
+    monkeypatch.setattr(program, "VARIANTS", {})
     monkeypatch.setattr(sys, "argv", ["architectures.py", "llama4_text"])
     with pytest.raises(SystemExit, match="neither exact nor refused: llama4_text"):
         program.main()

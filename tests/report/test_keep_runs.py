@@ -100,8 +100,8 @@ def test_of_generations_the_records_and_scores_are_kept_and_their_tables_stay_as
     assert (scored["generated"], scored["features"]["model"]) == (named[1], "large")
     after = make_report([kept], tmp_path / "after")
     for one, other in zip(before.parts, after.parts, strict=True):
-        assert {name: (table.markdown(), table.words) for name, table in one.tables.items()} == {
-            name: (table.markdown(), table.words) for name, table in other.tables.items()
+        assert {name: (table.markdown(), table.full_caption) for name, table in one.tables.items()} == {
+            name: (table.markdown(), table.full_caption) for name, table in other.tables.items()
         }
     assert "samples.html" in before.content["files"] and "samples.html" not in after.content["files"]
     assert [note for note in after.notes if note not in before.notes] == [NO_SAMPLES]
@@ -156,11 +156,11 @@ def test_what_was_drawn_is_kept_and_made_again_byte_by_byte(tmp_path):
         assert (tmp_path / "made" / f"{mode}.jsonl").read_bytes() == (folder / f"{mode}.jsonl").read_bytes()
         assert list(Generations.open(tmp_path / "made" / f"{mode}.jsonl"))
     refused = program("kept_texts.py", kept, tmp_path / "tokenizer", "-o", tmp_path / "made")
-    assert refused.returncode == 1 and "made is there already" in refused.stderr
+    assert refused.returncode == 1 and "made exists already" in refused.stderr
     record["sha256"] = "0" * 64
     (kept / "training.json").write_text(json.dumps(record))
     refused = program("kept_texts.py", kept, tmp_path / "tokenizer", "-o", tmp_path / "again")
-    assert refused.returncode == 1 and "does not make the file" in refused.stderr and not (tmp_path / "again").exists()
+    assert refused.returncode == 1 and "does not restore" in refused.stderr and not (tmp_path / "again").exists()
     (kept / "training.texts.xz").write_bytes(b"")
     refused = program("kept_texts.py", kept, tmp_path / "tokenizer", "-o", tmp_path / "again")
     assert refused.returncode == 1 and "training.texts.xz is damaged" in refused.stderr
@@ -170,7 +170,7 @@ def test_what_was_drawn_is_kept_and_made_again_byte_by_byte(tmp_path):
 def test_a_path_where_none_is_expected_is_not_kept(tmp_path):
     run = write_run(tmp_path / "a", about={"where": "/home/me/secret"})
     said = keep(run, output=tmp_path / "kept")
-    assert said.returncode == 1 and "names /home/me/secret where it is not expected" in said.stderr
+    assert said.returncode == 1 and "names /home/me/secret in an unexpected place" in said.stderr
     assert not (tmp_path / "kept").exists()
 
 

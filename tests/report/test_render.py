@@ -119,7 +119,7 @@ def test_what_commands_have_in_common_is_said_once(render, kept):
 def test_a_figure_is_drawn_once_and_a_check_sees_that_it_shows_other_numbers(render, kept, tmp_path):
     pytest.importorskip("matplotlib")
     page, picture = "<!-- report mine figure test/r_max -->\n<!-- end -->", tmp_path / "docs" / "mine-test-r_max.png"
-    with pytest.raises(SystemExit, match=r"mine-test-r_max\.png does not show what the result files say"):
+    with pytest.raises(SystemExit, match=r"mine-test-r_max\.png is out of date"):
         render.rendered(page, check=True)
     assert not picture.exists()
     made = render.rendered(page)
@@ -131,7 +131,7 @@ def test_a_figure_is_drawn_once_and_a_check_sees_that_it_shows_other_numbers(ren
     found = json.loads(path.read_text())
     found["modes"]["training"]["perplexity"] += 1
     path.write_text(json.dumps(found))
-    with pytest.raises(SystemExit, match="does not show"):
+    with pytest.raises(SystemExit, match="is out of date"):
         render.rendered(made, check=True)
     render.rendered(made)
     render.rendered(made, check=True)

@@ -185,9 +185,9 @@ def test_a_run_is_compared_with_its_causal_twin(tmp_path):
         ({"base": "Qwen/Qwen3-14B"}, "has this base"),
         ({"about": {"corpus_hash": "web"}}, "the same corpus"),
         ({"about": {"texts": 1600, "tokens": 49600}}, "800 texts, 24,800 tokens"),
-        ({"about": {"tokens": 12400}}, "has read as much"),
+        ({"about": {"tokens": 12400}}, "has the same budget"),
         ({"measured": {"texts": 5}}, "--split validation --r-max 0.6 --length 31"),
-        ({"measured": {"r_max": 0.4}}, "evaluated on this set"),
+        ({"measured": {"r_max": 0.4}}, "evaluated on this dataset"),
     ],
 )
 def test_no_other_run_is_taken_for_a_twin(tmp_path, change, reason):
@@ -316,7 +316,7 @@ def test_an_evaluation_of_another_model_is_refused_and_the_fuller_of_two_is_take
     assert table(tmp_path / "report", "advantages")[0]["training"]
     foreign = evaluation("gpt", CAUSAL) | {"model": "some/base", "adapter": None}
     gpt = twin_of(tmp_path / "other", further={"zz": foreign})
-    with pytest.raises(InputError, match=r"zz.json is an evaluation of some/base, not of what this run has trained"):
+    with pytest.raises(InputError, match=r"zz.json is an evaluation of some/base, not of this run"):
         make_report([ac, gpt], tmp_path / "second")
     own = evaluation("gpt", CAUSAL) | {"model": "some/base", "adapter": str(tmp_path / "third" / "adapter")}
     make_report([ac, twin_of(tmp_path / "third", further={"zz": own})], tmp_path / "fourth")
@@ -375,7 +375,7 @@ def test_what_is_no_finished_run_is_refused(tmp_path):
     refused([good, tmp_path / "none"], out, "there is no folder", "none")
     refused([good, good / "results.json"], out, "results.json is a file", "name the folder of a run")
     (tmp_path / "empty").mkdir()
-    refused([good, tmp_path / "empty"], out, "no run's folder", "empty")
+    refused([good, tmp_path / "empty"], out, "is not a run", "empty")
     (good / "model").mkdir()
     refused([good / "model"], out, f"name {good}")
     unfinished = write_run(tmp_path / "unfinished")
@@ -410,7 +410,7 @@ def test_where_there_is_nothing_to_compare_that_is_said(tmp_path):
 
 def test_a_folder_with_other_things_is_not_replaced_but_an_earlier_report_is(tmp_path):
     out, runs = tmp_path / "report", [write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt")]
-    refused(runs, tmp_path / "ac", "not of an earlier report")
+    refused(runs, tmp_path / "ac", "not part of a report")
     make_report(runs, out)
     made = make_report(runs[:1], out)
     assert sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()) == made.content["files"]

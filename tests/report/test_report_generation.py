@@ -207,7 +207,7 @@ def test_a_score_of_an_earlier_file_is_left_out(corpus: Path, tmp_path: Path):
     write_generations(run / "generations" / "test", corpus, "training", texts=2)
     report = make_report([run], tmp_path / "report")
     assert [row["training"] for row in rows(report)] == [None]
-    assert any("of an earlier training.jsonl" in note for note in report.notes)
+    assert any("scores an earlier training.jsonl" in note for note in report.notes)
 
 
 def test_generations_without_a_run_have_a_report_of_their_own(corpus: Path, tmp_path: Path):
@@ -268,8 +268,8 @@ def test_a_result_with_a_judge_and_one_without_are_one_score(corpus: Path, tmp_p
     (ours,) = rows(report, size="models")
     assert (ours["training"]["mean"], ours["training"]["std"], ours["note"]) == (0.7, None, None)
     measured, _ = rows(report, "companions", "models")
-    assert measured["judged"]["mean"] == 30 and "but for what it has no positions for" in measured["note"]
-    assert "Of several judges (J, K)" in report.parts[-1].tables["models/companions"].caption
+    assert measured["judged"]["mean"] == 30 and "except for tokens beyond its last position" in measured["note"]
+    assert "several judges (J, K)" in report.parts[-1].tables["models/companions"].caption
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_damaged_result_is_named(corpus: Path, tmp_path: Path):
     path = score(write_generations(tmp_path / "drawn", corpus), 0.5)
     path.write_text(json.dumps({"kind": "mauve"}))
     result = CliRunner().invoke(app, ["report", str(tmp_path / "drawn"), "-o", str(tmp_path / "report")])
-    assert result.exit_code == 2 and "training.mauve.json is no result of acgpt mauve" in result.stderr
+    assert result.exit_code == 2 and "training.mauve.json is not a result of acgpt mauve" in result.stderr
     assert not (tmp_path / "report").exists()
 
 

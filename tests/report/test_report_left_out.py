@@ -63,7 +63,7 @@ def test_a_run_of_one_length_needs_no_warning(tmp_path, only_tables):
 
 
 def test_every_run_is_in_the_main_figure_or_is_named_with_a_reason(tmp_path, only_tables, monkeypatch):
-    monkeypatch.setattr(from_scratch, "MOST_PANELS", 3)
+    monkeypatch.setattr(from_scratch, "MAX_PANELS", 3)
     perplexity = {f"run{number}": 20.0 + number for number in range(8)}
     kinds: list[dict[str, Any]] = [
         {}, {"about": LONGER}, {"r_max": 0.2}, {"method": "gpt", "r_max": 0.4}, {"lr": 3e-4, "r_max": 0.8},
@@ -89,7 +89,8 @@ def test_a_seed_that_was_asked_another_set_gets_no_panel_and_is_named(tmp_path, 
     (part,) = make_report(runs, tmp_path / "report").parts
     assert shown_in(part, "main") == {24.0, 23.0}
     assert part.left_out["validation/main"] == [
-        "not shown: second: asked another set than first, from which it differs in the seed at most. See the tables."
+        "not shown: second: evaluated on another dataset than first, which is the same run or another seed of it. "
+        "See the tables."
     ]
 
 
@@ -97,7 +98,7 @@ def test_the_future_figure_names_what_is_too_bad_for_it(tmp_path, only_tables):
     runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "bad", (99.0,) * 5, lr=1.0)]
     (part,) = make_report(runs, tmp_path / "report").parts
     (words,) = part.left_out["validation/future"]
-    assert "bad: over twice as bad" in words and shown_in(part, "future") == {24.0}
+    assert "bad: more than twice the best" in words and shown_in(part, "future") == {24.0}
 
 
 def test_an_infinite_perplexity_has_no_bar_and_is_named(tmp_path, only_tables):
@@ -113,7 +114,7 @@ def test_another_way_of_asking_that_a_figure_leaves_out_is_named(tmp_path, only_
     shuffled = {**evaluation("sigma-gpt-random", (90.0,) * 5, r_max=0.6), "options": {"order": "given"}}
     run = scratch(tmp_path / "run", method="sigma-gpt-random", further={"shuffled": shuffled})
     (part,) = make_report([run], tmp_path / "report").parts
-    assert any("order=given: shown as asked by default" in words for words in part.left_out["validation/main"])
+    assert any("order=given: shown with default options only" in words for words in part.left_out["validation/main"])
 
 
 def test_what_is_on_no_curve_over_r_max_is_named(tmp_path, only_tables):
@@ -135,11 +136,11 @@ def test_no_figure_at_all_is_said(tmp_path, only_tables):
 
 def test_what_is_left_out_is_said_on_the_page_in_the_files_and_on_the_terminal(tmp_path, monkeypatch):
     monkeypatch.setattr(write, "find_spec", lambda name: name)
-    monkeypatch.setattr(write, "rendered", lambda draw: {"png": b"", "svg": b"<svg/>"})
+    monkeypatch.setattr(write, "render_figure", lambda draw: {"png": b"", "svg": b"<svg/>"})
     runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "low", (9.0,) * 5, r_max=0.2, lr=1.0)]
     result = CliRunner().invoke(app, ["report", *map(str, runs), "-o", str(tmp_path / "report")])
     assert result.exit_code == 0, result.output
-    words = "not shown: low: asked at another r_max than 0.6, which the figure is of. See the tables."
+    words = "not shown: low: evaluated at another r_max than 0.6, which the figure shows. See the tables."
     assert f"note: figure from-scratch/validation/main, from-scratch/validation/future: {words}" in result.stdout
     page = unescape((tmp_path / "report" / "report.html").read_text(encoding="utf-8"))
     captions = [each.partition("</figcaption>")[0] for each in page.split("<figcaption>")[1:]]
@@ -153,7 +154,7 @@ def test_a_twin_of_another_length_and_the_run_without_a_twin_are_named(tmp_path,
     runs = [write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt", about=LONGER)]
     (part,) = make_report(runs, tmp_path / "report").parts
     words = part.left_out["validation/modes"]
-    assert any(line.startswith("not shown: gpt: the causal twin of no run here.") for line in words)
+    assert any(line.startswith("not shown: gpt: not the causal twin of a run here.") for line in words)
     assert any(line.startswith("no causal baseline: ac: no causal run") and "800 texts" in line for line in words)
     assert "800 texts" in part.left_out["validation/advantages"][0]
 
@@ -163,7 +164,8 @@ def test_an_evaluation_of_a_baseline_that_no_run_was_asked_is_named(tmp_path, on
     made = make_report(runs, tmp_path / "report")
     rows = made.content["finetuning"]["splits"]["validation"]["perplexities"]
     assert [row["run"] for row in rows] == ["gpt", "ac"]
-    assert any(note.startswith("gpt, validation: its evaluation on set") and "r_max 0.2" in note for note in made.notes)
+    start = "gpt, validation: its evaluation on dataset"
+    assert any(note.startswith(start) and "r_max 0.2" in note for note in made.notes)
 
 
 def test_of_two_evaluations_on_one_set_the_one_left_out_is_named_if_it_differs(tmp_path, only_tables):
@@ -173,7 +175,7 @@ def test_of_two_evaluations_on_one_set_the_one_left_out_is_named_if_it_differs(t
     run = scratch(tmp_path / "run", further={"again": other})
     made = make_report([run], tmp_path / "other")
     (note,) = [note for note in made.notes if "left out" in note]
-    assert note.startswith(f"{run / 'again.json'} is left out: {run / 'results.json'} is an evaluation on the same set")
+    assert note.startswith(f"{run / 'again.json'} is left out: {run / 'results.json'} evaluates the same dataset")
 
 
 def test_of_several_evaluations_on_one_set_the_fullest_is_kept_and_the_others_are_named_with_it(tmp_path, only_tables):
@@ -186,7 +188,7 @@ def test_of_several_evaluations_on_one_set_the_fullest_is_kept_and_the_others_ar
     (row,) = made.content["from-scratch"]["splits"]["validation"]["small"]
     assert [row[mode] and row[mode]["mean"] for mode in ("unconditional", "training-no-future")] == [34.0, None]
     kept = run / "4.json"
-    assert [note.partition(" is an evaluation")[0] for note in made.notes if "left out" in note] == [
+    assert [note.partition(" evaluates")[0] for note in made.notes if "left out" in note] == [
         f"{run / name} is left out: {kept}" for name in ("results.json", "3.json")
     ]
 
@@ -200,7 +202,7 @@ def test_of_two_scores_of_one_file_the_one_left_out_is_named_if_it_differs(tmp_p
     again = json.loads(first.read_text(encoding="utf-8")) | {"mauve": {"mean": 0.5, "std": 0.1}}
     first.with_name("training.again.mauve.json").write_text(json.dumps(again), encoding="utf-8")
     notes = make_report([tmp_path / "drawn"], tmp_path / "two").notes
-    assert [note for note in notes if "left out" in note and "to another result" in note]
+    assert [note for note in notes if "left out" in note and "with another result" in note]
 
 
 def test_scores_whose_texts_are_elsewhere_are_named_beside_a_page_of_samples(tmp_path, only_tables):

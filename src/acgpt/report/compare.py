@@ -20,32 +20,32 @@ def compare(folders: str | Path | Sequence[str | Path], output: str | Path | Non
 
         report = acgpt.compare(["runs/ac", "runs/gpt"])
         report.tables["from-scratch/validation/small"]       # a pandas DataFrame; list(report.tables) names them all
-        report.measurements                                  # every perplexity: a row for each run, set and mode
+        report.measurements                                  # every perplexity: a row per run, dataset and mode
         acgpt.compare("results/mine", "report")              # writes tables, figures and pages too
 
     Args:
-        folders: Of finished runs, or folders of such folders; of generations, too.
-        output: The folder for the report; an earlier report in it is replaced. `None` writes nothing.
+        folders: Folders of finished runs, folders of such folders, or folders of generations.
+        output: Folder for the report; an earlier report in it is replaced. `None` writes nothing.
 
     Returns:
-        The report: `tables`, `measurements`, `notes`, and `content`, which is what `acgpt report --json` prints.
+        The report: `tables`, `measurements`, `notes`, and `content`, which `acgpt report --json` prints.
 
     Raises:
-        InputError: A package of the extra `report` is missing, a folder is no finished run, there is nothing to
-            compare, or `output` holds other things.
-        OutputError: The report cannot be written; an earlier one stays.
+        InputError: A package of the extra `report` is missing, a folder is not a finished run, there is nothing to
+            compare, or `output` has other contents.
+        OutputError: The report cannot be written; an earlier one is kept.
     """
     check_installed()
     from acgpt.report.write import make_report
 
-    places = [folders] if isinstance(folders, str | Path) else list(folders)
-    if not places:
-        raise InputError("there is nothing to compare: name the folder of at least one run.")
-    return make_report(places, output)
+    paths = [folders] if isinstance(folders, str | Path) else list(folders)
+    if not paths:
+        raise InputError("nothing to compare: name the folder of at least one run.")
+    return make_report(paths, output)
 
 
 def check_installed() -> None:
-    """Refuse to go on without the packages of the extra `report`."""
+    """Raise `InputError` if a package of the extra `report` is missing."""
     for package in EXTRA:
         try:
             import_module(package)

@@ -1,13 +1,13 @@
-"""Fine-tuning, as in the paper's section on it and the appendix: AC-GPT against its causal twin on one base.
+"""Fine-tuning, as in the paper's section and appendix: AC-GPT against its causal twin on one base.
 
-A *causal twin* (method=gpt) has the same base, corpus and budget, and was asked the same evaluation set. The advantage
-of a run over its twin, in percent of the twin's perplexity, positive where the run is better:
+A *causal twin* (method=gpt) has the same base, corpus and budget, and was evaluated on the same dataset. The advantage
+of a run over its twin is in percent of the twin's perplexity, positive where the run is better:
 
     unconditional    the run's unconditional perplexity        against the twin's unconditional
     infilling        the run's infilling, with the future      against the twin's infilling-no-future
     training         the run's training, with the future       against the twin's training-no-future
 
-Where both evaluations kept the sums of each text, an advantage has a 95 % interval (the paired bootstrap over texts).
+If both evaluations kept sums per text, an advantage has a 95 % interval (paired bootstrap over texts).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ import pandas as pd
 from acgpt.errors import InputError
 from acgpt.evaluation.bootstrap import Difference, paired_difference
 from acgpt.report import pictures
-from acgpt.report.left_out import listed, not_shown
+from acgpt.report.left_out import join_names, not_shown
 from acgpt.report.part import Part
 from acgpt.report.runs import (
     ADVANTAGES,
-    Measured,
     Run,
+    RunEvaluation,
     backbones,
     command_for,
-    set_in_words,
-    sets_in_words,
-    without_intervals,
+    describe_set,
+    describe_sets,
+    missing_interval_notes,
 )
-from acgpt.report.tables import INTERVALS, UNLESS, Cell, Column, Row, Table, file_name, numbered, rank
+from acgpt.report.tables import INTERVALS, UNLESS, Cell, Column, Row, Table, comparable, file_name, group_numbers
 from acgpt.training.recipe import differences
 
 PAPER = Path(__file__).parent / "paper" / "finetuning.json"
 
-ABOUT = (
+RUN_COLUMNS = (
     Column("run", "run"),
     Column("backbone", "backbone"),
     Column("adapter", "adapter", spare=1),
@@ -52,9 +52,9 @@ ABOUT = (
 )
 SET = Column("set", "set", spare=1)
 PERPLEXITIES = (
-    ABOUT[0],
+    RUN_COLUMNS[0],
     Column("method", "method", spare=2),
-    *ABOUT[1:],
+    *RUN_COLUMNS[1:],
     Column("texts", "texts read", form=",", spare=1),
     Column("unconditional", "unconditional", form=".2f", best=min),
     Column("infilling", "infilling", form=".2f", best=min),
@@ -64,7 +64,7 @@ PERPLEXITIES = (
     SET,
 )
 ADVANTAGE_COLUMNS = (
-    *ABOUT,
+    *RUN_COLUMNS,
     Column("unconditional", "UC adv", form="+z.2f%", interval=True),
     Column("infilling", "Inf adv", form="+z.2f%", interval=True),
     Column("training", "TD adv", form="+z.2f%", interval=True),
@@ -72,7 +72,7 @@ ADVANTAGE_COLUMNS = (
     SET,
 )
 SWEEP = (
-    *ABOUT,
+    *RUN_COLUMNS,
     Column("training", "training", form=".2f"),
     Column("baseline", "baseline's training no future", form=".2f"),
     Column("advantage", "TD adv", form="+z.2f%", interval=True),
@@ -86,7 +86,8 @@ CURVE = (
     Column("unconditional", "UC adv", form="+z.2f%"),
     Column("training", "TD adv", form="+z.2f%"),
 )
-WATCHED = {"unconditional": "unconditional", "training": "training-no-future"}  # in the log of a run, and of its twin
+# Mode in the log of a run: mode in the log of its twin.
+LOGGED_MODES = {"unconditional": "unconditional", "training": "training-no-future"}
 CAPTIONS = {
     "perplexities": "r_max 0 is the causal baseline; mix is the share of training texts of which nothing is given. "
     "Bold, in the paper's rows too: the best of those that read as much of the same text and were asked the same, "
@@ -94,21 +95,21 @@ CAPTIONS = {
     "advantages": "In percent of the causal baseline's perplexity, positive where AC-GPT is better. UC: unconditional; "
     "Inf: infilling with the future, over the baseline's without it; TD: the training distribution, likewise. A "
     f"negative UC adv is what reading the future costs. {INTERVALS}",
-    "sweep": "The training distribution with the future, over the causal baseline's without it, each at its own r_max. "
+    "sweep": "Training distribution with the future, over the causal baseline without it, each at its own r_max. "
     f"{INTERVALS}",
     "curve": "Over the causal twin after as many steps. Logs keep no sums per text, so there are no intervals.",
 }
 FIGURES = {
-    "modes": "Perplexities with the future and without it, beside the causal baseline's.",
-    "advantages": "The advantage on the training distribution, in percent of the causal baseline's perplexity; grey is "
-    "the paper's.",
+    "modes": "Perplexities with and without the future, next to the causal baseline's.",
+    "advantages": "Advantage on the training distribution, in percent of the causal baseline's perplexity. Grey: the "
+    "paper.",
     "sweep": "The advantage on the training distribution by r_max; dashed is the paper's.",
     "curve": "The advantages in the course of training.",
 }
 
 
 def advantage(ours: float | None, baseline: float | None) -> float | None:
-    """By how many percent a perplexity is below the baseline's; `None` if one of them is missing or infinite."""
+    """Return by how many percent a perplexity is below the baseline's; `None` if one is missing or infinite."""
     if ours is None or baseline is None or not math.isfinite(ours) or not math.isfinite(baseline):
         return None
     return 100 * (1 - ours / baseline)
@@ -119,57 +120,57 @@ def advantage(ours: float | None, baseline: float | None) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """One evaluation of a run, and its causal twin's on the same set.
+    """One evaluation of a run, and its causal twin's on the same dataset.
 
     Args:
         run: The run that reads the future.
-        measured: Its evaluation.
-        twin: The causal run, if there is one to compare with.
-        note: Why there is none, or in what the twin differs.
+        evaluation: Its evaluation.
+        twin: The causal run to compare with, if there is one.
+        note: Why there is none, or how the twin differs.
     """
 
     run: Run
-    measured: Measured
+    evaluation: RunEvaluation
     twin: Run | None
     note: str | None
 
     @property
-    def baseline(self) -> Measured | None:
-        """The twin's evaluation on the same set."""
-        return None if self.twin is None else self.twin.on(self.measured.hash)
+    def baseline(self) -> RunEvaluation | None:
+        """The twin's evaluation on the same dataset."""
+        return None if self.twin is None else self.twin.evaluation_on(self.evaluation.hash)
 
     @property
     def advantages(self) -> dict[str, Difference | None]:
-        """By the run's mode, in percent, with its interval over texts."""
-        found: dict[str, Difference | None] = {}
+        """Advantages in percent with their intervals over texts, by mode of the run."""
+        results: dict[str, Difference | None] = {}
         for mode, other in ADVANTAGES.items():
-            ours, theirs = self.measured.perplexity(mode), self.baseline and self.baseline.perplexity(other)
-            found[mode] = paired_difference(ours, theirs) if ours and theirs else None
-        return found
+            ours, theirs = self.evaluation.perplexity(mode), self.baseline and self.baseline.perplexity(other)
+            results[mode] = paired_difference(ours, theirs) if ours and theirs else None
+        return results
 
 
-def compare(run: Run, measured: Measured, causal: Sequence[Run]) -> Comparison:
-    """An evaluation beside that of the run's causal twin, if it has one."""
+def compare(run: Run, evaluation: RunEvaluation, causal: Sequence[Run]) -> Comparison:
+    """Compare an evaluation with that of the run's causal twin, if it has one."""
     remedy = (
-        f"none of its causal twins is evaluated on this set: {command_for(measured)} -o TWIN/NAME.json, with the same "
-        "--conditioning if there was one."
+        f"none of its causal twins is evaluated on this dataset. Run {command_for(evaluation)} -o TWIN/NAME.json, with "
+        "the same --conditioning if there was one."
     )
-    twin, note = find_twin(run, causal, lambda other: other.on(measured.hash) is not None, remedy)
-    return Comparison(run, measured, twin, note)
+    twin, note = find_twin(run, causal, lambda other: other.evaluation_on(evaluation.hash) is not None, remedy)
+    return Comparison(run, evaluation, twin, note)
 
 
 def find_twin(
     run: Run, causal: Sequence[Run], same_set: Callable[[Run], bool], remedy: str
 ) -> tuple[Run | None, str | None]:
-    """The causal twin of a run, and what a footnote has to say about it; or none, and why.
+    """Find the causal twin of a run; return it with a footnote, or `None` and the reason.
 
-    Of several, one with the same adapter goes before others, then the one whose recipe differs least.
+    Of several twins, one with the same adapter is preferred, then the one whose recipe differs least.
 
     Args:
         run: The run.
         causal: The causal runs.
-        same_set: Has this one been asked what the run was asked?
-        remedy: What to say if none has.
+        same_set: Tests whether a causal run was evaluated on the same dataset.
+        remedy: The reason to return if none was.
     """
     texts, tokens = run.budget
     conditions: dict[str, Callable[[Run], bool]] = {
@@ -177,29 +178,31 @@ def find_twin(
         "no causal run of this base was trained on the same corpus.": (
             lambda other: other.results["corpus_hash"] == run.results["corpus_hash"]
         ),
-        f"no causal run of this base and corpus has read as much: {texts:,} texts, {tokens:,} tokens.": (
+        f"no causal run of this base and corpus has the same budget: {texts:,} texts, {tokens:,} tokens.": (
             lambda other: other.budget == run.budget
         ),
         remedy: same_set,
     }
-    found = list(causal)
+    candidates = list(causal)
     for reason, holds in conditions.items():
-        found = [other for other in found if holds(other)]
-        if not found:
+        candidates = [other for other in candidates if holds(other)]
+        if not candidates:
             return None, reason
-    twin = min(found, key=lambda other: (other.lora != run.lora, len(differing(run, other))))
-    words = []
+    twin = min(candidates, key=lambda other: (other.lora != run.lora, len(differing(run, other))))
+    remarks = []
     if twin.lora != run.lora:
-        same_name = twin.adapter == run.adapter  # then it is another alpha, dropout or target
-        kinds = [f"{each.adapter} {dict(each.lora or {})}" if same_name else each.adapter for each in (run, twin)]
-        words.append(f"no causal baseline has {kinds[0]}: compared with that of {kinds[1]} on the same base and corpus")
+        same_name = twin.adapter == run.adapter  # alpha, dropout or target modules differ
+        adapters = [f"{one.adapter} {dict(one.lora or {})}" if same_name else one.adapter for one in (run, twin)]
+        remarks.append(
+            f"no causal baseline has {adapters[0]}: compared with that of {adapters[1]} on the same base and corpus"
+        )
     if keys := differing(run, twin):
-        words.append(f"the causal baseline differs in {', '.join(keys)}")
-    return twin, "; ".join(words) + "." if words else None
+        remarks.append(f"the causal baseline differs in {', '.join(keys)}")
+    return twin, "; ".join(remarks) + "." if remarks else None
 
 
 def differing(run: Run, other: Run) -> list[str]:
-    """The keys of the recipe, beyond those that make a twin, in which training differed."""
+    """Return the recipe keys in which training differed, besides those in which twins differ by definition."""
     expected = {"method", "conditioning", "lora", "base", "final_texts"}
     keys = differences(run.recipe, other.recipe)
     return [key for key in keys if key not in expected and not key.startswith("eval_")]
@@ -209,7 +212,7 @@ def differing(run: Run, other: Run) -> list[str]:
 
 
 def make(runs: Sequence[Run]) -> Part | None:
-    """The part on fine-tuning; `None` if no run is one.
+    """Build the part on fine-tuning; `None` if there is no such run.
 
     Raises:
         InputError: There are such runs, but all of them are causal.
@@ -220,160 +223,181 @@ def make(runs: Sequence[Run]) -> Part | None:
     causal = [run for run in tuned if run.causal]
     if len(causal) == len(tuned):
         raise InputError(
-            f"nothing to compare: {', '.join(str(run.folder) for run in tuned)} are causal baselines (method=gpt). Add "
+            f"nothing to compare: {', '.join(str(run.folder) for run in tuned)} are all causal (method=gpt). Add "
             "a run with method=ac-gpt on the same base."
         )
     paper, names = json.loads(PAPER.read_text(encoding="utf-8")), backbones(tuned)
-    compared = [compare(run, each, causal) for run in tuned if not run.causal for each in run.evaluations]
-    splits = dict.fromkeys(each.split for run in tuned for each in run.evaluations)
+    compared = [compare(run, evaluation, causal) for run in tuned if not run.causal for evaluation in run.evaluations]
+    splits = dict.fromkeys(evaluation.split for run in tuned for evaluation in run.evaluations)
     part = Part("finetuning", "Fine-tuning", {"splits": {}, "paper": paper["source"]}, {})
     for split in splits:
-        own = [each for each in compared if each.measured.split == split]
+        of_split = [comparison for comparison in compared if comparison.evaluation.split == split]
         tables = {"perplexities": perplexity_table(tuned, split, names, paper)}
-        if own:
-            tables["advantages"] = advantage_table(own, names, paper)
-        swept = sweep(own)
-        if swept:
-            tables["sweep"] = sweep_table(swept, names, paper)
+        if of_split:
+            tables["advantages"] = advantage_table(of_split, names, paper)
+        sweeps = sweep(of_split)
+        if sweeps:
+            tables["sweep"] = sweep_table(sweeps, names, paper)
         part.content["splits"][split] = {name: table.as_dicts() for name, table in tables.items()}
         folder = file_name(split)
-        while f"{folder}/perplexities" in part.tables:  # another split, whose name differs in odd characters only
+        while f"{folder}/perplexities" in part.tables:  # another split with the same safe name
             folder += "_"
         part.tables.update({f"{folder}/{name}": table for name, table in tables.items()})
-        part.notes.extend(hidden_baselines(tuned, split))
-        part.notes.extend(without_intervals(split, unpaired(own)))
-        add_pictures(part, folder, own, tables)
-        if own:
-            part.left_out.update(left_out(folder, own, swept, [run for run in causal if asked_in(run, split)]))
+        part.notes.extend(hidden_baseline_notes(tuned, split))
+        part.notes.extend(missing_interval_notes(split, unpaired(of_split)))
+        add_pictures(part, folder, of_split, tables)
+        if of_split:
+            part.left_out.update(
+                left_out(folder, of_split, sweeps, [run for run in causal if evaluated_on(run, split)])
+            )
     add_curve(part, [run for run in tuned if not run.causal], causal, names)
     part.captions.update({stem: FIGURES[stem.rpartition("/")[2]] for stem in part.pictures})
     return part
 
 
-def about(run: Run, names: dict[str, str]) -> dict[str, Cell]:
-    """The cells that say which run it is."""
-    described = {"run": run.name, "method": run.method, "backbone": names[run.base], "adapter": run.adapter}
-    return {**described, "corpus": run.corpus, "r_max": run.r_max, "mix": run.mix}
+def run_description(run: Run, names: dict[str, str]) -> dict[str, Cell]:
+    """Return the cells that identify a run."""
+    model = {"run": run.name, "method": run.method, "backbone": names[run.base], "adapter": run.adapter}
+    return {**model, "corpus": run.corpus, "r_max": run.r_max, "mix": run.mix}
 
 
-def group(run: Run, measured: Measured) -> tuple[object, ...]:
-    """Runs on as much of the same text, asked the same, can be compared."""
-    return (run.base, run.results["corpus_hash"], run.budget, measured.hash)
+def group(run: Run, evaluation: RunEvaluation) -> tuple[object, ...]:
+    """Return the key of comparable evaluations: base, corpus, budget and evaluation dataset."""
+    return (run.base, run.results["corpus_hash"], run.budget, evaluation.hash)
 
 
 def paper_rows(paper: dict[str, Any], table: str) -> list[Row]:
-    """The paper's own rows, grouped as there."""
+    """Return the rows of a table of the paper, grouped as in the paper."""
     return [
         Row({"run": "paper", **cells}, ("paper", cells["backbone"], cells["corpus"]), cells.get("note"), paper=True)
         for cells in paper[table]
     ]
 
 
-def captioned(name: str, measured: Sequence[Measured]) -> str:
-    """The caption of a table, with a description of each evaluation set in it."""
-    return f"{CAPTIONS[name]} {sets_in_words(measured)}"
+def caption_of(name: str, evaluations: Sequence[RunEvaluation]) -> str:
+    """Return the caption of a table, with a description of each evaluation dataset in it."""
+    return f"{CAPTIONS[name]} {describe_sets(evaluations)}"
 
 
-Evaluations = list[tuple[Run, Measured]]
+Evaluations = list[tuple[Run, RunEvaluation]]
 
 
 def evaluations_in(runs: Sequence[Run], split: str) -> tuple[Evaluations, Evaluations]:
-    """The evaluations of a split that stand in its table, and those that do not.
+    """Return the evaluations of a split that its table shows, and those that it hides.
 
-    A baseline may have been asked more than any run was: where it is beside one, it need not stand alone as well.
+    A baseline may have been evaluated on more datasets than any run. If it is shown next to a run, its other
+    evaluations are hidden.
     """
-    found = [(run, each) for run in runs for each in run.evaluations if each.split == split]
-    compared = {group(run, each) for run, each in found if not run.causal}
-    beside = {run for run, each in found if group(run, each) in compared}
-    alone = [(run, each) for run, each in found if group(run, each) not in compared and run in beside]
-    return [pair for pair in found if pair not in alone], alone
+    pairs = [(run, evaluation) for run in runs for evaluation in run.evaluations if evaluation.split == split]
+    compared = {group(run, evaluation) for run, evaluation in pairs if not run.causal}
+    shown_runs = {run for run, evaluation in pairs if group(run, evaluation) in compared}
+    hidden = [
+        (run, evaluation) for run, evaluation in pairs if group(run, evaluation) not in compared and run in shown_runs
+    ]
+    return [pair for pair in pairs if pair not in hidden], hidden
 
 
-def hidden_baselines(runs: Sequence[Run], split: str) -> list[str]:
-    """A note on each evaluation of a baseline that the table of a split leaves out."""
+def hidden_baseline_notes(runs: Sequence[Run], split: str) -> list[str]:
+    """Note each evaluation of a baseline that the table of a split hides."""
     return [
-        f"{run.name}, {split}: its evaluation on set {set_in_words(each)} is left out, for no run that reads the "
-        f"future was asked it. To compare: {command_for(each)} -o RUN/NAME.json"
-        for run, each in evaluations_in(runs, split)[1]
+        f"{run.name}, {split}: its evaluation on dataset {describe_set(evaluation)} is left out, because no run that "
+        f"reads the future has it. To compare: {command_for(evaluation)} -o RUN/NAME.json"
+        for run, evaluation in evaluations_in(runs, split)[1]
     ]
 
 
 def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], paper: dict[str, Any]) -> Table:
-    """The five modes, run by run, baselines first."""
-    found, _ = evaluations_in(runs, split)
+    """Build the table of the five modes, a row per run, baselines first."""
+    pairs, _ = evaluations_in(runs, split)
     frame = pd.DataFrame(
         {
-            "group": numbered(group(*pair) for pair in found),  # as the runs were named
-            "future": [not run.causal for run, _ in found],
+            "group": group_numbers(group(*pair) for pair in pairs),  # in the order of the runs
+            "future": [not run.causal for run, _ in pairs],
         }
     )
     rows = []
-    for run, each in (found[i] for i in frame.sort_values(["group", "future"], kind="stable").index):
-        cells = {**about(run, names), "texts": run.budget[0], **each.modes, "set": each.hash[:8]}
-        rows.append(Row(cells, group(run, each), resampled=each.resampled(), texts=each.texts))
+    for run, evaluation in (pairs[i] for i in frame.sort_values(["group", "future"], kind="stable").index):
+        cells = {**run_description(run, names), "texts": run.budget[0], **evaluation.modes, "set": evaluation.hash[:8]}
+        rows.append(Row(cells, group(run, evaluation), resampled=evaluation.resampled(), texts=evaluation.texts))
     rows += paper_rows(paper, "perplexities")
-    caption = captioned("perplexities", [each for _, each in found])
+    caption = caption_of("perplexities", [evaluation for _, evaluation in pairs])
     return Table(f"Perplexities, {split}", caption, PERPLEXITIES, tuple(rows), "backbone")
 
 
 def advantage_table(compared: Sequence[Comparison], names: dict[str, str], paper: dict[str, Any]) -> Table:
-    """What AC-GPT gains over its causal twins."""
-    keys = [group(each.run, each.measured) for each in compared]
+    """Build the table of the advantages over causal twins."""
+    keys = [group(comparison.run, comparison.evaluation) for comparison in compared]
     rows = []
-    for i in numbered(keys).sort_values(kind="stable").index:  # those of a group together
-        each = compared[i]
-        cells = {**about(each.run, names), **each.advantages, "set": each.measured.hash[:8]}
-        rows.append(Row({**cells, "twin": each.twin.name if each.twin else None}, keys[i], each.note))
+    for i in group_numbers(keys).sort_values(kind="stable").index:  # keep groups together
+        comparison = compared[i]
+        cells = {
+            **run_description(comparison.run, names),
+            **comparison.advantages,
+            "set": comparison.evaluation.hash[:8],
+        }
+        rows.append(Row({**cells, "twin": comparison.twin.name if comparison.twin else None}, keys[i], comparison.note))
     rows += paper_rows(paper, "advantages")
-    caption = captioned("advantages", [each.measured for each in compared])
-    title = f"Advantage over the causal baseline, {compared[0].measured.split}"
+    caption = caption_of("advantages", [comparison.evaluation for comparison in compared])
+    title = f"Advantage over the causal baseline, {compared[0].evaluation.split}"
     return Table(title, caption, ADVANTAGE_COLUMNS, tuple(rows), "backbone")
 
 
-def unpaired(compared: Sequence[Comparison]) -> list[tuple[Run, Measured]]:
-    """The evaluations, of runs and of their twins, that kept no sums per text."""
-    both = [(each.run, each.measured) for each in compared if each.twin is not None]
-    both += [(each.twin, each.baseline) for each in compared if each.twin is not None and each.baseline is not None]
-    return [(run, each) for run, each in both if each.per_text is None]
+def unpaired(compared: Sequence[Comparison]) -> list[tuple[Run, RunEvaluation]]:
+    """Return the evaluations, of runs and of their twins, that kept no sums per text."""
+    pairs = [(comparison.run, comparison.evaluation) for comparison in compared if comparison.twin is not None]
+    pairs += [
+        (comparison.twin, comparison.baseline)
+        for comparison in compared
+        if comparison.twin is not None and comparison.baseline is not None
+    ]
+    return [(run, evaluation) for run, evaluation in pairs if evaluation.per_text is None]
 
 
 def sweep(compared: Sequence[Comparison]) -> list[list[Comparison]]:
-    """Runs that differ in nothing but r_max, each evaluated at its own: a list a sweep, by r_max."""
-    own = [
-        each
-        for each in compared
-        if each.measured.set.get("r_max") == each.run.r_max and each.advantages["training"] is not None
+    """Return lists of runs that differ only in r_max, each evaluated at its own; each list sorted by r_max."""
+    comparable_runs = [
+        comparison
+        for comparison in compared
+        if comparison.evaluation.dataset.get("r_max") == comparison.run.r_max
+        and comparison.advantages["training"] is not None
     ]
-    found = pd.DataFrame(
+    frame = pd.DataFrame(
         {
-            "comparison": pd.Series(own, dtype=object),
-            "alike": [but_for_r_max(each.run) for each in own],
-            "r_max": [each.run.r_max for each in own],
+            "comparison": pd.Series(comparable_runs, dtype=object),
+            "sweep": [sweep_key(comparison.run) for comparison in comparable_runs],
+            "r_max": [comparison.run.r_max for comparison in comparable_runs],
         }
     )
     return [
-        list(alike.sort_values("r_max", kind="stable")["comparison"])
-        for _, alike in found.groupby("alike", sort=False)
-        if alike["r_max"].nunique() > 1
+        list(members.sort_values("r_max", kind="stable")["comparison"])
+        for _, members in frame.groupby("sweep", sort=False)
+        if members["r_max"].nunique() > 1
     ]
 
 
-def but_for_r_max(run: Run) -> str:
-    """The same for runs that differ in nothing but r_max."""
+def sweep_key(run: Run) -> str:
+    """Return a key that is the same for runs that differ only in r_max."""
     parts = [part | {"r_max": None} for part in run.conditioning.as_dict()["parts"]]
     return json.dumps([run.base, run.lora, parts, run.results["corpus_hash"], run.budget], sort_keys=True)
 
 
-def sweep_table(swept: Sequence[Sequence[Comparison]], names: dict[str, str], paper: dict[str, Any]) -> Table:
-    """The advantage on the training distribution by r_max."""
+def sweep_table(sweeps: Sequence[Sequence[Comparison]], names: dict[str, str], paper: dict[str, Any]) -> Table:
+    """Build the table of the advantage on the training distribution by r_max."""
     rows = []
-    for number, each in ((number, each) for number, group in enumerate(swept) for each in group):
-        assert each.baseline is not None
-        cells = {**about(each.run, names), "training": each.measured.modes["training"], "set": each.measured.hash[:8]}
-        cells |= {"baseline": each.baseline.modes["training-no-future"], "advantage": each.advantages["training"]}
-        rows.append(Row(cells, number, each.note))
-    caption = captioned("sweep", [each.measured for group in swept for each in group])
-    title = f"The range of conditioning, {swept[0][0].measured.split}"
+    for number, comparison in ((number, comparison) for number, group in enumerate(sweeps) for comparison in group):
+        assert comparison.baseline is not None
+        cells = {
+            **run_description(comparison.run, names),
+            "training": comparison.evaluation.modes["training"],
+            "set": comparison.evaluation.hash[:8],
+        }
+        cells |= {
+            "baseline": comparison.baseline.modes["training-no-future"],
+            "advantage": comparison.advantages["training"],
+        }
+        rows.append(Row(cells, number, comparison.note))
+    caption = caption_of("sweep", [comparison.evaluation for group in sweeps for comparison in group])
+    title = f"The range of conditioning, {sweeps[0][0].evaluation.split}"
     return Table(title, caption, SWEEP, (*rows, *paper_rows(paper, "sweep")), "backbone")
 
 
@@ -381,113 +405,130 @@ def sweep_table(swept: Sequence[Sequence[Comparison]], names: dict[str, str], pa
 
 
 def label(row: Row, rows: Sequence[Row]) -> str:
-    """A row in one line, told from the others."""
+    """Return a one-line label for a row, distinct from the others."""
     cells = row.cells
-    words = [f"{cells['backbone']}, {cells['adapter']}, {cells['corpus']}", f"r_max {cells['r_max']:g}"]
-    words += [f"mix {cells['mix']:g}"] if cells["mix"] else []
+    parts = [f"{cells['backbone']}, {cells['adapter']}, {cells['corpus']}", f"r_max {cells['r_max']:g}"]
+    parts += [f"mix {cells['mix']:g}"] if cells["mix"] else []
     if not row.paper and [other.cells["run"] for other in rows].count(cells["run"]) > 1:
-        words.append(f"set {cells['set']}")
-    return f"{'the paper' if row.paper else cells['run']}: {', '.join(words)}"
+        parts.append(f"set {cells['set']}")
+    return f"{'the paper' if row.paper else cells['run']}: {', '.join(parts)}"
 
 
 def add_pictures(part: Part, folder: str, compared: Sequence[Comparison], tables: dict[str, Table]) -> None:
-    """The pictures of one split."""
+    """Add the figures of one split."""
     if not compared:
         return
     rows = tables["advantages"].rows
     titles = {(row.cells["run"], row.cells.get("set")): label(row, rows) for row in rows}
     panels = [
         (
-            titles[each.run.name, each.measured.hash[:8]],
-            each.measured.modes,
-            each.baseline.modes if each.baseline else None,
+            titles[comparison.run.name, comparison.evaluation.hash[:8]],
+            comparison.evaluation.modes,
+            comparison.baseline.modes if comparison.baseline else None,
         )
-        for each in compared
+        for comparison in compared
     ]
     part.pictures[f"{folder}/modes"] = partial(pictures.modes, panels)
-    gains = [(row, rank(row.cells["training"])) for row in rows]
+    gains = [(row, comparable(row.cells["training"])) for row in rows]
     bars = [(label(row, rows), gain, row.paper) for row, gain in gains if gain is not None]
     if any(not paper for *_, paper in bars):
         part.pictures[f"{folder}/advantages"] = partial(pictures.bars, bars)
     if "sweep" in tables:
         curves = []
-        for own in tables["sweep"].grouped():
-            paper, cells = own[0].paper, own[0].cells
+        for rows_of_curve in tables["sweep"].grouped():
+            paper, cells = rows_of_curve[0].paper, rows_of_curve[0].cells
             name = f"{'the paper: ' if paper else ''}{cells['backbone']}, {cells['adapter']}"
-            curves.append((name, paper, [(row.cells["r_max"], rank(row.cells["advantage"])) for row in own]))
+            curves.append(
+                (name, paper, [(row.cells["r_max"], comparable(row.cells["advantage"])) for row in rows_of_curve])
+            )
         part.pictures[f"{folder}/sweep"] = partial(pictures.sweep, curves)
 
 
-def asked_in(run: Run, split: str) -> bool:
-    """Has the run an evaluation on this split?"""
-    return any(each.split == split for each in run.evaluations)
+def evaluated_on(run: Run, split: str) -> bool:
+    """Return whether the run has an evaluation on this split."""
+    return any(evaluation.split == split for evaluation in run.evaluations)
 
 
 def left_out(
-    folder: str, compared: Sequence[Comparison], swept: Sequence[Sequence[Comparison]], causal: Sequence[Run]
+    folder: str, compared: Sequence[Comparison], sweeps: Sequence[Sequence[Comparison]], causal: Sequence[Run]
 ) -> dict[str, list[str]]:
-    """What the pictures of a split do not show, by their names.
+    """Return what the figures of a split do not show, by figure.
 
     Args:
-        folder: Of the split.
+        folder: Folder of the split.
         compared: All comparisons on it.
-        swept: Those in the sweep over r_max.
+        sweeps: Those in the sweep over r_max.
         causal: The causal runs that were evaluated on it.
     """
-    twins = {each.twin for each in compared}
-    alone = "the causal twin of no run here. See the footnotes of the advantages."
-    modes = not_shown({run.name: alone for run in causal if run not in twins})
-    modes += [f"no causal baseline: {each.run.name}: {each.note}" for each in compared if each.twin is None]
+    twins = {comparison.twin for comparison in compared}
+    no_comparison = "not the causal twin of a run here. See the footnotes of the advantages."
+    modes = not_shown({run.name: no_comparison for run in causal if run not in twins})
+    modes += [
+        f"no causal baseline: {comparison.run.name}: {comparison.note}"
+        for comparison in compared
+        if comparison.twin is None
+    ]
     modes += without_bars(compared)
-    missing = {each.run.name: each.note for each in compared if each.advantages["training"] is None}
-    nothing = "one of the two perplexities is missing or infinite. See the tables."
-    advantages = not_shown({name: note or nothing for name, note in missing.items()})
-    on_curve = {each.run for found in swept for each in found}
-    single = "no run like it, asked at its own r_max and with a causal twin, has another r_max. See the tables."
-    sweep = not_shown({each.run.name: single for each in compared if each.run not in on_curve})
-    found = {"modes": modes, "advantages": advantages, "sweep": sweep}
-    return {f"{folder}/{stem}": words for stem, words in found.items()}
+    missing = {
+        comparison.run.name: comparison.note for comparison in compared if comparison.advantages["training"] is None
+    }
+    no_number = "one of the two perplexities is missing or infinite. See the tables."
+    advantages = not_shown({name: note or no_number for name, note in missing.items()})
+    on_curve = {comparison.run for members in sweeps for comparison in members}
+    single = "no similar run with a causal twin was trained and evaluated at another r_max. See the tables."
+    sweep = not_shown({comparison.run.name: single for comparison in compared if comparison.run not in on_curve})
+    notes = {"modes": modes, "advantages": advantages, "sweep": sweep}
+    return {f"{folder}/{stem}": sentences for stem, sentences in notes.items()}
 
 
 def without_bars(compared: Sequence[Comparison]) -> list[str]:
-    """Which perplexities are infinite, and so have no bar."""
-    both = [(each.run, each.measured) for each in compared]
-    both += [(each.twin, each.baseline) for each in compared if each.twin is not None and each.baseline is not None]
-    infinite = [f"{run.name} ({mode})" for run, each in both for mode, x in each.modes.items() if x == math.inf]
-    return [f"no bar: {listed(infinite)}: infinite."] if infinite else []
+    """Note the infinite perplexities, which have no bar."""
+    pairs = [(comparison.run, comparison.evaluation) for comparison in compared]
+    pairs += [
+        (comparison.twin, comparison.baseline)
+        for comparison in compared
+        if comparison.twin is not None and comparison.baseline is not None
+    ]
+    infinite = [
+        f"{run.name} ({mode})"
+        for run, evaluation in pairs
+        for mode, perplexity in evaluation.modes.items()
+        if perplexity == math.inf
+    ]
+    return [f"no bar: {join_names(infinite)}: infinite."] if infinite else []
 
 
 def add_curve(part: Part, runs: Sequence[Run], causal: Sequence[Run], names: dict[str, str]) -> None:
-    """The advantage in the course of training, from the logs of runs and twins that were asked the same."""
+    """Add the advantage during training, from logs of runs and twins with the same evaluation dataset."""
     rows, curves = [], []
     for run in runs:
-        reason = f"{run.name} has no curve: its log and its causal twin's are not of the same evaluation set."
-        twin, said = find_twin(run, causal, partial(watched_alike, run), reason)
-        if twin is None and said == reason:  # for want of a twin at all its row has a note already
+        reason = f"{run.name} has no curve: its log and its causal twin's use different evaluation datasets."
+        twin, note = find_twin(run, causal, partial(same_logged_set, run), reason)
+        if twin is None and note == reason:  # without any twin, its row has a note already
             part.notes.append(reason)
-        own = [] if twin is None else curve_rows(run, twin)
-        if twin is not None and not own:
+        points = [] if twin is None else curve_rows(run, twin)
+        if twin is not None and not points:
             part.notes.append(
-                f"{run.name} has no curve: its log and that of {twin.name} have no evaluation after the same step."
+                f"{run.name} has no curve: its log and that of {twin.name} have no evaluation at the same step."
             )
-        if own:
-            rows += own
-            curves.append((f"{run.name}: {names[run.base]}, {run.adapter}", [row.cells for row in own]))
+        if points:
+            rows += points
+            curves.append((f"{run.name}: {names[run.base]}, {run.adapter}", [row.cells for row in points]))
     if rows:
         table = Table("Advantage in the course of training", CAPTIONS["curve"], CURVE, tuple(rows), "run")
         part.data["curve"], part.content["curve"] = table, table.as_dicts()
-        if any(len(own) > 1 for _, own in curves):
+        if any(len(points) > 1 for _, points in curves):
             part.pictures["curve"] = partial(pictures.curve, curves)
 
 
-def watched_alike(run: Run, other: Run) -> bool:
-    """Are the perplexities in their logs of the same evaluation set?"""
-    return run.watched is not None and run.watched == other.watched
+def same_logged_set(run: Run, other: Run) -> bool:
+    """Return whether both logs have perplexities on the same evaluation dataset."""
+    return run.logged_set_hash is not None and run.logged_set_hash == other.logged_set_hash
 
 
 def curve_rows(run: Run, twin: Run) -> list[Row]:
-    """The advantages of a run after each step that both logs have perplexities of."""
-    ours, theirs = (pd.DataFrame([row for row in each.log() if "unconditional" in row]) for each in (run, twin))
+    """Return the advantages of a run at each step for which both logs have perplexities."""
+    ours, theirs = (pd.DataFrame([row for row in one.log() if "unconditional" in row]) for one in (run, twin))
     if ours.empty or theirs.empty:
         return []
     theirs = theirs.drop_duplicates("step", keep="last").add_prefix("twin's ")
@@ -495,6 +536,8 @@ def curve_rows(run: Run, twin: Run) -> list[Row]:
     rows = []
     for row in both.to_dict("records"):
         cells = {"run": run.name, "twin": twin.name, "step": row["step"], "tokens": row["tokens"]}
-        cells |= {mine: advantage(row.get(mine), row.get(f"twin's {its}")) for mine, its in WATCHED.items()}
+        cells |= {
+            mode: advantage(row.get(mode), row.get(f"twin's {twin_mode}")) for mode, twin_mode in LOGGED_MODES.items()
+        }
         rows.append(Row(cells, run.name))
     return rows

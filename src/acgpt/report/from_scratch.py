@@ -1,12 +1,12 @@
 """Training from scratch, as in the paper's ablation: every method in the five modes, by size and r_max.
 
-Runs that differ in their seed only are one row: the mean of their perplexities and its standard deviation. Rows may be
-compared if they are of one size, have read as much of the same text, and were asked the same evaluation set.
+Runs that differ only in their seed are one row: mean and standard deviation of their perplexities. Rows are comparable
+if they have the same size, training texts, budget and evaluation dataset.
 
-Differences, in percent, each with its 95 % interval over texts (the paired bootstrap) where the sums were kept:
+Differences are in percent, with 95 % intervals over texts (paired bootstrap) where sums per text were kept:
 
-    unconditional, infilling, training    advantage over GPT, as in the part on fine-tuning
-    infilling_gain, training_gain         what the future is worth to the method: with it, over the same without it
+    unconditional, infilling, training    advantage over GPT, as in `finetuning`
+    infilling_gain, training_gain         gain of a method from the future, over the same mode without the future
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from acgpt.evaluation.bootstrap import Difference, MeasuredPerplexity, paired_di
 from acgpt.methods import METHODS, method_of
 from acgpt.query.modes import MODES, WITHOUT_FUTURE
 from acgpt.report import pictures
-from acgpt.report.left_out import listed, not_shown
+from acgpt.report.left_out import join_names, not_shown
 from acgpt.report.part import Part
 from acgpt.report.pictures import Curve, Panel
 from acgpt.report.runs import (
     ADVANTAGES,
     SETS,
-    Measured,
     Run,
+    RunEvaluation,
     command_for,
+    describe_set,
     measurements,
-    set_in_words,
-    without_intervals,
+    missing_interval_notes,
 )
-from acgpt.report.tables import INTERVALS, UNLESS, Cell, Column, Mean, Row, Table, file_name, numbered, rank
+from acgpt.report.tables import INTERVALS, UNLESS, Cell, Column, Mean, Row, Table, comparable, file_name, group_numbers
 from acgpt.training.recipe import FREE, Recipe
 
 PAPER = Path(__file__).parent / "paper" / "from_scratch.json"
 R_MAX = 0.6  # of the paper's main results
-MOST_PANELS = 8  # of a size in one picture
-CAUSAL = "gpt"  # what costs and advantages are over
-OF_A_METHOD = frozenset({"method", "conditioning", "loss", "target_positions"})  # keys in which methods may differ
+MAX_PANELS = 8  # panels per size in one figure
+CAUSAL = "gpt"  # the baseline of costs and advantages
+# Recipe keys in which methods may differ.
+METHOD_KEYS = frozenset({"method", "conditioning", "loss", "target_positions"})
 
 COLUMNS = (
     Column("from", "from", terminal=False),
@@ -96,111 +97,112 @@ OTHERS = (
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """Runs that differ in their seed only, on one evaluation set.
+    """Runs that differ only in their seed, with their evaluations on one dataset.
 
     Args:
-        runs: One a seed.
-        measured: The evaluation of each, on the same set, asked in the same way.
-        modes: The perplexity in each mode, over the runs.
-        chance: How far other texts might take it, in percent: the most of any seed.
+        runs: One run per seed.
+        evaluations: The evaluation of each run, on the same dataset with the same options.
+        modes: Mean perplexity of the runs, by mode.
+        chance: Half-width of the 95 % interval over texts in percent, the largest of any seed.
     """
 
     runs: tuple[Run, ...]
-    measured: tuple[Measured, ...]
+    evaluations: tuple[RunEvaluation, ...]
     modes: Mapping[str, Mean | None]
     chance: float | None
 
     @property
     def first(self) -> Run:
-        """Any of the runs: what is asked of it here is the same for all."""
+        """One of the runs, for properties that all of them share."""
         return self.runs[0]
 
     @property
-    def asked(self) -> Measured:
-        """Any of the evaluations, likewise."""
-        return self.measured[0]
+    def evaluation(self) -> RunEvaluation:
+        """One of the evaluations, for properties that all of them share."""
+        return self.evaluations[0]
 
     @property
     def method(self) -> str:
-        """Its name."""
+        """Name of the method."""
         return str(self.first.recipe["method"])
 
     @property
     def r_max(self) -> float:
-        """Of the evaluation set."""
-        return float(self.asked.set.get("r_max") or 0.0)
+        """r_max of the evaluation dataset."""
+        return float(self.evaluation.dataset.get("r_max") or 0.0)
 
     def perplexity(self, mode: str) -> MeasuredPerplexity | None:
-        """The mean perplexity over the runs with what is known of each text; `None` unless it is exact and finite."""
-        value = rank(self.modes.get(mode))
+        """Return the mean perplexity with the sums per text of each run; `None` unless it is exact and finite."""
+        value = comparable(self.modes.get(mode))
         if value is None:
             return None
-        return MeasuredPerplexity(value, mode, tuple(m.per_text for m in self.measured if m.modes[mode] is not None))
+        answered = [evaluation for evaluation in self.evaluations if evaluation.modes[mode] is not None]
+        return MeasuredPerplexity(value, mode, tuple(evaluation.per_text for evaluation in answered))
 
     @cached_property
     def resampled(self) -> dict[str, np.ndarray]:
-        """By mode, (resamples,) the mean perplexity on resampled texts, where the sums of each text were kept."""
-        found = {mode: each.resampled for mode in self.modes if (each := self.perplexity(mode)) is not None}
-        return {mode: values for mode, values in found.items() if values is not None}
+        """By mode, (resamples,) the mean perplexity on resampled texts, where sums per text were kept."""
+        resamples = {mode: measured.resampled for mode in self.modes if (measured := self.perplexity(mode)) is not None}
+        return {mode: values for mode, values in resamples.items() if values is not None}
 
     @property
-    def own(self) -> bool:
-        """Was it asked at the r_max that it was trained with? What has no r_max is at home everywhere."""
+    def at_training_r_max(self) -> bool:
+        """Whether the evaluation has the r_max of training; always true for methods without one."""
         return self.first.causal or self.first.r_max == self.r_max
 
     @property
     def group(self) -> tuple[object, ...]:
-        """What has the same may be compared."""
-        return self.first.size, self.first.results["corpus_hash"], self.first.budget, self.asked.hash
+        """Key of comparable entries: size, corpus, budget and evaluation dataset."""
+        return self.first.size, self.first.results["corpus_hash"], self.first.budget, self.evaluation.hash
 
     @cached_property
     def identity(self) -> str:
-        """All that decides what its runs have learnt, but for their seeds."""
+        """Key of everything that decides what the runs learn, except their seeds."""
         return identity(self.first)
 
     @property
     def note(self) -> str | None:
-        """What a footnote has to say."""
-        words = []
-        if not self.own:
-            words.append(f"trained with r_max {self.first.r_max:g}")
+        """Text of the footnote, if the row needs one."""
+        remarks = []
+        if not self.at_training_r_max:
+            remarks.append(f"trained with r_max {self.first.r_max:g}")
         for mode, mean in self.modes.items():
             if mean is not None and mean.runs != len(self.runs):
-                words.append(f"{mode}: {mean.runs} of {len(self.runs)} seeds")
-        return "; ".join(words) + "." if words else None
+                remarks.append(f"{mode}: {mean.runs} of {len(self.runs)} seeds")
+        return "; ".join(remarks) + "." if remarks else None
 
 
 def variant(run: Run) -> dict[str, Any]:
-    """All that decides what a run has learnt, but for its seed."""
-    left_out = FREE | {"seed", "final_texts"} | ({"conditioning"} if run.causal else set())
-    recipe = {each.name: each.default for each in fields(Recipe) if each.default is not MISSING} | dict(run.recipe)
-    kept = {key: value for key, value in recipe.items() if key not in left_out and not key.startswith("eval_")}
-    return {**kept, "corpus": run.results["corpus_hash"], "budget": run.budget}
+    """Return everything that decides what a run learns, except its seed."""
+    ignored = FREE | {"seed", "final_texts"} | ({"conditioning"} if run.causal else set())
+    recipe = {key.name: key.default for key in fields(Recipe) if key.default is not MISSING} | dict(run.recipe)
+    decisive = {key: value for key, value in recipe.items() if key not in ignored and not key.startswith("eval_")}
+    return {**decisive, "corpus": run.results["corpus_hash"], "budget": run.budget}
 
 
 def identity(run: Run) -> str:
-    """The same for runs that differ in their seed only."""
+    """Return a key that is the same for runs that differ only in their seed."""
     return json.dumps(variant(run), sort_keys=True)
 
 
 def entries_of(runs: Sequence[Run]) -> tuple[list[Entry], list[str]]:
-    """The rows that runs come to, in the order of the runs; and notes on runs that repeat another."""
-    found = measurements(runs)
-    found["variant"] = found["run"].map({run: identity(run) for run in runs})
-    same, once = ["variant", "set", "options"], ["variant", "set", "options", "mode", "seed"]
-    repeats = found.duplicated(once)
-    first = found.groupby(once)["name"].transform("first")
+    """Group runs into rows, in the order of the runs; return also notes on runs that repeat another."""
+    frame = measurements(runs)
+    frame["variant"] = frame["run"].map({run: identity(run) for run in runs})
+    row_keys, unique_keys = ["variant", "set", "options"], ["variant", "set", "options", "mode", "seed"]
+    repeats = frame.duplicated(unique_keys)
+    first_name = frame.groupby(unique_keys)["name"].transform("first")
     notes = {
-        name: f"{name} repeats {other}, seed {seed} included: left out."
-        for name, other, seed in zip(found["name"][repeats], first[repeats], found["seed"][repeats], strict=True)
+        name: f"{name} repeats {other} with the same seed {seed}: left out."
+        for name, other, seed in zip(frame["name"][repeats], first_name[repeats], frame["seed"][repeats], strict=True)
     }
     entries = []
-    for _, group in found[~repeats].groupby(same, sort=False):
-        each = group.drop_duplicates("seed")
+    for _, group in frame[~repeats].groupby(row_keys, sort=False):
+        by_seed = group.drop_duplicates("seed")
         bound = bool(group["bound"].iloc[0])
         modes = {mode: Mean.of(values, bound) for mode, values in group.groupby("mode", sort=False)["perplexity"]}
-        chance = None if each["chance"].isna().all() else float(each["chance"].max())
-        entries.append(Entry(tuple(each["run"]), tuple(each["measured"]), modes, chance))
+        chance = None if by_seed["chance"].isna().all() else float(by_seed["chance"].max())
+        entries.append(Entry(tuple(by_seed["run"]), tuple(by_seed["evaluation"]), modes, chance))
     return entries, list(notes.values())
 
 
@@ -208,7 +210,7 @@ def entries_of(runs: Sequence[Run]) -> tuple[list[Entry], list[str]]:
 
 
 def make(runs: Sequence[Run]) -> Part | None:
-    """The part on training from scratch; `None` if no run is one."""
+    """Build the part on training from scratch; `None` if there is no such run."""
     scratch = [run for run in runs if not run.base]
     if not scratch:
         return None
@@ -221,178 +223,195 @@ def make(runs: Sequence[Run]) -> Part | None:
         {},
         notes=notes,
     )
-    for split in dict.fromkeys(entry.asked.split for entry in entries):
-        own = [entry for entry in entries if entry.asked.split == split]
-        names = in_words(own, paper["methods"])
+    for split in dict.fromkeys(entry.evaluation.split for entry in entries):
+        of_split = [entry for entry in entries if entry.evaluation.split == split]
+        names = row_names(of_split, paper["methods"])
         folder = file_name(split)
-        while any(stem.startswith(f"{folder}/") for stem in part.tables):  # a name that differs in odd characters only
+        while any(stem.startswith(f"{folder}/") for stem in part.tables):  # another split with the same safe name
             folder += "_"
         content = {}
-        for size in sizes_of(own, paper):
-            of_size = [entry for entry in own if entry.first.size == size]
+        for size in sizes_of(of_split, paper):
+            of_size = [entry for entry in of_split if entry.first.size == size]
             table = ablation(split, size, of_size, names, paper)
             part.tables[f"{folder}/{file_name(size)}"] = table
             content[size] = table.as_dicts()
-            beside = differences(split, size, of_size, names, paper)
-            if beside is not None:
-                part.tables[f"{folder}/{file_name(size)}-differences"] = beside
-                part.content["differences"].setdefault(split, {})[size] = beside.as_dicts()
+            difference_table = differences(split, size, of_size, names, paper)
+            if difference_table is not None:
+                part.tables[f"{folder}/{file_name(size)}-differences"] = difference_table
+                part.content["differences"].setdefault(split, {})[size] = difference_table.as_dicts()
         part.content["splits"][split] = content
-        part.notes.extend(without_intervals(split, unpaired(own)))
-        add_pictures(part, folder, own, names, paper)
+        part.notes.extend(missing_interval_notes(split, unpaired(of_split)))
+        add_pictures(part, folder, of_split, names, paper)
     return part
 
 
 def read_paper() -> dict[str, Any]:
-    """The paper's numbers; `methods` are the titles of all methods: those of the paper in its order, then others."""
+    """Read the paper's numbers; `methods` has the titles of all methods, those of the paper first and in its order."""
     paper: dict[str, Any] = json.loads(PAPER.read_text(encoding="utf-8"))
     titles = {name: method.title for name, method in METHODS.items()}
     return paper | {"methods": {name: titles[name] for name in paper["methods"]} | titles}
 
 
-def in_words(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry, str]:
-    """What each row is called: the method, and what tells it from others of the method, whichever texts were asked."""
-    found = pd.DataFrame({"entry": entries, "kind": [(e.method, *e.group[:-1], e.r_max, e.own) for e in entries]})
+def row_names(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry, str]:
+    """Name each row: the method, and what distinguishes it from other rows of the method, on any dataset."""
+    frame = pd.DataFrame(
+        {"entry": entries, "kind": [(e.method, *e.group[:-1], e.r_max, e.at_training_r_max) for e in entries]}
+    )
     names = {}
-    for _, peers in found.groupby("kind", sort=False)["entry"]:
+    for _, peers in frame.groupby("kind", sort=False)["entry"]:
         variants = {entry: variant(entry.first) for entry in peers}
-        for entry, mine in variants.items():
-            differing = [key for key in mine if any(peer.get(key) != mine[key] for peer in variants.values())]
-            words = [f"{key} {json.dumps(mine[key]).strip(chr(34))}" for key in differing]
-            options = [entry.asked.options] if entry.asked.options else []
-            names[entry] = ", ".join([titles.get(entry.method, entry.method), *options, *words])
+        for entry, recipe in variants.items():
+            differing = [key for key in recipe if any(peer.get(key) != recipe[key] for peer in variants.values())]
+            values = [f"{key} {json.dumps(recipe[key]).strip(chr(34))}" for key in differing]
+            options = [entry.evaluation.options] if entry.evaluation.options else []
+            names[entry] = ", ".join([titles.get(entry.method, entry.method), *options, *values])
     return names
 
 
 def ablation(
     split: str, size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
 ) -> Table:
-    """One size's table, with the paper's own rows after each r_max."""
+    """Build the table of one size, with the paper's rows after each r_max."""
     rows = []
-    for entry in in_order(entries, paper):
-        about: dict[str, Cell] = {"from": "here", **described(entry, names)}
-        cells = {**about, **entry.modes, "chance": entry.chance, "seeds": len(entry.runs), "set": entry.asked.hash[:8]}
-        about_set = (set_in_words(entry.asked),)
-        rows.append(
-            Row(cells, entry.group, entry.note, about=about_set, resampled=entry.resampled, texts=entry.asked.texts)
-        )
-    theirs = paper_rows(paper, size, {entry.r_max for entry in entries})
+    for entry in sort_entries(entries, paper):
+        description: dict[str, Cell] = {"from": "here", **row_description(entry, names)}
+        cells = {
+            **description,
+            **entry.modes,
+            "chance": entry.chance,
+            "seeds": len(entry.runs),
+            "set": entry.evaluation.hash[:8],
+        }
+        details = (describe_set(entry.evaluation),)
+        texts = entry.evaluation.texts
+        rows.append(Row(cells, entry.group, entry.note, details=details, resampled=entry.resampled, texts=texts))
+    from_paper = paper_rows(paper, size, {entry.r_max for entry in entries})
     title = f"{paper['sizes'].get(size, size)}, {split}"
-    beside = sorted([*rows, *theirs], key=lambda row: (row.cells["r_max"], row.paper))
-    return Table(title, CAPTION, COLUMNS, tuple(beside), "method", SETS, OTHERS)
+    all_rows = sorted([*rows, *from_paper], key=lambda row: (row.cells["r_max"], row.paper))
+    return Table(title, CAPTION, COLUMNS, tuple(all_rows), "method", SETS, OTHERS)
 
 
-def described(entry: Entry, names: Mapping[Entry, str]) -> dict[str, Cell]:
-    """The cells that say which row it is."""
-    asked: dict[str, Cell] = {"r_max": entry.r_max, "asked": entry.asked.texts}
-    return asked | {"method": names[entry], "corpus": entry.first.corpus, "texts": entry.first.budget[0]}
+def row_description(entry: Entry, names: Mapping[Entry, str]) -> dict[str, Cell]:
+    """Return the cells that identify a row."""
+    dataset: dict[str, Cell] = {"r_max": entry.r_max, "asked": entry.evaluation.texts}
+    return dataset | {"method": names[entry], "corpus": entry.first.corpus, "texts": entry.first.budget[0]}
 
 
-def in_order(entries: Sequence[Entry], paper: Mapping[str, Any]) -> list[Entry]:
-    """The entries by r_max, by set with the largest first, then by method as the paper orders them."""
-    found = pd.DataFrame(
+def sort_entries(entries: Sequence[Entry], paper: Mapping[str, Any]) -> list[Entry]:
+    """Sort entries by r_max, by dataset with the largest first, then by method in the paper's order."""
+    frame = pd.DataFrame(
         {
             "entry": entries,
             "r_max": [entry.r_max for entry in entries],
-            "fewer": [-entry.asked.texts for entry in entries],
-            "group": numbered(entry.group for entry in entries),
-            "place": [place(entry.method, paper) for entry in entries],
-            "options": [entry.asked.options for entry in entries],
+            "minus_texts": [-entry.evaluation.texts for entry in entries],
+            "group": group_numbers(entry.group for entry in entries),
+            "method": [method_order(entry.method, paper) for entry in entries],
+            "options": [entry.evaluation.options for entry in entries],
         }
     )
-    return list(found.sort_values(["r_max", "fewer", "group", "place", "options"], kind="stable")["entry"])
+    return list(frame.sort_values(["r_max", "minus_texts", "group", "method", "options"], kind="stable")["entry"])
 
 
 def differences(
     split: str, size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
 ) -> Table | None:
-    """What the methods of one size gain and lose; `None` where nothing can be compared."""
+    """Build the table of gains and losses of one size; `None` if nothing can be compared."""
     rows = []
-    for entry in in_order(entries, paper):
+    for entry in sort_entries(entries, paper):
         twin = causal_twin(entry, entries)
-        if found := differences_of(entry, twin):
-            cells = {**described(entry, names), **found, "seeds": len(entry.runs), "set": entry.asked.hash[:8]}
-            note = entry.note if twin is None else against(entry, twin)
-            rows.append(Row(cells, entry.group, note, about=(set_in_words(entry.asked),)))
+        if gains := differences_of(entry, twin):
+            cells = {
+                **row_description(entry, names),
+                **gains,
+                "seeds": len(entry.runs),
+                "set": entry.evaluation.hash[:8],
+            }
+            note = entry.note if twin is None else note_with_twin(entry, twin)
+            rows.append(Row(cells, entry.group, note, details=(describe_set(entry.evaluation),)))
     title = f"{paper['sizes'].get(size, size)}, {split}: differences"
     return Table(title, DIFFERENCES_CAPTION, DIFFERENCES, tuple(rows), "method", SETS) if rows else None
 
 
 def differences_of(entry: Entry, twin: Entry | None) -> dict[str, Difference]:
-    """The differences of an entry that there are, by the key of their column."""
-    found: dict[str, Difference | None] = {f"{mode}_gain": gain(entry, mode) for mode in WITHOUT_FUTURE}
+    """Return the differences of an entry that can be computed, by key of their column."""
+    results: dict[str, Difference | None] = {f"{mode}_gain": gain(entry, mode) for mode in WITHOUT_FUTURE}
     for mode, other in ADVANTAGES.items():
         ours, theirs = entry.perplexity(mode), twin and twin.perplexity(other)
-        found[mode] = paired_difference(ours, theirs) if ours and theirs else None
-    return {key: each for key, each in found.items() if each is not None}
+        results[mode] = paired_difference(ours, theirs) if ours and theirs else None
+    return {key: difference for key, difference in results.items() if difference is not None}
 
 
 def causal_twin(entry: Entry, entries: Sequence[Entry]) -> Entry | None:
-    """The runs of GPT that an entry may be compared with; of several, those whose recipe differs least."""
+    """Return the comparable runs of GPT; if there are several, those whose recipe differs least."""
     if entry.method == CAUSAL:
         return None
     twins = [other for other in entries if other.method == CAUSAL and other.group == entry.group]
-    return min(twins, key=lambda twin: len(otherwise(entry, twin)), default=None)
+    return min(twins, key=lambda twin: len(differing_keys(entry, twin)), default=None)
 
 
-def otherwise(entry: Entry, twin: Entry) -> list[str]:
-    """The keys of the recipe, beyond those of its method, in which training differed from GPT's."""
+def differing_keys(entry: Entry, twin: Entry) -> list[str]:
+    """Return the recipe keys, besides those of the method, in which training differed from GPT's."""
     ours, theirs = variant(entry.first), variant(twin.first)
-    return [key for key in theirs if key not in OF_A_METHOD and ours.get(key) != theirs[key]]
+    return [key for key in theirs if key not in METHOD_KEYS and ours.get(key) != theirs[key]]
 
 
-def against(entry: Entry, twin: Entry) -> str | None:
-    """What a footnote has to say of an entry beside its causal twin."""
-    keys = otherwise(entry, twin)
-    words = [*([entry.note] if entry.note else []), *([f"GPT differs in {', '.join(keys)}."] if keys else [])]
-    return " ".join(words) or None
+def note_with_twin(entry: Entry, twin: Entry) -> str | None:
+    """Return the footnote of an entry that is compared with its causal twin."""
+    keys = differing_keys(entry, twin)
+    remarks = [*([entry.note] if entry.note else []), *([f"GPT differs in {', '.join(keys)}."] if keys else [])]
+    return " ".join(remarks) or None
 
 
 def gain(entry: Entry, mode: str) -> Difference | None:
-    """What the future is worth to a method in a mode. A single run has recorded the interval of it."""
+    """Return the gain from the future in a mode. A single run may have recorded its interval."""
     ours, without = entry.perplexity(mode), entry.perplexity(WITHOUT_FUTURE[mode])
     if ours is None or without is None:
         return None
-    found = paired_difference(ours, without)
-    recorded = (entry.asked.found.get("gains") or {}).get(mode) or {}
-    if found.interval is None and len(entry.runs) == 1 and recorded.get("interval"):
+    difference = paired_difference(ours, without)
+    recorded = (entry.evaluation.content.get("gains") or {}).get(mode) or {}
+    if difference.interval is None and len(entry.runs) == 1 and recorded.get("interval"):
         low, high = recorded["interval"]
-        return replace(found, interval=(float(low), float(high)))
-    return found
+        return replace(difference, interval=(float(low), float(high)))
+    return difference
 
 
-def unpaired(entries: Sequence[Entry]) -> list[tuple[Run, Measured]]:
-    """The evaluations for which differences have no interval, for they kept no sums per text."""
-    found = []
+def unpaired(entries: Sequence[Entry]) -> list[tuple[Run, RunEvaluation]]:
+    """Return the evaluations without sums per text, because of which differences have no interval."""
+    pairs = []
     for entry in entries:
         twin = causal_twin(entry, entries)
-        if any(each.interval is None for each in differences_of(entry, twin).values()):
-            for each in filter(None, (entry, twin)):
-                found += [pair for pair in zip(each.runs, each.measured, strict=True) if pair[1].per_text is None]
-    return found
+        if any(difference.interval is None for difference in differences_of(entry, twin).values()):
+            for compared in filter(None, (entry, twin)):
+                pairs += [
+                    pair for pair in zip(compared.runs, compared.evaluations, strict=True) if pair[1].per_text is None
+                ]
+    return pairs
 
 
-def place(method: str, paper: Mapping[str, Any]) -> int:
-    """Where the paper's tables have a method; what they have not comes last."""
+def method_order(method: str, paper: Mapping[str, Any]) -> int:
+    """Return the index of a method in the paper's tables; unknown methods come last."""
     return [*paper["methods"], method].index(method)
 
 
 def paper_rows(paper: Mapping[str, Any], size: str, r_maxes: set[float]) -> list[Row]:
-    """The paper's own rows of a size."""
+    """Return the paper's rows of a size."""
     rows = []
-    for found in paper["perplexities"]:
-        if found["model"] == size and found["r_max"] in r_maxes:
-            about: dict[str, Cell] = {"from": "paper", "r_max": found["r_max"], "corpus": found["corpus"]}
-            about |= {"method": paper["methods"][found["method"]], "seeds": paper["seeds"].get(found["corpus"])}
-            group = ("paper", found["corpus"], found["r_max"])
-            rows.append(Row({**about, **paper_modes(paper, found)}, group, paper=True))
+    for numbers in paper["perplexities"]:
+        if numbers["model"] == size and numbers["r_max"] in r_maxes:
+            description: dict[str, Cell] = {"from": "paper", "r_max": numbers["r_max"], "corpus": numbers["corpus"]}
+            description |= {
+                "method": paper["methods"][numbers["method"]],
+                "seeds": paper["seeds"].get(numbers["corpus"]),
+            }
+            group = ("paper", numbers["corpus"], numbers["r_max"])
+            rows.append(Row({**description, **paper_modes(paper, numbers)}, group, paper=True))
     return rows
 
 
-def paper_modes(paper: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Mean | None]:
-    """A row of the paper in each mode."""
-    digits = paper["digits"][found["corpus"]]
-    pairs = {mode: found[mode] for mode in MODES}
+def paper_modes(paper: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Mean | None]:
+    """Return a row of the paper as a `Mean` per mode."""
+    digits = paper["digits"][numbers["corpus"]]
+    pairs = {mode: numbers[mode] for mode in MODES}
     return {mode: Mean(pair[0], pair[1], digits=digits) if pair else None for mode, pair in pairs.items()}
 
 
@@ -402,55 +421,57 @@ def paper_modes(paper: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str,
 def add_pictures(
     part: Part, folder: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
 ) -> None:
-    """The pictures of one split, and what they do not show."""
+    """Add the figures of one split, and what they do not show."""
     panels, shown = main_panels(entries, names, paper)
     if not panels:
         reasons = {run.name: why_left_out(run, entries, ()) for entry in entries for run in entry.runs}
-        part.notes.extend(f"no figure of {folder}: {words}" for words in not_shown(reasons))
+        part.notes.extend(f"no figure of {folder}: {reason}" for reason in not_shown(reasons))
         return
     colours = {name: METHODS[name].colour for name in paper["methods"]}
-    drawn = {
+    figures = {
         "main": (
             partial(pictures.methods, panels, colours),
             f"Perplexity of each method in the five modes ({'; '.join(panel.title for panel in panels)}). Lower is "
             "better; hatched bars are bounds. The tables have the numbers.",
             [
-                *several(shown),
-                *not_shown(absent(entries, shown)),
+                *mixed_panels_warning(shown),
+                *not_shown(missing_from_panels(entries, shown)),
                 *without_bars([panel for panel in panels if not panel.paper]),
-                *asked_otherwise(entries, names),
+                *hidden_options(entries, names),
             ],
         )
     }
-    both, shown = main_panels(entries, names, paper, with_and_without)
+    future_panels, shown = main_panels(entries, names, paper, competitive_rows)
     if shown:
-        drawn["future"] = (
-            partial(pictures.with_and_without, both),
+        figures["future"] = (
+            partial(pictures.with_and_without, future_panels),
             "Perplexity on the training distribution with the future (dark) and without it (light), and by how much "
             "the future lowers it, for the methods that answer both exactly. What is over twice as bad as the best is "
             "in the tables only.",
-            [*several(shown), *not_shown(absent(entries, shown, both_ways=True))],
+            [*mixed_panels_warning(shown), *not_shown(missing_from_panels(entries, shown, both_ways=True))],
         )
-    curves = [(size, found) for size in sizes_of(entries, paper) if (found := sweep(size, entries, names, paper))]
+    curves = [(size, in_size) for size in sizes_of(entries, paper) if (in_size := sweep(size, entries, names, paper))]
     if curves:
-        titled = [(paper["sizes"].get(size, size), [curve for curve, _ in found]) for size, found in curves]
-        drawn["r_max"] = (
+        titled = [(paper["sizes"].get(size, size), [curve for curve, _ in in_size]) for size, in_size in curves]
+        figures["r_max"] = (
             partial(pictures.ranges, titled, colours),
             "Perplexity by r_max, on the training distribution and with nothing given, of models that were trained and "
             "asked at the same r_max; each r_max has an evaluation set of its own. Dashed: the paper's.",
-            not_shown(off_curve(entries, [entry for _, found in curves for _, own in found for entry in own])),
+            not_shown(
+                missing_from_curves(entries, [e for _, in_size in curves for _, points in in_size for e in points])
+            ),
         )
-    for stem, (draw, words, left_out) in drawn.items():
+    for stem, (draw, caption, left_out) in figures.items():
         path = f"{folder}/{stem}"
-        part.pictures[path], part.captions[path], part.left_out[path] = draw, words, left_out
+        part.pictures[path], part.captions[path], part.left_out[path] = draw, caption, left_out
 
 
 def sizes_of(entries: Sequence[Entry], paper: Mapping[str, Any]) -> list[str]:
-    """The sizes: those of the paper in its order, then others."""
-    found = dict.fromkeys(entry.first.size for entry in entries)
+    """Return the sizes: those of the paper in its order, then others."""
+    present = dict.fromkeys(entry.first.size for entry in entries)
     return [
-        *(size for size in paper["sizes"] if size in found),
-        *(size for size in found if size not in paper["sizes"]),
+        *(size for size in paper["sizes"] if size in present),
+        *(size for size in present if size not in paper["sizes"]),
     ]
 
 
@@ -458,117 +479,121 @@ def main_panels(
     entries: Sequence[Entry],
     names: Mapping[Entry, str],
     paper: Mapping[str, Any],
-    shown: Callable[[Panel], Panel] = lambda panel: panel,
+    select: Callable[[Panel], Panel] = lambda panel: panel,
 ) -> tuple[list[Panel], list[Entry]]:
-    """Of each size the methods at the r_max of the paper's main results, or that of most; beside it the paper's.
+    """Choose for each size the methods at the r_max of the paper's main results, and add the paper's numbers.
 
-    The first panel of a size is of an evaluation set that says something of the future, at the paper's r_max, of the
-    most methods that are `shown`; of as many, one with a method that reads copies, then of the most rows, then of the
-    most texts.
-    Runs that cannot stand in it, for they have read more or less or were asked another set of this r_max, have panels
-    of their own. What was asked in several ways is there as it is asked by default.
+    The first panel of a size is of one evaluation dataset. Preferred, in this order: modes with the future, the paper's
+    r_max, the most methods after `select`, a method that reads copies, the most rows, the most texts. Runs with another
+    budget, or evaluated on another dataset at this r_max, get further panels. Runs that were evaluated with several
+    options are shown with the default ones.
 
     Returns:
         The panels, and the entries in them.
     """
-    panels, drawn = [], []
+    panels, shown = [], []
     default = asked_by_default(entries)
     for size in sizes_of(entries, paper):
-        own_size = pd.Series([entry for entry in default if entry.first.size == size and entry.own], dtype=object)
-        name, found = paper["sizes"].get(size, size), []
-        for _, members in own_size.groupby(own_size.map(lambda entry: entry.group), sort=False):
-            group = sorted(members, key=lambda entry: (place(entry.method, paper), entry.asked.options))
+        of_size = pd.Series(
+            [entry for entry in default if entry.first.size == size and entry.at_training_r_max], dtype=object
+        )
+        name, candidates = paper["sizes"].get(size, size), []
+        for _, comparable_entries in of_size.groupby(of_size.map(lambda entry: entry.group), sort=False):
+            group = sorted(
+                comparable_entries, key=lambda entry: (method_order(entry.method, paper), entry.evaluation.options)
+            )
             rows = {entry: (names[entry], entry.method, entry.modes) for entry in group}
-            title = f"{name}, r_max {group[0].r_max:g}, {group[0].asked.texts:,} texts"
-            panel = shown(Panel(title, tuple(rows.values())))
-            own = [entry for entry, row in rows.items() if any(row is kept for kept in panel.rows)]
-            if own:
-                found.append((own, panel))
-        if not found:
+            title = f"{name}, r_max {group[0].r_max:g}, {group[0].evaluation.texts:,} texts"
+            panel = select(Panel(title, tuple(rows.values())))
+            members = [entry for entry, row in rows.items() if any(row is selected for selected in panel.rows)]
+            if members:
+                candidates.append((members, panel))
+        if not candidates:
             continue
-        chosen = cover(sorted(found, key=lambda each: rating(*each), reverse=True))
-        drawn += [entry for own, _ in chosen for entry in own]
-        r_max, titles = chosen[0][0][0].r_max, told_apart([(panel.title, own[0]) for own, panel in chosen])
+        chosen = choose_panels(sorted(candidates, key=lambda candidate: rating(*candidate), reverse=True))
+        shown += [entry for members, _ in chosen for entry in members]
+        r_max, titles = chosen[0][0][0].r_max, distinct_titles([(panel.title, members[0]) for members, panel in chosen])
         panels += [replace(panel, title=title) for (_, panel), title in zip(chosen, titles, strict=True)]
-        theirs = [row for row in paper["perplexities"] if (row["model"], row["r_max"]) == (size, r_max)]
-        for corpus in dict.fromkeys(row["corpus"] for row in theirs):
-            beside = tuple(
+        from_paper = [row for row in paper["perplexities"] if (row["model"], row["r_max"]) == (size, r_max)]
+        for corpus in dict.fromkeys(row["corpus"] for row in from_paper):
+            paper_panel_rows = tuple(
                 (paper["methods"][row["method"]], row["method"], paper_modes(paper, row))
-                for row in theirs
+                for row in from_paper
                 if row["corpus"] == corpus
             )
-            panel = shown(Panel(f"the paper: {name}, r_max {r_max:g}, {corpus}", beside, paper=True))
+            panel = select(Panel(f"the paper: {name}, r_max {r_max:g}, {corpus}", paper_panel_rows, paper=True))
             panels += [panel] if panel.rows else []
-    return panels, drawn
+    return panels, shown
 
 
 def asked_by_default(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries without those that were asked the same set by default too."""
-    default = {(entry.first, entry.group) for entry in entries if not entry.asked.options}
-    return [entry for entry in entries if not entry.asked.options or (entry.first, entry.group) not in default]
+    """Drop entries with options if the same dataset was also evaluated with the defaults."""
+    default = {(entry.first, entry.group) for entry in entries if not entry.evaluation.options}
+    return [entry for entry in entries if not entry.evaluation.options or (entry.first, entry.group) not in default]
 
 
 def rating(entries: Sequence[Entry], panel: Panel) -> tuple[Any, ...]:
-    """The higher, the more a panel says."""
+    """Rate a panel: the higher, the more it shows."""
     future = any(modes["training"] for _, _, modes in panel.rows)
     methods = {method for _, method, _ in panel.rows}
     first = entries[0]
     copies = any(method_of(method).reads_copies for method in methods)
-    return future, first.r_max == R_MAX, len(methods), copies, len(panel.rows), first.asked.texts
+    return future, first.r_max == R_MAX, len(methods), copies, len(panel.rows), first.evaluation.texts
 
 
-def cover(found: Sequence[tuple[list[Entry], Panel]]) -> list[tuple[list[Entry], Panel]]:
-    """The first panel, and those after it that have a run which none before has, at the same r_max.
+def choose_panels(candidates: Sequence[tuple[list[Entry], Panel]]) -> list[tuple[list[Entry], Panel]]:
+    """Choose the first panel, and later ones at the same r_max that show a run which no earlier panel shows.
 
     A run counts as shown if another seed of it is.
     """
     chosen: list[tuple[list[Entry], Panel]] = []
     shown: set[str] = set()
-    for own, panel in found:
-        here = {entry.identity for entry in own}
-        alike = not chosen or own[0].r_max == chosen[0][0][0].r_max
-        if alike and not here <= shown and len(chosen) < MOST_PANELS:
-            chosen.append((own, panel))
-            shown |= here
+    for members, panel in candidates:
+        identities = {entry.identity for entry in members}
+        same_r_max = not chosen or members[0].r_max == chosen[0][0][0].r_max
+        if same_r_max and not identities <= shown and len(chosen) < MAX_PANELS:
+            chosen.append((members, panel))
+            shown |= identities
     return chosen
 
 
-def told_apart(panels: Sequence[tuple[str, Entry]]) -> list[str]:
-    """The titles of the panels of a size, given with one of their entries, and in what they differ."""
+def distinct_titles(panels: Sequence[tuple[str, Entry]]) -> list[str]:
+    """Return the titles of the panels of a size, extended by what differs; each panel has one of its entries."""
 
-    def words(entry: Entry) -> list[str]:
+    def properties(entry: Entry) -> list[str]:
         texts, tokens = entry.first.budget
-        asked = entry.asked.set
+        dataset = entry.evaluation.dataset
         corpus = f"trained on {entry.first.corpus}"
         return [
-            f"{texts:,} texts read", f"{tokens:,} tokens read", f"of {asked.get('length')} tokens", corpus,
-            f"{corpus} {entry.first.results['corpus_hash'][:8]}", f"set {entry.asked.hash[:8]}",
+            f"{texts:,} texts read", f"{tokens:,} tokens read", f"of {dataset.get('length')} tokens", corpus,
+            f"{corpus} {entry.first.results['corpus_hash'][:8]}", f"set {entry.evaluation.hash[:8]}",
         ]  # fmt: skip
 
     titles = [title for title, _ in panels]
-    for number, column in enumerate(zip(*(words(entry) for _, entry in panels), strict=True)):
-        further = number in (1, 4, 5)  # said only where nothing else tells two panels apart
-        if len(set(column)) > 1 and (not further or len(set(titles)) < len(titles)):
-            titles = [f"{title}, {word}" for title, word in zip(titles, column, strict=True)]
+    for number, column in enumerate(zip(*(properties(entry) for _, entry in panels), strict=True)):
+        last_resort = number in (1, 4, 5)  # used only if nothing else tells two panels apart
+        if len(set(column)) > 1 and (not last_resort or len(set(titles)) < len(titles)):
+            titles = [f"{title}, {value}" for title, value in zip(titles, column, strict=True)]
     return titles
 
 
 # ---- what pictures do not show --------------------------------------------------------------------------------------
 
 
-def several(shown: Sequence[Entry]) -> list[str]:
-    """A warning where a size has panels of other budgets or sets."""
-    warning = "panels of one size differ in what was read or asked: compare rows within a panel only."
+def mixed_panels_warning(shown: Sequence[Entry]) -> list[str]:
+    """Return a warning if a size has panels with different budgets or datasets."""
+    warning = "panels of one size differ in training budget or evaluation dataset: compare within a panel only."
     return [warning] if len({entry.group for entry in shown}) > len({entry.first.size for entry in shown}) else []
 
 
-def absent(entries: Sequence[Entry], shown: Sequence[Entry], both_ways: bool = False) -> dict[str, str]:
-    """Why runs are not in the panels of a picture, by their names.
+def missing_from_panels(entries: Sequence[Entry], shown: Sequence[Entry], both_ways: bool = False) -> dict[str, str]:
+    """Return why runs are not in the panels of a figure, by name.
 
     Args:
-        entries: Of the split.
-        shown: Those in the panels.
-        both_ways: Is the picture of those that answer with the future and without it? The others are not missed.
+        entries: All entries of the split.
+        shown: The entries in the panels.
+        both_ways: Whether the figure shows only methods that answer with and without the future. Others are not
+            reported.
     """
     runs, groups = {run for entry in shown for run in entry.runs}, {entry.group for entry in shown}
     reasons = {}
@@ -576,50 +601,51 @@ def absent(entries: Sequence[Entry], shown: Sequence[Entry], both_ways: bool = F
         for run in entry.runs:
             if run in runs or (both_ways and not exact_both_ways(entry.modes)):
                 continue
-            if both_ways and entry.own and entry.group in groups:
-                reasons[run.name] = "over twice as bad as the best without the future. See the tables."
+            if both_ways and entry.at_training_r_max and entry.group in groups:
+                reasons[run.name] = "more than twice the best perplexity without the future. See the tables."
             else:
                 reasons.setdefault(run.name, why_left_out(run, entries, shown))
     return reasons
 
 
 def why_left_out(run: Run, entries: Sequence[Entry], shown: Sequence[Entry]) -> str:
-    """Why a run is not among the panels of the main picture, or on no curve; and what to do.
+    """Return why a run is not in the panels of the main figure, or on no curve, and what to do.
 
     Args:
         run: The run.
-        entries: Of the split.
-        shown: Those in the panels.
+        entries: All entries of the split.
+        shown: The entries in the panels.
     """
-    mine = [entry for entry in entries if run in entry.runs]
-    own = {entry.r_max for entry in mine if entry.own}
-    if not own:
-        asked = ", ".join(f"{x:g}" for x in sorted({entry.r_max for entry in mine}))
+    own_entries = [entry for entry in entries if run in entry.runs]
+    r_maxes = {entry.r_max for entry in own_entries if entry.at_training_r_max}
+    if not r_maxes:
+        evaluated = ", ".join(f"{r_max:g}" for r_max in sorted({entry.r_max for entry in own_entries}))
         return (
-            f"trained with r_max {run.r_max:g}, and asked at {asked} only. Evaluate it as it was trained: acgpt "
-            f"evaluate … --conditioning model --split {mine[0].asked.split} -o {run.folder / 'own.json'}"
+            f"trained with r_max {run.r_max:g}, but evaluated at {evaluated} only. Evaluate it at its own r_max: acgpt "
+            f"evaluate … --conditioning model --split {own_entries[0].evaluation.split} -o {run.folder / 'own.json'}"
         )
-    if seeds := [each for entry in shown if entry.identity == mine[0].identity for each in entry.runs]:
-        same = listed(each.name for each in seeds)
-        return f"asked another set than {same}, from which it differs in the seed at most. See the tables."
+    if seeds := [other for entry in shown if entry.identity == own_entries[0].identity for other in entry.runs]:
+        same = join_names(other.name for other in seeds)
+        return f"evaluated on another dataset than {same}, which is the same run or another seed of it. See the tables."
     peers = [entry for entry in shown if entry.first.size == run.size]
-    if peers and peers[0].r_max not in own:
-        reason = f"asked at another r_max than {peers[0].r_max:g}, which the figure is of."
+    if peers and peers[0].r_max not in r_maxes:
+        reason = f"evaluated at another r_max than {peers[0].r_max:g}, which the figure shows."
         if run.causal:
-            return f"{reason} Ask it the same: {command_for(peers[0].asked)} -o {run.folder / 'same.json'}"
+            command = f"{command_for(peers[0].evaluation)} -o {run.folder / 'same.json'}"
+            return f"{reason} Evaluate it on the same dataset: {command}"
         return f"{reason} See the tables."
-    return f"a figure has at most {MOST_PANELS} panels of a size. See the tables, or report fewer runs at a time."
+    return f"a figure has at most {MAX_PANELS} panels per size. See the tables, or compare fewer runs."
 
 
-def asked_otherwise(entries: Sequence[Entry], names: Mapping[Entry, str]) -> list[str]:
-    """Which ways of asking are left out, for the same was asked by default."""
+def hidden_options(entries: Sequence[Entry], names: Mapping[Entry, str]) -> list[str]:
+    """Note the entries with options that are hidden because the defaults are shown."""
     default = asked_by_default(entries)
     others = [names[entry] for entry in entries if entry not in default]
-    return [f"not shown: {listed(others)}: shown as asked by default. See the tables."] if others else []
+    return [f"not shown: {join_names(others)}: shown with default options only. See the tables."] if others else []
 
 
 def without_bars(panels: Sequence[Panel]) -> list[str]:
-    """Which perplexities are infinite, and so have no bar."""
+    """Note the infinite perplexities, which have no bar."""
     infinite = [
         f"{name} ({mode})"
         for panel in panels
@@ -627,84 +653,90 @@ def without_bars(panels: Sequence[Panel]) -> list[str]:
         for mode, mean in modes.items()
         if mean is not None and not math.isfinite(mean.mean)
     ]
-    return [f"no bar: {listed(infinite)}: infinite."] if infinite else []
+    return [f"no bar: {join_names(infinite)}: infinite."] if infinite else []
 
 
-def off_curve(entries: Sequence[Entry], shown: Sequence[Entry]) -> dict[str, str]:
-    """Why runs are on no curve over r_max, by their names."""
+def missing_from_curves(entries: Sequence[Entry], shown: Sequence[Entry]) -> dict[str, str]:
+    """Return why runs are on no curve over r_max, by name."""
     runs = {run for entry in shown for run in entry.runs}
     reasons = {}
     for entry in entries:
         for run in entry.runs:
-            mine = [each for each in entries if run in each.runs]
+            own_entries = [other for other in entries if run in other.runs]
             if run in runs:
                 continue
-            if all(each.asked.bound for each in mine):
+            if all(other.evaluation.bound for other in own_entries):
                 reason = "only a bound. See the tables."
-            elif not any(each.own for each in mine):
+            elif not any(other.at_training_r_max for other in own_entries):
                 reason = why_left_out(run, entries, ())
             else:
-                reason = "no run like it was asked at another r_max, on as many texts. See the tables."
+                reason = "no similar run was evaluated at another r_max on as many texts. See the tables."
             reasons[run.name] = reason
     return reasons
 
 
-def with_and_without(panel: Panel) -> Panel:
-    """The panel with those methods alone that answer the training distribution with the future and without, exactly.
+def competitive_rows(panel: Panel) -> Panel:
+    """Keep only the methods that answer the training distribution exactly, with and without the future.
 
-    Like the paper's, it is on those that compete: what is over twice as bad as the best without the future is left out.
+    Like the paper's figure, it shows only competitive methods: perplexities without the future of more than twice the
+    best are dropped.
     """
-    pasts = [rank(modes[WITHOUT_FUTURE["training"]]) for _, _, modes in panel.rows]
-    best = min((past for past in pasts if past is not None), default=0.0)
-    kept = [
-        row for row, past in zip(panel.rows, pasts, strict=True)
-        if exact_both_ways(row[2]) and past is not None and past <= 2 * best
+    without_future = [comparable(modes[WITHOUT_FUTURE["training"]]) for _, _, modes in panel.rows]
+    best = min((value for value in without_future if value is not None), default=0.0)
+    rows = [
+        row for row, value in zip(panel.rows, without_future, strict=True)
+        if exact_both_ways(row[2]) and value is not None and value <= 2 * best
     ]  # fmt: skip
-    return replace(panel, rows=tuple(kept))
+    return replace(panel, rows=tuple(rows))
 
 
 def exact_both_ways(modes: Mapping[str, Mean | None]) -> bool:
-    """Is the training distribution answered with the future and without it, and exactly?"""
-    return rank(modes["training"]) is not None and rank(modes[WITHOUT_FUTURE["training"]]) is not None
+    """Return whether the training distribution is answered exactly, with and without the future."""
+    return comparable(modes["training"]) is not None and comparable(modes[WITHOUT_FUTURE["training"]]) is not None
 
 
 def sweep(
     size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
 ) -> list[tuple[Curve, list[Entry]]]:
-    """The curves of a size over r_max, each with its entries, the paper's beside them; none if there is but one r_max.
+    """Return the curves of a size over r_max with their entries, then the paper's; none if there is only one r_max.
 
-    What was asked at each r_max on more and on fewer texts has one curve, of the most points, then of the most texts.
+    If an r_max was evaluated on datasets of several sizes, the curve uses the size with the most points, then the
+    largest.
     """
-    points = [entry for entry in entries if entry.first.size == size and entry.own and not entry.asked.bound]
-    found = pd.DataFrame(
+    points = [
+        entry
+        for entry in entries
+        if entry.first.size == size and entry.at_training_r_max and not entry.evaluation.bound
+    ]
+    frame = pd.DataFrame(
         {
             "entry": pd.Series(points, dtype=object),
-            "alike": [but_for_r_max(entry) for entry in points],
-            "texts": [entry.asked.texts for entry in points],
+            "curve": [curve_key(entry) for entry in points],
+            "texts": [entry.evaluation.texts for entry in points],
             "r_max": [entry.r_max for entry in points],
         }
     ).sort_values("r_max", kind="stable")
     curves = []
-    for _, alike in found.groupby("alike", sort=False):
-        counts = alike.groupby("texts")["r_max"].nunique()
+    for _, candidates in frame.groupby("curve", sort=False):
+        counts = candidates.groupby("texts")["r_max"].nunique()
         texts = max(counts.index, key=lambda texts: (counts[texts], texts))
         if counts[texts] > 1:
-            own = list(alike["entry"][alike["texts"] == texts])
-            curve = tuple((entry.r_max, entry.modes) for entry in own)
-            curves.append((Curve(names[own[0]], own[0].method, curve), own))
-    curves.sort(key=lambda curve: place(curve[0].method, paper))
+            members = list(candidates["entry"][candidates["texts"] == texts])
+            curve = tuple((entry.r_max, entry.modes) for entry in members)
+            curves.append((Curve(names[members[0]], members[0].method, curve), members))
+    curves.sort(key=lambda curve: method_order(curve[0].method, paper))
     for method in dict.fromkeys(curve.method for curve, _ in curves):
         rows = [row for row in paper["perplexities"] if (row["model"], row["method"]) == (size, method)]
-        theirs = tuple((row["r_max"], paper_modes(paper, row)) for row in rows if row["corpus"] == "WikiText-103")
-        if theirs:
-            curves.append((Curve(f"{paper['methods'][method]}, the paper", method, theirs, paper=True), []))
+        from_paper = tuple((row["r_max"], paper_modes(paper, row)) for row in rows if row["corpus"] == "WikiText-103")
+        if from_paper:
+            curves.append((Curve(f"{paper['methods'][method]}, the paper", method, from_paper, paper=True), []))
     return curves
 
 
-def but_for_r_max(entry: Entry) -> str:
-    """The same for entries of one curve: trained alike but for r_max, and asked alike but for r_max and more texts."""
-    same = variant(entry.first)
-    if "conditioning" in same:
-        same["conditioning"] = {key: value for key, value in same["conditioning"].items() if key != "r_max"}
-    asked = [entry.asked.set.get(key) for key in ("length", "seed", "corpus_hash")]
-    return json.dumps([same, entry.asked.options, asked], sort_keys=True)
+def curve_key(entry: Entry) -> str:
+    """Return the key of entries on one curve: equal but for r_max in training, and r_max and texts in evaluation."""
+    recipe = variant(entry.first)
+    if "conditioning" in recipe:
+        recipe["conditioning"] = {key: value for key, value in recipe["conditioning"].items() if key != "r_max"}
+    dataset = [entry.evaluation.dataset.get(key) for key in ("length", "seed", "corpus_hash")]
+    return json.dumps([recipe, entry.evaluation.options, dataset], sort_keys=True)

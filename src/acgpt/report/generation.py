@@ -1,10 +1,10 @@
-"""Generation, as in the paper's appendix on sampling: MAUVE by method and mode, what else was measured, and samples.
+"""Generation, as in the paper's appendix on sampling: MAUVE by method and mode, other measures, and samples.
 
-    FOLDER/**/NAME.jsonl, NAME.json     what acgpt generate has drawn: shown side by side on a page of its own
-    FOLDER/**/*.mauve.json              what acgpt mauve has found of it: the tables
+    FOLDER/**/NAME.jsonl, NAME.json     generations of acgpt generate: shown side by side on their own page
+    FOLDER/**/*.mauve.json              scores of acgpt mauve: the tables
 
-Scores may be compared if they are of the same scored part, evaluation set, reference, features and way of drawing.
-Models that differ in their seed only are one row; of several draws of one model, the mean is its.
+Scores are comparable if they have the same scored part, evaluation dataset, reference, features and sampling settings.
+Models that differ only in their seed are one row. Several draws of one model are averaged first.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from acgpt.errors import InputError
 from acgpt.evaluation.generations import Generations, record_of
 from acgpt.query.modes import MODES
 from acgpt.report import from_scratch
-from acgpt.report.from_scratch import place, variant
-from acgpt.report.left_out import listed
+from acgpt.report.from_scratch import method_order, variant
+from acgpt.report.left_out import join_names
 from acgpt.report.part import Part
 from acgpt.report.runs import Run, read_json
-from acgpt.report.samples_page import Shown, samples_page
+from acgpt.report.samples_page import SampleColumn, samples_page
 from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name
 
 PAPER = Path(__file__).parent / "paper" / "mauve.json"
@@ -37,9 +37,9 @@ ENDING = ".mauve.json"
 WHOLE = "whole text"
 SHARES = ("distinct_1", "distinct_2", "distinct_3", "repetition", "loops")
 MEASURES = (*SHARES, "own", "judged")
-NO_SAMPLES = "there is no page of samples: scores are here, and what was drawn is not beside them."
-HUGE = 1e100  # no number of a result is as large
-ELSEWHERE = "models"  # the size, in file names and JSON, of models of whose training nothing is known
+NO_SAMPLES = "there is no page of samples: the folders have scores, but not the generations themselves."
+LARGEST = 1e100  # every number of a result is smaller
+UNKNOWN_RUNS = "models"  # stands for the size, in file names and JSON, of models whose runs are unknown
 
 MAUVE = (
     Column("from", "from", terminal=False),
@@ -69,22 +69,22 @@ COMPANIONS = (
 )
 CAPTION = (
     "MAUVE, higher is better: mean ± standard deviation over training seeds (of a sample; none for a single one). "
-    "k-means ± is the largest standard deviation of any of these scores over the seeds of its k-means: a smaller "
-    "difference means nothing, and a larger one may be chance too, for other texts would move a score more. Bold: the "
-    "best of those that can be compared: of the same texts (set), scored in the same way; -- is what a method cannot "
-    "draw, or what was not scored. Of a whole text, what was given counts too, and is the same for all methods; the "
-    "asked part is scored against what stood there originally."
+    "k-means ± is the largest standard deviation of any of these scores over the seeds of its k-means. Smaller "
+    "differences mean nothing; larger ones may still be chance, because other texts would change a score more. Bold: "
+    "the best of comparable scores (same texts, scored in the same way). --: the method cannot sample in this mode, or "
+    "it was not scored. The score of a whole text includes the given tokens, which are the same for all methods; the "
+    "asked part is scored against the original tokens."
 )
-ORIGINAL = " The row original is what the real texts have against the same reference: what could be reached."
+ORIGINAL = " The row original is the score of the real texts against the same reference: the level to reach."
 OTHERS = (
     "The paper's rows are of other texts, references and budgets, with features of GPT-2 large, and of whole texts: "
     "compare the order of the methods, not the levels."
 )
 MEASURED = (
-    "Of the tokens that were drawn: the share of different runs of one, two and three tokens; of runs of four that the "
-    "text had before (repeated); of texts that end in a loop; their perplexity (ppl) under the model itself at "
-    "temperature 1 (-- where it says only a bound), and under a judge. None is good or bad by itself: the original "
-    "text, where it is known, is what to be near to."
+    "Of the sampled tokens: the share of distinct 1-, 2- and 3-grams; of 4-grams that occurred before in the text "
+    "(repeated); of texts that end in a loop; their perplexity (ppl) under the model itself at temperature 1 (-- if it "
+    "has only a bound), and under a judge. No value is good or bad by itself: compare with the original text, where it "
+    "is known."
 )
 
 
@@ -97,82 +97,97 @@ class Scored:
 
     Args:
         path: Its file.
-        found: What it holds.
-        run: That trained the model, if it is among the runs.
+        content: Contents of the file.
+        run: The run that trained the model, if it is among the runs.
     """
 
     path: Path
-    found: Mapping[str, Any]
+    content: Mapping[str, Any]
     run: Run | None
 
     @property
     def record(self) -> Mapping[str, Any]:
-        """What generated it."""
-        record: Mapping[str, Any] = self.found["record"]
+        """Record of the generation that was scored."""
+        record: Mapping[str, Any] = self.content["record"]
         return record
 
     @property
     def size(self) -> str:
-        """In which table it stands."""
-        return ELSEWHERE if self.run is None else self.run.size or Path(self.run.base).name
+        """Size of the model, which decides the table."""
+        return UNKNOWN_RUNS if self.run is None else self.run.size or Path(self.run.base).name
 
     @property
     def r_max(self) -> float:
-        """Of the evaluation set."""
+        """r_max of the evaluation dataset."""
         return float(self.record["r_max"])
 
     @property
     def texts(self) -> int:
-        """In the evaluation set."""
+        """Number of texts in the evaluation dataset."""
         return int(self.record["set"].get("texts") or 0)
 
     @property
     def options(self) -> str:
-        """How the method was asked, where it leaves a choice."""
+        """Non-default options of the method."""
         return ", ".join(f"{key}={value}" for key, value in (self.record.get("options") or {}).items())
 
     @cached_property
-    def asked(self) -> str:
-        """What was drawn, and how: the same for all that can be compared."""
-        return json.dumps([self.record["set"]["hash"], how_drawn(self.record)], sort_keys=True)
+    def sampling_key(self) -> str:
+        """Key of the evaluation dataset and the sampling settings: the same for comparable results."""
+        return json.dumps([self.record["set"]["hash"], sampling_settings(self.record)], sort_keys=True)
 
     @cached_property
     def group(self) -> Hashable:
-        """Rows that have the same may be compared. What stood there originally depends on the mode alone."""
-        features, whole = self.found["features"] or {}, self.found["scored"] == WHOLE
-        reference = self.found["reference"]["hash"] if whole else None
+        """Key of comparable rows. The reference of an asked part depends only on the mode, so it is not in the key."""
+        features, whole = self.content["features"] or {}, self.content["scored"] == WHOLE
+        reference = self.content["reference"]["hash"] if whole else None
         trained = None if self.run is None else (self.run.results["corpus_hash"], self.run.budget)
-        return self.size, self.r_max, self.found["scored"], self.asked, features.get("hash"), reference, trained
+        return (
+            self.size,
+            self.r_max,
+            self.content["scored"],
+            self.sampling_key,
+            features.get("hash"),
+            reference,
+            trained,
+        )
 
     @cached_property
     def identity(self) -> Hashable:
-        """All of a row but its seeds: what has the same differs in the seed of its training only."""
-        known = self.record["model"] if self.run is None else json.dumps(variant(self.run), sort_keys=True)
-        return self.record["method"], self.options, self.record.get("adapter") if self.run is None else None, known
+        """Key of a row: the same for results that differ only in the seed of training."""
+        model = self.record["model"] if self.run is None else json.dumps(variant(self.run), sort_keys=True)
+        return self.record["method"], self.options, self.record.get("adapter") if self.run is None else None, model
 
     @property
     def seed(self) -> Hashable:
-        """Of the training."""
+        """Seed of training."""
         return None if self.run is None else self.run.seed
 
     @property
     def judge(self) -> str | None:
-        """Who judged it."""
-        return None if self.found["judge"] is None else str(self.found["judge"]["model"])
+        """Name of the judge."""
+        return None if self.content["judge"] is None else str(self.content["judge"]["model"])
 
     @property
-    def drawn(self) -> Hashable:
-        """Which file of generations it is of, wherever that lies."""
-        return self.found["hash"], self.record["mode"], self.identity, self.seed
+    def generation_key(self) -> Hashable:
+        """Key of the scored file of generations, wherever it is stored."""
+        return self.content["hash"], self.record["mode"], self.identity, self.seed
 
 
-def how_drawn(record: Mapping[str, Any]) -> list[Any]:
-    """How many samples of each text, and how a token is drawn, whatever the seed."""
-    return [record.get("samples"), {key: x for key, x in (record.get("sampling") or {}).items() if key != "seed"}]
+def sampling_settings(record: Mapping[str, Any]) -> list[Any]:
+    """Return the number of samples per text and the sampling settings, without the seed."""
+    return [
+        record.get("samples"),
+        {key: value for key, value in (record.get("sampling") or {}).items() if key != "seed"},
+    ]
 
 
-def find(folders: Sequence[Path], runs: Sequence[Run]) -> tuple[list[Generations], list[Scored], list[str]]:
-    """All generations and all results in these folders, however deep, each once; and notes on what is left out."""
+def find_results(folders: Sequence[Path], runs: Sequence[Run]) -> tuple[list[Generations], list[Scored], list[str]]:
+    """Find all generations and results in these folders and their subfolders, each once.
+
+    Returns:
+        The generations, the results, and notes on what is left out.
+    """
     generated: dict[Path, Generations] = {}
     scored: dict[Hashable, Scored] = {}
     notes = []
@@ -181,83 +196,90 @@ def find(folders: Sequence[Path], runs: Sequence[Run]) -> tuple[list[Generations
             if record_of(path) is not None:
                 generated.setdefault(path.resolve(), Generations.open(path))
         for path in sorted(folder.rglob(f"*{ENDING}")):
-            each = read_scored(path, runs)
-            beside = generated.get((path.parent / f"{each.found['name']}.jsonl").resolve())
-            if beside is not None and beside.hash != each.found["hash"]:
-                notes.append(f"{path} is of an earlier {beside.path.name}: left out. Score it again with acgpt mauve.")
-                continue
-            kept = scored.setdefault((each.drawn, each.group, each.judge), each)
-            if means_of(kept) != means_of(each):
+            result = read_result(path, runs)
+            generation = generated.get((path.parent / f"{result.content['name']}.jsonl").resolve())
+            if generation is not None and generation.hash != result.content["hash"]:
                 notes.append(
-                    f"{path} is left out: {kept.path} scores the same texts in the same way, to another result. Delete "
-                    "the one that is not meant."
+                    f"{path} scores an earlier {generation.path.name}: left out. Score it again with acgpt mauve."
                 )
-    hashes = {each.hash for each in generated.values()}
-    if generated and (bare := [str(each.path) for each in scored.values() if each.found["hash"] not in hashes]):
+                continue
+            existing = scored.setdefault((result.generation_key, result.group, result.judge), result)
+            if key_scores(existing) != key_scores(result):
+                notes.append(
+                    f"{path} is left out: {existing.path} scores the same texts in the same way, with another result. "
+                    "Delete one of them."
+                )
+    hashes = {generation.hash for generation in generated.values()}
+    if generated and (
+        unmatched := [str(result.path) for result in scored.values() if result.content["hash"] not in hashes]
+    ):
         notes.append(
-            f"{PAGE} lacks the texts of {listed(bare)}: their .jsonl is in none of the folders. Name its folder too."
+            f"{PAGE} lacks the texts of {join_names(unmatched)}: "
+            "their .jsonl files are in none of the folders. Name their folders too."
         )
     return list(generated.values()), list(scored.values()), notes
 
 
-def means_of(scored: Scored) -> list[float | None]:
-    """The scores by which two results can be told apart."""
-    found = (scored.found["mauve"], scored.found["judge"])
-    return [None if each is None else each[key] for each, key in zip(found, ("mean", "perplexity"), strict=True)]
+def key_scores(scored: Scored) -> list[float | None]:
+    """Return the scores that tell two results apart."""
+    scores = (scored.content["mauve"], scored.content["judge"])
+    return [None if score is None else score[key] for score, key in zip(scores, ("mean", "perplexity"), strict=True)]
 
 
 def holds_generations(folder: Path) -> bool:
-    """Is there anything here for this part?"""
+    """Return whether a folder has anything for this part."""
     return any(record_of(path) for path in folder.rglob("*.jsonl")) or any(folder.rglob(f"*{ENDING}"))
 
 
-def read_scored(path: Path, runs: Sequence[Run]) -> Scored:
-    """A result of `acgpt mauve`, checked."""
-    found = read_json(path)
+def read_result(path: Path, runs: Sequence[Run]) -> Scored:
+    """Read and check a result of `acgpt mauve`."""
+    content = read_json(path)
     try:
-        each = Scored(path, found, run_of(found["record"], path, runs))
-        check(found)
-        hash((each.group, each.identity, each.judge, each.texts))
+        scored = Scored(path, content, run_of(content["record"], path, runs))
+        check_result(content)
+        hash((scored.group, scored.identity, scored.judge, scored.texts))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InputError(f"{path} is no result of acgpt mauve ({error!r}): score it again, or leave it out.") from error
-    return each
+        raise InputError(
+            f"{path} is not a result of acgpt mauve ({error!r}): score it again or leave it out."
+        ) from error
+    return scored
 
 
-def check(found: Mapping[str, Any]) -> None:
-    """All that a report needs is read once here, so that it is found missing here.
+def check_result(result: Mapping[str, Any]) -> None:
+    """Read everything that a report needs, so that a missing value is reported here.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: Something is missing, or is not what it should be.
+        KeyError, TypeError, ValueError, AttributeError: Something is missing or has the wrong type.
     """
-    record, reference, judge, measured = (found[key] for key in ("record", "reference", "judge", "companions"))
-    words = [found["name"], found["hash"], found["scored"], record["method"], record["mode"], record["set"]["hash"]]
-    words += [*(found.get("notes") or ()), *(reference.get(key) or "" for key in ("file", "corpus", "split", "rule"))]
-    numbers = [found["texts"], reference["texts"], record["r_max"], measured["generated"]["loops"]]
-    perhaps = [found["perplexity"]]
-    for side in filter(None, (measured["generated"], measured["original"])):
-        perhaps += [side[key] for key in SHARES]
-    for score in filter(None, (found["mauve"], found.get("original"))):
+    record, reference, judge, companions = (result[key] for key in ("record", "reference", "judge", "companions"))
+    texts = [result["name"], result["hash"], result["scored"], record["method"], record["mode"], record["set"]["hash"]]
+    texts += [*(result.get("notes") or ()), *(reference.get(key) or "" for key in ("file", "corpus", "split", "rule"))]
+    numbers = [result["texts"], reference["texts"], record["r_max"], companions["generated"]["loops"]]
+    optional_numbers = [result["perplexity"]]
+    for side in filter(None, (companions["generated"], companions["original"])):
+        optional_numbers += [side[key] for key in SHARES]
+    for score in filter(None, (result["mauve"], result.get("original"))):
         numbers.append(score["mean"])
-        perhaps.append(score["std"])
-        words += [found["features"]["model"], found["features"]["hash"]]
+        optional_numbers.append(score["std"])
+        texts += [result["features"]["model"], result["features"]["hash"]]
     for side in filter(None, (judge, judge and judge.get("original"))):
-        words.append(side["measures"])
-        perhaps.append(side["perplexity"])
+        texts.append(side["measures"])
+        optional_numbers.append(side["perplexity"])
         numbers += [side.get("cut", 0), int(side["bound"])]
-    for word in words:
-        if not isinstance(word, str) or "\0" in word:
-            raise ValueError(f"{word!r:.40} is no text")
-    for number in (*numbers, *(each for each in perhaps if each is not None)):
-        if not isinstance(number, int | float) or isinstance(number, bool) or not abs(number) < HUGE:
-            raise ValueError(f"{number!r:.40} is no number")
+    for text in texts:
+        if not isinstance(text, str) or "\0" in text:
+            raise ValueError(f"{text!r:.40} is not a string")
+    for number in (*numbers, *(number for number in optional_numbers if number is not None)):
+        if not isinstance(number, int | float) or isinstance(number, bool) or not abs(number) < LARGEST:
+            raise ValueError(f"{number!r:.40} is not a number")
 
 
 def run_of(record: Mapping[str, Any], path: Path, runs: Sequence[Run]) -> Run | None:
-    """The run of a model: in whose folder the result lies, or the model."""
+    """Return the run whose folder contains the result, or else the model."""
     model = Path(str(record.get("adapter") or record["model"]))
-    for where in (path.resolve(), *([model.resolve()] if model.parts else [])):
+    for location in (path.resolve(), *([model.resolve()] if model.parts else [])):
         for run in runs:
-            if run.folder.resolve() in where.parents:
+            if run.folder.resolve() in location.parents:
                 return run
     return None
 
@@ -266,88 +288,93 @@ def run_of(record: Mapping[str, Any], path: Path, runs: Sequence[Run]) -> Run | 
 
 
 def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
-    """The part on generation; `None` if there is nothing for it in these folders."""
-    generated, scored, notes = find(folders, runs)
+    """Build the part on generation; `None` if the folders have nothing for it."""
+    generated, scored, notes = find_results(folders, runs)
     if not generated and not scored:
         return None
     paper = json.loads(PAPER.read_text(encoding="utf-8"))
-    described = from_scratch.read_paper()
-    paper |= {key: described[key] for key in ("methods", "sizes")}
+    scratch_paper = from_scratch.read_paper()
+    paper |= {key: scratch_paper[key] for key in ("methods", "sizes")}
     part = Part("generation", "Generation", {"sizes": {}, "paper": paper["source"]}, {}, notes=notes)
-    sizes = dict.fromkeys(each.size for each in scored)
+    sizes = dict.fromkeys(result.size for result in scored)
     for size in (*(s for s in paper["sizes"] if s in sizes), *(s for s in sizes if s not in paper["sizes"])):
-        own = [each for each in scored if each.size == size]
+        of_size = [result for result in scored if result.size == size]
         suffix = f", {paper['sizes'].get(size, size)}"
-        if size == ELSEWHERE:
+        if size == UNKNOWN_RUNS:
             suffix = ", models whose runs are not in this report" if len(sizes) > 1 else ""
-        tables = {"companions": companions_table(f"What was drawn{suffix}", own, paper)}
-        with_mauve = [each for each in own if each.found["mauve"] is not None]
+        tables = {"companions": companions_table(f"What was drawn{suffix}", of_size, paper)}
+        with_mauve = [result for result in of_size if result.content["mauve"] is not None]
         if with_mauve:
             tables = {"mauve": mauve_table(f"MAUVE{suffix}", size, with_mauve, paper), **tables}
         part.content["sizes"][size] = {name: table.as_dicts() for name, table in tables.items()}
         part.tables.update({f"{file_name(size)}/{name}": table for name, table in tables.items()})
     if generated:
-        shown = [column_of(each, run_of(each.record, each.path, runs), paper) for each in generated]
-        part.pages[PAGE] = ("Samples, side by side", partial(samples_page, shown))
+        columns = [
+            column_of(generations, run_of(generations.record, generations.path, runs), paper)
+            for generations in generated
+        ]
+        part.pages[PAGE] = ("Samples, side by side", partial(samples_page, columns))
     else:
         part.notes.append(NO_SAMPLES)
     return part
 
 
-def column_of(generated: Generations, run: Run | None, paper: Mapping[str, Any]) -> Shown:
-    """Where the page of samples has these, and what it calls them."""
+def column_of(generated: Generations, run: Run | None, paper: Mapping[str, Any]) -> SampleColumn:
+    """Describe generations as a column of the page of samples."""
     method, model = str(generated.record["method"]), str(generated.record["model"])
     options = [f"{key}={value}" for key, value in (generated.record.get("options") or {}).items()]
     size = "" if run is None else run.size or Path(run.base).name
-    about = [*([paper["sizes"].get(size, size)] if size else []), f"r_max {generated.record.get('r_max')}"]
-    same = [options, how_drawn(generated.record), model if run is None else variant(run)]
-    return Shown(
+    description = [*([paper["sizes"].get(size, size)] if size else []), f"r_max {generated.record.get('r_max')}"]
+    identity = [options, sampling_settings(generated.record), model if run is None else variant(run)]
+    return SampleColumn(
         generated,
         ", ".join([paper["methods"].get(method, method), *options]),
-        ", ".join([*about, model if run is None else run.name]),
-        place(method, paper),
+        ", ".join([*description, model if run is None else run.name]),
+        method_order(method, paper),
         0 if run is None else run.seed,
-        json.dumps(same, sort_keys=True),
+        json.dumps(identity, sort_keys=True),
     )
 
 
 def frame_of(scored: Sequence[Scored]) -> pd.DataFrame:
-    """Results as a tidy table, a row each: what they are grouped by, and all that was measured of what was drawn."""
-    found = pd.DataFrame(
+    """Return results as a tidy table, one row each: the grouping keys, and all measures of the generation."""
+    frame = pd.DataFrame(
         {
             "scored": pd.Series(scored, dtype=object),
-            "group": pd.Series([each.group for each in scored], dtype=object),
-            "identity": pd.Series([each.identity for each in scored], dtype=object),
-            "seed": pd.Series([each.seed for each in scored], dtype=object),
-            "drawn": pd.Series([each.drawn for each in scored], dtype=object),
-            "method": [str(each.record["method"]) for each in scored],
-            "mode": [str(each.record["mode"]) for each in scored],
-            "r_max": [each.r_max for each in scored],
-            "asked": [each.asked for each in scored],
-            "texts": [each.texts for each in scored],
-            "mauve": [None if each.found["mauve"] is None else each.found["mauve"]["mean"] for each in scored],
+            "group": pd.Series([result.group for result in scored], dtype=object),
+            "identity": pd.Series([result.identity for result in scored], dtype=object),
+            "seed": pd.Series([result.seed for result in scored], dtype=object),
+            "generation": pd.Series([result.generation_key for result in scored], dtype=object),
+            "method": [str(result.record["method"]) for result in scored],
+            "mode": [str(result.record["mode"]) for result in scored],
+            "r_max": [result.r_max for result in scored],
+            "asked": [result.sampling_key for result in scored],
+            "texts": [result.texts for result in scored],
+            "mauve": [
+                None if result.content["mauve"] is None else result.content["mauve"]["mean"] for result in scored
+            ],
         }
     )
-    return found.join(pd.DataFrame([measured(each, "generated") for each in scored])).astype({"mauve": float})
+    return frame.join(pd.DataFrame([measures_of(result, "generated") for result in scored])).astype({"mauve": float})
 
 
-def measured(scored: Scored, side: str) -> dict[str, float]:
-    """What else was measured of one side, "generated" or "original": shares in percent, and perplexities."""
-    shares, judge = scored.found["companions"][side], scored.found["judge"] or {}
+def measures_of(scored: Scored, side: str) -> dict[str, float]:
+    """Return the other measures of one side, "generated" or "original": shares in percent, and perplexities."""
+    shares, judge = scored.content["companions"][side], scored.content["judge"] or {}
     if side == "original":
         judge = judge.get("original") or {}
-    found = {key: None if shares[key] is None else 100 * shares[key] for key in SHARES}
-    found["own"] = scored.found["perplexity"] if side == "generated" else None
-    found["judged"] = judge.get("perplexity")
-    return {key: math.nan if value is None else float(value) for key, value in found.items()}
+    measures = {key: None if shares[key] is None else 100 * shares[key] for key in SHARES}
+    measures["own"] = scored.content["perplexity"] if side == "generated" else None
+    measures["judged"] = judge.get("perplexity")
+    return {key: math.nan if value is None else float(value) for key, value in measures.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """Results of one row of a table: of one model in several modes, by seed of its training and by draw.
+    """Results of one row of a table: one model in several modes, by training seed and by draw.
 
     Args:
-        draws: Some rows of `frame_of`, each file of generations once, ordered by mode and seed.
+        draws: Rows of `frame_of`, each file of generations once, ordered by mode and seed.
         mauve: The score in each mode.
     """
 
@@ -356,125 +383,133 @@ class Entry:
 
     @property
     def first(self) -> Scored:
-        """Any of the results: what is asked of it here is the same for all."""
+        """One of the results, for properties that all of them share."""
         first: Scored = self.draws["scored"].iloc[0]
         return first
 
     @property
     def seeds(self) -> int:
-        """How many trainings there are."""
+        """Number of training seeds."""
         return int(self.draws["seed"].nunique(dropna=False))
 
     @cached_property
     def modes(self) -> dict[str, pd.DataFrame]:
-        """The results by mode."""
+        """Results by mode."""
         return dict(iter(self.draws.groupby("mode", sort=False)))
 
 
 def entries_of(scored: Sequence[Scored]) -> list[Entry]:
-    """The rows that results come to."""
-    once = frame_of(scored).drop_duplicates(["group", "identity", "drawn"])
-    once = once.assign(row=once.groupby(["group", "identity"], sort=False).ngroup())
-    means = over_seeds(once, ["row", "mode"], ["mauve"])
+    """Group results into rows."""
+    unique = frame_of(scored).drop_duplicates(["group", "identity", "generation"])
+    unique = unique.assign(row=unique.groupby(["group", "identity"], sort=False).ngroup())
+    means = over_seeds(unique, ["row", "mode"], ["mauve"])
     entries = []
-    for row, own in once.groupby("row"):
-        places = own[["mode", "seed"]].apply(lambda column: column.factorize(use_na_sentinel=False)[0])
-        draws = own.loc[places.sort_values(["mode", "seed"], kind="stable").index]
+    for row, members in unique.groupby("row"):
+        order = members[["mode", "seed"]].apply(lambda column: column.factorize(use_na_sentinel=False)[0])
+        draws = members.loc[order.sort_values(["mode", "seed"], kind="stable").index]
         entries.append(Entry(draws, {mode: means[row, mode]["mauve"] for mode in draws["mode"].unique()}))
     return entries
 
 
 def over_seeds(draws: pd.DataFrame, by: list[str], columns: list[str]) -> dict[Hashable, dict[str, Mean | None]]:
-    """The means over training seeds, of which each has the mean of its draws, by group.
+    """Return by group the means over training seeds, each of which is the mean of its draws.
 
-    Where a draw has no value there is no mean.
+    There is no mean if a draw has no value.
     """
     means = draws.groupby([*by, "seed"], sort=False, dropna=False)[columns].agg(lambda x: math.fsum(x) / len(x))
     return {
-        group: {key: None if found[key].isna().any() else Mean.of(found[key]) for key in columns}
-        for group, found in means.groupby(level=by, sort=False)
+        group: {key: None if by_seed[key].isna().any() else Mean.of(by_seed[key]) for key in columns}
+        for group, by_seed in means.groupby(level=by, sort=False)
     }
 
 
 def draws_note(draws: pd.DataFrame) -> list[str]:
-    """A word where a seed of the training has several draws."""
+    """Return a note if a training seed has several draws."""
     most = draws.groupby("seed", dropna=False).size().max()
-    return [f"of up to {most} draws of a model, the mean is taken."] if most > 1 else []
+    return [f"mean of up to {most} draws of a model."] if most > 1 else []
 
 
 def names_of(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry, str]:
-    """The method, how it was asked, and where two of a group would be called the same, the model."""
+    """Return row names: the method, its options, and the model if two rows of a group had the same name."""
 
     def name(entry: Entry) -> str:
         method = str(entry.first.record["method"])
         return ", ".join([titles.get(method, method), *([entry.first.options] if entry.first.options else [])])
 
-    taken = [(entry.first.group, name(entry)) for entry in entries]
+    keys = [(entry.first.group, name(entry)) for entry in entries]
     return {
-        entry: f"{name(entry)}, {entry.first.record['model']}" if taken.count(key) > 1 else name(entry)
-        for entry, key in zip(entries, taken, strict=True)
+        entry: f"{name(entry)}, {entry.first.record['model']}" if keys.count(key) > 1 else name(entry)
+        for entry, key in zip(entries, keys, strict=True)
     }
 
 
 def mauve_table(title: str, size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -> Table:
-    """One size's scores, by r_max, then by method as the paper orders them; after each r_max the paper's own rows."""
+    """Build the MAUVE table of one size, by r_max and by method in the paper's order, with the paper's rows."""
     entries = entries_of(scored)
-    names, groups = names_of(entries, paper["methods"]), list(dict.fromkeys(each.first.group for each in entries))
+    names, groups = names_of(entries, paper["methods"]), list(dict.fromkeys(entry.first.group for entry in entries))
     rows = []
     for entry in entries:
-        each, notes = entry.first, notes_of(entry)
-        cells: dict[str, Cell] = {"from": "here", "r_max": each.r_max, "asked": each.texts, "method": names[entry]}
+        first, notes = entry.first, notes_of(entry)
+        cells: dict[str, Cell] = {"from": "here", "r_max": first.r_max, "asked": first.texts, "method": names[entry]}
         cells |= entry.mauve
-        for mode, found in entry.modes.items():
-            seeds = found["seed"].nunique(dropna=False)
+        for mode, draws in entry.modes.items():
+            seeds = draws["seed"].nunique(dropna=False)
             notes += [f"{mode}: {seeds} of {entry.seeds} seeds."] if seeds < entry.seeds else []
-        deviations = [one.found["mauve"]["std"] for one in entry.draws["scored"]]
-        noise = max((each for each in deviations if each is not None), default=None)
-        cells |= {"scored": each.found["scored"], "features": features_of(each), "noise": noise, "seeds": entry.seeds}
-        cells |= {"corpus": each.run.corpus if each.run else None, "set": each.record["set"]["hash"][:8]}
-        about = tuple(dict.fromkeys(compared_in_words(one) for one in entry.draws["scored"]))
-        rows.append(Row(cells, each.group, " ".join(notes) or None, about=about))
-    order = {each.group: (-each.texts, groups.index(each.group)) for each in (entry.first for entry in entries)}
-    methods = {names[entry]: place(str(entry.first.record["method"]), paper) for entry in entries}
-    for group in groups:  # not of the group: it is what could be reached, and no method's
+        deviations = [result.content["mauve"]["std"] for result in entry.draws["scored"]]
+        noise = max((deviation for deviation in deviations if deviation is not None), default=None)
+        cells |= {
+            "scored": first.content["scored"],
+            "features": features_of(first),
+            "noise": noise,
+            "seeds": entry.seeds,
+        }
+        cells |= {"corpus": first.run.corpus if first.run else None, "set": first.record["set"]["hash"][:8]}
+        details = tuple(dict.fromkeys(describe_comparison(result) for result in entry.draws["scored"]))
+        rows.append(Row(cells, first.group, " ".join(notes) or None, details=details))
+    firsts = [entry.first for entry in entries]
+    order = {first.group: (-first.texts, groups.index(first.group)) for first in firsts}
+    method_positions = {names[entry]: method_order(str(entry.first.record["method"]), paper) for entry in entries}
+    for group in groups:  # in a group of its own: it is a reference, not a method
         if (original := original_row([entry for entry in entries if entry.first.group == group])) is not None:
             order[original.group] = order[group]
             rows.append(original)
     caption = CAPTION + (ORIGINAL if any(row.cells["method"] == "original" for row in rows) else "")
-    methods["original"] = len(paper["methods"]) + 1
+    method_positions["original"] = len(paper["methods"]) + 1
     rows.sort(
         key=lambda row: (
             row.cells["r_max"],
             row.cells["scored"] != WHOLE,
             order[row.group],
-            methods[str(row.cells["method"])],
+            method_positions[str(row.cells["method"])],
         )
     )
-    theirs = paper_rows(paper, size, {each.r_max for each in scored})
-    beside = sorted([*rows, *theirs], key=lambda row: (row.cells["r_max"], row.paper))
-    return Table(title, caption, MAUVE, tuple(beside), "method", "Scored here", OTHERS)
+    from_paper = paper_rows(paper, size, {result.r_max for result in scored})
+    all_rows = sorted([*rows, *from_paper], key=lambda row: (row.cells["r_max"], row.paper))
+    return Table(title, caption, MAUVE, tuple(all_rows), "method", "Scored here", OTHERS)
 
 
 def notes_of(entry: Entry) -> list[str]:
-    """What `acgpt mauve` has noted of a row's results, with the modes where it is not all of them."""
-    noted = entry.draws.assign(note=entry.draws["scored"].map(lambda each: list(each.found.get("notes") or ())))
+    """Return the notes of `acgpt mauve` on a row's results, with the modes if a note does not hold for all."""
+    noted = entry.draws.assign(note=entry.draws["scored"].map(lambda result: list(result.content.get("notes") or ())))
     modes = noted.explode("note").dropna(subset="note").groupby("note", sort=False)["mode"].unique()
-    said = [note if len(of) == len(entry.modes) else f"{', '.join(of)}: {note}" for note, of in modes.items()]
-    return said + list(dict.fromkeys(note for found in entry.modes.values() for note in draws_note(found)))
+    notes = [
+        note if len(present) == len(entry.modes) else f"{', '.join(present)}: {note}" for note, present in modes.items()
+    ]
+    return notes + list(dict.fromkeys(note for draws in entry.modes.values() for note in draws_note(draws)))
 
 
 def original_row(entries: Sequence[Entry]) -> Row | None:
-    """The scores of the original texts against the same reference, where they are known."""
-    found = {
-        str(each.record["mode"]): each.found["original"]
+    """Return the row with the scores of the original texts against the same reference, where known."""
+    scores = {
+        str(result.record["mode"]): result.content["original"]
         for entry in entries
-        for each in entry.draws["scored"]
-        if each.found.get("original") is not None
+        for result in entry.draws["scored"]
+        if result.content.get("original") is not None
     }
-    if not found:
+    if not scores:
         return None
     first = entries[0].first
-    noise = max((each["std"] for each in found.values() if each["std"] is not None), default=None)
+    noise = max((score["std"] for score in scores.values() if score["std"] is not None), default=None)
     cells: dict[str, Cell] = {
         "from": "here",
         "r_max": first.r_max,
@@ -484,100 +519,109 @@ def original_row(entries: Sequence[Entry]) -> Row | None:
         "features": features_of(first),
         "noise": noise,
     }
-    cells |= {mode: Mean(each["mean"]) for mode, each in found.items()}
+    cells |= {mode: Mean(score["mean"]) for mode, score in scores.items()}
     return Row({**cells, "set": first.record["set"]["hash"][:8]}, ("original", first.group))
 
 
-def compared_in_words(scored: Scored) -> str:
-    """What was compared with what, for a caption."""
-    of = scored.found["reference"]
-    where = of.get("file") or f"{Path(of.get('corpus', '')).name} ({of.get('split')}, {of.get('rule')})"
-    sides = f"{scored.found['texts']} texts against {of['texts']} of {where}"
-    return f"{scored.found['scored']}, {sides}, features of {features_of(scored)}"
+def describe_comparison(scored: Scored) -> str:
+    """Describe what was compared with what, for a caption."""
+    reference = scored.content["reference"]
+    source = (
+        reference.get("file")
+        or f"{Path(reference.get('corpus', '')).name} ({reference.get('split')}, {reference.get('rule')})"
+    )
+    texts = f"{scored.content['texts']} texts against {reference['texts']} of {source}"
+    return f"{scored.content['scored']}, {texts}, features of {features_of(scored)}"
 
 
 def features_of(scored: Scored) -> str:
-    """The last part of the name of the model that made the features."""
-    return Path(str(scored.found["features"]["model"])).name
+    """Return the last part of the name of the model that computed the features."""
+    return Path(str(scored.content["features"]["model"])).name
 
 
 def paper_rows(paper: Mapping[str, Any], size: str, r_maxes: set[float]) -> list[Row]:
-    """The paper's own rows of a size."""
+    """Return the paper's rows of a size."""
     rows = []
-    for found in paper["mauve"]:
-        if found["model"] == size and found["r_max"] in r_maxes:
-            cells: dict[str, Cell] = {"from": "paper", "r_max": found["r_max"], "corpus": found["corpus"]}
-            cells |= {"method": paper["methods"][found["method"]], "scored": WHOLE, "seeds": paper["seeds"]}
+    for scores in paper["mauve"]:
+        if scores["model"] == size and scores["r_max"] in r_maxes:
+            cells: dict[str, Cell] = {"from": "paper", "r_max": scores["r_max"], "corpus": scores["corpus"]}
+            cells |= {"method": paper["methods"][scores["method"]], "scored": WHOLE, "seeds": paper["seeds"]}
             for mode in MODES:
-                pair = found[mode]
+                pair = scores[mode]
                 cells[mode] = Mean(pair[0], pair[1], digits=paper["digits"]) if pair else None
-            rows.append(Row(cells, ("paper", found["corpus"], found["r_max"]), paper=True))
+            rows.append(Row(cells, ("paper", scores["corpus"], scores["r_max"]), paper=True))
     return rows
 
 
 def companions_table(heading: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -> Table:
-    """What else was measured, mode by mode; the original text beside it where that is known."""
-    votes = Counter(each.judge for each in scored if each.judge is not None)
+    """Build the table of the other measures, mode by mode, with the original text where known."""
+    votes = Counter(result.judge for result in scored if result.judge is not None)
     judges = sorted(votes, key=lambda judge: (-votes[judge], judge))
-    order = [*judges, None]  # of several results of one file, that of the judge that most have
-    modes = [*MODES, *sorted({str(each.record["mode"]) for each in scored} - set(MODES))]
-    found = frame_of(scored)
-    found["judge"] = [order.index(each.judge) for each in scored]
-    found["place"] = [place(method, paper) for method in found["method"]]
-    found["mode_place"] = found["mode"].map(modes.index)
-    found["fewer"] = -found["texts"]  # the largest set comes first
-    # With nothing given, sets may have the same texts.
-    best = found.sort_values("judge", kind="stable").drop_duplicates(["drawn", "r_max", "asked"])
-    best = best.sort_values(["r_max", "fewer", "asked", "mode_place", "place"], kind="stable")
-    best["row"] = best.groupby(["r_max", "asked", "mode", "identity"], sort=False).ngroup()
-    means = over_seeds(best, ["row"], list(MEASURES))
+    order = [*judges, None]  # if a file has several results, prefer the most common judge
+    modes = [*MODES, *sorted({str(result.record["mode"]) for result in scored} - set(MODES))]
+    frame = frame_of(scored)
+    frame["judge"] = [order.index(result.judge) for result in scored]
+    frame["method_order"] = [method_order(method, paper) for method in frame["method"]]
+    frame["mode_order"] = frame["mode"].map(modes.index)
+    frame["minus_texts"] = -frame["texts"]  # largest dataset first
+    # Without given tokens, different datasets may have the same texts.
+    chosen = frame.sort_values("judge", kind="stable").drop_duplicates(["generation", "r_max", "asked"])
+    chosen = chosen.sort_values(["r_max", "minus_texts", "asked", "mode_order", "method_order"], kind="stable")
+    chosen["row"] = chosen.groupby(["r_max", "asked", "mode", "identity"], sort=False).ngroup()
+    means = over_seeds(chosen, ["row"], list(MEASURES))
     rows = []
-    for group, peers in best.groupby(["r_max", "asked", "mode"], sort=False):
+    for group, peers in chosen.groupby(["r_max", "asked", "mode"], sort=False):
         models = [draws for _, draws in peers.groupby("row", sort=False)]
         firsts = [draws["scored"].iloc[0] for draws in models]
-        labels = [", ".join(filter(None, [title(first, paper), first.options])) for first in firsts]
+        labels = [", ".join(filter(None, [method_title(first, paper), first.options])) for first in firsts]
         for label, first, draws in zip(labels, firsts, models, strict=True):
             named = f"{label}, {first.record['model']}" if labels.count(label) > 1 else label
-            cells = {**about(draws), **means[(draws["row"].iloc[0],)]}
-            cells["judged"] = bounded(cells["judged"], [each.found["judge"] for each in draws["scored"]])
+            cells = {**row_description(draws), **means[(draws["row"].iloc[0],)]}
+            cells["judged"] = mark_bound(cells["judged"], [result.content["judge"] for result in draws["scored"]])
             note = " ".join([*(judge_note(draws) if cells["judged"] else []), *draws_note(draws)]) or None
             rows.append(Row({"method": named, **cells}, group, note))
-        originals = peers[peers["scored"].map(lambda each: bool(each.found["companions"]["original"]))]
+        originals = peers[peers["scored"].map(lambda result: bool(result.content["companions"]["original"]))]
         if len(originals):
-            original = originals.sort_values("judge", kind="stable").head(1)  # they differ in who judged them only
+            original = originals.sort_values("judge", kind="stable").head(1)  # they differ only in their judge
             first = original["scored"].iloc[0]
-            cells = {**about(original), "seeds": None}
-            cells |= {key: Mean.of([value]) for key, value in measured(first, "original").items()}
-            cells["judged"] = bounded(cells["judged"], [(first.found["judge"] or {}).get("original")])
+            cells = {**row_description(original), "seeds": None}
+            cells |= {key: Mean.of([value]) for key, value in measures_of(first, "original").items()}
+            cells["judged"] = mark_bound(cells["judged"], [(first.content["judge"] or {}).get("original")])
             rows.append(Row({"method": "original", **cells}, group, " ".join(judge_note(original)) or None))
-    shown = tuple(each for each in COMPANIONS if each.key != "judged" or any(row.cells["judged"] for row in rows))
-    several = f" Of several judges ({', '.join(judges)}), a file's first is shown." if len(judges) > 1 else ""
-    return Table(heading, MEASURED + several, shown, tuple(rows), "method")
+    columns = tuple(
+        column for column in COMPANIONS if column.key != "judged" or any(row.cells["judged"] for row in rows)
+    )
+    several = (
+        f" There are several judges ({', '.join(judges)}): the first of them that judged a file is shown."
+        if len(judges) > 1
+        else ""
+    )
+    return Table(heading, MEASURED + several, columns, tuple(rows), "method")
 
 
-def title(scored: Scored, paper: Mapping[str, Any]) -> str:
-    """The method as the paper names it."""
+def method_title(scored: Scored, paper: Mapping[str, Any]) -> str:
+    """Return the paper's name of the method."""
     method = str(scored.record["method"])
     return str(paper["methods"].get(method, method))
 
 
-def about(draws: pd.DataFrame) -> dict[str, Cell]:
-    """The cells that say what a row is of."""
+def row_description(draws: pd.DataFrame) -> dict[str, Cell]:
+    """Return the cells that describe a row."""
     first: Scored = draws["scored"].iloc[0]
     cells: dict[str, Cell] = {"r_max": first.r_max, "mode": str(first.record["mode"]), "asked": first.texts}
     return cells | {"set": first.record["set"]["hash"][:8], "seeds": int(draws["seed"].nunique(dropna=False))}
 
 
-def bounded(cell: Cell, judges: Sequence[Mapping[str, Any] | None]) -> Cell:
-    """A judge's perplexity, marked if it is only a bound."""
+def mark_bound(cell: Cell, judges: Sequence[Mapping[str, Any] | None]) -> Cell:
+    """Mark a judge's perplexity if it is only a bound."""
     bound = any((judge or {}).get("bound") for judge in judges)
     return replace(cell, bound=bound) if isinstance(cell, Mean) else cell
 
 
 def judge_note(draws: pd.DataFrame) -> list[str]:
-    """Who judged, and what; nothing where nobody did."""
-    judges = [each.found["judge"] for each in draws["scored"]]
+    """Note who judged, and what; empty if nobody did."""
+    judges = [result.content["judge"] for result in draws["scored"]]
     if judges[0] is None:
         return []
-    cut = ", but for what it has no positions for" if any((each or {}).get("cut") for each in judges) else ""
+    cut = ", except for tokens beyond its last position" if any((judge or {}).get("cut") for judge in judges) else ""
     return [f"judge: {judges[0]['model']}; it measures {judges[0]['measures']}{cut}."]

@@ -1,6 +1,6 @@
 """Pages of a report, from the jinja2 templates in `templates/`.
 
-An HTML page is one file: its style and figures are in it, and it loads nothing from the network. Values are escaped in
+An HTML page is one file: it contains its style and figures, and loads nothing from the network. Values are escaped in
 HTML and are never read as templates.
 """
 
@@ -15,31 +15,31 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 
 from acgpt.display.table import plain_markdown
-from acgpt.report.left_out import sentences
+from acgpt.report.left_out import join_sentences
 from acgpt.report.part import Part
 from acgpt.report.tables import WIDTHS, file_name
 from acgpt.version import __version__
 
-Provenance = tuple[str, str, str]  # the name of a run, its command, and what it took
+Provenance = tuple[str, str, str]  # name of a run, its command, and its cost
 
 
 @cache
 def environment() -> Environment:
-    """The environment of the templates: everything but Markdown is escaped, and a missing value is an error."""
-    found = Environment(
+    """Return the environment of the templates: all but Markdown is escaped, and a missing value is an error."""
+    jinja = Environment(
         loader=PackageLoader("acgpt.report"),
         autoescape=select_autoescape(default=True, disabled_extensions=("md",)),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals["widths"] = WIDTHS
-    found.filters |= {"markdown": plain_markdown, "file_name": file_name}
-    return found
+    jinja.globals["widths"] = WIDTHS
+    jinja.filters |= {"markdown": plain_markdown, "file_name": file_name}
+    return jinja
 
 
 def template(name: str) -> Template:
-    """A template of this package, by its file name."""
+    """Return a template of this package, by its file name."""
     return environment().get_template(name)
 
 
@@ -49,21 +49,23 @@ def html_page(
     """Render all tables and figures, the runs behind them, and the notes as one HTML page.
 
     Args:
-        parts: Of the report.
-        runs: Where the numbers come from.
-        notes: A sentence each.
-        files: Of the report, by path: where the figures are taken from.
+        parts: Parts of the report.
+        runs: Provenance of the numbers.
+        notes: One sentence each.
+        files: Files of the report by path, which contain the figures.
     """
     figures = {part.name: figures_of(part, files) for part in parts}
     return template("report.html").render(parts=parts, runs=runs, notes=notes, figures=figures, version=__version__)
 
 
 def figures_of(part: Part, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
-    """The figures of a part that were drawn: name, caption, and the SVG in base64."""
+    """Return the figures of a part that were drawn: name, caption, and the SVG in base64."""
     return [
         {
             "stem": stem,
-            "caption": " ".join(filter(None, [part.captions.get(stem, ""), sentences(part.left_out.get(stem, ()))])),
+            "caption": " ".join(
+                filter(None, [part.captions.get(stem, ""), join_sentences(part.left_out.get(stem, ()))])
+            ),
             "data": base64.b64encode(files[path]).decode(),
         }
         for stem in part.pictures
@@ -74,7 +76,7 @@ def figures_of(part: Part, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
 def markdown_page(
     parts: Sequence[Part], runs: Sequence[Provenance], notes: Sequence[str], files: Mapping[str, bytes]
 ) -> str:
-    """Render the same in Markdown, with links to the figures."""
+    """Render the same page in Markdown, with links to the figures."""
     figures = {}
     for part in parts:
         paths = [PurePosixPath(part.name, f"{stem}.png") for stem in part.pictures]

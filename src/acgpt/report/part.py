@@ -1,4 +1,4 @@
-"""What a part of a report consists of."""
+"""The contents of one part of a report."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Part:
     """The answer to one question of the paper.
 
     Args:
-        name: Of its folder in the report, and its key in JSON.
-        title: For people.
-        content: For programs.
-        tables: By file name without ending; written as Markdown, CSV and LaTeX.
-        data: Likewise, but only as CSV: too long to read.
-        pictures: By file name without ending, what draws each: matplotlib may be missing.
-        captions: What each picture shows, in words.
-        left_out: What each picture does not show though one might look for it, a sentence each: which run, why, and
+        name: Name of its folder in the report, and its key in JSON.
+        title: Title for people.
+        content: Data for programs.
+        tables: Tables by file name without extension; written as Markdown, CSV and LaTeX.
+        data: Tables that are too long to read, written as CSV only.
+        pictures: Functions that draw the figures, by file name without extension; not called without matplotlib.
+        captions: Captions of the figures.
+        left_out: By figure, sentences on what it does not show although a reader might expect it: which run, why, and
             what to do. They end the caption, and are notes of the report.
-        pages: Further pages, by file name: what a link to each says, and what makes its HTML.
-        notes: What the reader has to know besides.
+        pages: Further pages by file name: the text of a link to it, and a function that renders its HTML.
+        notes: Further remarks for the reader.
     """
 
     name: str

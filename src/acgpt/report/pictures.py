@@ -1,4 +1,4 @@
-"""The figures of a report, drawn with matplotlib, which is imported only when one is drawn."""
+"""The figures of a report, drawn with matplotlib, which is imported only when a figure is drawn."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 WITH_FUTURE, WITHOUT_FUTURE, CAUSAL, PAPER = "#1b7f5c", "#8fcbb4", "#b5651d", "#adb5bd"
 LINES = (WITH_FUTURE, "#3a6ea5", "#d1495b", "#7b5ea7", "#e09f3e", "#2a9d8f")
-TOWERS = 4  # so many times the least, and a scale of logarithms is needed to see the others
+LOG_SCALE_RATIO = 4  # largest over smallest perplexity from which an axis is logarithmic
 KINDS = {"Unconditional": "unconditional", "Infilling": "infilling", "Training dist.": "training"}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Methods that may be compared with each other.
+    """Methods that are comparable with each other.
 
     Args:
-        title: Of the panel.
-        rows: What each is called, its method, and its perplexity in each mode.
-        paper: Are they the paper's?
+        title: Title of the panel.
+        rows: Name, method, and perplexity by mode of each row.
+        paper: Whether the numbers are the paper's.
     """
 
     title: str
@@ -42,10 +42,10 @@ class Curve:
     """A method over r_max.
 
     Args:
-        name: Of the curve.
+        name: Name of the curve.
         method: The method.
-        points: r_max, and the perplexity in each mode.
-        paper: Is it the paper's?
+        points: r_max, and the perplexity by mode.
+        paper: Whether the numbers are the paper's.
     """
 
     name: str
@@ -54,33 +54,33 @@ class Curve:
     paper: bool = False
 
 
-def rendered(draw: Callable[[], Figure], about: Mapping[str, str] | None = None) -> dict[str, bytes]:
-    """A figure as PNG and SVG, the same bytes each time.
+def render_figure(draw: Callable[[], Figure], png_metadata: Mapping[str, str] | None = None) -> dict[str, bytes]:
+    """Render a figure as PNG and SVG, with the same bytes each time.
 
     Args:
-        draw: What draws it.
-        about: What the PNG says of itself, by keyword.
+        draw: Draws the figure.
+        png_metadata: Metadata of the PNG file, by keyword.
     """
     from matplotlib import rc_context
 
     files = {}
     with rc_context({"svg.hashsalt": "acgpt", "text.parse_math": False}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a script that no font here has: boxes stand for it
+        warnings.filterwarnings("ignore", message="Glyph")  # scripts without a font are shown as boxes
         figure = draw()
-        for form, metadata in (("png", about or {}), ("svg", {"Date": None})):
+        for format_name, metadata in (("png", png_metadata or {}), ("svg", {"Date": None})):
             file = io.BytesIO()
-            figure.savefig(file, format=form, dpi=150, metadata=metadata)
-            files[form] = file.getvalue()
+            figure.savefig(file, format=format_name, dpi=150, metadata=metadata)
+            files[format_name] = file.getvalue()
     return files
 
 
 def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """An empty figure, in inches, and its axes."""
+    """Create an empty figure, with its size in inches, and its axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    # Where a panel stands below another, its title must not touch the labels there.
+    # More padding between rows of panels: a title must not touch the labels above it.
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.04 if rows == 1 else 0.12))
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False)
@@ -88,7 +88,7 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tupl
 
 
 def modes(panels: Sequence[tuple[str, Mapping[str, float | None], Mapping[str, float | None] | None]]) -> Figure:
-    """Perplexities of AC-GPT with and without the future, beside the causal baseline's; a panel a run.
+    """Draw perplexities of AC-GPT with and without the future next to the causal baseline's, a panel per run.
 
     Args:
         panels: A title, the run's perplexities by mode, and the baseline's if there is one.
@@ -96,22 +96,22 @@ def modes(panels: Sequence[tuple[str, Mapping[str, float | None], Mapping[str, f
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = canvas(5.6 * columns, 3.6 * rows + 0.3, rows, columns)
-    for place, (title, ours, baseline) in zip(axes, panels, strict=False):
+    for ax, (title, ours, baseline) in zip(axes, panels, strict=False):
         for x, kind in enumerate(KINDS.values()):
             past = kind if kind == "unconditional" else f"{kind}-no-future"
             future = None if kind == "unconditional" else ours[kind]
             bars = [(future, WITH_FUTURE), (ours[past], WITHOUT_FUTURE), ((baseline or {}).get(past), CAUSAL)]
             heights = [(value, colour) for value, colour in bars if value is not None and math.isfinite(value)]
             for number, (value, colour) in enumerate(heights):
-                at = x + 0.27 * (number - (len(heights) - 1) / 2)
-                place.bar_label(place.bar(at, value, 0.25, color=colour), fmt="{:.2f}", fontsize=8, padding=2)
-        place.set_title(title, fontsize=9)
-        place.set_xticks(range(len(KINDS)), list(KINDS))
-        place.set_ylabel("perplexity")
-        place.margins(y=0.12)
-        place.spines[["top", "right"]].set_visible(False)
-    for place in axes[len(panels) :]:
-        place.set_axis_off()
+                position = x + 0.27 * (number - (len(heights) - 1) / 2)
+                ax.bar_label(ax.bar(position, value, 0.25, color=colour), fmt="{:.2f}", fontsize=8, padding=2)
+        ax.set_title(title, fontsize=9)
+        ax.set_xticks(range(len(KINDS)), list(KINDS))
+        ax.set_ylabel("perplexity")
+        ax.margins(y=0.12)
+        ax.spines[["top", "right"]].set_visible(False)
+    for ax in axes[len(panels) :]:
+        ax.set_axis_off()
     names = {"AC-GPT, with the future": WITH_FUTURE, "AC-GPT, without": WITHOUT_FUTURE, "causal baseline": CAUSAL}
     from matplotlib.patches import Patch
 
@@ -121,14 +121,14 @@ def modes(panels: Sequence[tuple[str, Mapping[str, float | None], Mapping[str, f
 
 
 def bars(rows: Sequence[tuple[str, Any, bool]]) -> Figure:
-    """The advantage on the training distribution, a bar a row.
+    """Draw the advantage on the training distribution, a bar per row.
 
     Args:
         rows: A label, the advantage in percent, and whether it is the paper's.
     """
     figure, (axes,) = canvas(8, 0.32 * len(rows) + 1.2)
-    for place, (_, value, paper) in enumerate(rows):
-        bar = axes.barh(place, value, 0.7, color=PAPER if paper else WITH_FUTURE)
+    for number, (_, value, paper) in enumerate(rows):
+        bar = axes.barh(number, value, 0.7, color=PAPER if paper else WITH_FUTURE)
         axes.bar_label(bar, fmt="{:+.2f}%", fontsize=8, padding=3)
     axes.set_yticks(range(len(rows)), [label for label, *_ in rows], fontsize=8)
     axes.invert_yaxis()
@@ -140,7 +140,7 @@ def bars(rows: Sequence[tuple[str, Any, bool]]) -> Figure:
 
 
 def sweep(curves: Sequence[tuple[str, bool, Sequence[tuple[Any, Any]]]]) -> Figure:
-    """The advantage on the training distribution against r_max.
+    """Draw the advantage on the training distribution against r_max.
 
     Args:
         curves: A name, whether it is the paper's, and points of r_max and percent.
@@ -150,11 +150,11 @@ def sweep(curves: Sequence[tuple[str, bool, Sequence[tuple[Any, Any]]]]) -> Figu
     for name, paper, points in curves:
         style: dict[str, Any] = {"color": PAPER, "linestyle": "--"} if paper else {"color": next(colours)}
         axes.plot(*zip(*points, strict=True), marker="o", label=name, **style)
-    return finish(figure, axes, "r_max", "TD advantage over the causal baseline, %")
+    return finish_curves(figure, axes, "r_max", "TD advantage over the causal baseline, %")
 
 
 def curve(curves: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
-    """The advantages in the course of training, of two modes.
+    """Draw the advantages in two modes during training.
 
     Args:
         curves: A name, and rows with `tokens`, `unconditional` and `training`.
@@ -169,57 +169,57 @@ def curve(curves: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
                 axes.plot(
                     *zip(*points, strict=True), style, color=colour, marker="o", markersize=3, label=f"{name}, {mode}"
                 )
-    return finish(figure, axes, "million tokens read", "advantage over the causal twin, %")
+    return finish_curves(figure, axes, "million tokens read", "advantage over the causal twin, %")
 
 
 def methods(panels: Sequence[Panel], colours: Mapping[str, str]) -> Figure:
-    """Every method in every mode, bars with their deviation; a panel below the other."""
+    """Draw every method in every mode as bars with deviations, one panel below the other."""
     from matplotlib.patches import Patch
 
     figure, axes = canvas(10, 3.1 * len(panels) + 0.5, len(panels))
-    looks: dict[str, dict[str, Any]] = {}
+    styles: dict[str, dict[str, Any]] = {}
     for panel in panels:
-        drawn: list[str] = []
+        used: list[str] = []
         for name, method, _ in panel.rows:
             colour = colours.get(method, PAPER)
-            looks.setdefault(name, {"color": colour, "alpha": 0.6 ** drawn.count(colour)})
-            drawn.append(colour)  # another row of a method in a panel is paler
-    for place, panel in zip(axes, panels, strict=True):
+            styles.setdefault(name, {"color": colour, "alpha": 0.6 ** used.count(colour)})
+            used.append(colour)  # further rows of a method in a panel are paler
+    for ax, panel in zip(axes, panels, strict=True):
         width = 0.8 / len(panel.rows)
         for number, (name, _, modes) in enumerate(panel.rows):
             for x, mode in enumerate(MODES):
                 mean = modes[mode]
                 if mean is None or not math.isfinite(mean.mean):
                     continue
-                at = x + width * (number - (len(panel.rows) - 1) / 2)
-                bar = place.bar(
-                    at, mean.mean, 0.9 * width, yerr=mean.std, **looks[name], edgecolor="white",
+                position = x + width * (number - (len(panel.rows) - 1) / 2)
+                bar = ax.bar(
+                    position, mean.mean, 0.9 * width, yerr=mean.std, **styles[name], edgecolor="white",
                     hatch="///" if mean.bound else None, error_kw={"elinewidth": 0.8, "ecolor": "0.25"},
                 )  # fmt: skip
                 label = "≤{:.1f}" if mean.bound else "{:.1f}"
-                place.bar_label(bar, fmt=label, fontsize=6.5, padding=2, rotation=90)
-        place.set_title(panel.title, fontsize=10)
-        place.set_xticks(range(len(MODES)), [mode.title for mode in MODES.values()], fontsize=8)
-        stretch(place, [mean.mean for *_, modes in panel.rows for mean in modes.values() if mean is not None])
-        place.spines[["top", "right"]].set_visible(False)
-    handles = [Patch(**look, label=name) for name, look in looks.items()]
+                ax.bar_label(bar, fmt=label, fontsize=6.5, padding=2, rotation=90)
+        ax.set_title(panel.title, fontsize=10)
+        ax.set_xticks(range(len(MODES)), [mode.title for mode in MODES.values()], fontsize=8)
+        scale_y_axis(ax, [mean.mean for *_, modes in panel.rows for mean in modes.values() if mean is not None])
+        ax.spines[["top", "right"]].set_visible(False)
+    handles = [Patch(**style, label=name) for name, style in styles.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
 
 
-def stretch(axes: Axes, values: Sequence[float]) -> None:
-    """Room above the bars for their labels; a scale of logarithms where some tower over the others."""
+def scale_y_axis(axes: Axes, values: Sequence[float]) -> None:
+    """Leave room above the bars for labels; use a log scale if some bars are much higher than others."""
     finite = [value for value in values if math.isfinite(value)]
     axes.set_ylabel("perplexity")
-    if finite and max(finite) > TOWERS * min(finite):
-        logarithmic(axes)
+    if finite and max(finite) > LOG_SCALE_RATIO * min(finite):
+        use_log_scale(axes)
         axes.set_ylim(min(finite) / 2, max(finite) * 4)
     else:
         axes.margins(y=0.28)
 
 
-def logarithmic(axes: Axes) -> None:
-    """A scale of logarithms whose numbers are written out."""
+def use_log_scale(axes: Axes) -> None:
+    """Use a log scale with plain numbers as labels."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_yscale("log")
@@ -230,73 +230,73 @@ def logarithmic(axes: Axes) -> None:
 
 
 def with_and_without(panels: Sequence[Panel]) -> Figure:
-    """The training distribution with the future and without it, method by method; a panel beside the other."""
+    """Draw the training distribution with and without the future, method by method; two panels per row."""
     from matplotlib.patches import Patch
 
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = canvas(5.5 * columns, 3.4 * rows + 0.3, rows, columns)
-    for place, panel in zip(axes, panels, strict=False):
+    for ax, panel in zip(axes, panels, strict=False):
         values = []
         for x, (*_, modes) in enumerate(panel.rows):
-            future, past = modes["training"], modes["training-no-future"]
-            assert future is not None and past is not None
-            for at, mean, colour in ((x - 0.2, future, WITH_FUTURE), (x + 0.2, past, WITHOUT_FUTURE)):
-                bar = place.bar(at, mean.mean, 0.38, yerr=mean.std, color=colour, error_kw={"elinewidth": 0.8})
+            future, without = modes["training"], modes["training-no-future"]
+            assert future is not None and without is not None
+            for position, mean, colour in ((x - 0.2, future, WITH_FUTURE), (x + 0.2, without, WITHOUT_FUTURE)):
+                bar = ax.bar(position, mean.mean, 0.38, yerr=mean.std, color=colour, error_kw={"elinewidth": 0.8})
                 values.append(mean.mean)
-                place.bar_label(bar, fmt="{:.1f}", fontsize=7, padding=2)
+                ax.bar_label(bar, fmt="{:.1f}", fontsize=7, padding=2)
         names = [
             f"{name}\n{100 * (modes['training'].mean / modes['training-no-future'].mean - 1):+.1f} %"  # type: ignore[union-attr]
             for name, _, modes in panel.rows
         ]
-        place.set_title(panel.title, fontsize=8)
-        place.set_xticks(range(len(names)), names, fontsize=8)
-        stretch(place, values)
-        place.spines[["top", "right"]].set_visible(False)
-    for place in axes[len(panels) :]:
-        place.set_axis_off()
-    names_of = {"with the future": WITH_FUTURE, "without it": WITHOUT_FUTURE}
-    handles = [Patch(color=colour, label=name) for name, colour in names_of.items()]
+        ax.set_title(panel.title, fontsize=8)
+        ax.set_xticks(range(len(names)), names, fontsize=8)
+        scale_y_axis(ax, values)
+        ax.spines[["top", "right"]].set_visible(False)
+    for ax in axes[len(panels) :]:
+        ax.set_axis_off()
+    legend = {"with the future": WITH_FUTURE, "without it": WITHOUT_FUTURE}
+    handles = [Patch(color=colour, label=name) for name, colour in legend.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 
 def ranges(sizes: Sequence[tuple[str, Sequence[Curve]]], colours: Mapping[str, str]) -> Figure:
-    """Perplexity against r_max: the training distribution on the left, nothing given on the right; a row a size."""
+    """Draw perplexity against r_max: training distribution (left) and unconditional (right); a row per size."""
     figure, axes = canvas(10, 3.6 * len(sizes) + 0.6, len(sizes), 2)
     handles: dict[str, Any] = {}
     for number, (title, curves) in enumerate(sizes):
-        for place, mode in zip(axes[2 * number : 2 * number + 2], ("training", "unconditional"), strict=True):
+        for ax, mode in zip(axes[2 * number : 2 * number + 2], ("training", "unconditional"), strict=True):
             values = []
             for curve in curves:
-                found = [(r_max, mean) for r_max, modes in curve.points if (mean := modes[mode]) is not None]
-                found = [(r_max, mean) for r_max, mean in found if math.isfinite(mean.mean)]
-                if not found:
+                points = [(r_max, mean) for r_max, modes in curve.points if (mean := modes[mode]) is not None]
+                points = [(r_max, mean) for r_max, mean in points if math.isfinite(mean.mean)]
+                if not points:
                     continue
-                values += [mean.mean for _, mean in found]
-                drawn = place.errorbar(
-                    [r_max for r_max, _ in found], [mean.mean for _, mean in found],
-                    [mean.std or 0.0 for _, mean in found], color=colours.get(curve.method, PAPER), capsize=2,
+                values += [mean.mean for _, mean in points]
+                line = ax.errorbar(
+                    [r_max for r_max, _ in points], [mean.mean for _, mean in points],
+                    [mean.std or 0.0 for _, mean in points], color=colours.get(curve.method, PAPER), capsize=2,
                     linestyle="--" if curve.paper else "-", alpha=0.5 if curve.paper else 1, marker="o", markersize=4,
                 )  # fmt: skip
-                handles.setdefault(curve.name, drawn)
-            place.set_ylabel("perplexity")
-            if values and max(values) > TOWERS * min(values):
-                logarithmic(place)
-            place.set_title(f"{title}: {MODES[mode].title.lower()}", fontsize=10)
-            place.set_xlabel("r_max")
-            place.grid(alpha=0.3)
+                handles.setdefault(curve.name, line)
+            ax.set_ylabel("perplexity")
+            if values and max(values) > LOG_SCALE_RATIO * min(values):
+                use_log_scale(ax)
+            ax.set_title(f"{title}: {MODES[mode].title.lower()}", fontsize=10)
+            ax.set_xlabel("r_max")
+            ax.grid(alpha=0.3)
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8, frameon=False
     )  # fmt: skip
     return figure
 
 
-def finish(figure: Figure, axes: Axes, across: str, up: str) -> Figure:
-    """What curves have in common."""
+def finish_curves(figure: Figure, axes: Axes, x_label: str, y_label: str) -> Figure:
+    """Add what all figures of curves share: zero line, labels, grid and legend."""
     axes.axhline(0, color="0.3", linewidth=0.8)
-    axes.set_xlabel(across)
-    axes.set_ylabel(up)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", fontsize=8, frameon=False)
     return figure

@@ -1,9 +1,9 @@
-"""Finished runs as a report needs them: what was trained on what, and every evaluation in the run's folder.
+"""Finished runs: what was trained on what, and every evaluation in a run's folder.
 
     RUN/results.json     the run, and the evaluation at its end
-    RUN/*.json           further ones, as `acgpt evaluate … -o RUN/test.json` writes them
-    RUN/*.per-text.json  of each of these, the sums of each text (evaluation/per_text.py); earlier versions kept none
-    RUN/log.csv          perplexities while it was trained
+    RUN/*.json           further evaluations, as `acgpt evaluate … -o RUN/test.json` writes them
+    RUN/*.per-text.json  the sums per text of each evaluation (evaluation/per_text.py); older versions kept none
+    RUN/log.csv          perplexities during training
 
 Nothing is computed here, and no model is read.
 """
@@ -29,70 +29,70 @@ from acgpt.evaluation.per_text import ENDING, read_per_text
 from acgpt.methods import method_of
 from acgpt.query.conditioning import Conditioning, Empty
 from acgpt.query.modes import MODES, WITHOUT_FUTURE
-from acgpt.report.left_out import listed
+from acgpt.report.left_out import join_names
 from acgpt.training.log import Row, read_log
 from acgpt.training.run_folder import CONFIG, LOG, RESULTS
 
-EMBEDDED = "SmolLM2-135M-Instruct"  # what the base "default" is
+DEFAULT_BASE = "SmolLM2-135M-Instruct"  # the model behind the base "default"
 SETS = "Evaluation sets"
-ADVANTAGES = {"unconditional": "unconditional", **WITHOUT_FUTURE}  # a run's mode, and its causal twin's
+ADVANTAGES = {"unconditional": "unconditional", **WITHOUT_FUTURE}  # mode of a run: mode of its twin
 MEASUREMENTS = [  # the columns of `measurements`
     "run", "name", "method", "model", "corpus", "texts", "tokens", "r_max", "seed",
-    "measured", "split", "set", "set_texts", "set_r_max", "options", "mode", "perplexity", "bound", "chance",
+    "evaluation", "split", "set", "set_texts", "set_r_max", "options", "mode", "perplexity", "bound", "chance",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class RunEvaluation:
     """One evaluation of a run.
 
     Args:
-        split: Of the corpus; the file's name where the evaluation set does not say.
-        set: What describes the evaluation set, `EvaluationSet.as_dict`.
-        modes: The perplexity in each mode, infinity included; `None` for what was not or cannot be answered.
-        chance: How far other texts might take a perplexity, in percent of it: half of the widest interval of a mode.
-        found: The evaluation as it was written.
-        per_text: What was found of each text, if that was kept.
+        split: Split of the corpus; the file's name if the evaluation dataset does not name one.
+        dataset: Description of the evaluation dataset, from `EvaluationSet.as_dict`.
+        modes: Perplexity by mode, possibly infinite; `None` if the mode was not or cannot be answered.
+        chance: Half of the widest 95 % interval of a mode, in percent of its perplexity.
+        content: The evaluation as it was written.
+        per_text: Sums per text, if they were kept.
     """
 
     split: str
-    set: Mapping[str, Any]
+    dataset: Mapping[str, Any]
     modes: Mapping[str, float | None]
     chance: float | None
-    found: Mapping[str, Any]
+    content: Mapping[str, Any]
     per_text: PerText | None = None
 
     @property
     def hash(self) -> str:
-        """Of the evaluation set: two evaluations may be compared if and only if theirs are the same."""
-        return str(self.set["hash"])
+        """Hash of the evaluation dataset. Two evaluations are comparable if and only if their hashes are equal."""
+        return str(self.dataset["hash"])
 
     @property
     def texts(self) -> int:
-        """In the evaluation set."""
-        return int(self.set.get("texts") or 0)
+        """Number of texts in the evaluation dataset."""
+        return int(self.dataset.get("texts") or 0)
 
     @property
     def options(self) -> str:
-        """How the method was asked, where it leaves a choice: "order=random"; "" is its own way."""
-        return ", ".join(f"{key}={value}" for key, value in (self.found.get("options") or {}).items())
+        """Non-default options of the method, such as "order=random"; "" for the defaults."""
+        return ", ".join(f"{key}={value}" for key, value in (self.content.get("options") or {}).items())
 
     def perplexity(self, mode: str) -> MeasuredPerplexity | None:
-        """The perplexity in a mode with what is known of each text; `None` if it is missing or infinite."""
+        """Return the perplexity in a mode with its sums per text; `None` if it is missing or infinite."""
         value = self.modes[mode]
         if value is None or not math.isfinite(value):
             return None
         return MeasuredPerplexity(value, mode, (self.per_text,))
 
     def resampled(self) -> dict[str, np.ndarray]:
-        """By mode, (resamples,) the perplexity on resampled texts, where the sums of each text were kept."""
-        found = {mode: each.resampled for mode in self.modes if (each := self.perplexity(mode)) is not None}
-        return {mode: values for mode, values in found.items() if values is not None}
+        """Return by mode the perplexity on resampled texts, (resamples,), where sums per text were kept."""
+        resamples = {mode: measured.resampled for mode in self.modes if (measured := self.perplexity(mode)) is not None}
+        return {mode: values for mode, values in resamples.items() if values is not None}
 
     @property
     def bound(self) -> bool:
-        """Are the perplexities only bounds, above the exact ones?"""
-        return bool(self.found.get("bound"))
+        """Whether the perplexities are only upper bounds."""
+        return bool(self.content.get("bound"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,87 +100,87 @@ class Run:
     """A finished run.
 
     Args:
-        name: Its folder's name, with as much of the path as tells it from the others.
-        folder: As it was named.
-        results: The contents of its `results.json`.
-        evaluations: All of its evaluations, each set once.
+        name: Name of its folder, with as many parents as make it unique.
+        folder: Folder, as the user named it.
+        results: Contents of its `results.json`.
+        evaluations: All of its evaluations, one for each evaluation dataset and options.
         notes: Which evaluations were left out, and why.
     """
 
     name: str
     folder: Path
     results: Mapping[str, Any]
-    evaluations: tuple[Measured, ...]
+    evaluations: tuple[RunEvaluation, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """Its recipe, as it was written."""
+        """The recipe, as it was written."""
         recipe: Mapping[str, Any] = self.results["recipe"]
         return recipe
 
     @property
     def base(self) -> str:
-        """The pretrained model that was tuned, a path without detours; "" for a run from scratch."""
+        """The pretrained model that was fine-tuned, as a normalized path; "" for a run from scratch."""
         base = str(self.recipe.get("base") or "")
         return os.path.normpath(base) if base else ""
 
     @property
     def lora(self) -> Mapping[str, Any] | None:
-        """The adapter as the recipe describes it; `None` if all weights were trained."""
+        """The LoRA settings of the recipe; `None` if all weights were trained."""
         return self.recipe.get("lora")
 
     @property
     def adapter(self) -> str:
-        """The adapter as the paper writes it."""
+        """Name of the adapter, as the paper writes it."""
         if self.lora is None:
             return "Full FT"
         return f"LoRA r={self.lora['rank']}" if "rank" in self.lora else "LoRA"
 
     @property
     def causal(self) -> bool:
-        """Does it read no future?"""
+        """Whether the method does not read the future."""
         return not method_of(str(self.recipe["method"])).reads_future
 
     @property
     def method(self) -> str:
-        """The method as the paper's tables name it."""
+        """Name of the method in the paper's tables."""
         return "Baseline" if self.causal else method_of(str(self.recipe["method"])).title
 
     @property
     def size(self) -> str:
-        """What a network that was made anew is called, or its layers and width; "" for one that was tuned."""
+        """Name of the model size, or its layers and width, of a run from scratch; "" for a fine-tuned model."""
         model = "" if self.base else self.recipe["model"]
         return model if isinstance(model, str) else f"{model['layers']}x{model['width']}"
 
     @property
     def seed(self) -> int:
-        """Of its weights, texts and conditioning sets."""
+        """Seed of the weights, the order of the texts and the conditioning sets."""
         return int(self.recipe["seed"])
 
     @property
     def corpus(self) -> str:
-        """The name of the corpus's folder."""
+        """Name of the corpus's folder."""
         return Path(self.recipe["corpus"]).name
 
     @property
     def budget(self) -> tuple[int, int]:
-        """Texts and tokens that it read."""
+        """Number of texts and of tokens read in training."""
         return int(self.results["texts"]), int(self.results["tokens"])
 
     @cached_property
     def conditioning(self) -> Conditioning:
-        """What it was given in training."""
+        """Distribution of conditioning sets in training."""
         return Conditioning((Empty(),)) if self.causal else Conditioning.from_dict(self.recipe["conditioning"])
 
     @property
     def r_max(self) -> float:
-        """The largest share of a text that was given in training."""
+        """Largest share of a text that was given in training."""
         return self.conditioning.r_max
 
     @property
     def mix(self) -> float:
-        """Autoregressive mixing: the share of texts of which nothing was given. The causal twin counts as 0."""
+        """Autoregressive mixing: the share of training texts with nothing given. It is 0 for a causal run."""
         if self.causal:
             return 0.0
         weights = zip(self.conditioning.parts, self.conditioning.weights, strict=True)
@@ -188,25 +188,28 @@ class Run:
         return round(empty / sum(self.conditioning.weights), 12)
 
     @property
-    def watched(self) -> str | None:
-        """The hash of the evaluation set that the log's perplexities are of."""
+    def logged_set_hash(self) -> str | None:
+        """Hash of the evaluation dataset behind the perplexities in the log."""
         during = (self.results.get("evaluation_sets") or {}).get("during") or {}
         return during.get("hash")
 
     def log(self) -> list[Row]:
-        """The rows of its log."""
+        """Return the rows of the log."""
         return read_log(self.folder / LOG)
 
-    def on(self, set_hash: str) -> Measured | None:
-        """Its evaluation on a set, asked in the method's own way."""
-        return next((each for each in self.evaluations if each.hash == set_hash and not each.options), None)
+    def evaluation_on(self, set_hash: str) -> RunEvaluation | None:
+        """Return the evaluation on a dataset with the method's default options, if there is one."""
+        return next(
+            (evaluation for evaluation in self.evaluations if evaluation.hash == set_hash and not evaluation.options),
+            None,
+        )
 
 
 def measurements(runs: Sequence[Run]) -> pd.DataFrame:
-    """All perplexities of some runs as a tidy table: one row for each run, evaluation set and mode.
+    """Return all perplexities of some runs as a tidy table: one row per run, evaluation dataset and mode.
 
-    The columns `run` and `measured` hold the objects that the others are taken from. `texts` and `tokens` are what the
-    run has read, `r_max` is that of its training. `perplexity` is missing where the method cannot answer.
+    The columns `run` and `evaluation` hold the objects behind the other columns. `texts` and `tokens` are what the run
+    has read, and `r_max` is that of its training. `perplexity` is missing where the method cannot answer.
     """
     records = [
         {
@@ -219,148 +222,162 @@ def measurements(runs: Sequence[Run]) -> pd.DataFrame:
             "tokens": run.budget[1],
             "r_max": run.r_max,
             "seed": run.seed,
-            "measured": measured,
-            "split": measured.split,
-            "set": measured.hash,
-            "set_texts": measured.texts,
-            "set_r_max": measured.set.get("r_max"),
-            "options": measured.options,
+            "evaluation": evaluation,
+            "split": evaluation.split,
+            "set": evaluation.hash,
+            "set_texts": evaluation.texts,
+            "set_r_max": evaluation.dataset.get("r_max"),
+            "options": evaluation.options,
             "mode": mode,
-            "perplexity": value,
-            "bound": measured.bound,
-            "chance": measured.chance,
+            "perplexity": perplexity,
+            "bound": evaluation.bound,
+            "chance": evaluation.chance,
         }
         for run in runs
-        for measured in run.evaluations
-        for mode, value in measured.modes.items()
+        for evaluation in run.evaluations
+        for mode, perplexity in evaluation.modes.items()
     ]
     return pd.DataFrame(records, columns=MEASUREMENTS).astype({"perplexity": float, "chance": float})
 
 
 def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The folders of runs, where some of those named may be folders of runs, as an experiment's is.
+    """Find the folders of runs; a folder that is named may also contain runs, like that of an experiment.
 
     Returns:
-        Those that were named, or are finished; and of those in a folder that was named, the ones that are not.
+        The folders that were named as runs and the finished runs inside other folders; and the unfinished ones there.
     """
-    found, unfinished = [], []
+    run_folders, unfinished = [], []
     for folder in folders:
-        inside = [] if (folder / CONFIG).exists() else sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
-        unfinished += [run for run in inside if not (run / RESULTS).exists()]
-        found += [run for run in inside if (run / RESULTS).exists()] if inside else [folder]
-    return found, unfinished
+        nested = [] if (folder / CONFIG).exists() else sorted(config.parent for config in folder.glob(f"*/{CONFIG}"))
+        unfinished += [path for path in nested if not (path / RESULTS).exists()]
+        run_folders += [path for path in nested if (path / RESULTS).exists()] if nested else [folder]
+    return run_folders, unfinished
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in these folders, in order, each once.
+    """Read the runs in these folders, in order, each once.
 
     Raises:
-        InputError: One of them is no finished run, has no evaluation, or cannot be read.
+        InputError: A folder is no finished run, has no evaluation, or cannot be read.
     """
-    once = {folder.resolve(): folder for folder in reversed(folders)}
-    places = [place for place in dict.fromkeys(folder.resolve() for folder in folders)]
-    return [read_run(once[place], name) for place, name in zip(places, short_names(places), strict=True)]
+    as_named = {folder.resolve(): folder for folder in reversed(folders)}
+    paths = [path for path in dict.fromkeys(folder.resolve() for folder in folders)]
+    return [read_run(as_named[path], name) for path, name in zip(paths, short_names(paths), strict=True)]
 
 
-def short_names(places: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many as tell it from all others."""
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Return the last part of each path, or as many parts as make it unique."""
     names = []
-    for place in places:
-        sizes = range(1, len(place.parts) + 1)
-        others = [other for other in places if other != place]
-        size = next(n for n in sizes if all(other.parts[-n:] != place.parts[-n:] for other in others))
-        names.append(Path(*place.parts[-size:]).as_posix())
+    for path in paths:
+        sizes = range(1, len(path.parts) + 1)
+        others = [other for other in paths if other != path]
+        size = next(n for n in sizes if all(other.parts[-n:] != path.parts[-n:] for other in others))
+        names.append(Path(*path.parts[-size:]).as_posix())
     return names
 
 
 def read_run(folder: Path, name: str) -> Run:
-    """One finished run."""
+    """Read one finished run."""
     if not folder.is_dir():
-        what = f"{folder} is a file" if folder.is_file() else f"there is no folder {folder}"
-        raise InputError(f"{what}: name the folder of a run, its recipe's output=….")
+        problem = f"{folder} is a file" if folder.is_file() else f"there is no folder {folder}"
+        raise InputError(f"{problem}: name the folder of a run (output=… in its recipe).")
     if not (folder / RESULTS).exists():
         if (folder / CONFIG).exists() and "recipe" in read_json(folder / CONFIG):
             raise InputError(f"the run in {folder} is not finished: resume it, or leave it out.")
         for path in folder.glob("*.jsonl"):
-            has_record(path)  # or it says what is wrong with what was generated there
-        inside = (folder.parent / RESULTS).exists()
-        hint = f"name {folder.parent}" if inside else "name one of acgpt train, or of generations"
-        raise InputError(f"{folder} is no run's folder, for it has no {RESULTS}: {hint}.")
+            has_record(path)  # raises if the generations in this folder are damaged
+        is_subfolder = (folder.parent / RESULTS).exists()
+        hint = f"name {folder.parent}" if is_subfolder else "name a folder written by acgpt train or acgpt generate"
+        raise InputError(f"{folder} is not a run, because it has no {RESULTS}: {hint}.")
     results = read_json(folder / RESULTS)
     try:
         run = Run(name, folder, results, *evaluations_of(folder, results))
-        # All that a report needs is read once here, so that it is found missing here.
-        run.budget, run.r_max, run.mix, run.corpus, run.adapter, run.watched, run.size, run.seed, results["corpus_hash"]
+        # Read everything that a report needs, so that a missing value is reported here.
+        (
+            run.budget,
+            run.r_max,
+            run.mix,
+            run.corpus,
+            run.adapter,
+            run.logged_set_hash,
+            run.size,
+            run.seed,
+            results["corpus_hash"],
+        )
     except InputError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{folder / RESULTS} is not what a run writes ({error!r}): train it again.") from error
+        raise InputError(f"{folder / RESULTS} is damaged ({error!r}): train the run again.") from error
     if not run.evaluations:
-        raise InputError(
-            f"the run in {folder} has no evaluation: make one with acgpt evaluate … -o {folder / 'test.json'}."
-        )
+        raise InputError(f"the run in {folder} has no evaluation: run acgpt evaluate … -o {folder / 'test.json'}")
     return run
 
 
-def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[Measured, ...], tuple[str, ...]]:
-    """The evaluation at the end of a run, then those that were added.
+def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[RunEvaluation, ...], tuple[str, ...]]:
+    """Read the evaluation at the end of a run, then the ones that were added to its folder.
 
-    Of two that ask the same, that of more modes is kept; of as many, one with the sums of each text.
+    Of two evaluations with the same dataset and options, the one with more modes is kept; of equals, one with sums per
+    text, then the first.
 
     Returns:
-        The evaluations; and a note on each that was left out, unless the one that was kept says the same, and on sums
-        of texts that do not belong to their evaluation.
+        The evaluations; and notes on those that were left out although they answer otherwise than the one that was
+        kept, and on sums per text that do not belong to their evaluation.
     """
-    method, found = results["recipe"]["method"], {}
+    method, candidates = results["recipe"]["method"], {}
     if results["evaluation"] is not None:
-        found[folder / RESULTS] = (results["recipe"]["eval_split"], results["evaluation"])
+        candidates[folder / RESULTS] = (results["recipe"]["eval_split"], results["evaluation"])
     for path in sorted(folder.glob("*.json")):
         if path.name not in (RESULTS, CONFIG):
             content = read_json(path)
-            if "modes" in content and "set" in content and "kind" not in content:  # any other is somebody else's
-                found[path] = (path.stem, content)
-    records, foreign = [], []
-    for path, (name, content) in found.items():
+            if "modes" in content and "set" in content and "kind" not in content:  # other files are not evaluations
+                candidates[path] = (path.stem, content)
+    records, foreign_notes = [], []
+    for path, (name, content) in candidates.items():
         try:
             split = content["set"].get("split") or name
-            each = Measured(split, content["set"], perplexities(content), chance(content), content)
+            evaluation = RunEvaluation(split, content["set"], perplexities(content), chance(content), content)
             try:
-                each = replace(each, per_text=read_per_text(path, content))
+                evaluation = replace(evaluation, per_text=read_per_text(path, content))
             except InputError as error:
-                foreign.append(str(error))
-            asked_as, asked = content["method"], content.get("adapter") or content.get("model")
-            if each.texts < 0:
-                raise ValueError(f"{each.texts} texts")
-            answered = sum(value is not None for value in each.modes.values())
-            records.append((path, each, each.hash, each.options, answered + 0.5 * (each.per_text is not None)))
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise InputError(f"{path} is no evaluation that acgpt writes ({error!r}): evaluate again.") from error
-        if asked is not None and Path(results["recipe"]["output"]).name not in Path(asked).parts:
-            raise InputError(
-                f"{path} is an evaluation of {asked}, not of what this run has trained: move it elsewhere."
+                foreign_notes.append(str(error))
+            method_used, model = content["method"], content.get("adapter") or content.get("model")
+            if evaluation.texts < 0:
+                raise ValueError(f"{evaluation.texts} texts")
+            modes_answered = sum(value is not None for value in evaluation.modes.values())
+            records.append(
+                (
+                    path,
+                    evaluation,
+                    evaluation.hash,
+                    evaluation.options,
+                    modes_answered + 0.5 * (evaluation.per_text is not None),
+                )
             )
-        if asked_as != method:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise InputError(f"{path} is not an evaluation of acgpt ({error!r}): evaluate again.") from error
+        if model is not None and Path(results["recipe"]["output"]).name not in Path(model).parts:
+            raise InputError(f"{path} is an evaluation of {model}, not of this run: move it elsewhere.")
+        if method_used != method:
             raise InputError(
-                f"{path} asks the model as one of {asked_as}, and the run is one of {method}: evaluate it without "
+                f"{path} was evaluated as {method_used}, but the run was trained as {method}: evaluate it without "
                 "a method."
             )
-    rivals = pd.DataFrame(records, columns=["path", "measured", "set", "options", "answered"])
-    by_question = rivals.groupby(["set", "options"], sort=False)["answered"]
-    fullest = rivals.loc[by_question.idxmax()]  # of equals, the first
-    winners = rivals.loc[by_question.transform("idxmax")]
+    frame = pd.DataFrame(records, columns=["path", "evaluation", "set", "options", "answered"])
+    answered = frame.groupby(["set", "options"], sort=False)["answered"]
+    kept_rows = frame.loc[answered.idxmax()]  # the first of equals
+    kept_of_row = frame.loc[answered.transform("idxmax")]
     notes = [
-        f"{path} is left out: {kept} is an evaluation on the same set, of as many modes or more. Delete the one that "
-        "is not meant."
-        for path, dropped, kept, better in zip(
-            rivals["path"], rivals["measured"], winners["path"], winners["measured"], strict=True
+        f"{path} is left out: {kept_path} evaluates the same dataset in as many modes or more. Delete one of them."
+        for path, dropped, kept_path, kept in zip(
+            frame["path"], frame["evaluation"], kept_of_row["path"], kept_of_row["evaluation"], strict=True
         )
-        if not same_answers(dropped, better)
+        if not same_answers(dropped, kept)
     ]
-    return tuple(fullest["measured"]), (*foreign, *notes)
+    return tuple(kept_rows["evaluation"]), (*foreign_notes, *notes)
 
 
-def same_answers(dropped: Measured, kept: Measured) -> bool:
-    """Does one evaluation say nothing that the other does not, but for rounding?"""
+def same_answers(dropped: RunEvaluation, kept: RunEvaluation) -> bool:
+    """Return whether every answer of the dropped evaluation is also in the kept one, up to rounding."""
     return all(
         value is None or (other is not None and math.isclose(value, other, rel_tol=1e-3))
         for value, other in ((value, kept.modes[mode]) for mode, value in dropped.modes.items())
@@ -368,7 +385,7 @@ def same_answers(dropped: Measured, kept: Measured) -> bool:
 
 
 def perplexities(evaluation: Mapping[str, Any]) -> dict[str, float | None]:
-    """The perplexity in each of the five modes; JSON writes an infinite one as null."""
+    """Return the perplexity in each of the five modes. JSON has null for an infinite one."""
 
     def number(answer: Mapping[str, Any] | None) -> float | None:
         if answer is None:
@@ -379,50 +396,54 @@ def perplexities(evaluation: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def chance(evaluation: Mapping[str, Any]) -> float | None:
-    """Half of the widest interval, in percent of its perplexity; `None` where no mode has one."""
+    """Return half of the widest interval, in percent of its perplexity; `None` if no mode has an interval."""
     answers = [answer for answer in evaluation["modes"].values() if answer and answer.get("interval")]
-    widths = [(high - low) / each["perplexity"] for each in answers for low, high in [each["interval"]]]
+    widths = [(high - low) / answer["perplexity"] for answer in answers for low, high in [answer["interval"]]]
     return 50 * max(widths) if widths else None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Read the object in a JSON file."""
     try:
         return read_object(path)
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path} ({error}): mend it, or leave it out.") from error
+        raise InputError(f"cannot read {path} ({error}): repair it or leave it out.") from error
 
 
 def backbones(runs: Sequence[Run]) -> dict[str, str]:
-    """How each base is named in tables: the last part of its path or hub id, unless two would look the same."""
+    """Return the name of each base in tables: the last part of its path or hub id, or all of it if ambiguous."""
     bases = dict.fromkeys(run.base for run in runs)
-    short = {base: EMBEDDED if base == "default" else Path(base).name or base for base in bases}
+    short = {base: DEFAULT_BASE if base == "default" else Path(base).name or base for base in bases}
     names = list(short.values())
     return {base: base if names.count(name) > 1 else name for base, name in short.items()}
 
 
-def command_for(measured: Measured) -> str:
-    """The command that asks another run what this evaluation has asked; the model and the corpus are left open."""
-    of = measured.set
-    named = {"split": measured.split} | {key: of.get(key) for key in ("r_max", "length")} | {"limit": of.get("texts")}
-    words = [f"--{key.replace('_', '-')} {value}" for key, value in named.items()]
-    return " ".join(["acgpt evaluate …", *words, f"--seed {of.get('seed', 0)}"])
+def command_for(evaluation: RunEvaluation) -> str:
+    """Return the command that evaluates another run on the same dataset; model and corpus are left open."""
+    dataset = evaluation.dataset
+    options = (
+        {"split": evaluation.split}
+        | {key: dataset.get(key) for key in ("r_max", "length")}
+        | {"limit": dataset.get("texts")}
+    )
+    arguments = [f"--{key.replace('_', '-')} {value}" for key, value in options.items()]
+    return " ".join(["acgpt evaluate …", *arguments, f"--seed {dataset.get('seed', 0)}"])
 
 
-def sets_in_words(measured: Sequence[Measured]) -> str:
-    """A description of every evaluation set that these were asked, once."""
-    return f"{SETS}: {'; '.join(dict.fromkeys(set_in_words(each) for each in measured))}."
+def describe_sets(evaluations: Sequence[RunEvaluation]) -> str:
+    """Describe every evaluation dataset of these evaluations, once."""
+    return f"{SETS}: {'; '.join(dict.fromkeys(describe_set(evaluation) for evaluation in evaluations))}."
 
 
-def set_in_words(measured: Measured) -> str:
-    """The evaluation set that was asked."""
-    of = measured.set
-    return f"{measured.hash[:8]} ({of.get('texts')} texts of {of.get('length')} tokens, r_max {of.get('r_max')})"
+def describe_set(evaluation: RunEvaluation) -> str:
+    """Describe the evaluation dataset: hash, number and length of texts, and r_max."""
+    texts, length, r_max = (evaluation.dataset.get(key) for key in ("texts", "length", "r_max"))
+    return f"{evaluation.hash[:8]} ({texts} texts of {length} tokens, r_max {r_max})"
 
 
-def without_intervals(split: str, evaluations: Sequence[tuple[Run, Measured]]) -> list[str]:
-    """A note on evaluations whose differences have no intervals, for they kept no sums per text."""
-    names = listed(run.name for run, _ in evaluations)
+def missing_interval_notes(split: str, evaluations: Sequence[tuple[Run, RunEvaluation]]) -> list[str]:
+    """Note the evaluations whose differences have no interval, because they kept no sums per text."""
+    names = join_names(run.name for run, _ in evaluations)
     return [
         f"{split}: no interval for differences with {names}: no sums per text were kept (*{ENDING}). Evaluate again: "
         f"{command_for(evaluations[0][1])} -o RUN/NAME.json"

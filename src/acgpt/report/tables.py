@@ -1,8 +1,8 @@
-"""Tables, written once and shown as Markdown, CSV, LaTeX (booktabs), HTML, JSON, and in the terminal.
+"""Tables, built once and rendered as Markdown, CSV, LaTeX (booktabs), HTML, JSON and for the terminal.
 
-Rows belong to groups, within which numbers may be compared: the best of each group is bold, unless its lead lies within
-noise. A `Difference` is bold where its interval excludes zero. A row's note becomes a footnote. `--` is what cannot be
-answered or compared, `≤` what is only a bound, which is never the best.
+Rows belong to groups, and numbers are comparable within a group: the best of each group is bold, unless its lead is
+within noise. A `Difference` is bold if its interval excludes zero. A row's note becomes a footnote. `--` marks what
+cannot be answered or compared. `≤` marks a bound, which is never the best.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 NOTHING, INFINITE = "--", "∞"
-# What pdflatex shows without further packages: ASCII and most of Latin-1.
+# Characters that pdflatex shows without further packages: ASCII and most of Latin-1.
 PDFLATEX = frozenset(map(chr, range(256))) - set("«»ÐÞðþ")
 INTERVALS = (
     f"In brackets: the {100 * LEVEL:g} % interval over texts (paired bootstrap, {RESAMPLES:,} resamples). Bold: it "
@@ -35,20 +35,20 @@ UNLESS = (
     f"unless zero lies in the {100 * LEVEL:g} % interval of its lead over one of them (paired bootstrap over texts, "
     "where their sums were kept)"
 )
-WIDTHS = (40, 60, 80, 100, 1000)  # of windows, in rem: a page is never wider than about 100
-LINES = 56  # of a table, rules counted, that fit on a page of LaTeX below the caption
+WIDTHS = (40, 60, 80, 100, 1000)  # of windows, in rem; a page is at most about 100 wide
+LINES = 56  # of a table, rules included, that fit on a LaTeX page below the caption
 
 
 @dataclass(frozen=True)
 class Mean:
-    """What several runs have found that differ in their seed only.
+    """Mean over runs that differ only in their seed.
 
     Args:
-        mean: Over the runs; infinite if one of them is.
-        std: The standard deviation of a sample; `None` for a single run.
-        runs: How many there were, if that is known.
-        bound: Is it only known to be at most this?
-        digits: After the point, if it was printed with so many elsewhere.
+        mean: Mean over the runs; infinite if one of them is.
+        std: Sample standard deviation; `None` for a single run.
+        runs: Number of runs, if known.
+        bound: Whether it is only an upper bound.
+        digits: Digits after the point, for a number that was printed elsewhere with so many.
     """
 
     mean: float
@@ -59,25 +59,25 @@ class Mean:
 
     @classmethod
     def of(cls, values: Iterable[float | None], bound: bool = False) -> Mean | None:
-        """The mean and spread of those numbers that are there; `None` if none is.
+        """Return the mean and deviation of the numbers that are present; `None` if there are none.
 
-        It aggregates a pandas group, like `"mean"` and `"std"`, but its sums are exactly rounded: the order of the runs
-        makes no difference, not even in the last digit.
+        It aggregates a pandas group, like `"mean"` and `"std"`, but its sums are exactly rounded, so the order of the
+        runs does not change even the last digit.
         """
-        there = [value for value in values if value is not None and not math.isnan(value)]
-        if not there:
+        present = [value for value in values if value is not None and not math.isnan(value)]
+        if not present:
             return None
-        finite = len(there) > 1 and all(map(math.isfinite, there))
-        mean = math.fsum(there) / len(there)
-        std = math.sqrt(math.fsum((x - mean) ** 2 for x in there) / (len(there) - 1)) if finite else None
-        return cls(mean, std, len(there), bound)
+        finite = len(present) > 1 and all(map(math.isfinite, present))
+        mean = math.fsum(present) / len(present)
+        std = math.sqrt(math.fsum((x - mean) ** 2 for x in present) / (len(present) - 1)) if finite else None
+        return cls(mean, std, len(present), bound)
 
 
 Cell = str | float | Mean | Difference | None
 
 
-def rank(cell: Cell) -> float | None:
-    """The number by which a cell is compared: none for words, for what is missing or infinite, and for bounds."""
+def comparable(cell: Cell) -> float | None:
+    """Return the number by which a cell is compared; `None` for text, missing or infinite numbers, and bounds."""
     number = cell
     if isinstance(cell, Mean):
         number = None if cell.bound else cell.mean
@@ -91,15 +91,16 @@ class Column:
     """A column.
 
     Args:
-        key: In the cells of a row, in CSV and in JSON.
-        title: The heading.
-        tex: The heading in LaTeX, where it is another.
-        form: How numbers are written; a % at the end is written behind them. "" for a column of words.
-        best: `min` or `max`: what is bold.
-        terminal: Does it say anything in the terminal, where the paper's own rows are left out?
-        spare: May a narrow terminal leave it out? 0: never; 1: if it must, for it may tell rows apart; 2: first.
-        spread: Are its cells `Mean`? Their parts then have columns of their own in CSV.
-        interval: Are its cells `Difference`? Their intervals then have columns of their own in CSV, and a key in JSON.
+        key: Key in the cells of a row, in CSV and in JSON.
+        title: Heading.
+        tex: Heading in LaTeX, if it differs.
+        form: Format specification of numbers; a trailing % is printed after the number. "" for a column of text.
+        best: `min` or `max`: which number is bold.
+        terminal: Whether it is useful in the terminal, where the paper's rows are not shown.
+        spare: Whether a narrow terminal may drop it. 0: never; 1: if necessary, because it may tell rows apart; 2:
+            first.
+        spread: Whether its cells are `Mean`. CSV has further columns for their parts.
+        interval: Whether its cells are `Difference`. CSV has further columns for their intervals, JSON a further key.
     """
 
     key: str
@@ -113,7 +114,7 @@ class Column:
     interval: bool = False
 
     def show(self, value: Cell) -> str:
-        """A cell, for people."""
+        """Format a cell for people."""
         if value is None:
             return NOTHING
         if isinstance(value, str):
@@ -128,21 +129,24 @@ class Column:
         return format(value, self.form.removesuffix("%")) + ("%" if self.form.endswith("%") else "")
 
     def with_interval(self, value: Difference) -> tuple[str, str]:
-        """A difference and its interval, for people; "" where there is none."""
-        form = self.form.removesuffix("%")
-        ends = [] if value.interval is None else [format(end, form) for end in value.interval]
+        """Format a difference and its interval for people; "" if it has none."""
+        spec = self.form.removesuffix("%")
+        ends = [] if value.interval is None else [format(end, spec) for end in value.interval]
         return self.show(value.percent), f"({' to '.join(ends)})" if ends else ""
 
-    def same_text(self, cell: Cell, own: float, other: float) -> bool:
-        """Are two numbers written alike in this column, with the digits of a cell? What is missing is like nothing."""
-        if math.isnan(own):
+    def equal_as_text(self, cell: Cell, value: float, other: float) -> bool:
+        """Return whether two numbers look the same in this column, with the digits of the cell.
+
+        A missing number equals nothing.
+        """
+        if math.isnan(value):
             return False
         form = f".{cell.digits}f" if isinstance(cell, Mean) and cell.digits is not None else self.form
-        as_written = replace(self, form=form)
-        return as_written.show(own) == as_written.show(other)
+        formatter = replace(self, form=form)
+        return formatter.show(value) == formatter.show(other)
 
     def parts(self, value: Mean) -> tuple[str, str]:
-        """A mean and its deviation, for people; "" where there is none."""
+        """Format a mean and its deviation for people; "" if it has none."""
         form = self.form if value.digits is None else f".{value.digits}f"
         mean = INFINITE if math.isinf(value.mean) else format(value.mean, form)
         return mean, "" if value.std is None else format(value.std, form)
@@ -150,15 +154,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A row: cells by column, the group within which it may be compared, and a footnote.
+    """A row: its cells, the group within which it is comparable, and a footnote.
 
     Args:
-        cells: By the key of their column.
+        cells: Cells by key of their column.
         group: Any value; rows of a group stand together.
-        note: The text of a footnote.
-        paper: Is it one of the paper's own?
-        about: What it was asked or compared with, for the caption: each is said once, of the rows that there are.
-        resampled: By column, (resamples,) the cell on resampled texts, where that is known. Rows of a group share the
+        note: Text of a footnote.
+        paper: Whether it is a row of the paper.
+        details: What it was evaluated on or compared with. The caption lists these once, for the rows in the table.
+        resampled: By column, (resamples,) the cell on resampled texts, where known. Rows of a group share the
             resamples.
         texts: Number of texts that were resampled.
     """
@@ -167,7 +171,7 @@ class Row:
     group: Hashable
     note: str | None = None
     paper: bool = False
-    about: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
     resampled: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
     texts: int = 0
 
@@ -177,13 +181,13 @@ class Table:
     """A table.
 
     Args:
-        title: In a few words.
-        caption: What one has to know to read it.
-        columns: From left to right.
-        rows: From top to bottom, those of a group together.
-        mark: The column whose cells carry the marks of footnotes.
-        about: What the rows' own `about` are, in the caption's words.
-        beside: What one has to know of the paper's rows, where there are some.
+        title: Short title.
+        caption: What a reader needs to know.
+        columns: Columns, left to right.
+        rows: Rows, top to bottom, those of a group together.
+        mark: Key of the column whose cells carry the footnote marks.
+        details_title: Title of the rows' `details` in the caption.
+        paper_note: What a reader needs to know about the paper's rows, if there are any.
     """
 
     title: str
@@ -191,20 +195,22 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     mark: str
-    about: str = ""
-    beside: str = ""
+    details_title: str = ""
+    paper_note: str = ""
 
     @cached_property
-    def words(self) -> str:
-        """The whole caption, for the rows that there are."""
-        said = "; ".join(dict.fromkeys(words for row in self.rows for words in row.about))
-        beside = self.beside if any(row.paper for row in self.rows) else ""
-        return " ".join(filter(None, [self.caption, f"{self.about}: {said}." if said else "", beside]))
+    def full_caption(self) -> str:
+        """The caption with the details of the rows in the table and the note on the paper's rows."""
+        details = "; ".join(dict.fromkeys(detail for row in self.rows for detail in row.details))
+        paper_note = self.paper_note if any(row.paper for row in self.rows) else ""
+        return " ".join(
+            filter(None, [self.caption, f"{self.details_title}: {details}." if details else "", paper_note])
+        )
 
-    def only(self, **values: Sequence[str]) -> Table:
-        """The table with those rows alone whose cells are written as one of the values of their column.
+    def select(self, **values: Sequence[str]) -> Table:
+        """Return the table with only the rows whose formatted cells are among the values given for their column.
 
-        A row of the paper is left out if it says something else there, not if it says nothing.
+        A row of the paper is dropped if its cell has another value, but not if the cell is empty.
         """
         columns = {column.key: column for column in self.columns}
 
@@ -216,80 +222,80 @@ class Table:
 
     @cached_property
     def notes(self) -> dict[str, int]:
-        """The footnotes and their numbers."""
+        """Footnotes and their numbers."""
         texts = dict.fromkeys(row.note for row in self.rows if row.note)
         return {text: number for number, text in enumerate(texts, start=1)}
 
     def text(self, row: Row, column: Column) -> str:
-        """A cell, for people."""
+        """Format a cell for people."""
         return column.show(row.cells.get(column.key))
 
     @cached_property
     def groups(self) -> pd.Series:
-        """The number of each row's group, in the order of their first rows."""
-        return numbered(row.group for row in self.rows)
+        """Number of each row's group, in the order of their first rows."""
+        return group_numbers(row.group for row in self.rows)
 
     @cached_property
     def best(self) -> pd.DataFrame:
-        """For each row and column: is the cell, as it is written, the best of two or more in its group?
+        """Whether each cell, as it is printed, is the best of two or more in its group; by row and column.
 
-        None is where the best leads another by a difference whose interval over texts holds zero.
+        There is no best if the interval over texts of its lead over another row includes zero.
         """
-        found = {}
+        bold = {}
         for column in (column for column in self.columns if column.best is not None):
             cells = [row.cells.get(column.key) for row in self.rows]
-            ranks = pd.Series([rank(cell) for cell in cells], dtype=float)
-            by_group = ranks.groupby(self.groups)
-            winners, rivals = by_group.transform("min" if column.best is min else "max"), by_group.transform("count")
-            unclear = {group for group, own in by_group if self.within_noise(column, own)}
-            found[column.key] = [
-                several > 1 and group not in unclear and column.same_text(cell, own, winner)
-                for cell, own, winner, several, group in zip(cells, ranks, winners, rivals, self.groups, strict=True)
+            numbers = pd.Series([comparable(cell) for cell in cells], dtype=float)
+            by_group = numbers.groupby(self.groups)
+            winners, counts = by_group.transform("min" if column.best is min else "max"), by_group.transform("count")
+            unclear = {group for group, members in by_group if self.within_noise(column, members)}
+            bold[column.key] = [
+                count > 1 and group not in unclear and column.equal_as_text(cell, number, winner)
+                for cell, number, winner, count, group in zip(cells, numbers, winners, counts, self.groups, strict=True)
             ]
-        return pd.DataFrame(found, index=[id(row) for row in self.rows])
+        return pd.DataFrame(bold, index=[id(row) for row in self.rows])
 
-    def within_noise(self, column: Column, ranks: pd.Series) -> bool:
-        """Does the interval of a difference between the best of some rows and another hold zero, where it is known?
+    def within_noise(self, column: Column, numbers: pd.Series) -> bool:
+        """Return whether the best row's lead over another has an interval that includes zero, where it is known.
 
         Args:
             column: The column.
-            ranks: The numbers of the rows of one group, by their index.
+            numbers: The numbers of the rows of one group, by row index.
         """
-        there = ranks.dropna()
-        if there.empty:
+        present = numbers.dropna()
+        if present.empty:
             return False
-        first = there.idxmin() if column.best is min else there.idxmax()
+        first = present.idxmin() if column.best is min else present.idxmax()
         best = self.rows[first].resampled.get(column.key)
-        others = [self.rows[i].resampled.get(column.key) for i in there.index if i != first]
+        others = [self.rows[i].resampled.get(column.key) for i in present.index if i != first]
         intervals = [
             percentiles(other - best, self.rows[first].texts)
             for other in others
             if other is not None and best is not None
         ]
-        return any(ends is not None and ends[0] <= 0 <= ends[1] for ends in intervals)
+        return any(interval is not None and interval[0] <= 0 <= interval[1] for interval in intervals)
 
     def is_bold(self, row: Row, column: Column) -> bool:
-        """Is this cell the best of two or more in its group, or a difference that lies outside noise?"""
+        """Return whether a cell is the best of two or more in its group, or a difference outside noise."""
         if column.best is not None:
             return bool(self.best.at[id(row), column.key])
         cell = row.cells.get(column.key)
         return isinstance(cell, Difference) and cell.clear
 
     def grouped(self) -> list[list[Row]]:
-        """The rows, group by group."""
+        """Return the rows, group by group."""
         return [list(rows) for _, rows in pd.Series(self.rows, dtype=object).groupby(self.groups)]
 
     def pages(self) -> list[list[list[Row]]]:
-        """The groups, page by page of a paper: what is longer than a page would be cut off there."""
+        """Split the groups into LaTeX pages: a float that is longer than a page would be cut off."""
         pages: list[list[list[Row]]] = [[]]
         for group in self.grouped():
-            if pages[-1] and sum(len(other) + 1 for other in pages[-1]) + len(group) > LINES:
+            if pages[-1] and sum(len(rows) + 1 for rows in pages[-1]) + len(group) > LINES:
                 pages.append([])
             pages[-1].append(group)
         return pages
 
     def markdown(self) -> str:
-        """For a page."""
+        """Render the table as Markdown."""
 
         def cell(row: Row, column: Column) -> str:
             text = plain_markdown(self.text(row, column))
@@ -303,17 +309,17 @@ class Table:
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """All cells as objects: numbers with all their digits, and `None` for what is missing.
+        """All cells as objects: numbers with all digits, and `None` if missing.
 
-        `source` is "run" or "paper". A column of means has its deviations and bounds in columns beside it, one of
-        differences the ends of their intervals.
+        `source` is "run" or "paper". A column of means is followed by columns with their deviations and bounds, a
+        column of differences by columns with the ends of their intervals.
         """
 
         def parts(row: Row, column: Column) -> dict[str, Any]:
             cell = row.cells.get(column.key)
             if column.interval:
                 ends = cell.interval if isinstance(cell, Difference) and cell.interval else (None, None)
-                values = [rank(cell), *ends]
+                values = [comparable(cell), *ends]
                 return dict(zip([column.key, f"{column.key}_low", f"{column.key}_high"], values, strict=True))
             if not column.spread:
                 return {column.key: cell.translate(CONTROLS) if isinstance(cell, str) else cell}
@@ -330,20 +336,20 @@ class Table:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """The table as a DataFrame, with the dtypes of its numbers: what its CSV file holds."""
+        """The table as a DataFrame with numeric dtypes; it has the contents of the CSV file."""
         frame = self.cells.infer_objects()
         empty = [key for key in frame if key != "note" and frame[key].isna().all()]
         return frame.astype(dict.fromkeys(empty, float))
 
     def as_csv(self) -> str:
-        """For spreadsheets: numbers with all their digits, the empty cell for `--`."""
+        """Render the table as CSV: numbers with all digits, and empty cells for `--`."""
         return str(self.cells.to_csv(index=False, lineterminator="\n"))
 
     def latex(self, label: str) -> str:
-        r"""For a paper: a float with booktabs' rules, or several; comments at its head say what it takes to compile it.
+        r"""Render the table as LaTeX: one or more floats with booktabs rules, after comments on how to compile it.
 
         Args:
-            label: What `\ref` names it by.
+            label: Name for `\ref`.
         """
 
         def cell(row: Row, column: Column) -> str:
@@ -352,7 +358,7 @@ class Table:
                 ends = re.sub(r"([+-][\d.]+)", r"$\1$", column.with_interval(value)[1])
                 value, ends = value.percent, rf" {{\scriptsize {ends}}}" if ends else ""
             text = NOTHING if value is None else escape_latex(column.show(value))
-            if isinstance(value, Mean):  # as the paper writes it
+            if isinstance(value, Mean):  # the paper's form
                 text = re.sub(r" \$\\pm\$ (.*)", r" {\\scriptsize $\\pm$ \1}", text)
             if column.form.startswith("+") and isinstance(value, int | float):
                 text = rf"$\mathbf{{{text}}}$" if self.is_bold(row, column) else f"${text}$"  # a minus, not a hyphen
@@ -368,10 +374,11 @@ class Table:
             return latex_table(headings, rows, map(is_number, self.columns))
 
         notes = [rf"\textsuperscript{{{n}}}\,{escape_latex(text)}" for text, n in self.notes.items()]
-        title, words = escape_latex(self.title), re.sub(r"\br\\_max\b", r"$r_{\\max}$", escape_latex(self.words))
+        title = escape_latex(self.title)
+        caption = re.sub(r"\br\\_max\b", r"$r_{\\max}$", escape_latex(self.full_caption))
         begin, end = r"\begin{table}[ht]", [r"\end{center}", r"\end{table}"]
         first, *further = self.pages()
-        parts = [begin, rf"\caption[{{{title}}}]{{\textbf{{{title}.}} {words}}}", rf"\label{{{label}}}"]
+        parts = [begin, rf"\caption[{{{title}}}]{{\textbf{{{title}.}} {caption}}}", rf"\label{{{label}}}"]
         parts += [r"\begin{center}", *tabular(first)]
         for page in further:
             parts += [*end, begin, r"\begin{center}", rf"\tablename~\ref{{{label}}}, continued\\[3pt]", *tabular(page)]
@@ -381,16 +388,16 @@ class Table:
         return "\n".join([r"% \usepackage{booktabs,graphicx}", *font, *parts]) + "\n"
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """For programs: the cells of each row, with its note; the paper's own rows left out.
+        """Return the cells of each row with its note, for programs; the paper's rows are left out.
 
-        The interval of a difference has a key of its own, `KEY_interval`.
+        The interval of a difference has its own key, `KEY_interval`.
         """
 
         def plain(row: Row, column: Column) -> dict[str, Any]:
             cell = row.cells.get(column.key)
             if column.interval:
                 ends = cell.interval if isinstance(cell, Difference) else None
-                return {column.key: rank(cell), f"{column.key}_interval": ends and list(ends)}
+                return {column.key: comparable(cell), f"{column.key}_interval": ends and list(ends)}
             return {column.key: asdict(cell) if isinstance(cell, Mean) else cell}
 
         records: list[dict[str, Any]] = []
@@ -403,26 +410,26 @@ class Table:
 
     @property
     def page_width(self) -> int:
-        """The width of a window, in rem, below which not all columns may be seen at once: one of `WIDTHS`."""
-        letters = [
+        """Window width, in rem, below which some columns may be out of sight: one of `WIDTHS`."""
+        lengths = [
             max(len(column.title), *(len(self.text(row, column)) for row in self.rows), 1) for column in self.columns
         ]
-        width = sum(0.5 * count + 1.1 for count in letters) + 3  # cells have a size of 0.875, padding and margins
-        return next((each for each in WIDTHS if width <= each), WIDTHS[-1])
+        width = sum(0.5 * length + 1.1 for length in lengths) + 3  # with font size 0.875, padding and margins
+        return next((limit for limit in WIDTHS if width <= limit), WIDTHS[-1])
 
     @property
     def spare(self) -> list[str]:
-        """The titles of the columns that a narrow terminal can do without, the first of them first."""
+        """Titles of the columns that a narrow terminal may drop, in the order of dropping."""
         rows = [row for row in self.rows if not row.paper]
 
-        def worth(column: Column) -> tuple[int, bool]:
+        def priority(column: Column) -> tuple[int, bool]:
             return -column.spare, len({self.text(row, column) for row in rows}) > 1
 
-        found = [column for column in self.columns if column.terminal and column.spare]
-        return [column.title for column in sorted(reversed(found), key=worth)]
+        spare = [column for column in self.columns if column.terminal and column.spare]
+        return [column.title for column in sorted(reversed(spare), key=priority)]
 
     def terminal(self) -> RichTable:
-        """For the terminal, the paper's own rows left out; notes are numbered as in the other forms."""
+        """Render the table for the terminal, without the paper's rows; notes are numbered as in the other forms."""
         from rich.text import Text
 
         columns = [column for column in self.columns if column.terminal]
@@ -441,10 +448,10 @@ class Table:
         return table
 
 
-def numbered(groups: Iterable[Hashable]) -> pd.Series:
-    """The number of each group, counted in the order in which they first appear.
+def group_numbers(groups: Iterable[Hashable]) -> pd.Series:
+    """Number the groups in the order in which they first appear.
 
-    >>> numbered(["b", "a", "b"]).tolist()
+    >>> group_numbers(["b", "a", "b"]).tolist()
     [0, 1, 0]
     """
     values = pd.Series(list(groups), dtype=object)
@@ -452,10 +459,10 @@ def numbered(groups: Iterable[Hashable]) -> pd.Series:
 
 
 def is_number(column: Column) -> bool:
-    """Does a column hold numbers?"""
+    """Return whether a column holds numbers."""
     return bool(column.form)
 
 
 def file_name(text: str) -> str:
-    """A text as the name of a file or folder, with nothing odd in it."""
+    """Return a text as a safe file or folder name."""
     return re.sub(r"[^\w.-]", "_", text).lstrip(".") or "_"

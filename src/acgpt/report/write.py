@@ -1,10 +1,10 @@
-"""A report as a folder: made in memory, written aside, and named when all of it is there.
+"""Write a report as a folder: built in memory, written to a temporary folder, then renamed.
 
     REPORT/
-      report.html       all tables and figures on one page, which needs nothing else, no connection either
+      report.html       all tables and figures on one self-contained page, which also works offline
       report.md         the same in Markdown
       report.json       the same for programs
-      samples.html      what was drawn, side by side, if there are generations
+      samples.html      samples side by side, if there are generations
       PART/…            each table as .md, .csv and .tex, each figure as .png and .svg
 
 The same runs give the same bytes.
@@ -30,25 +30,25 @@ from acgpt.errors import InputError
 from acgpt.report import finetuning, from_scratch, generation
 from acgpt.report.page import Provenance, html_page, markdown_page
 from acgpt.report.part import Part
-from acgpt.report.pictures import rendered
+from acgpt.report.pictures import render_figure
 from acgpt.report.runs import Run, find_runs, measurements, read_runs
 from acgpt.training.run_folder import CONFIG, RESULTS, commit
 from acgpt.version import __version__
 
-PARTS = (from_scratch.make, finetuning.make)  # each takes the runs, and answers None if they are not for it
+PARTS = (from_scratch.make, finetuning.make)  # each takes the runs, and returns None if it has nothing to show
 PAGE, WEB, DATA = "report.md", "report.html", "report.json"
-NO_PICTURES = "no figures were drawn: they need matplotlib, pip install 'acgpt[plot]'."
+NO_PICTURES = "no figures: matplotlib is missing. Run pip install 'acgpt[plot]'."
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report:
-    """Runs compared.
+    """A comparison of runs.
 
     Args:
-        parts: Of which it consists.
-        runs: Those that it compares.
-        notes: What the reader has to know besides.
-        files: What was written, by path in the report's folder.
+        parts: The parts of the report.
+        runs: The runs that it compares.
+        notes: Further remarks for the reader.
+        files: Files that were written, as paths in the report's folder.
     """
 
     parts: list[Part]
@@ -61,10 +61,10 @@ class Report:
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Every table as a DataFrame, by the path of its file without the ending: "from-scratch/test/small".
+        """Every table as a DataFrame, by the path of its file without extension: "from-scratch/test/small".
 
-        They hold what the CSV files hold: `source` tells runs from the paper's own rows ("run", "paper"), a mean over
-        seeds has its deviation and whether it is a bound beside it (`training`, `training_std`, `training_bound`).
+        They have the contents of the CSV files. `source` is "run", or "paper" for the paper's rows. A mean over seeds
+        is followed by its deviation and whether it is a bound (`training`, `training_std`, `training_bound`).
         """
         tables = {f"{part.name}/{stem}": table for part in self.parts for stem, table in part.tables.items()}
         tables |= {f"{part.name}/{stem}": table for part in self.parts for stem, table in part.data.items()}
@@ -72,20 +72,20 @@ class Report:
 
     @cached_property
     def measurements(self) -> pd.DataFrame:
-        """Every perplexity that was read, one row for each run, evaluation set and mode.
+        """Every perplexity that was read, one row per run, evaluation dataset and mode.
 
-        `texts` and `tokens` are what the run has read, `r_max` is that of its training; `set`, `set_texts` and
-        `set_r_max` describe the evaluation set. A perplexity is missing where the method cannot answer.
+        `texts` and `tokens` are what the run has read, and `r_max` is that of its training. `set`, `set_texts` and
+        `set_r_max` describe the evaluation dataset. A perplexity is missing where the method cannot answer.
         """
-        return measurements(self.runs).drop(columns=["run", "measured"]).rename(columns={"name": "run"})
+        return measurements(self.runs).drop(columns=["run", "evaluation"]).rename(columns={"name": "run"})
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """What `report.json` holds."""
+        """Contents of `report.json`."""
         return {
             "acgpt": __version__,
             **{part.name: part.content for part in self.parts},
-            "runs": [described(run) for run in self.runs],
+            "runs": [run_record(run) for run in self.runs],
             "notes": self.notes,
             "files": list(self.files),
         }
@@ -95,24 +95,24 @@ def make_report(folders: Sequence[str | Path], output: str | Path | None = None)
     """Compare runs, and write tables and figures into a folder, all or nothing.
 
     Args:
-        folders: Of finished runs; or folders of such folders, as an experiment's is, where those that are not finished
-            are left out. Generations and their scores are found in any of them, and in folders of nothing else.
-        output: The report's folder: a new or empty one, or that of an earlier report, which is replaced. `None` writes
+        folders: Folders of finished runs, or folders of such folders, like that of an experiment, where unfinished runs
+            are skipped. Generations and their scores are found in all of them, and in folders without runs.
+        output: Folder of the report: a new or empty one, or that of an earlier report, which is replaced. `None` writes
             nothing and draws no figures.
 
     Raises:
-        InputError: A folder is no finished run, there is nothing to compare, or `output` holds other things.
-        OutputError: The report cannot be written; an earlier one stays.
+        InputError: A folder is not a finished run, there is nothing to compare, or `output` has other contents.
+        OutputError: The report cannot be written; an earlier one is kept.
     """
     if output is not None:
         output = Path(output).resolve()
         check_output(output)
-    places = [Path(folder) for folder in folders]
-    found, unfinished = find_runs([place for place in places if not only_generations(place)])
-    runs = read_runs(found)
+    paths = [Path(folder) for folder in folders]
+    run_folders, unfinished = find_runs([path for path in paths if not only_generations(path)])
+    runs = read_runs(run_folders)
     parts = [part for make in PARTS if (part := make(runs)) is not None]
-    if (drawn := generation.make(places, runs)) is not None:
-        parts.append(drawn)
+    if (generation_part := generation.make(paths, runs)) is not None:
+        parts.append(generation_part)
     notes = [f"{folder} is not finished: left out." for folder in unfinished]
     notes += [note for run in runs for note in run.notes]
     notes += [note for part in parts for note in part.notes]
@@ -132,13 +132,15 @@ def write_report(report: Report, output: Path) -> Report:
         files |= table_files(part) | {name: make().encode() for name, (_, make) in part.pages.items()}
         if find_spec("matplotlib") is not None:
             for stem, draw in part.pictures.items():
-                files |= {f"{part.name}/{stem}.{form}": content for form, content in rendered(draw).items()}
+                files |= {
+                    f"{part.name}/{stem}.{extension}": content for extension, content in render_figure(draw).items()
+                }
     if find_spec("matplotlib") is not None:
         notes += left_out_of_figures(parts)
     elif any(part.pictures for part in parts):
         notes.append(NO_PICTURES)
-    made_by = [provenance(run) for run in report.runs]
-    pages = {PAGE: markdown_page(parts, made_by, notes, files), WEB: html_page(parts, made_by, notes, files)}
+    runs = [provenance(run) for run in report.runs]
+    pages = {PAGE: markdown_page(parts, runs, notes, files), WEB: html_page(parts, runs, notes, files)}
     files |= {name: text.encode() for name, text in pages.items()}
     report = replace(report, notes=notes, files=tuple(sorted([*files, DATA])))
     files[DATA] = json_text(finite(report.content), indent=1, allow_nan=False).encode()
@@ -147,40 +149,40 @@ def write_report(report: Report, output: Path) -> Report:
 
 
 def left_out_of_figures(parts: Sequence[Part]) -> list[str]:
-    """What figures do not show, each sentence once, with the figures that it is of."""
+    """Note what figures do not show: each sentence once, with the figures it applies to."""
     figures: dict[str, list[str]] = {}
     for part in parts:
         for stem in part.pictures:
-            for words in part.left_out.get(stem, ()):
-                figures.setdefault(words, []).append(f"{part.name}/{stem}")
-    return [f"figure {', '.join(stems)}: {words}" for words, stems in figures.items()]
+            for sentence in part.left_out.get(stem, ()):
+                figures.setdefault(sentence, []).append(f"{part.name}/{stem}")
+    return [f"figure {', '.join(stems)}: {sentence}" for sentence, stems in figures.items()]
 
 
 def only_generations(folder: Path) -> bool:
-    """Are there generations in this folder, and no run?"""
+    """Return whether a folder has generations, but no run."""
     runs = (folder / CONFIG).exists() or (folder / RESULTS).exists() or any(folder.glob(f"*/{CONFIG}"))
     return not runs and generation.holds_generations(folder)
 
 
 def check_output(output: Path) -> None:
-    """Refuse a folder that holds anything but an earlier report."""
+    """Raise `InputError` if a folder has contents other than an earlier report."""
     if not output.exists():
         return
     if not output.is_dir():
         raise InputError(f"{output} is a file: name a folder with `output`.")
     earlier: set[str] = set()
     if (output / DATA).is_file():
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # then it is somebody else's
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # then it is not a report
             earlier = set(json.loads((output / DATA).read_text(encoding="utf-8"))["files"])
     for path in sorted(output.rglob("*")):
         if not path.is_dir() and path.relative_to(output).as_posix() not in earlier:
             raise InputError(
-                f"{output} holds {path.name}, which is not of an earlier report: name another with `output`."
+                f"{output} contains {path.name}, which is not part of a report: name another folder with `output`."
             )
 
 
 def table_files(part: Part) -> dict[str, bytes]:
-    """The tables of a part as files."""
+    """Return the tables of a part as files."""
     files: dict[str, str] = {}
     for stem, table in part.tables.items():
         path, label = f"{part.name}/{stem}", f"tab:{part.name}-{stem.replace('/', '-')}"
@@ -190,7 +192,7 @@ def table_files(part: Part) -> dict[str, bytes]:
 
 
 def provenance(run: Run) -> Provenance:
-    """Where the numbers of a run come from: its name, its command, and what it took."""
+    """Return where the numbers of a run come from: its name, its command, and its cost."""
     results, (texts, tokens) = run.results, run.budget
     versions = ", ".join(f"{name} {results['versions'].get(name)}" for name in ("acgpt", "torch", "transformers"))
     command = " ".join(["acgpt", *map(str, results["command"][1:])])
@@ -201,18 +203,18 @@ def provenance(run: Run) -> Provenance:
     )
 
 
-def described(run: Run) -> dict[str, Any]:
-    """A run for programs: what was trained, and its evaluations as they were written."""
-    kept = ("steps", "texts", "tokens", "seconds", "hardware", "versions", "command", "corpus_hash", "recipe")
-    found = [
-        {"split": each.split, **{key: each.found.get(key) for key in ("set", "modes", "gains")}}
-        for each in run.evaluations
+def run_record(run: Run) -> dict[str, Any]:
+    """Describe a run for programs: what was trained, and its evaluations as they were written."""
+    keys = ("steps", "texts", "tokens", "seconds", "hardware", "versions", "command", "corpus_hash", "recipe")
+    evaluations = [
+        {"split": evaluation.split, **{key: evaluation.content.get(key) for key in ("set", "modes", "gains")}}
+        for evaluation in run.evaluations
     ]
-    return {"name": run.name, **{key: run.results.get(key) for key in kept}, "evaluations": found}
+    return {"name": run.name, **{key: run.results.get(key) for key in keys}, "evaluations": evaluations}
 
 
 def write_files(files: Mapping[str, bytes], output: Path) -> None:
-    """The folder with these files, all of them or none; what was there before goes when they are on the disk."""
+    """Write these files as a folder, all of them or none, then replace what was there before."""
     partial = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
         with disk_errors(output):
