@@ -49,8 +49,8 @@ from acgpt.engine.attention import Ragged, check_model, choose_backend, head_wid
 from acgpt.engine.decode import Rows, Sampling
 from acgpt.engine.engine import Call, Engine
 from acgpt.engine.steps import Row, Steps, choose_width, few_shapes, steps_of
-from acgpt.evaluation.dataset import EvaluationSet
-from acgpt.evaluation.generator import Generator, asked_with
+from acgpt.evaluation.dataset import EvaluationDataset
+from acgpt.evaluation.generator import Generator, choose_future
 from acgpt.methods import METHODS
 from acgpt.models.metadata import Metadata
 from acgpt.query.modes import MODES
@@ -205,7 +205,7 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
     """Time `acgpt generate` for every method and mode; weights are random, which does not change the time."""
     length = args.tokens - 1  # BOS takes the first position
     tokens = np.random.default_rng(0).integers(0, BOS, args.batch * length)
-    evaluation_set = EvaluationSet.build(tokens, tokenizer_hash="", length=length)
+    evaluation_dataset = EvaluationDataset.build(tokens, tokenizer_hash="", length=length)
     tokenizer, generators = synthetic_tokenizer(), {}
     for name in args.methods:
         method = METHODS[name]
@@ -219,7 +219,7 @@ def generation(args: argparse.Namespace, dtype: torch.dtype) -> None:
         )
         compiled = args.compile and method.compiles
         prompt = min(20, length - 1)
-        generators[name] = Generator(lm, evaluation_set, prompt=prompt, budget=args.batch_tokens, compiled=compiled)
+        generators[name] = Generator(lm, evaluation_dataset, prompt=prompt, budget=args.batch_tokens, compiled=compiled)
     pairs = [(name, mode) for name in args.methods for mode in args.modes if generators[name].answers(mode)]
     # Rows that are compared are timed one after the other.
     order = sorted(pairs, key=lambda pair: MODES[pair[1]].conditioning)
@@ -339,7 +339,7 @@ def prefill_seconds(generator: Generator, mode: str) -> float:
     if generator.method.name not in ("ac-gpt", "gpt"):
         return 0.0
     queries, meter = generator.queries(mode), generator.engine.meter
-    future = asked_with(generator.method, MODES[mode], queries)
+    future = choose_future(generator.method, MODES[mode], queries)
     assert future is not None
 
     def read() -> float:

@@ -70,7 +70,7 @@ def read(path: Path, mode: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     without = WITHOUT_FUTURE[mode]
     if not {f"{mode}.log_prob", f"{without}.log_prob"} <= columns.keys():
         raise InputError(f"{path} does not answer both {mode} and {without}: name a method that does.")
-    if mode == "training" and Conditioning.from_dict(metadata["set"]["conditioning"]).hides:
+    if mode == "training" and Conditioning.from_dict(metadata["set"]["conditioning"]).has_unknown:
         raise InputError(
             f"{path} uses a dataset with unknown tokens, which records do not distinguish from given ones."
         )

@@ -32,9 +32,9 @@ from acgpt.data.corpus import Corpus
 from acgpt.display.show import Page
 from acgpt.engine.layout import batches
 from acgpt.errors import InputError
-from acgpt.evaluation.dataset import LENGTH, EvaluationSet, set_of_corpus
+from acgpt.evaluation.dataset import LENGTH, EvaluationDataset, dataset_of_corpus
 from acgpt.evaluation.per_text import read_per_text
-from acgpt.evaluation.perplexity import Unfinished, evaluate, few_at_once
+from acgpt.evaluation.perplexity import PartialEvaluation, evaluate, split_groups
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.models.language_model import LanguageModel
@@ -114,14 +114,14 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
     before = datetime.now(UTC).replace(microsecond=0)
     got = object_of(cli(corpus, "--json", "-o", output, "--records", records))
     lm = acgpt.load(models["reads"], device="cpu")
-    evaluation_set, path = set_of_corpus(Corpus.open(corpus), split="test", length=30)
-    want = evaluate(method_of("ac-gpt"), lm.engine(None), evaluation_set)
+    evaluation_dataset, path = dataset_of_corpus(Corpus.open(corpus), split="test", length=30)
+    want = evaluate(method_of("ac-gpt"), lm.engine(None), evaluation_dataset)
     plain = json.loads(json.dumps(want.as_dict()))
-    assert len(evaluation_set) >= 3
+    assert len(evaluation_dataset) >= 3
     for mode in MODES:
         assert got["modes"][mode] == {key: pytest.approx(value) for key, value in plain["modes"][mode].items()}
     assert got["set"] == {**plain["set"], "path": str(path)}
-    assert got["set"]["hash"] == evaluation_set.hash and got["set"]["split"] == "test"
+    assert got["set"]["hash"] == evaluation_dataset.hash and got["set"]["split"] == "test"
     assert path == corpus / "evaluation" / "test-30-r0.6-seed0.safetensors"
     assert set(got) == {
         "model", "adapter", "corpus", "method", "options", "bound", "modes", "gains", "set", "bootstrap", "metadata",
@@ -230,7 +230,7 @@ def test_a_signal_before_anything_was_answered_leaves_no_file(cli, corpus, tmp_p
 def test_what_another_evaluation_has_left_is_not_taken_for_this_ones(cli, models, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("acgpt.evaluation.perplexity.PAUSE", 0)
     monkeypatch.setattr(
-        "acgpt.evaluation.perplexity.Unfinished.discard", lambda self: None
+        "acgpt.evaluation.perplexity.PartialEvaluation.discard", lambda self: None
     )  # as if all had been stopped
     output = tmp_path / "results.json"
     for change in ("weight", "config", "seed", "limit", "dtype"):
@@ -268,28 +268,28 @@ def test_where_the_disk_refuses_what_is_unfinished_the_evaluation_goes_on(cli, c
 @pytest.mark.parametrize("change", ["a byte", "the time"])
 def test_unfinished_answers_that_were_damaged_are_not_believed(tmp_path, change):
     path = tmp_path / "part"
-    made = Unfinished(path, lambda: {"what": 1})
+    made = PartialEvaluation(path, lambda: {"what": 1})
     made.answers_to(b"shown", (2, 3))[0] = -1.5
     made.pause = 0
     made.write()
-    assert (Unfinished(path, lambda: {"what": 1}).answers_to(b"shown", (2, 3))[0] == -1.5).all()
+    assert (PartialEvaluation(path, lambda: {"what": 1}).answers_to(b"shown", (2, 3))[0] == -1.5).all()
     content = bytearray(path.read_bytes())
     if change == "a byte":
         content[-40] ^= 1
     else:
         content = content.replace(b'"seconds":"', b'"seconds":"x')
     path.write_bytes(content)
-    again = Unfinished(path, lambda: {"what": 1})
+    again = PartialEvaluation(path, lambda: {"what": 1})
     assert np.isnan(again.answers_to(b"shown", (2, 3))).all() and again.earlier == 0
 
 
 def test_mlm_can_go_on_after_a_few_texts():
     asked, groups = [Query([1, 2, 3], [True, False, False])] * 20, []
-    for group in few_at_once(batches(dict(enumerate(asked)), 10**6, future=True), METHODS["mlm"].texts_at_once):
+    for group in split_groups(batches(dict(enumerate(asked)), 10**6, future=True), METHODS["mlm"].texts_at_once):
         groups.append(list(group))
     assert [len(group) for group in groups] == [4] * 5
     assert sorted(text for group in groups for text in group) == list(range(20))
-    assert [list(group) for group in few_at_once([[3, 1], [2]], None)] == [[3, 1], [2]]
+    assert [list(group) for group in split_groups([[3, 1], [2]], None)] == [[3, 1], [2]]
 
 
 def test_the_table_has_a_row_for_every_mode_and_dashes_where_there_is_no_answer(cli, corpus):
@@ -335,7 +335,7 @@ def test_infilling_gives_as_much_as_the_training_distribution_unless_told(cli, c
         (["--conditioning", "{empty: 1}"], 0.6),
     ):
         made = object_of(cli(corpus, "--json", *options, "--modes", "infilling"))["set"]
-        drawn = EvaluationSet.load(made["path"]).sampled_roles["infilling"]
+        drawn = EvaluationDataset.load(made["path"]).sampled_roles["infilling"]
         assert made["r_max"] == r_max
         assert (drawn == GIVEN).mean(axis=1).max() <= r_max
 
@@ -352,7 +352,7 @@ def test_a_result_that_cannot_be_written_ends_with_code_1(cli, corpus, tmp_path,
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("acgpt.common.files.write_whole", full)
+    monkeypatch.setattr("acgpt.common.files.write_atomically", full)
     said = cli(corpus, "-o", tmp_path / "results.json", code=1).stderr
     assert f"error: cannot write {tmp_path}/results.json: No space left on device. Create the folder, free" in said
 
@@ -394,7 +394,7 @@ def test_a_named_set_needs_no_corpus_and_is_not_overwritten(cli, corpus, tmp_pat
     assert "omit --length" in cli(corpus, "--dataset", path, length="20", code=2).stderr
     assert "conditioning" in cli("--dataset", path, "--conditioning", "{b_max: 1}", code=2).stderr
     with pytest.raises(InputError, match="choose another"):
-        set_of_corpus(Corpus.open(corpus), path, split="test", length=30)
+        dataset_of_corpus(Corpus.open(corpus), path, split="test", length=30)
     assert path.read_bytes() == before
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from acgpt.cli import main
 from acgpt.cli.ui import with_options
-from acgpt.common.options import Options, current_names, for_command_line, keywords, option, separated
+from acgpt.common.options import Options, current_names, for_command_line, keywords, option, split_keywords
 from acgpt.errors import InputError
 
 
@@ -152,7 +152,7 @@ def test_a_function_that_takes_other_keywords_too_keeps_its_own_parameters():
             note: A note.
             **changes: All else.
         """
-        options, others = separated(Some, changes | {"place": place})
+        options, others = split_keywords(Some, changes | {"place": place})
         return vars(options) | {"others": others}
 
     names = list(inspect.signature(function).parameters)

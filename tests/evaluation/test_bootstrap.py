@@ -19,7 +19,7 @@ from acgpt.evaluation.bootstrap import (
     paired_difference,
     student_quantile,
 )
-from acgpt.evaluation.per_text import ENDING, as_dict, from_dict, path_beside, read_per_text, write_per_text
+from acgpt.evaluation.per_text import ENDING, as_dict, from_dict, per_text_path, read_per_text, write_per_text
 
 Z = NormalDist().inv_cdf(0.975)
 
@@ -153,7 +153,7 @@ def test_what_is_written_is_read_to_a_thousandth(tmp_path):
     rng = np.random.default_rng(11)
     found = kept(rng.normal(3000, 100, 276), rng.integers(1, 1023, 276))
     write_per_text(tmp_path / "test.json", found)
-    path = path_beside(tmp_path / "test.json")
+    path = per_text_path(tmp_path / "test.json")
     assert path.name == f"test{ENDING}" and path.stat().st_size < 276 * 15
     back = read_per_text(tmp_path / "test.json", results(found))
     assert back.set_hash == "set" and np.array_equal(back.modes["training"].tokens, found.modes["training"].tokens)
@@ -164,7 +164,7 @@ def test_what_is_written_is_read_to_a_thousandth(tmp_path):
 def test_what_is_infinite_is_null_in_the_file(tmp_path):
     found = kept(np.array([300.0, math.inf]))
     write_per_text(tmp_path / "test.json", found)
-    assert json.loads(path_beside(tmp_path / "test.json").read_text())["nats"]["training"] == [300.0, None]
+    assert json.loads(per_text_path(tmp_path / "test.json").read_text())["nats"]["training"] == [300.0, None]
     assert math.isinf(read_per_text(tmp_path / "test.json", results(found)).modes["training"].nats[1])
 
 
@@ -189,7 +189,7 @@ def test_results_without_the_file_are_read(tmp_path):
 )
 def test_a_file_of_another_evaluation_is_refused(tmp_path, change, said):
     found = kept(np.array([300.0, 310.0]))
-    path_beside(tmp_path / "test.json").write_text(json.dumps(as_dict(found) | change))
+    per_text_path(tmp_path / "test.json").write_text(json.dumps(as_dict(found) | change))
     with pytest.raises(InputError, match=said):
         read_per_text(tmp_path / "test.json", results(found))
 

@@ -17,7 +17,7 @@ from acgpt.engine.attention import check_model
 from acgpt.engine.engine import Engine
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.bootstrap import percentiles, resampled_means
-from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.perplexity import Evaluation, evaluate
 from acgpt.methods import method_of
 from acgpt.methods.ac_gpt import AcGpt
@@ -26,15 +26,15 @@ from acgpt.query.modes import MODES, WITHOUT_FUTURE
 from acgpt.query.query import Query
 
 
-def ask(model, evaluation_set, method="ac-gpt", *, mask=1, budget=2**13, **how):
-    return evaluate(method_of(method), Engine(model, bos=0, mask=mask, budget=budget), evaluation_set, **how)
+def ask(model, evaluation_dataset, method="ac-gpt", *, mask=1, budget=2**13, **how):
+    return evaluate(method_of(method), Engine(model, bos=0, mask=mask, budget=budget), evaluation_dataset, **how)
 
 
-def by_hand(reference, evaluation_set, mode):
+def by_hand(reference, evaluation_dataset, mode):
     """All log-probabilities of a mode from its definition, text by text: a dense mask, and no code of acgpt."""
-    drawn = {"unconditional": None}.get(mode, evaluation_set.sampled_roles.get(mode.removesuffix("-no-future")))
+    drawn = {"unconditional": None}.get(mode, evaluation_dataset.sampled_roles.get(mode.removesuffix("-no-future")))
     found = []
-    for number, text in enumerate(evaluation_set.tokens.tolist()):
+    for number, text in enumerate(evaluation_dataset.tokens.tolist()):
         roles = np.full(len(text), ASKED) if drawn is None else drawn[number]
         query = Query(text, (roles == GIVEN).tolist(), (roles == ASKED).tolist())
         found.extend(expected_log_probs(reference, query, future=not mode.endswith("no-future")).tolist())
@@ -47,11 +47,11 @@ def by_hand(reference, evaluation_set, mode):
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_perplexities_are_those_of_a_dense_mask_by_hand(architecture):
     reference, ours = twins(architecture)
-    evaluation_set = small_set()
-    evaluation = ask(ours, evaluation_set)
+    evaluation_dataset = small_set()
+    evaluation = ask(ours, evaluation_dataset)
     assert list(evaluation.modes) == list(MODES)
     for mode, result in evaluation.modes.items():
-        want = by_hand(reference, evaluation_set, mode)
+        want = by_hand(reference, evaluation_dataset, mode)
         assert result.tokens == len(want) and result.texts == 6
         assert result.mean_nll == pytest.approx(-sum(want) / len(want), abs=1e-9)
         assert result.perplexity == pytest.approx(math.exp(-sum(want) / len(want)), rel=1e-9)
@@ -63,29 +63,29 @@ def test_perplexities_are_those_of_a_dense_mask_by_hand(architecture):
 
 def test_modes_without_the_future_are_a_left_to_right_evaluation_of_the_same_places():
     reference, ours = tiny_model().double(), twins()[1]
-    evaluation_set = small_set()
-    texts = torch.from_numpy(evaluation_set.tokens).long()
+    evaluation_dataset = small_set()
+    texts = torch.from_numpy(evaluation_dataset.tokens).long()
     with torch.no_grad():  # the plain model, as anybody would run it
         logits = reference(torch.cat([torch.zeros(6, 1, dtype=torch.long), texts], dim=1)).logits[:, :-1]
     plain = logits.log_softmax(-1).gather(2, texts[:, :, None])[:, :, 0].numpy()
     for method in ("ac-gpt", "gpt"):
-        results = ask(ours, evaluation_set, method).modes
+        results = ask(ours, evaluation_dataset, method).modes
         assert results["unconditional"].mean_nll == pytest.approx(-plain.mean(), abs=1e-9)
         for name in CONDITIONAL:
-            want = -plain[evaluation_set.sampled_roles[name] == ASKED].mean()
+            want = -plain[evaluation_dataset.sampled_roles[name] == ASKED].mean()
             assert results[f"{name}-no-future"].mean_nll == pytest.approx(want, abs=1e-9)
 
 
 def test_unknown_tokens_are_hidden_with_and_without_the_future():
     reference, ours = twins()
-    evaluation_set = small_set(training=Conditioning.from_dict({"unknown": 0.3}))
-    evaluation = ask(ours, evaluation_set)
+    evaluation_dataset = small_set(training=Conditioning.from_dict({"unknown": 0.3}))
+    evaluation = ask(ours, evaluation_dataset)
     for mode, result in evaluation.modes.items():
-        want = by_hand(reference, evaluation_set, mode)
+        want = by_hand(reference, evaluation_dataset, mode)
         assert (result.tokens, result.mean_nll) == (len(want), pytest.approx(-sum(want) / len(want), abs=1e-9))
-    assert ask(ours, evaluation_set, "gpt").modes["training-no-future"] is None  # GPT has no MASK
+    assert ask(ours, evaluation_dataset, "gpt").modes["training-no-future"] is None  # GPT has no MASK
     with pytest.raises(InputError, match="MASK"):
-        ask(ours, evaluation_set, mask=None)
+        ask(ours, evaluation_dataset, mask=None)
 
 
 @pytest.mark.parametrize("budget", [1, 30, 100])
@@ -155,14 +155,14 @@ def test_a_model_in_training_is_evaluated_without_dropout_and_left_in_training()
 
 
 def test_records_hold_every_asked_token_with_its_place():
-    evaluation_set = small_set()
-    evaluation = ask(twins()[1], evaluation_set)
+    evaluation_dataset = small_set()
+    evaluation = ask(twins()[1], evaluation_dataset)
     columns = evaluation.records()
     for mode, result in evaluation.modes.items():
         text, place, token, log_prob = (columns[f"{mode}.{name}"] for name in ("text", "position", "token", "log_prob"))
         assert len(text) == result.tokens
-        assert (token == evaluation_set.tokens[text, place - 1]).all()
-        assert (evaluation_set.roles(MODES[mode])[text, place - 1] == ASKED).all()
+        assert (token == evaluation_dataset.tokens[text, place - 1]).all()
+        assert (evaluation_dataset.roles(MODES[mode])[text, place - 1] == ASKED).all()
         assert len(set(zip(text.tolist(), place.tolist(), strict=True))) == result.tokens
         assert -log_prob.mean() == pytest.approx(result.mean_nll)
 
@@ -171,7 +171,7 @@ def test_texts_that_do_not_fit_the_model_are_refused():
     ours = tiny_model(positions=20)
     with pytest.raises(InputError, match=r"20 tokens.*20 positions.*`length=19`"):
         ask(ours, small_set())
-    beyond = EvaluationSet.build(np.full(20, 50), tokenizer_hash="t", length=19)
+    beyond = EvaluationDataset.build(np.full(20, 50), tokenizer_hash="t", length=19)
     with pytest.raises(InputError, match=r"token 50.*end at 49"):
         ask(ours, beyond)
     check_model(ours)
@@ -224,12 +224,12 @@ def test_intervals_are_a_function_of_the_seed():
 
 
 def test_a_gain_is_compared_on_the_same_texts():
-    evaluation_set = small_set(9)
+    evaluation_dataset = small_set(9)
     past = np.where(
-        evaluation_set.sampled_roles["training"] == ASKED, -5 * np.random.default_rng(0).random((9, 20)), np.nan
+        evaluation_dataset.sampled_roles["training"] == ASKED, -5 * np.random.default_rng(0).random((9, 20)), np.nan
     )
     both = {"training-no-future": past, "training": past + 0.1}  # every token a tenth of a nat likelier
-    evaluation = Evaluation("ac-gpt", evaluation_set, both, (), seed=0)
+    evaluation = Evaluation("ac-gpt", evaluation_dataset, both, (), seed=0)
     gain = evaluation.gains["training"]
     assert (gain.percent, *gain.interval) == pytest.approx([100 * (1 - math.exp(-0.1))] * 3)
     low, high = evaluation.modes["training"].interval

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
-from acgpt.evaluation.dataset import EvaluationSet, set_of_corpus
+from acgpt.evaluation.dataset import EvaluationDataset, dataset_of_corpus
 from acgpt.query.conditioning import ASKED, GIVEN, Conditioning
 
 CONDITIONAL = ("training", "infilling")
@@ -24,12 +24,12 @@ def tokens(count, vocabulary=50):
 
 
 def small_set(texts=6, length=20, **how):
-    return EvaluationSet.build(tokens(texts * length + 3), tokenizer_hash="t", length=length, **how)
+    return EvaluationDataset.build(tokens(texts * length + 3), tokenizer_hash="t", length=length, **how)
 
 
 def test_texts_are_the_chunks_of_the_split_without_its_tail():
     split = tokens(67)
-    assert EvaluationSet.build(split, tokenizer_hash="t", length=20).tokens.tolist() == [
+    assert EvaluationDataset.build(split, tokenizer_hash="t", length=20).tokens.tolist() == [
         split[start : start + 20].tolist() for start in (0, 20, 40)
     ]
 
@@ -54,7 +54,7 @@ def test_a_set_is_a_function_of_its_seed_and_each_seed_and_mode_has_its_own():
 
 def test_roles_depend_on_a_texts_number_and_not_on_its_tokens():
     one = small_set()
-    other = EvaluationSet.build(tokens(123)[::-1], tokenizer_hash="t", length=20)
+    other = EvaluationDataset.build(tokens(123)[::-1], tokenizer_hash="t", length=20)
     assert one.hash != other.hash
     assert all((one.sampled_roles[name] == other.sampled_roles[name]).all() for name in CONDITIONAL)
 
@@ -73,7 +73,7 @@ def test_a_set_survives_its_file_and_the_file_is_the_same_each_time(tmp_path):
     saved = small_set(training=training, r_max=0.5, seed=3, corpus_hash="c", split="test")
     saved.save(tmp_path / "new folder" / "set.safetensors")
     saved.save(tmp_path / "again.safetensors")
-    loaded = EvaluationSet.load(tmp_path / "new folder" / "set.safetensors")
+    loaded = EvaluationDataset.load(tmp_path / "new folder" / "set.safetensors")
     assert json.dumps(loaded.as_dict()) == json.dumps(saved.as_dict()) and loaded.hash == saved.hash
     assert (loaded.tokens == saved.tokens).all()
     assert all((loaded.sampled_roles[name] == saved.sampled_roles[name]).all() for name in CONDITIONAL)
@@ -95,16 +95,16 @@ def test_a_set_that_could_not_be_written_leaves_nothing_behind(tmp_path, monkeyp
 def test_the_hash_is_that_of_what_is_asked_given_what_and_not_of_where_it_came_from():
     base = small_set()
     assert small_set(corpus_hash="another", split="validation").hash == base.hash
-    assert EvaluationSet.build(tokens(123), tokenizer_hash="u", length=20).hash != base.hash
+    assert EvaluationDataset.build(tokens(123), tokenizer_hash="u", length=20).hash != base.hash
     changed = base.tokens.copy()
     changed[2, 5] += 1
-    assert EvaluationSet(changed, base.sampled_roles, base.origin).hash != base.hash
+    assert EvaluationDataset(changed, base.sampled_roles, base.origin).hash != base.hash
     for name in CONDITIONAL:
         roles = base.sampled_roles[name].copy()
         roles[0, np.flatnonzero(roles[0] == ASKED)[0]] = GIVEN
-        assert EvaluationSet(base.tokens, {**base.sampled_roles, name: roles}, base.origin).hash != base.hash
+        assert EvaluationDataset(base.tokens, {**base.sampled_roles, name: roles}, base.origin).hash != base.hash
     swapped = {"training": base.sampled_roles["infilling"], "infilling": base.sampled_roles["training"]}
-    assert EvaluationSet(base.tokens, swapped, base.origin).hash != base.hash
+    assert EvaluationDataset(base.tokens, swapped, base.origin).hash != base.hash
 
 
 def test_the_hash_of_a_set_made_by_hand_stays_what_it_was():
@@ -112,7 +112,7 @@ def test_the_hash_of_a_set_made_by_hand_stays_what_it_was():
     texts = np.array([[5, 6, 7], [8, 9, 70000]], dtype=np.int32)
     roles = np.array([[1, 0, 0], [0, 2, 1]], dtype=np.int8)
     origin = small_set().origin
-    made = EvaluationSet(texts, {"training": roles, "infilling": roles[::-1]}, origin)
+    made = EvaluationDataset(texts, {"training": roles, "infilling": roles[::-1]}, origin)
     header = b'["acgpt_evaluation_set", "t", 2, 3, "infilling", "training"]'
     words = b"".join(token.to_bytes(4, "little") for token in (5, 6, 7, 8, 9, 70000))
     content = header + words + bytes([0, 2, 1, 1, 0, 0]) + bytes([1, 0, 0, 0, 2, 1])
@@ -121,7 +121,7 @@ def test_the_hash_of_a_set_made_by_hand_stays_what_it_was():
 
 def test_the_conditioning_sets_of_a_seed_stay_what_they_were():
     """If this fails, a change (of numpy's perhaps) draws other sets; saved ones stay comparable, new ones are not."""
-    drawn = EvaluationSet.build(np.arange(100), tokenizer_hash="t", length=20, r_max=0.6, seed=0)
+    drawn = EvaluationDataset.build(np.arange(100), tokenizer_hash="t", length=20, r_max=0.6, seed=0)
     assert drawn.hash == "4565646735e60e8e6b149f85f776b98511c007adb55992c4c0a0e3f832160d1e"
 
 
@@ -134,7 +134,7 @@ def rewritten(path, *, arrays=None, **content):
     if arrays is not None:
         held = load_file(path) | arrays
         drawn = {name: held[f"roles.{name}"] for name in CONDITIONAL}
-        damaged = object.__new__(EvaluationSet)  # which would refuse to be made
+        damaged = object.__new__(EvaluationDataset)  # which would refuse to be made
         vars(damaged).update(tokens=held["tokens"], sampled_roles=drawn, origin=small_set().origin)
         metadata["hash"] = damaged.hash
     save_file(load_file(path) | (arrays or {}), path, {"acgpt_evaluation_set": json.dumps(metadata)})
@@ -150,7 +150,7 @@ def test_arrays_that_are_no_evaluation_set_make_none():
         (base.tokens.astype(np.int64), base.sampled_roles, "of type int64"),
     ):
         with pytest.raises(ValueError, match=message):
-            EvaluationSet(tokens, drawn, base.origin)
+            EvaluationDataset(tokens, drawn, base.origin)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path, damage, message):
     small_set().save(path)
     damage(path)
     with pytest.raises(InputError, match=message):
-        EvaluationSet.load(path)
+        EvaluationDataset.load(path)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path, damage, message):
 )
 def test_a_set_that_cannot_be_built_is_refused_with_the_reason(how, message):
     with pytest.raises(InputError, match=message):
-        EvaluationSet.build(tokens(123), tokenizer_hash="t", **{"length": 20, **how})
+        EvaluationDataset.build(tokens(123), tokenizer_hash="t", **{"length": 20, **how})
 
 
 def test_a_split_with_nothing_in_it_is_named_and_no_length_is_proposed(tmp_path):
@@ -204,7 +204,7 @@ def test_a_split_with_nothing_in_it_is_named_and_no_length_is_proposed(tmp_path)
     manifest["splits"]["validation"] |= {"shards": [], "tokens": 0}
     (corpus / "corpus.json").write_text(json.dumps(manifest))
     with pytest.raises(InputError, match=f"^validation of {corpus} has 0 tokens.*prepare more text") as error:
-        set_of_corpus(Corpus.open(corpus), split="validation", length=31)
+        dataset_of_corpus(Corpus.open(corpus), split="validation", length=31)
     assert "--length" not in str(error.value)
 
 

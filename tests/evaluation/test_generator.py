@@ -21,7 +21,7 @@ from toys import all_fillings, answer, engine_of, p_value, query, toy
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
-from acgpt.common.files import write_json, write_whole
+from acgpt.common.files import write_atomically, write_json
 from acgpt.data.corpus import Corpus
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, QueryError
@@ -422,7 +422,7 @@ def test_a_part_is_locked_until_all_is_written(tmp_path, monkeypatch):
 
         return watch
 
-    for write in (write_whole, write_json):
+    for write in (write_atomically, write_json):
         monkeypatch.setattr(module, write.__name__, watched(write))
     record = Generator(model_of("gpt"), set_of(texts=1)).write("unconditional", tmp_path)
     assert (tmp_path / "unconditional.json").read_text() == json.dumps(record, indent=2) + "\n"
@@ -440,7 +440,7 @@ def test_a_part_of_any_size_is_read_and_written_with_little_memory(tmp_path):
     try:
         with open_part(tmp_path / "part", {"method": "gpt"}) as part:
             assert part.resume(groups) == []
-            write_whole(tmp_path / "whole", part.lines())
+            write_atomically(tmp_path / "whole", part.lines())
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -472,9 +472,9 @@ def test_the_command_draws_the_modes_that_were_named_and_says_so(models, corpus,
     assert (record["model"], record["corpus"], record["hardware"] != "") == (str(models("fim")), str(corpus), True)
     assert record["command"] == ["acgpt", *sys.argv[1:]]
     assert record["set"]["split"] == "validation" and set(record["versions"]) >= {"acgpt", "torch", "transformers"}
-    from acgpt.evaluation.dataset import set_of_corpus
+    from acgpt.evaluation.dataset import dataset_of_corpus
 
-    same_set, _ = set_of_corpus(Corpus.open(corpus), split="validation", length=LENGTH, r_max=0.4, limit=3)
+    same_set, _ = dataset_of_corpus(Corpus.open(corpus), split="validation", length=LENGTH, r_max=0.4, limit=3)
     assert record["set"]["hash"] == same_set.hash  # as acgpt evaluate asks it
     table = run(*how).stdout
     rows = {
@@ -559,7 +559,7 @@ def test_a_disk_that_refuses_ends_with_code_1_and_what_was_drawn_stays(models, c
 
     how = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "--modes", "unconditional", "-o", tmp_path / "o"]
     with monkeypatch.context() as patch:
-        patch.setattr(module, "write_whole", full)
+        patch.setattr(module, "write_atomically", full)
         assert "No space left" in run(*how, code=1).stderr
     assert [path.name for path in (tmp_path / "o").iterdir()] == ["unconditional.jsonl.part"]
     monkeypatch.setattr(module, "line_of", lambda *_: pytest.fail("drawn again"))

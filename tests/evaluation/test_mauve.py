@@ -22,7 +22,7 @@ from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluation import mauve as mauve_score
 from acgpt.evaluation import reference, score_samples
-from acgpt.evaluation.dataset import set_of_corpus
+from acgpt.evaluation.dataset import dataset_of_corpus
 from acgpt.evaluation.features import Featurizer
 from acgpt.evaluation.generations import Generations, find_generations
 from acgpt.evaluation.mauve import check_counts
@@ -92,7 +92,9 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
     features = Featurizer.load(str(model), "cpu")
     opened, path = Corpus.open(corpus), folder / "training.jsonl"
     ours = features.features([each.text for each in Generations.open(path).samples])
-    texts = reference.of_corpus(opened, "validation", length=LENGTH, generated=[Generations.open(path)]).texts
+    texts = reference.reference_from_corpus(
+        opened, "validation", length=LENGTH, generated=[Generations.open(path)]
+    ).texts
     expected = [mauve(ours, features.features(texts), seed) for seed in range(3)]
     assert answers[1]["mauve"]["scores"] == pytest.approx(expected, abs=1e-6)
     assert answers[1]["features"] == features.describe()
@@ -150,7 +152,7 @@ def test_the_first_texts_are_scored_as_a_file_of_fewer_is(corpus: Path, model: P
     opened = Corpus.open(corpus)
 
     def drawn(texts: int) -> Path:
-        made, _ = set_of_corpus(opened, tmp_path / f"{texts}.set", split="validation", length=LENGTH, limit=texts)
+        made, _ = dataset_of_corpus(opened, tmp_path / f"{texts}.set", split="validation", length=LENGTH, limit=texts)
         return write_generations(tmp_path / str(texts), corpus, texts=texts, samples=2, set=made.as_dict())
 
     fewer, more = drawn(11), drawn(14)

@@ -121,18 +121,18 @@ def test_windows_follow_each_other_and_leave_out_where_the_prompts_are_from(corp
     opened = Corpus.open(corpus)
     tokens, tokenizer = opened.tokens("validation"), opened.tokenizer()
     generated = Generations.open(write_generations(tmp_path, corpus, texts=5))
-    found = reference.of_corpus(opened, "validation", length=20, generated=[generated])
+    found = reference.reference_from_corpus(opened, "validation", length=20, generated=[generated])
     begin = 5 * LENGTH
     assert found.texts[0] == tokenizer.decode(tokens[begin : begin + 20])
     assert found.texts[1] == tokenizer.decode(tokens[begin + 20 : begin + 40])
     assert len(found.texts) == (len(tokens) - begin) // 20
     assert (found.about["skip"], found.about["overlaps_prompts"]) == (begin, False)
-    again = reference.of_corpus(opened, "validation", length=20, generated=[generated], skip=0, count=3)
+    again = reference.reference_from_corpus(opened, "validation", length=20, generated=[generated], skip=0, count=3)
     assert len(again.texts) == 3 and again.about["overlaps_prompts"]
     assert again.texts[0] == tokenizer.decode(tokens[:20])
-    assert reference.of_corpus(opened, "test", length=20, generated=[generated]).about["skip"] == 0
+    assert reference.reference_from_corpus(opened, "test", length=20, generated=[generated]).about["skip"] == 0
     with pytest.raises(InputError, match="`skip=0`"):
-        reference.of_corpus(opened, "validation", length=len(tokens) - begin + 1, generated=[generated])
+        reference.reference_from_corpus(opened, "validation", length=len(tokens) - begin + 1, generated=[generated])
 
 
 def test_fewer_windows_than_there_are_lie_all_over_the_split():
@@ -146,7 +146,7 @@ def test_fewer_windows_than_there_are_lie_all_over_the_split():
 def test_documents_of_a_corpus_are_long_enough_and_cut(corpus: Path):
     opened = Corpus.open(corpus)
     tokens, tokenizer = opened.tokens("test"), opened.tokenizer()
-    found = reference.of_corpus(opened, "test", length=19, rule="documents")
+    found = reference.reference_from_corpus(opened, "test", length=19, rule="documents")
     eos = tokenizer.eos_token_id
     lengths = [[]]
     for token in tokens[0 : len(tokens)].tolist():

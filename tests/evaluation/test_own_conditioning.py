@@ -16,7 +16,7 @@ from acgpt import LanguageModel
 from acgpt.cli.main import app
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
-from acgpt.evaluation.dataset import own_conditioning, set_of_corpus, trained_r_max
+from acgpt.evaluation.dataset import dataset_of_corpus, trained_conditioning, trained_r_max
 from acgpt.methods import method_of
 from acgpt.models.metadata import Metadata
 from acgpt.query.conditioning import Blocks, Conditioning, Infilling
@@ -125,23 +125,25 @@ def test_a_set_that_was_made_in_another_way_is_refused(corpus, models, tmp_path)
 
 
 def test_the_same_from_python(corpus):
-    training = own_conditioning(Metadata(conditioning=TRAINED))
-    made, _ = set_of_corpus(Corpus.open(corpus), split="validation", length=31, r_max=training.r_max, training=training)
+    training = trained_conditioning(Metadata(conditioning=TRAINED))
+    made, _ = dataset_of_corpus(
+        Corpus.open(corpus), split="validation", length=31, r_max=training.r_max, training=training
+    )
     assert made.origin.r_max == 0.4 and training == Conditioning((Blocks(r_max=0.4, b_max=2),))
 
 
 def test_the_first_part_with_a_size_is_asked():
     parts = {"parts": [{"kind": "empty"}, {"kind": "infilling", "r_max": 0.3, "unknown": 0.5}, {"kind": "blocks"}]}
-    assert own_conditioning(Metadata(conditioning=parts)) == Conditioning((Infilling(r_max=0.3),))
+    assert trained_conditioning(Metadata(conditioning=parts)) == Conditioning((Infilling(r_max=0.3),))
     with pytest.raises(InputError, match="trained with nothing given"):
-        own_conditioning(Metadata(conditioning={"parts": [{"kind": "empty"}]}))
+        trained_conditioning(Metadata(conditioning={"parts": [{"kind": "empty"}]}))
 
 
 def test_models_that_were_trained_on_different_sets_are_refused_together():
     one, same, other = (Metadata(conditioning={"r_max": r_max}) for r_max in (0.4, 0.4, 0.6))
-    assert own_conditioning(one, same).r_max == 0.4
+    assert trained_conditioning(one, same).r_max == 0.4
     with pytest.raises(InputError, match=r"different conditioning .*0\.4.*0\.6"):
-        own_conditioning(one, same, other)
+        trained_conditioning(one, same, other)
 
 
 def test_a_conditioning_that_cannot_be_read_says_no_r_max():

@@ -21,7 +21,7 @@ from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import compile_blocks, is_compiled
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, ModelError
-from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.generator import Generator
 from acgpt.methods import METHODS, method_of
 from acgpt.models.language_model import LanguageModel
@@ -95,7 +95,7 @@ def test_only_methods_of_many_passes_are_compiled():
 @pytest.mark.parametrize("name", PASSES)
 def test_generations_of_a_compiled_network_say_so_and_are_not_mixed_with_others(name, graphs, tmp_path):
     tokens = np.random.default_rng(0).integers(3, 300, 3 * 24)
-    asked = EvaluationSet.build(tokens, tokenizer_hash=tokenizer_hash(tiny_tokenizer()), length=24)
+    asked = EvaluationDataset.build(tokens, tokenizer_hash=tokenizer_hash(tiny_tokenizer()), length=24)
     plain = Generator(model_of(name), asked, prompt=5).write("infilling", tmp_path / "plain")
     compiled = Generator(model_of(name), asked, prompt=5, compiled=True)
     record = compiled.write("infilling", tmp_path / "compiled")
@@ -107,7 +107,7 @@ def test_generations_of_a_compiled_network_say_so_and_are_not_mixed_with_others(
 @pytest.mark.parametrize(("name", "said"), [("ac-gpt", "kernel"), ("mlm", None)])
 def test_generations_whose_steps_go_through_the_kernel_say_so(name, said, monkeypatch):
     tokens = np.random.default_rng(0).integers(3, 300, 3 * 24)
-    asked = EvaluationSet.build(tokens, tokenizer_hash=tokenizer_hash(tiny_tokenizer()), length=24)
+    asked = EvaluationDataset.build(tokens, tokenizer_hash=tokenizer_hash(tiny_tokenizer()), length=24)
     assert "decoding" not in Generator(model_of(name), asked).config("infilling", True)
     monkeypatch.setattr("acgpt.engine.engine.can_decode_ragged", lambda model: True)
     assert Generator(model_of(name), asked).config("infilling", True).get("decoding") == said

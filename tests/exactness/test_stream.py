@@ -89,7 +89,7 @@ def test_what_one_call_was_told_never_to_draw_the_next_may_draw():
     model = toy("gpt")
     sampler, fresh, question = engine_of(model, "gpt"), engine_of(model, "gpt"), [query("aaaa")]
     with torch.inference_mode():
-        (without,) = sampler.sample(question, 20, Sampling(seed=1), False, never=2)
+        (without,) = sampler.sample(question, 20, Sampling(seed=1), False, forbidden_token=2)
         again, want = (each.sample(question, 20, Sampling(seed=1), False)[0] for each in (sampler, fresh))
     assert not any(2 in tokens for tokens, _ in without) and any(2 in tokens for tokens, _ in want)
     assert all(same_draws(one, other) for one, other in zip(again, want, strict=True))
@@ -105,7 +105,11 @@ def test_a_sampler_can_be_asked_something_else_between_two_parts():
         parts = []
         for part in method.stream(sampler, questions, 1, Sampling(seed=1)):
             parts += part
-            list(sampler.stream([query("aaa")], 1, Sampling(seed=2), False, orders=[np.array([3, 1, 2])], never=1))
+            list(
+                sampler.stream(
+                    [query("aaa")], 1, Sampling(seed=2), False, orders=[np.array([3, 1, 2])], forbidden_token=1
+                )
+            )
     assert len(parts) == 6 and all(same_draws(drawn, want[number][0]) for number, _, drawn in parts)
 
 

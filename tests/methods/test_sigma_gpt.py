@@ -331,7 +331,7 @@ def test_given_tokens_are_learnt_from_too_if_wanted(name):
     words, model = ["gaggaa", "agauga"], toy(name)
     roles = np.array([[{"g": GIVEN, "a": ASKED, "u": UNKNOWN}[r] for r in word] for word in words], dtype=np.int8)
     tokens = np.random.default_rng(0).integers(0, 4, roles.shape)
-    method = method_of(name).learning_from("all")
+    method = method_of(name).with_loss("all")
     slots = method.lay_out(tokens, roles, [generator(0, 0, item) for item in range(2)], bos=BOS, mask=None)
     expected = 0.0
     with torch.no_grad():
@@ -343,7 +343,7 @@ def test_given_tokens_are_learnt_from_too_if_wanted(name):
     assert [each.tolist() for each in room] == [[0, 0], [6, 5]] and batch.asked == 11
     assert not method_of(name).learns_given  # the method that all share is as it was
     with pytest.raises(InputError, match="cannot learn to predict it"):
-        method_of("ac-gpt").learning_from("all")
+        method_of("ac-gpt").with_loss("all")
 
 
 # ---- the network ----------------------------------------------------------------------------------------------------

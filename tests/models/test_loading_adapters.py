@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 import acgpt
 from acgpt import FutureIgnored, LanguageModel, Metadata, ModelError
 from acgpt.cli.ui import chosen_adapter, model_title
-from acgpt.evaluation.setup import opened_model
+from acgpt.evaluation.setup import resolve_model
 from acgpt.models import loading
 from acgpt.models.loading import adapter_source, resolve
 from acgpt.models.metadata import tokenizer_hash, weights_hash
@@ -286,7 +286,7 @@ def test_the_default_and_its_adapter_are_named_once(embedded, adapted, monkeypat
         ("none", "default, without its adapter"),
         (str(mine), f"default + {mine}"),
     ):
-        assert model_title("default", opened_model("default", chosen_adapter(adapter), "cpu", "auto")[2]) == want
+        assert model_title("default", resolve_model("default", chosen_adapter(adapter), "cpu", "auto")[2]) == want
     assert [model_title("gpt2", adapter) for adapter in (None, "mine")] == ["gpt2", "gpt2 + mine"]
 
 

@@ -74,7 +74,7 @@ def recipe(shelf, base, output, **more):
     return make(content | {"corpus": str(shelf / "corpus"), "base": str(base), "output": str(output)} | more, "mine")
 
 
-def of_corpus(shelf, evil, tmp_path):
+def reference_from_corpus(shelf, evil, tmp_path):
     shutil.copytree(evil, tmp_path / "corpus" / "tokenizer")
     tokenizer_in(tmp_path / "corpus")
 
@@ -91,7 +91,7 @@ LOADERS = {
     "the base of an adapter": base_of_adapter,
     "what is drawn": lambda shelf, evil, tmp_path: load_reader(str(evil)),
     "the tokenizer of a new corpus": lambda shelf, evil, tmp_path: named(str(evil)),
-    "the tokenizer of a corpus": of_corpus,
+    "the tokenizer of a corpus": reference_from_corpus,
     "features": lambda shelf, evil, tmp_path: Featurizer.load(str(evil)),
     "a look at features": lambda shelf, evil, tmp_path: Featurizer.check(str(evil)),
     "a merge": lambda shelf, evil, tmp_path: merge(str(evil), str(shelf / "adapter"), tmp_path / "out"),

@@ -342,7 +342,7 @@ def test_each_part_of_a_mixture_has_its_own_unknown_share():
 )
 def test_whether_a_token_is_ever_unknown_is_known(weight, hides):
     conditioning = Conditioning((Blocks(), Empty(unknown=0.5)), (1, weight))
-    assert conditioning.hides is hides
+    assert conditioning.has_unknown is hides
 
 
 def test_unknown_tokens_leave_what_is_given_alone():

@@ -7,7 +7,7 @@ import pytest
 
 from acgpt.display.modes import EXAMPLE, draw_modes, panels
 from acgpt.errors import InputError, OutputError
-from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning
 from acgpt.query.modes import MODES, WITHOUT_FUTURE, distributions, modes_named
 
@@ -30,9 +30,9 @@ def test_without_the_future_the_same_is_asked_and_nothing_is_given():
     for with_future, without in WITHOUT_FUTURE.items():
         assert MODES[with_future].conditioning == MODES[without].conditioning
         assert MODES[with_future].future and not MODES[without].future
-        assert (MODES[with_future].shown(roles) == roles).all()
-        assert MODES[without].shown(roles).tolist() == [[ASKED, ASKED, UNKNOWN, ASKED, ASKED]]
-        assert MODES[without].shown(roles).dtype == roles.dtype
+        assert (MODES[with_future].model_roles(roles) == roles).all()
+        assert MODES[without].model_roles(roles).tolist() == [[ASKED, ASKED, UNKNOWN, ASKED, ASKED]]
+        assert MODES[without].model_roles(roles).dtype == roles.dtype
 
 
 def test_distributions_are_those_of_the_papers_experiments():
@@ -49,7 +49,7 @@ def test_distributions_are_those_of_the_papers_experiments():
 
 
 def test_what_is_drawn_is_what_the_mode_says():
-    drawn = EvaluationSet.build(np.arange(200 * 50), tokenizer_hash="", length=50, r_max=0.6)
+    drawn = EvaluationDataset.build(np.arange(200 * 50), tokenizer_hash="", length=50, r_max=0.6)
     assert (drawn.roles(MODES["unconditional"]) == ASKED).all()
     sizes = {"infilling": [], "training": []}
     for name in sizes:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from generators import model_of, set_of, stop
 
-from acgpt.common.files import write_whole
+from acgpt.common.files import write_atomically
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.evaluation import generator as module
@@ -55,14 +55,14 @@ def test_a_run_that_was_killed_before_its_record_was_written_goes_on(tmp_path, m
 
     def write(path, content):
         written.append(path.name)
-        write_whole(path, content)
+        write_atomically(path, content)
 
     def cut_off(path, content):
         written.append(path.name)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(module, "write_whole", write)
+        patch.setattr(module, "write_atomically", write)
         patch.setattr(module, "write_json", cut_off)
         generator.write("training", tmp_path)
     whole = (tmp_path / "training.jsonl").read_bytes()

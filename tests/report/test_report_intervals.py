@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from acgpt.cli.main import app
 from acgpt.evaluation.bootstrap import Difference, MeasuredPerplexity, PerText, TextSums, paired_difference
-from acgpt.evaluation.per_text import as_dict, path_beside
+from acgpt.evaluation.per_text import as_dict, per_text_path
 from acgpt.report import write
 from acgpt.report.finetuning import ADVANTAGES
 from acgpt.report.tables import Column, Row, Table
@@ -49,7 +49,7 @@ def add_texts(run: Path, seed: int, name: str = "results", noise: float = 1.0) -
     found["set"]["texts"] = TEXTS
     kept = PerText(found["set"]["hash"], modes)
     path.write_text(json.dumps(content))
-    path_beside(path).write_text(json.dumps(as_dict(kept)))
+    per_text_path(path).write_text(json.dumps(as_dict(kept)))
     return kept
 
 
@@ -98,7 +98,7 @@ def test_without_sums_of_texts_there_is_no_interval_no_bold_and_a_note(tmp_path,
     runs = {"ac": write_run(tmp_path / "ac"), "gpt": twin_of(tmp_path / "gpt")}
     for seed, run in enumerate(runs.values()):
         add_texts(run, seed)
-    path_beside(runs[missing] / "results.json").unlink()
+    per_text_path(runs[missing] / "results.json").unlink()
     made = make_report(list(runs.values()), tmp_path / "report")
     (row,) = made.content["finetuning"]["splits"]["validation"]["advantages"]
     assert row["training"] == pytest.approx(100 * (1 - 6.17 / 7.25), abs=0.5) and row["training_interval"] is None
@@ -110,7 +110,7 @@ def test_without_sums_of_texts_there_is_no_interval_no_bold_and_a_note(tmp_path,
 def test_sums_of_another_evaluation_are_not_used_and_that_is_said(tmp_path):
     ac, gpt = write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt")
     add_texts(ac, 1), add_texts(gpt, 2)
-    path = path_beside(ac / "results.json")
+    path = per_text_path(ac / "results.json")
     content = json.loads(path.read_text())
     content["nats"]["training"][0] += 1
     path.write_text(json.dumps(content))
@@ -126,7 +126,7 @@ def test_of_two_evaluations_on_one_set_the_one_with_sums_of_texts_is_taken(tmp_p
         add_texts(run, seed)
         content = json.loads((run / "results.json").read_text())["evaluation"]
         (run / "again.json").write_text(json.dumps(content))
-        path_beside(run / "results.json").rename(path_beside(run / "again.json"))
+        per_text_path(run / "results.json").rename(per_text_path(run / "again.json"))
     made = make_report([ac, gpt])
     (row,) = made.content["finetuning"]["splits"]["validation"]["advantages"]
     assert row["training_interval"] is not None and not [note for note in made.notes if "left out" in note]
@@ -141,7 +141,7 @@ def test_the_best_is_bold_only_where_its_lead_lies_outside_noise(tmp_path):
     assert not any(bold_cells([ahead, close, far]).values())  # in training too, `b` is as good as `a`
     without_close = bold_cells([ahead, far])
     assert without_close["a"] == ["training"] and without_close["c"] == []
-    path_beside(far / "results.json").unlink()  # what is not known does not keep the best from being bold
+    per_text_path(far / "results.json").unlink()  # what is not known does not keep the best from being bold
     assert "training" in bold_cells([ahead, far])["a"]
 
 
@@ -225,7 +225,7 @@ def test_the_table_of_two_runs_has_the_interval_of_what_one_costs(tmp_path, monk
     ours, theirs = scratch(tmp_path / "ac", AC, about=about), scratch(tmp_path / "gpt", GPT, method="gpt", about=about)
     kept = [add_texts(run, seed, noise=0.3) for seed, run in enumerate((ours, theirs))]
     if not texts:
-        path_beside(ours / "results.json").unlink()
+        per_text_path(ours / "results.json").unlink()
     found = program.over(ours, theirs)["splits"]["validation"]
     assert set(found) == {"unconditional", "infilling-no-future", "training-no-future"}  # what both can answer
     less = paired_difference(*(MeasuredPerplexity.of([each], "unconditional") for each in kept))

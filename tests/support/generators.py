@@ -9,7 +9,7 @@ import torch
 from models import tiny_tokenizer
 from toys import toy
 
-from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.methods import method_of
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata, tokenizer_hash
@@ -28,7 +28,7 @@ def model_of(name, *, vocabulary=None, length=LENGTH, dtype=torch.float32, scale
 
 def set_of(*, texts=6, length=LENGTH, vocabulary=300, **how):
     tokens = np.random.default_rng(0).integers(3, vocabulary, texts * length)
-    return EvaluationSet.build(tokens, tokenizer_hash=tokenizer_hash(tiny_tokenizer()), length=length, **how)
+    return EvaluationDataset.build(tokens, tokenizer_hash=tokenizer_hash(tiny_tokenizer()), length=length, **how)
 
 
 def lines_of(path):

@@ -16,7 +16,7 @@ from acgpt.engine.attention import check_model
 from acgpt.engine.engine import Engine
 from acgpt.engine.kernels.loss import linear_cross_entropy
 from acgpt.engine.peft import add_lora
-from acgpt.evaluation.dataset import set_of_corpus
+from acgpt.evaluation.dataset import dataset_of_corpus
 from acgpt.evaluation.perplexity import evaluate
 from acgpt.methods import METHODS, method_of
 from acgpt.models.metadata import model_method
@@ -134,7 +134,7 @@ def test_a_pretrained_model_is_tuned_in_bf16_and_measures_the_same_in_fp32(lora,
     losses = list(loss_of(tmp_path / "run").values())
     assert losses[-1] < losses[0] - 0.3
     lm = acgpt.load(str(folder), adapter=results["model"]) if lora else acgpt.load(results["model"])
-    texts, _ = set_of_corpus(Corpus.open(corpus), split="validation", length=31, limit=6, r_max=0.6)
+    texts, _ = dataset_of_corpus(Corpus.open(corpus), split="validation", length=31, limit=6, r_max=0.6)
     assert texts.hash == results["evaluation"]["set"]["hash"]
     again = evaluate(model_method(lm.metadata), Engine(lm.model.float(), bos=lm.bos, mask=lm.mask), texts)
     for mode, answer in again.modes.items():

@@ -21,7 +21,7 @@ import acgpt
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluation.bootstrap import MeasuredPerplexity, paired_difference
-from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.per_text import read_per_text
 from acgpt.evaluation.perplexity import evaluate
 from acgpt.methods import method_of
@@ -118,11 +118,11 @@ def test_a_checkpoint_is_a_plain_hugging_face_folder_too(run):
 
 def perplexities_of(run, corpus, limit):
     held, lm = Corpus.open(corpus), acgpt.load(str(run / "model"))
-    evaluation_set = EvaluationSet.build(
+    evaluation_dataset = EvaluationDataset.build(
         held.tokens("validation"), tokenizer_hash=held.manifest["tokenizer_hash"], length=31, limit=limit, r_max=0.6
     )
-    evaluation = evaluate(method_of("ac-gpt"), lm.engine(lm.mask), evaluation_set)
-    return evaluation_set.hash, {mode: answer.perplexity for mode, answer in evaluation.modes.items()}
+    evaluation = evaluate(method_of("ac-gpt"), lm.engine(lm.mask), evaluation_dataset)
+    return evaluation_dataset.hash, {mode: answer.perplexity for mode, answer in evaluation.modes.items()}
 
 
 def test_the_results_are_those_of_the_exported_model_on_the_set_that_evaluate_makes(run, corpus):

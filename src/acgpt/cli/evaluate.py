@@ -76,10 +76,10 @@ def resume_hint(output: str | Path | None) -> str:
     """Return how to resume a stopped evaluation."""
     if output is None:
         return "Nothing was saved: with -o FILE an evaluation can be resumed."
-    from acgpt.evaluation.evaluate import part_of
+    from acgpt.evaluation.evaluate import partial_path
 
-    if part_of(Path(output)).is_file():
-        return f"The same command resumes from {part_of(Path(output))}."
+    if partial_path(Path(output)).is_file():
+        return f"The same command resumes from {partial_path(Path(output))}."
     return "Nothing was computed yet: the same command starts over."
 
 

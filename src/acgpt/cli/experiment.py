@@ -89,7 +89,7 @@ def experiment(
         return
     loaded = opened(file, changes or (), options)
     cells = loaded.chosen(options.only)
-    from acgpt.experiments.runner import is_held, run_experiment, state_of
+    from acgpt.experiments.runner import is_locked, run_experiment, state_of
 
     if print_commands:
         words = ["acgpt", "experiment", file, *(changes or ())]
@@ -102,7 +102,7 @@ def experiment(
         return
     if list_cells:
         states = {cell.name: state_of(cell) for cell in cells}
-        held = {cell.name for cell in cells if states[cell.name].state != "done" and is_held(cell)}
+        held = {cell.name for cell in cells if states[cell.name].state != "done" and is_locked(cell)}
         show_all(loaded.output, cells, states, held, as_json)
         return
     states = run_experiment(loaded, watch=lambda cells: Display(cells, quiet), **vars(options))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from acgpt.cli.ui import Bars, emit, option, silence_libraries, with_options
-from acgpt.evaluation.options import ScoringOptions, check_together
+from acgpt.evaluation.options import ScoringOptions, check_compatible
 
 HELP = {
     "generated": "Generations: NAME.jsonl files of acgpt generate, or folders of them.",
@@ -59,7 +59,7 @@ def mauve(
              positions), original (the same for the original text, if known)
       notes, versions, hardware, seconds, date, command
     """
-    check_together(options, reference, unused=["as_json"] if as_json else [])
+    check_compatible(options, reference, unused=["as_json"] if as_json else [])
     bars = Bars()
     silence_libraries()
     from acgpt.evaluation.score_samples import score_samples

@@ -87,9 +87,9 @@ def named_adapters(texts: Sequence[str]) -> dict[str, str] | str | Literal[False
 
 def key_values(texts: list[str] | None) -> dict[str, str]:
     """Parse the values of an option that takes KEY=VALUE and may be repeated."""
-    from acgpt.methods import parted
+    from acgpt.methods import split_option
 
-    return dict(parted(text) for text in texts or ())
+    return dict(split_option(text) for text in texts or ())
 
 
 def bytes_in(megabytes: float) -> int:

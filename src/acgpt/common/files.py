@@ -26,7 +26,7 @@ def disk_errors(path: str | Path, remedy: str = REMEDY) -> Iterator[None]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}. {remedy}") from error
 
 
-def write_whole(
+def write_atomically(
     path: str | os.PathLike[str], content: str | bytes | Iterable[bytes], temporary: Path | None = None
 ) -> None:
     """Write a file atomically: to a temporary name, synced to disk, then renamed. The folder is created if needed.
@@ -77,7 +77,7 @@ def write_json(
     """
     path = Path(path)
     text = json_text(content, indent=indent, ensure_ascii=ensure_ascii, allow_nan=allow_nan)
-    write_whole(path, text, path.with_name(f"{path.name}.tmp") if locked else None)
+    write_atomically(path, text, path.with_name(f"{path.name}.tmp") if locked else None)
     sync(path.parent)
 
 
@@ -123,7 +123,7 @@ def try_lock(file: int | IO[Any]) -> bool:
     return True
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds an object.
 
     Raises:
@@ -150,7 +150,7 @@ def sync(path: Path) -> None:
             os.close(descriptor)
 
 
-def open_weights(folder: Path) -> None:
+def copy_config_permissions(folder: Path) -> None:
     """Give the weights in a folder the permissions of its config: safetensors writes for the owner only."""
     mode = next(folder.glob("*config.json")).stat().st_mode
     with contextlib.suppress(OSError):  # the file system may not support modes

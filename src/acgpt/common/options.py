@@ -232,7 +232,7 @@ def current_names(options: type, given: Mapping[str, Any], prefix: str = "") -> 
     return current
 
 
-def separated(options: type[Chosen], keywords: Mapping[str, Any]) -> tuple[Chosen, dict[str, Any]]:
+def split_keywords(options: type[Chosen], keywords: Mapping[str, Any]) -> tuple[Chosen, dict[str, Any]]:
     """Split keywords into an object of a dataclass of options and a dictionary of all others."""
     names = {item.name for item in fields(options)}  # type: ignore[arg-type]
     others = {name: value for name, value in keywords.items() if name not in names}

@@ -27,6 +27,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def when() -> dict[str, Any]:
+def date_and_command() -> dict[str, Any]:
     """Return the date and the command."""
     return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": ["acgpt", *sys.argv[1:]]}

@@ -10,7 +10,7 @@ from typing import Literal
 
 from acgpt.common.options import Options, documented, option
 
-MOST_HELD_OUT = 0.5  # share of train; more is probably a mistake, such as 99 for 1 %
+MAX_HELD_OUT = 0.5  # share of train; more is probably a mistake, such as 99 for 1 %
 
 
 @documented
@@ -40,8 +40,8 @@ class PreparationOptions(Options):
         "Default: 0 (fineweb: 0.01).",
         metavar="SHARE",
         minimum=0,
-        maximum=MOST_HELD_OUT,
-        words=f"from 0 to {MOST_HELD_OUT} (0.01 is one in a hundred)",
+        maximum=MAX_HELD_OUT,
+        words=f"from 0 to {MAX_HELD_OUT} (0.01 is one in a hundred)",
     )
     seed: int = option(
         "Seed of the choice of validation documents. Default: 0.",

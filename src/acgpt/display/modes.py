@@ -5,7 +5,7 @@
                              ■     ■     ?                 □     □          what it is predicted from before it (■)
                              …                                              and after it (□)
 
-Roles come from `EvaluationSet` and lines from `layout`, which evaluation uses too, so the picture cannot differ from
+Roles come from `EvaluationDataset` and lines from `layout`, as in evaluation, so the picture cannot differ from
 what is computed. No model or tokenizer is needed: tokens are words.
 """
 
@@ -24,7 +24,7 @@ from acgpt.common.files import disk_errors
 from acgpt.display.show import COLOURS, FONTS, shortened
 from acgpt.engine.layout import build, visible
 from acgpt.errors import InputError
-from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.perplexity import queries_of
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.modes import MODES, Mode
@@ -59,11 +59,11 @@ class Panel:
 
 def panels(words: int, seed: int, r_max: float = 0.6) -> list[Panel]:
     """Return the five modes on a text of `words` words."""
-    drawn = EvaluationSet.build(np.arange(words), tokenizer_hash="", length=words, r_max=r_max, seed=seed)
+    drawn = EvaluationDataset.build(np.arange(words), tokenizer_hash="", length=words, r_max=r_max, seed=seed)
     result = []
     for mode in MODES.values():
         roles = drawn.roles(mode)
-        (query,) = queries_of(drawn.tokens, mode.shown(roles))
+        (query,) = queries_of(drawn.tokens, mode.model_roles(roles))
         layout = build([query], bos=0, mask=None, future=True)  # in modes without the future nothing is given
         positions = layout.positions.tolist()
         seen = visible(torch.tensor(layout.copies), len(positions))[0]

@@ -387,13 +387,13 @@ class Decoder:
             self.graphs[key].replay()
 
 
-def wanted(queries: Sequence[Query], n: int | Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+def sample_numbers(queries: Sequence[Query], n: int | Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """Return (number of the query, number of the sample) for every sample to draw; `n` as in `Engine.stream`."""
     numbers = [range(n)] * len(queries) if isinstance(n, int) else n
     return [(n, sample) for n, samples in zip(range(len(queries)), numbers, strict=True) for sample in samples]
 
 
-def gathered(answers: Iterable[list[Answer]], queries: Sequence[Query], n: int) -> list[list[Drawn]]:
+def gather_samples(answers: Iterable[list[Answer]], queries: Sequence[Query], n: int) -> list[list[Drawn]]:
     """Collect the n samples of each query, which may arrive in any order; return them query by query."""
     samples = {(number, sample): drawn for group in answers for number, sample, drawn in group}
     return [[samples[number, sample] for sample in range(n)] for number in range(len(queries))]

@@ -27,9 +27,9 @@ from acgpt.engine.decode import (
     Recorder,
     Sampling,
     draw,
-    gathered,
+    gather_samples,
+    sample_numbers,
     slot_bytes,
-    wanted,
     weights_of,
 )  # fmt: skip
 from acgpt.engine.layout import Layout, batches, build, upload
@@ -109,7 +109,7 @@ class Engine:
         *,
         future: bool,
         orders: Sequence[np.ndarray] | None = None,
-        never: int | None = None,
+        forbidden_token: int | None = None,
     ) -> list[list[float]]:
         """Return log p(asked token | given tokens, asked tokens before it) in nats, for each query from left to right.
 
@@ -118,13 +118,13 @@ class Engine:
                 alone, up to rounding.
             future: Condition on given tokens after an asked one, see `layout.build`.
             orders: Positions of each query's tokens, if not in the order of the text; see `layout.build`.
-            never: A token that gets probability 0.
+            forbidden_token: A token that gets probability 0.
         """
         results: list[list[float]] = [[] for _ in queries]
         for group in batches(dict(enumerate(queries)), self.budget, future):
             order = None if orders is None else [orders[i] for i in group]
             layout = build([queries[i] for i in group], bos=self.bos, mask=self.mask, future=future, orders=order)
-            for i, scores in zip(group, self.score(layout, never), strict=True):
+            for i, scores in zip(group, self.score(layout, forbidden_token), strict=True):
                 results[i] = scores.tolist()
         return results
 
@@ -152,7 +152,7 @@ class Engine:
         future: bool,
         *,
         orders: Sequence[np.ndarray] | None = None,
-        never: int | None = None,
+        forbidden_token: int | None = None,
     ) -> Iterator[list[Answer]]:
         """Draw n samples of each query and yield them as they are ready, so that a consumer works while a GPU goes on.
 
@@ -162,10 +162,10 @@ class Engine:
             sampling: Sampling options.
             future: Condition on given tokens after an asked one, see `layout.build`.
             orders: Positions of each query's tokens, if not in the order of the text; see `layout.build`.
-            never: A token that is not drawn.
+            forbidden_token: A token that is not drawn.
         """
-        call = Call(sampling, future, orders, never)
-        rows = [Row(queries[number], number, sample) for number, sample in wanted(queries, n)]
+        call = Call(sampling, future, orders, forbidden_token)
+        rows = [Row(queries[number], number, sample) for number, sample in sample_numbers(queries, n)]
         rows.sort(key=lambda row: -len(row.query.asked_at))  # rows of a batch then take about as many steps
         with self.on_device():
             most = self.rows_at_once(max((2 * len(query) for query in queries), default=0))
@@ -175,10 +175,10 @@ class Engine:
                 prefills = yield from self.batch(batch, call, prefills, rest[0].number if rest else None)
 
     def sample(
-        self, queries: Sequence[Query], n: int, sampling: Sampling, future: bool, *, never: int | None = None
+        self, queries: Sequence[Query], n: int, sampling: Sampling, future: bool, *, forbidden_token: int | None = None
     ) -> list[list[Drawn]]:
         """Draw n samples of each query, as `stream` does, and return them all together."""
-        return gathered(self.stream(queries, n, sampling, future, never=never), queries, n)
+        return gather_samples(self.stream(queries, n, sampling, future, forbidden_token=forbidden_token), queries, n)
 
     @cached_property
     def ragged(self) -> bool:

@@ -25,10 +25,10 @@ def check_numbers(log_probs: np.ndarray) -> None:
 
 def token_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
     """Return (A,) log-probabilities of the targets under (A, V) logits: float64 on the CPU, from at least fp32."""
-    return chosen(logits, targets).cpu().double()
+    return target_log_probs(logits, targets).cpu().double()
 
 
-def chosen(logits: Tensor, targets: Tensor) -> Tensor:
+def target_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
     """Return (A,) log-probabilities of the targets under (A, V) logits, on their device, without waiting for it."""
     chunks = []
     for rows, target in zip(logits.split(1024), targets.split(1024), strict=True):

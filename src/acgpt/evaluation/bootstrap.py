@@ -12,7 +12,7 @@ may differ by more.
 The interval is the expanded percentile interval of 1,000 resamples (Hesterberg, "What teachers should know about the
 bootstrap", 2015): the middle 95 % of the resamples is too narrow for few texts, by the factor √((n − 1) / n) and
 because the normal distribution stands in for Student's t. Both are corrected in the percentiles that are taken. Fewer
-than `FEWEST` texts have no interval.
+than `MIN_TEXTS` texts have no interval.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from acgpt.errors import InputError
 
 RESAMPLES, SEED = 1000, 0
 LEVEL = 0.95
-FEWEST = 8  # texts that an interval needs
+MIN_TEXTS = 8  # texts that an interval needs
 CELLS = 2**22  # maximum number of entries of the resampling matrix in memory
 
 
@@ -58,7 +58,7 @@ class Difference:
 
     Args:
         percent: By how many percent the first perplexity is below the second: 100 · (1 − first / second).
-        interval: Its 95 % interval over texts; `None` for fewer than `FEWEST` texts, where a perplexity is infinite,
+        interval: Its 95 % interval over texts; `None` for fewer than `MIN_TEXTS` texts, where a perplexity is infinite,
             and where nothing is known of single texts.
     """
 
@@ -87,9 +87,9 @@ class PerText:
     def resampled(self) -> Mapping[str, np.ndarray]:
         """(resamples,) mean NLLs by mode; evaluations with the same number of texts share the resamples.
 
-        Empty for fewer than `FEWEST` texts.
+        Empty for fewer than `MIN_TEXTS` texts.
         """
-        return resampled_means(self.modes, SEED) if self.texts >= FEWEST else {}
+        return resampled_means(self.modes, SEED) if self.texts >= MIN_TEXTS else {}
 
     @property
     def texts(self) -> int:
@@ -171,9 +171,9 @@ def percentiles(values: np.ndarray, texts: int) -> tuple[float, float] | None:
     """Return the interval of a statistic, from its values on resamples of so many texts.
 
     Returns:
-        The ends; `None` if there are fewer than `FEWEST` texts, or if a value is not finite.
+        The ends; `None` if there are fewer than `MIN_TEXTS` texts, or if a value is not finite.
     """
-    if texts < FEWEST or not np.isfinite(values).all():
+    if texts < MIN_TEXTS or not np.isfinite(values).all():
         return None
     tail = NormalDist().cdf(-math.sqrt(texts / (texts - 1)) * student_quantile((1 + LEVEL) / 2, texts - 1))
     low, high = np.quantile(values, [tail, 1 - tail])

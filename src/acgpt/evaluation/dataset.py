@@ -32,7 +32,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from acgpt.common.files import write_whole
+from acgpt.common.files import write_atomically
 from acgpt.errors import InputError
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, Sized, generator
 from acgpt.query.modes import Mode, distributions
@@ -70,7 +70,7 @@ class Origin:
 
 
 @dataclass(frozen=True, eq=False)
-class EvaluationSet:
+class EvaluationDataset:
     """An evaluation dataset: N texts of T tokens, and their roles under each conditioning distribution."""
 
     tokens: np.ndarray  # (N, T) int32
@@ -104,7 +104,7 @@ class EvaluationSet:
         training: Conditioning | None = None,
         corpus_hash: str | None = None,
         split: str | None = None,
-    ) -> EvaluationSet:
+    ) -> EvaluationDataset:
         """Cut a split into texts and draw their conditioning sets.
 
         Args:
@@ -161,10 +161,10 @@ class EvaluationSet:
         """Return a description for results: hash, size and origin."""
         return {"hash": self.hash, "texts": len(self), "length": self.length, **asdict(self.origin)}
 
-    def head(self, limit: int) -> EvaluationSet:
+    def head(self, limit: int) -> EvaluationDataset:
         """Return the dataset of the first texts only, as `build` makes it with this limit."""
         sampled_roles = {name: roles[:limit] for name, roles in self.sampled_roles.items()}
-        return EvaluationSet(self.tokens[:limit], sampled_roles, self.origin)
+        return EvaluationDataset(self.tokens[:limit], sampled_roles, self.origin)
 
     def require_tokenizer(self, tokenizer_hash: str) -> None:
         """Refuse a model with another tokenizer."""
@@ -180,10 +180,10 @@ class EvaluationSet:
         """Write the dataset to a safetensors file, atomically; its folder is created if necessary."""
         arrays = {"tokens": self.tokens, **{f"roles.{name}": roles for name, roles in self.sampled_roles.items()}}
         content = {"format_version": FORMAT_VERSION, **self.as_dict()}
-        write_whole(path, save(arrays, metadata={FORMAT: json.dumps(content)}))
+        write_atomically(path, save(arrays, metadata={FORMAT: json.dumps(content)}))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> EvaluationSet:
+    def load(cls, path: str | os.PathLike[str]) -> EvaluationDataset:
         """Read a dataset that `save` wrote, and check its hash.
 
         Raises:
@@ -228,14 +228,14 @@ def trained_r_max(metadata: Metadata | None) -> float | None:
         return None
 
 
-def own_conditioning(model: Metadata | None, *others: Metadata | None) -> Conditioning:
+def trained_conditioning(model: Metadata | None, *others: Metadata | None) -> Conditioning:
     """Return the conditioning distribution that a model was trained on, in the form used for evaluation.
 
     This is the first part of the model's mixture that has a size, without unknown tokens: empty conditioning sets and
     unknown tokens are for training only. The evaluation at the end of training uses the same. Pass it with its r_max:
 
-        training = own_conditioning(lm.metadata)
-        set_of_corpus(corpus, split="test", r_max=training.r_max, training=training)
+        training = trained_conditioning(lm.metadata)
+        dataset_of_corpus(corpus, split="test", r_max=training.r_max, training=training)
 
     Args:
         model: Metadata of the model, `LanguageModel.metadata`.
@@ -300,12 +300,12 @@ class DatasetConfig:
         return "-".join(parts)
 
 
-def set_of_corpus(
+def dataset_of_corpus(
     corpus: Corpus, path: str | os.PathLike[str] | None = None, **config: Any
-) -> tuple[EvaluationSet, Path]:
+) -> tuple[EvaluationDataset, Path]:
     """Load the saved evaluation dataset of a corpus split, or build and save it.
 
-        dataset, path = set_of_corpus(Corpus.open("data/mine"), split="test", r_max=0.4, limit=100)
+        dataset, path = dataset_of_corpus(Corpus.open("data/mine"), split="test", r_max=0.4, limit=100)
         dataset.hash          # results are comparable if their hashes are equal
 
     Args:
@@ -322,10 +322,10 @@ def set_of_corpus(
     return dataset, path
 
 
-def save_or_warn(evaluation_set: EvaluationSet, path: Path) -> None:
+def save_or_warn(evaluation_dataset: EvaluationDataset, path: Path) -> None:
     """Save a dataset for later evaluations; warn if the disk refuses."""
     try:
-        evaluation_set.save(path)
+        evaluation_dataset.save(path)
     except OSError as error:
         warnings.warn(
             f"cannot save the evaluation dataset in {path} ({error.strerror or error}): it is built again each "
@@ -336,7 +336,7 @@ def save_or_warn(evaluation_set: EvaluationSet, path: Path) -> None:
 
 def find_or_build(
     corpus: Corpus, config: DatasetConfig, path: str | os.PathLike[str] | None = None
-) -> tuple[EvaluationSet, Path, bool]:
+) -> tuple[EvaluationDataset, Path, bool]:
     """Load the saved evaluation dataset of a corpus split, or build it without saving.
 
         dataset, path, new = find_or_build(corpus, DatasetConfig("test", limit=100))
@@ -346,7 +346,7 @@ def find_or_build(
     Args:
         corpus: The corpus.
         config: Settings of the dataset.
-        path: See `set_of_corpus`.
+        path: See `dataset_of_corpus`.
 
     Returns:
         The dataset, its file, and whether it still has to be saved: the file is missing or holds another dataset.
@@ -360,7 +360,7 @@ def find_or_build(
     by_user, count = path is not None, chunks(tokens, length, config.limit, f"{split} of {corpus.folder}")
     path = corpus.folder / "evaluation" / f"{config.name}.safetensors" if path is None else Path(path)
     if path.exists():
-        saved = EvaluationSet.load(path)
+        saved = EvaluationDataset.load(path)
         if saved.origin == origin and saved.tokens.shape == (count, length):
             return saved, path, False
         if by_user:
@@ -368,7 +368,7 @@ def find_or_build(
                 f"{path} is an evaluation dataset of another corpus, or has other settings: choose another file."
             )
         warnings.warn(f"{path} is of another corpus, or has other settings: it is built again.", stacklevel=2)
-    dataset = EvaluationSet.build(tokens, tokenizer_hash=tokenizer_hash, corpus_hash=corpus.hash, **vars(config))
+    dataset = EvaluationDataset.build(tokens, tokenizer_hash=tokenizer_hash, corpus_hash=corpus.hash, **vars(config))
     return dataset, path, True
 
 
@@ -387,3 +387,11 @@ def chunks(tokens: Tokens | np.ndarray, length: int, limit: int | None, split: s
         remedy = "use a smaller `length`" if len(tokens) else "prepare more text (acgpt prepare --validation)"
         raise InputError(f"{split} has {len(tokens)} tokens, but a text needs {length}: {remedy}, or another split.")
     return len(tokens) // length if limit is None else min(len(tokens) // length, limit)
+
+
+def __getattr__(name: str) -> Any:
+    """Return what an earlier version called by this name."""
+    if name == "EvaluationSet":
+        warnings.warn("EvaluationSet is deprecated: use EvaluationDataset.", FutureWarning, stacklevel=2)
+        return EvaluationDataset
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from acgpt.common.files import check_writable, disk_errors, write_json, write_whole
+from acgpt.common.files import check_writable, disk_errors, write_atomically, write_json
 from acgpt.common.options import keywords
-from acgpt.common.provenance import versions, when
+from acgpt.common.provenance import date_and_command, versions
 from acgpt.data.corpus import Corpus
 from acgpt.engine.peft import adapter_scales
 from acgpt.errors import InputError
@@ -23,9 +23,9 @@ from acgpt.evaluation import perplexity
 from acgpt.evaluation.dataset import save_or_warn, trained_r_max
 from acgpt.evaluation.options import EvaluationOptions
 from acgpt.evaluation.per_text import write_per_text
-from acgpt.evaluation.perplexity import Evaluation, Unfinished
+from acgpt.evaluation.perplexity import Evaluation, PartialEvaluation
 from acgpt.evaluation.setup import Setup, Source, choose_method, compile_errors
-from acgpt.models.metadata import every_weight_hash, tokenizer_hash
+from acgpt.models.metadata import full_weights_hash, tokenizer_hash
 from acgpt.query.modes import modes_named
 
 Progress = Callable[[int, int], object]  # called with the number of answered texts and the total
@@ -68,7 +68,7 @@ def evaluate(
     names = [mode.name for mode in modes_named(list(chosen.modes))]
     options, compiled = dict(chosen.options or {}), chosen.compiled
     setup = Setup.load(model, corpus, chosen, "seed")
-    lm, evaluation_set = setup.lm, setup.evaluation_set
+    lm, evaluation_dataset = setup.lm, setup.evaluation_dataset
     setup.check(tokenizer_hash(lm.tokenizer), note)
     method = choose_method(setup.method, lm).configured(options)
     if compiled:
@@ -76,8 +76,8 @@ def evaluate(
     start = time.perf_counter()
 
     def config() -> dict[str, Any]:
-        questions = {"method": method.name, "options": options, "set": evaluation_set.hash, "compiled": compiled}
-        network = {"weights": every_weight_hash(lm.model), "config": lm.model.config.to_json_string()}
+        questions = {"method": method.name, "options": options, "set": evaluation_dataset.hash, "compiled": compiled}
+        network = {"weights": full_weights_hash(lm.model), "config": lm.model.config.to_json_string()}
         backend = {"dtype": str(lm.model.dtype), "device": lm.model.device.type, "attention": lm.attention}
         return {
             **questions,
@@ -89,12 +89,12 @@ def evaluate(
             **versions(),
         }
 
-    unfinished = None if output is None else Unfinished(part_of(output), config)
+    unfinished = None if output is None else PartialEvaluation(partial_path(output), config)
     with progress() as update, compile_errors(compiled), saved_on_error(unfinished):
         evaluation = perplexity.evaluate(
             method,
             lm.engine(lm.mask, chosen.batch_tokens),
-            evaluation_set,
+            evaluation_dataset,
             modes=names,
             seed=chosen.seed or 0,
             progress=update,
@@ -102,7 +102,7 @@ def evaluate(
         )
     seconds = time.perf_counter() - start if unfinished is None else unfinished.seconds
     if setup.new:
-        save_or_warn(evaluation_set, setup.path)
+        save_or_warn(evaluation_dataset, setup.path)
     result = {
         **setup.about,
         **evaluation.as_dict(),
@@ -118,7 +118,7 @@ def evaluate(
         **({"resumed": True} if unfinished is not None and unfinished.earlier else {}),
         "seconds": round(seconds, 3),
         "versions": versions(),
-        **when(),
+        **date_and_command(),
     }
     result["set"]["path"] = str(setup.path)
     write_results(evaluation, result, output, records)
@@ -127,13 +127,13 @@ def evaluate(
     return result
 
 
-def part_of(output: Path) -> Path:
+def partial_path(output: Path) -> Path:
     """Return the path of the partial results of an evaluation."""
     return output.with_name(f"{output.name}.part")
 
 
 @contextmanager
-def saved_on_error(unfinished: Unfinished | None) -> Iterator[None]:
+def saved_on_error(unfinished: PartialEvaluation | None) -> Iterator[None]:
     """Save the partial results if an error or an interrupt ends the evaluation."""
     try:
         yield
@@ -155,4 +155,4 @@ def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path |
         metadata = {"acgpt_records": json.dumps({key: result[key] for key in keys})}
         content = save(evaluation.records(), metadata=metadata)
         with disk_errors(records):
-            write_whole(records, content)
+            write_atomically(records, content)

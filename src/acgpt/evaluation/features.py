@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from acgpt.common.files import write_whole
+from acgpt.common.files import write_atomically
 from acgpt.engine.attention import matrix_products
 from acgpt.engine.device import choose_device
 from acgpt.errors import ModelError
@@ -126,7 +126,9 @@ class Featurizer:
         computed = self.compute(texts, progress)
         self.products_used.add(self.describe()["products"])
         try:
-            write_whole(path, save({"features": computed}, metadata={"acgpt_features": json.dumps(self.describe())}))
+            write_atomically(
+                path, save({"features": computed}, metadata={"acgpt_features": json.dumps(self.describe())})
+            )
         except OSError as error:
             warnings.warn(f"cannot store features in {folder}: {error.strerror or error}.", stacklevel=2)
         return computed

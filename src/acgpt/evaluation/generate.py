@@ -69,9 +69,9 @@ def generate(
     temperature = defaults.TEMPERATURE if chosen.temperature is None else chosen.temperature
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=chosen.seed)
     setup = Setup.load(model, corpus, chosen, "set_seed")
-    lm, evaluation_set = setup.lm, setup.evaluation_set
+    lm, evaluation_dataset = setup.lm, setup.evaluation_dataset
     generator = Generator(
-        lm, evaluation_set, method=choose_method(setup.method, lm), options=options, samples=samples, prompt=prompt,
+        lm, evaluation_dataset, method=choose_method(setup.method, lm), options=options, samples=samples, prompt=prompt,
         sampling=sampling, budget=chosen.batch_tokens, compiled=compiled,
     )  # fmt: skip
     setup.check(generator.tokenizer_hash, note)
@@ -83,7 +83,7 @@ def generate(
         )
     generator.check(output)
     if setup.new:
-        save_or_warn(evaluation_set, setup.path)
+        save_or_warn(evaluation_dataset, setup.path)
     about = setup.about
     records: dict[str, dict[str, Any] | None] = {}
     for mode in names:
@@ -94,7 +94,7 @@ def generate(
         **about,
         "method": generator.method.name,
         "options": options,
-        "set": evaluation_set.as_dict() | {"path": str(setup.path)},
+        "set": evaluation_dataset.as_dict() | {"path": str(setup.path)},
         "trained_r_max": trained_r_max(lm.metadata),
         "sampling": {"temperature": temperature, "top_p": top_p, "seed": chosen.seed, "prompt": prompt},
         "samples": samples,

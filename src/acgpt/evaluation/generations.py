@@ -22,7 +22,7 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-from acgpt.common.files import read_object
+from acgpt.common.files import read_json_object
 from acgpt.errors import InputError
 from acgpt.query.modes import MODES
 
@@ -266,7 +266,7 @@ def has_record(path: Path) -> bool:
     record_path = path.with_suffix(".json")
     try:
         if path.stem in MODES and record_path.exists():
-            read_object(record_path)
+            read_json_object(record_path)
     except (OSError, ValueError) as error:
         raise InputError(f"{record_path} cannot be read: {error}. {REGENERATE}") from error
     return record_of(path) is not None
@@ -281,7 +281,7 @@ def mode_order(path: Path) -> tuple[int, str]:
 def object_of_kind(path: Path, *kinds: str) -> dict[str, Any] | None:
     """Return the content of a JSON file of one of these kinds; `None` if it is missing or of another kind."""
     try:
-        content = read_object(path)
+        content = read_json_object(path)
     except (OSError, ValueError):
         return None
     return content if content.get("kind") in kinds else None

@@ -1,6 +1,6 @@
 """Sample the asked tokens of an evaluation dataset, mode by mode, by the method's own procedure.
 
-    generator = Generator(acgpt.load("runs/ac/model"), evaluation_set)
+    generator = Generator(acgpt.load("runs/ac/model"), evaluation_dataset)
     record = generator.write("infilling", Path("samples"))        # None if the method cannot answer this mode
 
     FOLDER/MODE.jsonl        one sample per line, in the order of the texts
@@ -33,13 +33,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from acgpt.common.files import disk_errors, write_json, write_whole
-from acgpt.common.provenance import versions, when
+from acgpt.common.files import disk_errors, write_atomically, write_json
+from acgpt.common.provenance import date_and_command, versions
 from acgpt.engine.attention import evaluating
 from acgpt.engine.decode import GREEDY, Answer, Sampling
 from acgpt.engine.meter import ignore
 from acgpt.errors import InputError
-from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.generations import BLANK, KIND, as_line, check_lines, sha256
 from acgpt.evaluation.partial import COSTS, Group, Part, check_config, existing_config, existing_record, open_part
 from acgpt.evaluation.perplexity import check_fit
@@ -62,7 +62,7 @@ class Generator:
 
     Args:
         lm: The model and its tokenizer.
-        evaluation_set: The evaluation dataset.
+        evaluation_dataset: The evaluation dataset.
         method: How the model is asked. Default: the method in its metadata.
         options: Options of the method, see `Method.configured`.
         samples: Number of samples per text.
@@ -75,7 +75,7 @@ class Generator:
     def __init__(
         self,
         lm: LanguageModel,
-        evaluation_set: EvaluationSet,
+        evaluation_dataset: EvaluationDataset,
         *,
         method: Method | None = None,
         options: Mapping[str, str] | None = None,
@@ -87,8 +87,8 @@ class Generator:
     ) -> None:
         if samples < 1:
             raise InputError(f"the number of samples per text must be at least 1, not {samples}.")
-        check_prompt(prompt, evaluation_set.length, "`prompt`")
-        self.lm, self.evaluation_set, self.options = lm, evaluation_set, dict(options or {})
+        check_prompt(prompt, evaluation_dataset.length, "`prompt`")
+        self.lm, self.evaluation_dataset, self.options = lm, evaluation_dataset, dict(options or {})
         self.method = (method or model_method(lm.metadata)).configured(self.options)
         self.samples, self.prompt, self.compiled = samples, prompt, compiled
         self.sampling = sampling or Sampling(temperature=TEMPERATURE, top_p=TOP_P)
@@ -98,7 +98,7 @@ class Generator:
                 "the order of the tokens at random.",
                 stacklevel=2,
             )
-        check_fit(lm.model, evaluation_set, self.method.overhead)
+        check_fit(lm.model, evaluation_dataset, self.method.overhead)
         if compiled:
             lm.compile(self.method)
         self.on_tokens: Callable[[int], object] = ignore
@@ -113,18 +113,18 @@ class Generator:
     def queries(self, mode: str) -> list[Query]:
         """Return one query per text. Tokens that are not given are `None`."""
         (chosen,) = modes_named([mode])
-        roles = self.evaluation_set.roles(chosen)
+        roles = self.evaluation_dataset.roles(chosen)
         if chosen.conditioning == "empty":
             roles = np.where(np.arange(roles.shape[1]) < self.prompt, np.int8(GIVEN), roles)
         given, asked = roles == GIVEN, roles == ASKED
-        tokens = self.evaluation_set.tokens.astype(object)
+        tokens = self.evaluation_dataset.tokens.astype(object)
         tokens[~given] = None
         rows = zip(tokens.tolist(), given.tolist(), asked.tolist(), strict=True)
         return [Query.trusted(*row) for row in rows]  # an evaluation dataset has been checked
 
     def answers(self, mode: str) -> bool:
         """Return whether the method can answer this mode."""
-        return asked_with(self.method, MODES[mode], self.queries(mode)) is not None
+        return choose_future(self.method, MODES[mode], self.queries(mode)) is not None
 
     def config(self, mode: str, future: bool) -> dict[str, Any]:
         """Return everything that determines the samples of a mode and the bytes of their file.
@@ -141,7 +141,7 @@ class Generator:
             "weights": self.weights,
             "bos_token_id": self.lm.bos,
             "mask_token_id": self.engine.mask,
-            "set": self.evaluation_set.hash,
+            "set": self.evaluation_dataset.hash,
             "samples": self.samples,
             "prompt": self.prompt,
             **sampling,
@@ -159,7 +159,7 @@ class Generator:
     @property
     def group_size(self) -> int:
         """Maximum number of samples in a group."""
-        return self.method.rows_at_once(self.engine, self.evaluation_set.length)
+        return self.method.rows_at_once(self.engine, self.evaluation_dataset.length)
 
     @cached_property
     def weights(self) -> str:
@@ -214,7 +214,7 @@ class Generator:
             InputError: See `check`; or another process is sampling this mode.
         """
         queries = self.queries(mode)
-        future = asked_with(self.method, MODES[mode], queries)
+        future = choose_future(self.method, MODES[mode], queries)
         if future is None:
             return None
         lines_path, record_path = folder / f"{mode}.jsonl", folder / f"{mode}.json"
@@ -229,7 +229,7 @@ class Generator:
             folder.mkdir(parents=True, exist_ok=True)
             with open_part(part_path, config) as part:
                 counted_until = self.sample_into(part, queries, future, progress)
-                write_whole(lines_path, part.lines())
+                write_atomically(lines_path, part.lines())
                 part.costs["seconds"] += time.perf_counter() - counted_until
                 record = self.record(mode, queries, config, part.costs, lines_path) | dict(about or {})
                 write_json(record_path, record)
@@ -300,8 +300,8 @@ class Generator:
             "method": self.method.name,
             "options": self.options,
             "mode": mode,
-            "r_max": self.evaluation_set.origin.r_max,
-            "set": self.evaluation_set.as_dict(),
+            "r_max": self.evaluation_dataset.origin.r_max,
+            "set": self.evaluation_dataset.as_dict(),
             "sampling": {key: config[key] for key in ("temperature", "top_p", "top_k", "seed", "prompt")},
             "texts": len(queries),
             "samples": self.samples,
@@ -319,7 +319,7 @@ class Generator:
             "dtype": config["dtype"],
             "hardware": torch.cuda.get_device_name(self.lm.model.device) if cuda else platform.machine(),
             "versions": versions(),
-            **when(),
+            **date_and_command(),
         }  # fmt: skip
 
 
@@ -356,7 +356,7 @@ def check_prompt(prompt: int, length: int, name: str) -> None:
         )
 
 
-def asked_with(method: Method, mode: Mode, queries: Sequence[Query]) -> bool | None:
+def choose_future(method: Method, mode: Mode, queries: Sequence[Query]) -> bool | None:
     """Return whether queries of a mode are asked with the future in view (else left to right).
 
     Returns:

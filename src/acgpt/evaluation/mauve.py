@@ -30,7 +30,7 @@ SETTINGS = {
     "mauve_scaling_factor": 5,
     "divergence_curve_discretization_size": 25,
 }
-FEWEST = 10  # least number of texts on either side: there are a tenth as many clusters
+MIN_TEXTS = 10  # least number of texts on either side: there are a tenth as many clusters
 FEW = 100  # with fewer texts, the score is mostly noise
 CLUSTER_WARNING = b"WARNING clustering "
 
@@ -94,8 +94,8 @@ def check_counts(generated: int, reference: int) -> None:
     """
     more, other = "generate more", "use another split or, if the documents are few and long, the rule windows"
     for name, count, remedy in (("generated texts", generated, more), ("reference texts", reference, other)):
-        if count < FEWEST:
-            raise InputError(f"there are {count} {name}, but MAUVE needs at least {FEWEST}: {remedy}.")
+        if count < MIN_TEXTS:
+            raise InputError(f"there are {count} {name}, but MAUVE needs at least {MIN_TEXTS}: {remedy}.")
 
 
 @contextmanager

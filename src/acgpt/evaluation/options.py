@@ -178,7 +178,7 @@ class ScoringOptions(DeviceOptions):
     )
 
 
-def check_together(options: ScoringOptions, reference: Path, unused: Sequence[str] = ()) -> None:
+def check_compatible(options: ScoringOptions, reference: Path, unused: Sequence[str] = ()) -> None:
     """Refuse options that have no effect with other options or with this kind of reference.
 
     Args:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from acgpt.common.files import read_object, sync, write_whole
+from acgpt.common.files import read_json_object, sync, write_atomically
 from acgpt.errors import InputError
 from acgpt.evaluation.bootstrap import PerText, TextSums
 
@@ -69,10 +69,10 @@ def from_dict(content: Mapping[str, Any]) -> PerText:
     return per_text
 
 
-def path_beside(results: Path) -> Path:
+def per_text_path(results: Path) -> Path:
     """Return the path of the per-text file that belongs to results.
 
-    >>> path_beside(Path("runs/ac/test-r0.6.json")).name, path_beside(Path("test-0.6")).name
+    >>> per_text_path(Path("runs/ac/test-r0.6.json")).name, per_text_path(Path("test-0.6")).name
     ('test-r0.6.per-text.json', 'test-0.6.per-text.json')
     """
     return results.with_name(results.name.removesuffix(".json") + ENDING)
@@ -80,8 +80,8 @@ def path_beside(results: Path) -> Path:
 
 def write_per_text(results: Path, per_text: PerText) -> None:
     """Write the per-text file that belongs to results, atomically. It is compact because results may be committed."""
-    path = path_beside(results)
-    write_whole(path, json.dumps(as_dict(per_text), separators=(",", ":"), allow_nan=False) + "\n")
+    path = per_text_path(results)
+    write_atomically(path, json.dumps(as_dict(per_text), separators=(",", ":"), allow_nan=False) + "\n")
     sync(path.parent)
 
 
@@ -98,11 +98,11 @@ def read_per_text(results: Path, evaluation: Mapping[str, Any]) -> PerText | Non
     Raises:
         InputError: The file cannot be read, or is of another evaluation.
     """
-    path = path_beside(results)
+    path = per_text_path(results)
     if not path.exists():
         return None
     try:
-        per_text = from_dict(read_object(path))
+        per_text = from_dict(read_json_object(path))
         check_same(per_text, evaluation)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} does not belong to {results.name} ({error}): evaluate again.") from error

@@ -1,7 +1,7 @@
 """Perplexity of a model on an evaluation dataset, in the five modes of section 4.1 of the paper.
 
-    evaluation_set = EvaluationSet.build(corpus.tokens("test"), tokenizer_hash=…, r_max=0.6)
-    evaluation = evaluate(model_method(lm.metadata), lm.engine(lm.mask), evaluation_set)
+    evaluation_dataset = EvaluationDataset.build(corpus.tokens("test"), tokenizer_hash=…, r_max=0.6)
+    evaluation = evaluate(model_method(lm.metadata), lm.engine(lm.mask), evaluation_dataset)
     evaluation.modes["training"].perplexity, evaluation.gains["training"].percent
 
 Perplexity is exp of the mean negative log-probability over *all* asked tokens of the dataset, not a mean over texts or
@@ -29,13 +29,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from transformers import PreTrainedModel
 
-from acgpt.common.files import write_whole
+from acgpt.common.files import write_atomically
 from acgpt.engine.attention import evaluating
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import batches
 from acgpt.errors import InputError
 from acgpt.evaluation.bootstrap import LEVEL, RESAMPLES, Difference, PerText, TextSums, percentiles, resampled_means
-from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.methods import Method
 from acgpt.models.language_model import positions_of
 from acgpt.query.conditioning import ASKED, GIVEN
@@ -52,8 +52,8 @@ class ModeResult:
 
     Args:
         perplexity: Perplexity per asked token, over all texts.
-        interval: 95 % bootstrap interval of the perplexity over texts; `None` for fewer than `FEWEST` texts, and if a
-            perplexity is infinite.
+        interval: 95 % bootstrap interval of the perplexity over texts; `None` for fewer than `MIN_TEXTS` texts, and
+            if a perplexity is infinite.
         mean_nll: Logarithm of the perplexity: mean negative log-probability of an asked token, in nats.
         tokens: Number of asked tokens.
         texts: Number of texts.
@@ -72,7 +72,7 @@ class Evaluation:
 
     Args:
         method: Name of the method.
-        evaluation_set: The evaluation dataset.
+        evaluation_dataset: The evaluation dataset.
         log_probs: For each answered mode, (texts, length) log-probabilities; NaN where nothing was asked.
         unanswered: Modes that the method cannot answer.
         seed: Seed of the resampling.
@@ -80,7 +80,7 @@ class Evaluation:
     """
 
     method: str
-    evaluation_set: EvaluationSet
+    evaluation_dataset: EvaluationDataset
     log_probs: Mapping[str, np.ndarray]
     unanswered: tuple[str, ...]
     seed: int
@@ -90,7 +90,7 @@ class Evaluation:
     def per_text(self) -> PerText:
         """Sums of each text, from which the perplexities are computed."""
         sums = {mode: text_sums(log_probs) for mode, log_probs in self.log_probs.items()}
-        return PerText(self.evaluation_set.hash, sums)
+        return PerText(self.evaluation_dataset.hash, sums)
 
     @cached_property
     def resampled(self) -> dict[str, np.ndarray]:
@@ -134,7 +134,7 @@ class Evaluation:
         return {
             "method": self.method,
             "bound": self.bound,
-            "set": self.evaluation_set.as_dict(),
+            "set": self.evaluation_dataset.as_dict(),
             "modes": {mode: as_json(result) for mode, result in self.modes.items()},
             "gains": {mode: as_json(gain) for mode, gain in self.gains.items()},
             "bootstrap": {"resamples": RESAMPLES, "level": LEVEL, "seed": self.seed},
@@ -150,12 +150,12 @@ class Evaluation:
             text, column = np.nonzero(~np.isnan(log_probs))
             columns[f"{mode}.text"] = text.astype(np.int32)
             columns[f"{mode}.position"] = (column + 1).astype(np.int32)
-            columns[f"{mode}.token"] = self.evaluation_set.tokens[text, column]
+            columns[f"{mode}.token"] = self.evaluation_dataset.tokens[text, column]
             columns[f"{mode}.log_prob"] = log_probs[text, column]
         return columns
 
 
-class Unfinished:
+class PartialEvaluation:
     """Partial results of an evaluation in a file, from which it resumes after an interruption.
 
     Args:
@@ -208,7 +208,7 @@ class Unfinished:
             return
         metadata = {"about": self.config, "sha256": arrays_hash(self.answers), "seconds": str(self.seconds)}
         try:
-            write_whole(self.path, save(self.answers, metadata=metadata))
+            write_atomically(self.path, save(self.answers, metadata=metadata))
             self.written = time.monotonic()
             self.pause = max(PAUSE, (self.written - start) / SHARE)
         except OSError as error:
@@ -235,50 +235,50 @@ def arrays_hash(arrays: Mapping[str, np.ndarray]) -> str:
 def evaluate(
     method: Method,
     engine: Engine,
-    evaluation_set: EvaluationSet,
+    evaluation_dataset: EvaluationDataset,
     *,
     modes: Sequence[str] = (),
     seed: int = 0,
     progress: Callable[[int, int], object] = lambda done, all: None,
-    unfinished: Unfinished | None = None,
+    unfinished: PartialEvaluation | None = None,
 ) -> Evaluation:
     """Evaluate a model. It may be in training: its train/eval mode is restored, and no gradients are computed.
 
     Args:
         method: How the model is asked.
         engine: The model, its BOS and MASK. The result does not depend on its budget, except for rounding.
-        evaluation_set: The evaluation dataset.
+        evaluation_dataset: The evaluation dataset.
         modes: Names of modes. Default: all five. A mode that the method cannot answer has no result.
         seed: Seed of the bootstrap intervals.
         progress: Called with the number of answered texts and the total, over all passes.
         unfinished: Partial results to resume from and to write to.
     """
     requested = modes_named(modes)
-    check_fit(engine.model, evaluation_set, method.overhead)
+    check_fit(engine.model, evaluation_dataset, method.overhead)
     passes: dict[bytes, list[Query]] = {}  # by roles: modes that show the model the same are answered together
-    shown = {mode.name: mode.shown(evaluation_set.roles(mode)) for mode in requested}
+    shown = {mode.name: mode.model_roles(evaluation_dataset.roles(mode)) for mode in requested}
     unanswered = []
     for mode in requested:
         name, roles = mode.name, shown[mode.name]
-        queries = passes.get(roles.tobytes()) or queries_of(evaluation_set.tokens, roles)
-        all_counted = np.array_equal(roles == ASKED, evaluation_set.roles(mode) == ASKED)
+        queries = passes.get(roles.tobytes()) or queries_of(evaluation_dataset.tokens, roles)
+        all_counted = np.array_equal(roles == ASKED, evaluation_dataset.roles(mode) == ASKED)
         if (all_counted or method.chain) and all(map(method.answers, queries)):
             passes[roles.tobytes()] = queries
         else:
             unanswered.append(name)
 
     answers: dict[bytes, np.ndarray] = {}
-    done, total = 0, len(evaluation_set) * len(passes)
+    done, total = 0, len(evaluation_dataset) * len(passes)
     progress(done, total)
     with torch.no_grad(), evaluating(engine.model):
         for key, queries in passes.items():
-            shape = evaluation_set.tokens.shape
+            shape = evaluation_dataset.tokens.shape
             answers[key] = np.full(shape, np.nan) if unfinished is None else unfinished.answers_to(key, shape)
             missing = (np.array([query.asked for query in queries]) & np.isnan(answers[key])).any(1)
             remaining = {i: query for i, query in enumerate(queries) if missing[i]}
             done += len(queries) - len(remaining)
             progress(done, total)
-            for group in few_at_once(batches(remaining, engine.budget, future=True), method.texts_at_once):
+            for group in split_groups(batches(remaining, engine.budget, future=True), method.texts_at_once):
                 batch = [queries[i] for i in group]
                 scores = method.log_probs(engine, batch)
                 for i, query, score in zip(group, batch, scores, strict=True):
@@ -289,26 +289,26 @@ def evaluate(
                     unfinished.write()
 
     log_probs = {
-        mode.name: np.where(evaluation_set.roles(mode) == ASKED, answers[shown[mode.name].tobytes()], np.nan)
+        mode.name: np.where(evaluation_dataset.roles(mode) == ASKED, answers[shown[mode.name].tobytes()], np.nan)
         for mode in requested
         if mode.name not in unanswered
     }
-    return Evaluation(method.name, evaluation_set, log_probs, tuple(unanswered), seed, method.bound)
+    return Evaluation(method.name, evaluation_dataset, log_probs, tuple(unanswered), seed, method.bound)
 
 
-def check_fit(model: PreTrainedModel, evaluation_set: EvaluationSet, overhead: int) -> None:
+def check_fit(model: PreTrainedModel, evaluation_dataset: EvaluationDataset, overhead: int) -> None:
     """Refuse texts that exceed the model's context, and token ids outside its vocabulary."""
     config = model.config.get_text_config()
-    if evaluation_set.length + overhead > (positions := positions_of(config)):
+    if evaluation_dataset.length + overhead > (positions := positions_of(config)):
         raise InputError(
-            f"the texts have {evaluation_set.length} tokens, but the model has {positions} positions, including BOS: "
-            f"use `length={positions - overhead}` or less."
+            f"the texts have {evaluation_dataset.length} tokens, but the model has {positions} positions, including "
+            f"BOS: use `length={positions - overhead}` or less."
         )
-    if (highest := int(evaluation_set.tokens.max())) >= config.vocab_size:
+    if (highest := int(evaluation_dataset.tokens.max())) >= config.vocab_size:
         raise InputError(f"the texts contain token {highest}, but the model's ids end at {config.vocab_size - 1}.")
 
 
-def few_at_once(groups: Sequence[Sequence[int]], most: int | None) -> Iterator[Sequence[int]]:
+def split_groups(groups: Sequence[Sequence[int]], most: int | None) -> Iterator[Sequence[int]]:
     """Split groups so that none has more than `most` items."""
     for group in groups:
         for start in range(0, len(group), most or len(group)):

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 from acgpt.data.corpus import Corpus, Tokens
 from acgpt.data.rows import Bad, Damaged, Reader, decode, lines, parse_json
 from acgpt.errors import InputError
-from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.generations import Generation, Generations
 from acgpt.evaluation.text_metrics import with_tokens
 from acgpt.query.conditioning import Conditioning
@@ -61,7 +61,7 @@ class Reference:
         return {**self.about, "texts": len(self.texts), "hash": self.hash}
 
 
-def of_corpus(
+def reference_from_corpus(
     corpus: Corpus,
     split: str | None = None,
     *,
@@ -219,7 +219,7 @@ def limit_generations(generated: Generations, corpus: Corpus, limit: int) -> Gen
     try:
         if record.get("corpus_hash") != corpus.hash:
             raise InputError("its prompts are from another corpus")
-        whole = EvaluationSet.build(
+        whole = EvaluationDataset.build(
             corpus.tokens(record["split"]), tokenizer_hash=corpus.manifest["tokenizer_hash"], length=record["length"],
             r_max=record["r_max"], seed=record["seed"], limit=record["texts"],
             training=Conditioning.from_dict(record["conditioning"]), corpus_hash=corpus.hash, split=record["split"],

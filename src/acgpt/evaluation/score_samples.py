@@ -25,14 +25,21 @@ import torch
 
 from acgpt.common.files import check_writable, disk_errors, finite, write_json
 from acgpt.common.options import keywords
-from acgpt.common.provenance import versions, when
+from acgpt.common.provenance import date_and_command, versions
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.features import LENGTH, Featurizer
 from acgpt.evaluation.generations import Generation, Generations, find_generations, object_of_kind
-from acgpt.evaluation.mauve import FEW, FEWEST, PAPER, check_counts, package, scores
-from acgpt.evaluation.options import ScoringOptions, check_together
-from acgpt.evaluation.reference import COUNT, Reference, limit_generations, of_corpus, originals, reference_from_file
+from acgpt.evaluation.mauve import FEW, MIN_TEXTS, PAPER, check_counts, package, scores
+from acgpt.evaluation.options import ScoringOptions, check_compatible
+from acgpt.evaluation.reference import (
+    COUNT,
+    Reference,
+    limit_generations,
+    originals,
+    reference_from_corpus,
+    reference_from_file,
+)
 from acgpt.evaluation.text_metrics import check_judge, companions, first_samples, judge_samples, own_perplexity
 from acgpt.methods import METHODS
 from acgpt.models.language_model import LanguageModel
@@ -83,7 +90,7 @@ def score_samples(
     options, reference = ScoringOptions(**keywords), Path(reference)
     paths = [generated] if isinstance(generated, str | Path) else generated
     output, index = (None if path is None else Path(path) for path in (options.output, options.index))
-    check_together(options, reference)
+    check_compatible(options, reference)
     files = list(find_generations([Path(path) for path in paths], allow_none=index is not None))
     check_output(files, output)
     check_index(index, output)
@@ -103,7 +110,7 @@ def score_samples(
         if result is None:
             result = scoring.result(file)
             seconds = round(time.perf_counter() - start, 3)
-            result |= {"versions": versions(), "hardware": scoring.hardware, "seconds": seconds, **when()}
+            result |= {"versions": versions(), "hardware": scoring.hardware, "seconds": seconds, **date_and_command()}
             write(path, result)
         results[path] = result
         done(path, result)
@@ -148,7 +155,7 @@ def write_index(path: Path, results: Mapping[Path, Mapping[str, Any]]) -> None:
         }
         for file, result in results.items()
     ]
-    write(path, {"kind": INDEX, "results": entries, **when()})
+    write(path, {"kind": INDEX, "results": entries, **date_and_command()})
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
@@ -202,7 +209,7 @@ def open_reference(
         if options.asked_only:
             return corpus, None
         longest = min(LENGTH, max(file.record["set"]["length"] for file in files))
-        return corpus, of_corpus(
+        return corpus, reference_from_corpus(
             corpus,
             options.split,
             length=options.length or longest,
@@ -389,7 +396,7 @@ class Scoring:
             reference_features = self.features(file, "reference", reference.texts, whole.reference.texts)
             generated_features = self.features(file, "generated", texts, whole.texts)
             mauve = scores(generated_features, reference_features, range(self.seeds))
-            if original is not None and self.shared is not None and len(original) >= FEWEST:
+            if original is not None and self.shared is not None and len(original) >= MIN_TEXTS:
                 originals, longer = ([sample.text for sample in side.original or ()] for side in (comparison, whole))
                 original_features = self.features(file, "original", originals, longer)
                 original_mauve = scores(original_features, reference_features, range(self.seeds))

@@ -16,9 +16,9 @@ from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.dataset import (
     LENGTH,
     DatasetConfig,
-    EvaluationSet,
+    EvaluationDataset,
     find_or_build,
-    own_conditioning,
+    trained_conditioning,
     trained_r_max,
 )
 from acgpt.evaluation.options import AskingOptions
@@ -42,7 +42,7 @@ class Setup:
         name: Name of the model, for results.
         adapter: Name of the adapter, for results.
         corpus: Corpus of the dataset; `None` if only the file of the dataset was passed.
-        evaluation_set: The evaluation dataset.
+        evaluation_dataset: The evaluation dataset.
         path: File of the dataset.
         new: Whether the dataset still has to be saved there (`dataset.save_or_warn`).
         method: The method that the user chose, if any.
@@ -52,7 +52,7 @@ class Setup:
     name: str
     adapter: str | None
     corpus: Corpus | None
-    evaluation_set: EvaluationSet
+    evaluation_dataset: EvaluationDataset
     path: Path
     new: bool
     method: Method | None
@@ -72,10 +72,10 @@ class Setup:
         requested |= {"seed": getattr(options, seed)}
         training = training_distribution(options.conditioning, options.r_max)
         opened = open_corpus(corpus)
-        lm, name, adapter = opened_model(model, options.adapter, options.device, options.dtype)
+        lm, name, adapter = resolve_model(model, options.adapter, options.device, options.dtype)
         sets = None if options.dataset is None else Path(options.dataset)
-        evaluation_set, path, new = find_dataset(opened, sets, requested, options.limit, training, lm, seed)
-        return cls(lm, name, adapter, opened, evaluation_set, path, new, method)
+        evaluation_dataset, path, new = find_dataset(opened, sets, requested, options.limit, training, lm, seed)
+        return cls(lm, name, adapter, opened, evaluation_dataset, path, new, method)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -85,12 +85,12 @@ class Setup:
 
     def check(self, tokenizer: str, note: Callable[[str], object]) -> None:
         """Refuse a model with another tokenizer; pass a note if the model was trained with another r_max."""
-        self.evaluation_set.require_tokenizer(tokenizer)
-        if (message := r_max_mismatch(self.evaluation_set, self.lm)) is not None:
+        self.evaluation_dataset.require_tokenizer(tokenizer)
+        if (message := r_max_mismatch(self.evaluation_dataset, self.lm)) is not None:
             note(message)
 
 
-def opened_model(
+def resolve_model(
     model: Source, adapter: str | Path | Literal[False] | None, device: str, dtype: str
 ) -> tuple[LanguageModel, str, str | None]:
     """Return the model, loaded if it is a name or path, and the names of the model and its adapter."""
@@ -138,7 +138,7 @@ def find_dataset(
     training: Conditioning | Literal["model"] | None,
     lm: LanguageModel,
     seed: str = "seed",
-) -> tuple[EvaluationSet, Path, bool]:
+) -> tuple[EvaluationDataset, Path, bool]:
     """Return the requested evaluation dataset, its file, and whether it still has to be saved there.
 
     Args:
@@ -151,11 +151,11 @@ def find_dataset(
         seed: Name of the option that sets `seed`, for errors.
     """
     if training == OWN:
-        training = own_conditioning(lm.metadata)
+        training = trained_conditioning(lm.metadata)
     if corpus is None and sets is None:
         raise InputError("pass a corpus (see acgpt prepare), or the file of an evaluation dataset (`dataset`).")
     if sets is not None and (corpus is None or sets.exists()):
-        dataset = EvaluationSet.load(sets)
+        dataset = EvaluationDataset.load(sets)
         if corpus is not None and corpus.hash != dataset.origin.corpus_hash:
             raise InputError(
                 f"{sets} is not an evaluation dataset of {corpus.folder}: omit the corpus, or choose another file."
@@ -201,9 +201,9 @@ def choose_method(forced: Method | str | None, lm: LanguageModel) -> Method:
     return forced or own
 
 
-def r_max_mismatch(evaluation_set: EvaluationSet, lm: LanguageModel) -> str | None:
+def r_max_mismatch(evaluation_dataset: EvaluationDataset, lm: LanguageModel) -> str | None:
     """Return a note for the user if the dataset has another r_max than the model was trained with."""
-    asked, trained = evaluation_set.origin.r_max, trained_r_max(lm.metadata)
+    asked, trained = evaluation_dataset.origin.r_max, trained_r_max(lm.metadata)
     if trained is None or trained == asked:
         return None
     return (

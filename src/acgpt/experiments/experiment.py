@@ -37,11 +37,11 @@ from acgpt.common.options import current_names, declared, documented, option
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.evaluation.generator import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
-from acgpt.evaluation.mauve import FEWEST
+from acgpt.evaluation.mauve import MIN_TEXTS
 from acgpt.evaluation.options import EvaluationOptions, GenerationOptions, ScoringOptions
 from acgpt.evaluation.reference import RULES
 from acgpt.experiments.options import ExperimentOptions
-from acgpt.methods import method_of, parted
+from acgpt.methods import method_of, split_option
 from acgpt.query.conditioning import Conditioning, check_keys
 from acgpt.query.modes import MODES, modes_named
 from acgpt.training.recipe import FOREIGN_KEYS, Loader, Recipe, checked, key_types, load_recipe, read_change, read_yaml
@@ -90,7 +90,7 @@ class EvaluateSection:
         for name, items in self.method_options.items():
             try:
                 for options in items:
-                    method_of(name).configured(dict(parted(pair) for pair in options.split(",")))
+                    method_of(name).configured(dict(split_option(pair) for pair in options.split(",")))
             except InputError as error:
                 raise InputError(f"evaluate.method_options, {name}: {error}") from error
         check_sets(self, "evaluate")
@@ -184,8 +184,8 @@ class MauveSection:
         for name in ("asked_only", "no_mauve"):
             checked(f"mauve.{name}", getattr(self, name), bool)
         check_numbers(self, "mauve")
-        if self.count is not None and not self.no_mauve and self.count < FEWEST:
-            raise InputError(f"mauve.count must be at least {FEWEST}, not {self.count}.")
+        if self.count is not None and not self.no_mauve and self.count < MIN_TEXTS:
+            raise InputError(f"mauve.count must be at least {MIN_TEXTS}, not {self.count}.")
         if self.rule not in (None, *RULES):
             raise InputError(f"mauve.rule must be one of {', '.join(RULES)}, not {self.rule!r}.")
         unused = [name for name in ("features", "seeds", "asked_only") if self.no_mauve and getattr(self, name)]
@@ -295,9 +295,10 @@ class Experiment:
         if self.mauve is not None and self.generate is None:
             raise InputError("mauve has nothing to score without generate: add generate: {limit: 200}, for example.")
         limit = None if self.generate is None else self.generate.limit
-        if self.mauve is not None and not self.mauve.no_mauve and limit is not None and limit < FEWEST:
+        if self.mauve is not None and not self.mauve.no_mauve and limit is not None and limit < MIN_TEXTS:
             raise InputError(
-                f"generate.limit is {limit}, and MAUVE needs at least {FEWEST} texts: raise it, or set mauve.no_mauve."
+                f"generate.limit is {limit}, and MAUVE needs at least {MIN_TEXTS} texts: raise it, or set "
+                "mauve.no_mauve."
             )
         self.cells  # noqa: B018  (making them checks them)
 

@@ -36,8 +36,8 @@ from acgpt.errors import InputError, ModelError, OutputError
 from acgpt.evaluation.dataset import chunks
 from acgpt.evaluation.features import LENGTH, Featurizer
 from acgpt.evaluation.generations import Generations
-from acgpt.evaluation.mauve import FEWEST, PAPER, check_counts, package
-from acgpt.evaluation.reference import lack, of_corpus
+from acgpt.evaluation.mauve import MIN_TEXTS, PAPER, check_counts, package
+from acgpt.evaluation.reference import lack, reference_from_corpus
 from acgpt.experiments.command_server import SUPPORTED, CommandServer, ServedCommand
 from acgpt.experiments.experiment import Cell, Experiment, opened
 from acgpt.experiments.options import ExperimentOptions
@@ -199,9 +199,9 @@ def check_scoring(experiment: Experiment, cells: Sequence[Cell]) -> None:
             texts = chunks(corpus.tokens(split), length, generate.limit, f"{split} of {corpus.folder}")
             dataset = {"corpus_hash": corpus.hash, "split": split, "texts": texts, "length": length}
             try:
-                reference = of_corpus(
+                reference = reference_from_corpus(
                     corpus, mauve.split, length=mauve.length or min(LENGTH, length), rule=mauve.rule,
-                    generated=[Generations(Path(), {"set": dataset})], skip=mauve.skip, count=FEWEST,
+                    generated=[Generations(Path(), {"set": dataset})], skip=mauve.skip, count=MIN_TEXTS,
                     allow_none=True,
                 )  # fmt: skip
                 if mauve.no_mauve:
@@ -241,7 +241,7 @@ def held(cell: Cell) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def is_held(cell: Cell) -> bool:
+def is_locked(cell: Cell) -> bool:
     """Return whether a runner works on the cell."""
     if not cell.lock.exists():
         return False

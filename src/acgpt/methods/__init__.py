@@ -16,15 +16,15 @@ from acgpt.methods.registry import METHODS, register
 for module in iter_modules(__path__):  # each file of a method registers it
     import_module(f"{__name__}.{module.name}")
 
-__all__ = ["METHODS", "Abilities", "Method", "method_of", "parted", "register"]
+__all__ = ["METHODS", "Abilities", "Method", "method_of", "register", "split_option"]
 
 CAUSAL = "gpt"  # the method of a model that names none
 
 
-def parted(text: str) -> tuple[str, str]:
+def split_option(text: str) -> tuple[str, str]:
     """Split an option of a method, KEY=VALUE, into name and value.
 
-    >>> parted("order=random")
+    >>> split_option("order=random")
     ('order', 'random')
     """
     name, equals, value = text.partition("=")

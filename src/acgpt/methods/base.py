@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from transformers import GPTNeoXForCausalLM
 
-from acgpt.engine.decode import Answer, Drawn, Sampling, gathered
+from acgpt.engine.decode import Answer, Drawn, Sampling, gather_samples
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout
 from acgpt.errors import InputError, QueryError
@@ -77,7 +77,7 @@ class Method(ABC):
     network: ClassVar[type[GPTNeoXForCausalLM]] = GPTNeoXForCausalLM  # the class that is trained from scratch
     overhead: ClassVar[int] = 1  # positions of a text besides those of its tokens: BOS
     options: ClassVar[Mapping[str, str]] = {}  # names and descriptions of the options of `configured`
-    # Recipe keys of the method, with their allowed values, the default first. `loss` is passed to `learning_from`,
+    # Recipe keys of the method, with their allowed values, the default first. `loss` is passed to `with_loss`,
     # `target_positions` to the config of a new `network`; there are no others.
     training_options: ClassVar[Mapping[str, tuple[str, ...]]] = {"loss": ("asked",)}
 
@@ -168,7 +168,7 @@ class Method(ABC):
         self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> list[list[Drawn]]:
         """Return n samples of each query; see `stream` for the arguments."""
-        return gathered(self.stream(engine, queries, n, sampling, future), queries, n)
+        return gather_samples(self.stream(engine, queries, n, sampling, future), queries, n)
 
     def can_sample(self, query: Query, future: bool) -> bool:
         """Return whether the method can sample a query. Default: if `log_probs` can score it."""
@@ -215,7 +215,7 @@ class Method(ABC):
 
     # ---- training ---------------------------------------------------------------------------------------------------
 
-    def learning_from(self, loss: str) -> Method:
+    def with_loss(self, loss: str) -> Method:
         """Return the method with another training loss.
 
         Args:

@@ -31,7 +31,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from acgpt.engine.decode import Answer, Sampling, randomness, wanted
+from acgpt.engine.decode import Answer, Sampling, randomness, sample_numbers
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout
 from acgpt.errors import InputError
@@ -148,7 +148,7 @@ class Diffusion(Method):
         """
         mask = self.mask(engine.mask)
         assert mask is not None
-        rows = wanted(queries, n)
+        rows = sample_numbers(queries, n)
         for group in masked.groups([len(queries[number]) for number, _ in rows], engine.budget):
             members = [rows[i] for i in group]
             questions = [queries[number] for number, _ in members]

@@ -82,7 +82,7 @@ class Fim(Method):
         """Score queries in one causal pass."""
         mask = self.mask(engine.mask)
         assert mask is not None
-        return engine.log_probs([as_read(query, mask) for query in queries], future=False, never=mask)
+        return engine.log_probs([as_read(query, mask) for query in queries], future=False, forbidden_token=mask)
 
     def stream(
         self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
@@ -93,11 +93,11 @@ class Fim(Method):
         if not all(self.can_sample(query, future) for query in queries):
             self.check(queries if future else [self.left_to_right(query) for query in queries])
         moved = [as_read(query, mask, whole=not future) for query in queries]
-        yield from engine.stream(moved, n, sampling, future=False, never=mask)
+        yield from engine.stream(moved, n, sampling, future=False, forbidden_token=mask)
 
     def conditioning(self, distribution: Conditioning) -> Conditioning:
         """Return infilling sets of the same sizes."""
-        if distribution.hides:
+        if distribution.has_unknown:
             raise InputError("a model of method fim cannot leave a token unknown: leave out conditioning.unknown.")
         parts = tuple(
             Infilling(r_min=part.r_min, r_max=part.r_max) if isinstance(part, Blocks) else part

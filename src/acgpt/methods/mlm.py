@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acgpt.engine.decode import Answer, Sampling, noise, wanted
+from acgpt.engine.decode import Answer, Sampling, noise, sample_numbers
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout
-from acgpt.engine.score import check_numbers, chosen
+from acgpt.engine.score import check_numbers, target_log_probs
 from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Method
 from acgpt.methods.registry import register
@@ -87,7 +87,7 @@ class Mlm(Method):
                 offset = on_device(*map(np.arange, sizes))
             slot = begin[batch][member] + offset
             read = torch.where(rank[slot] < turn[batch][member], ids[slot], mask)
-            results.append(chosen(frame.logits(model, read, first + position[batch], mask), target[batch]))
+            results.append(target_log_probs(frame.logits(model, read, first + position[batch], mask), target[batch]))
         scores = torch.cat(results).cpu().double().numpy()
         check_numbers(scores)
         return [part.tolist() for part in np.split(scores, np.cumsum(counts)[:-1])]
@@ -98,7 +98,7 @@ class Mlm(Method):
         """Sample with one pass per token; without the future, given tokens are shown when they are reached."""
         mask = self.mask(engine.mask)
         assert mask is not None
-        rows = wanted(queries, n)
+        rows = sample_numbers(queries, n)
         for group in masked.groups([len(queries[number]) for number, _ in rows], engine.budget):
             members = [rows[i] for i in group]
             questions = [queries[number] for number, _ in members]

@@ -124,9 +124,9 @@ class SigmaGptTemporal(Method):
         """Return the index of the order in which a sample is drawn."""
         return 0
 
-    def learning_from(self, loss: str) -> Method:
+    def with_loss(self, loss: str) -> Method:
         """Return the method with a loss over asked tokens, or over "all": given tokens are predicted as well."""
-        method = copy(super().learning_from(loss))
+        method = copy(super().with_loss(loss))
         assert isinstance(method, SigmaGptTemporal)
         method.learns_given = loss == "all"
         return method

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file, cached_files
 
-from acgpt.common.files import read_object
+from acgpt.common.files import read_json_object
 from acgpt.engine import peft
 from acgpt.errors import NO_CODE, ModelError, reason
 from acgpt.models.metadata import ADAPTER_CONFIG
@@ -59,7 +59,7 @@ def json_object(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_JSON:
             raise ValueError(f"it is larger than {LARGEST_JSON:,} bytes")
-        return read_object(path)
+        return read_json_object(path)
     except OSError as error:
         raise ModelError(f"cannot load {path.parent}: cannot read {path.name} ({error.strerror or error}).") from error
     except ValueError as error:

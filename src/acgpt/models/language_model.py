@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from acgpt.common.files import open_weights
+from acgpt.common.files import copy_config_permissions
 from acgpt.engine.attention import BACKENDS, check_model, choose_backend, compile_blocks, evaluating, possible_backends
 from acgpt.engine.decode import Sampling, prefill_tokens
 from acgpt.engine.engine import Engine
@@ -527,7 +527,7 @@ class LanguageModel:
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         self.metadata.write(folder)
-        open_weights(Path(folder))
+        copy_config_permissions(Path(folder))
 
     # ---- internals ---------------------------------------------------------------------------------------------
 

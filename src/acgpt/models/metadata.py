@@ -184,7 +184,7 @@ def weights_hash(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def every_weight_hash(model: PreTrainedModel) -> str:
+def full_weights_hash(model: PreTrainedModel) -> str:
     """Return a hash of every byte of a model's weights. It is slow, and depends on the dtype."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):

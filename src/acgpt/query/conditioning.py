@@ -259,7 +259,7 @@ class Conditioning:
             raise InputError(f"the weights of a mixture must be at least 0 and not all 0, not {list(self.weights)}.")
 
     @property
-    def hides(self) -> bool:
+    def has_unknown(self) -> bool:
         """Whether tokens can be unknown."""
         return any(part.unknown and weight for part, weight in zip(self.parts, self.weights, strict=True))
 

@@ -39,7 +39,7 @@ class Mode:
     conditioning: str
     future: bool
 
-    def shown(self, roles: np.ndarray) -> np.ndarray:
+    def model_roles(self, roles: np.ndarray) -> np.ndarray:
         """Return the roles that the model sees in this mode, from the roles that were drawn.
 
         Without the future, given tokens become asked. Modes with the same result share a pass.

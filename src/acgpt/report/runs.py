@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from acgpt.common.files import read_object
+from acgpt.common.files import read_json_object
 from acgpt.errors import InputError
 from acgpt.evaluation.bootstrap import MeasuredPerplexity, PerText
 from acgpt.evaluation.generations import has_record
@@ -48,7 +48,7 @@ class RunEvaluation:
 
     Args:
         split: Split of the corpus; the file's name if the evaluation dataset does not name one.
-        dataset: Description of the evaluation dataset, from `EvaluationSet.as_dict`.
+        dataset: Description of the evaluation dataset, from `EvaluationDataset.as_dict`.
         modes: Perplexity by mode, possibly infinite; `None` if the mode was not or cannot be answered.
         chance: Half of the widest 95 % interval of a mode, in percent of its perplexity.
         content: The evaluation as it was written.
@@ -405,7 +405,7 @@ def chance(evaluation: Mapping[str, Any]) -> float | None:
 def read_json(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file."""
     try:
-        return read_object(path)
+        return read_json_object(path)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path} ({error}): repair it or leave it out.") from error
 

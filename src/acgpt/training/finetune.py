@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from acgpt.common.options import keywords, separated
+from acgpt.common.options import keywords, split_keywords
 from acgpt.errors import InputError
 from acgpt.training.options import FinetuningOptions
 from acgpt.training.recipe import Recipe, load_recipe
@@ -42,7 +42,7 @@ def finetune(
     """
     from acgpt.training.train import train  # imports torch and transformers, which takes seconds
 
-    options, others = separated(FinetuningOptions, changes | {"base": base, "corpus": corpus, "output": output})
+    options, others = split_keywords(FinetuningOptions, changes | {"base": base, "corpus": corpus, "output": output})
     others |= {key: changes[key] for key in ("steps", "lr") if key in changes}  # None too: steps=None, epochs=3
     settings = finetuning_recipe(recipe, options, others)
     return train(settings, resume=options.resume, quiet=options.quiet, minutes=options.minutes)

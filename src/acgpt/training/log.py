@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from acgpt.common.files import write_whole
+from acgpt.common.files import write_atomically
 from acgpt.training.run_folder import writing
 
 DURING = ("unconditional", "training", "training-no-future")  # modes that are evaluated during training
@@ -60,7 +60,7 @@ class Log:
             writer.writeheader()
             writer.writerows(self.rows)
             with writing(self.path):
-                write_whole(self.path, text.getvalue())
+                write_atomically(self.path, text.getvalue())
 
     @property
     def seconds(self) -> float:

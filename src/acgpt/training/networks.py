@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from acgpt.common.files import open_weights
+from acgpt.common.files import copy_config_permissions
 from acgpt.engine import peft
 from acgpt.engine.attention import check_model, head_width
 from acgpt.engine.peft import add_lora
@@ -93,7 +93,7 @@ class Tuned:
         """Write the files that go with the weights."""
         self.tokenizer.save_pretrained(folder)
         self.metadata.write(folder)
-        open_weights(folder)
+        copy_config_permissions(folder)
 
     def export(self, weights: Mapping[str, Tensor], folder: Path) -> int:
         """Write the final model and return its number of parameters.

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from acgpt.engine.attention import matrix_products
 from acgpt.engine.engine import Engine
 from acgpt.errors import InputError
-from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.perplexity import Evaluation, evaluate
 from acgpt.methods import Method
 from acgpt.training.learner import matmul_rate
@@ -30,7 +30,7 @@ class Reporter(TrainerCallback):
         trainer: The trainer of the run.
         folder: Folder of the run.
         method: How the model is asked.
-        evaluation_set: Texts to evaluate on during training, if any.
+        evaluation_dataset: Texts to evaluate on during training, if any.
         eval_every: Steps between two evaluations; 0: none.
         stopping: Requests to stop the run.
         quiet: Show no progress.
@@ -42,13 +42,16 @@ class Reporter(TrainerCallback):
         folder: Path,
         method: Method,
         *,
-        evaluation_set: EvaluationSet | None,
+        evaluation_dataset: EvaluationDataset | None,
         eval_every: int,
         stopping: StopRequests,
         quiet: bool,
     ) -> None:
         self.trainer, self.folder, self.method = trainer, folder, method
-        self.evaluation_set, self.eval_every = evaluation_set, eval_every if evaluation_set is not None else 0
+        self.evaluation_dataset, self.eval_every = (
+            evaluation_dataset,
+            eval_every if evaluation_dataset is not None else 0,
+        )
         self.main = trainer.args.process_index == 0
         self.peak_flops = matmul_rate(trainer.args.device)
         self.log = Log(folder / LOG, write=self.main)
@@ -117,8 +120,8 @@ class Reporter(TrainerCallback):
             "wait": round(watch.waited / elapsed, 4),
         }
         if self.evaluates(state):
-            assert self.evaluation_set is not None
-            answers = self.evaluate(self.evaluation_set, DURING).modes
+            assert self.evaluation_dataset is not None
+            answers = self.evaluate(self.evaluation_dataset, DURING).modes
             row |= {mode: round(answer.perplexity, 4) for mode, answer in answers.items() if answer is not None}
         self.log.append(row)
         self.bar.show(row)
@@ -127,12 +130,12 @@ class Reporter(TrainerCallback):
                 self.board.add_scalar(name, row[name], step)
         self.trainer.watch = Watch()  # the time of an evaluation does not count as training
 
-    def evaluate(self, evaluation_set: EvaluationSet, modes: tuple[str, ...] = ()) -> Evaluation:
+    def evaluate(self, evaluation_dataset: EvaluationDataset, modes: tuple[str, ...] = ()) -> Evaluation:
         """Evaluate the network as it is now; every process must call it."""
         metadata = self.trainer.product.metadata
         with self.trainer.whole() as network, matrix_products("highest"):  # the precision of `acgpt evaluate`
             engine = Engine(network, bos=metadata.bos_token_id or 0, mask=metadata.mask_token_id)
-            return evaluate(self.method, engine, evaluation_set, modes=modes, progress=self.bar.evaluated)
+            return evaluate(self.method, engine, evaluation_dataset, modes=modes, progress=self.bar.evaluated)
 
     def close(self) -> None:
         """Stop the bar and close the board."""

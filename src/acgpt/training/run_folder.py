@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 from acgpt.common import files
 from acgpt.common.files import sync, try_lock
 from acgpt.errors import InputError, OutputError
-from acgpt.evaluation.per_text import path_beside
+from acgpt.evaluation.per_text import per_text_path
 from acgpt.training.recipe import Recipe, differences
 
 CONFIG, LOG, CURVE, BOARD, RESULTS = "config.json", "log.csv", "loss.png", "tensorboard", "results.json"
@@ -105,7 +105,7 @@ def open_folder(folder: Path, recipe: Recipe, resume: bool, about: dict[str, Any
             raise InputError(
                 f"the corpus {recipe.corpus} is not that of the run in {folder}: resume with the same corpus."
             )
-        beside = path_beside(Path(RESULTS)).name
+        beside = per_text_path(Path(RESULTS)).name
         hidden = [f".{name}*" for name in (CONFIG, LOG, CURVE, beside, RESULTS, *MODEL_FOLDERS)]  # only acgpt's own
         for path in (*(path for name in hidden for path in folder.glob(name)), *(folder / CHECKPOINTS).glob(".*")):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

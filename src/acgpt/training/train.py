@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from acgpt.common.options import keywords, separated
+from acgpt.common.options import keywords, split_keywords
 from acgpt.common.provenance import versions
 from acgpt.data.corpus import Corpus, Tokens
 from acgpt.errors import InputError
-from acgpt.evaluation.dataset import EvaluationSet
+from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.per_text import write_per_text
 from acgpt.methods import Method, method_of
 from acgpt.models.card import write_card
@@ -85,7 +85,7 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
         InputError: Something that the user can mend.
         OutputError: The run's folder cannot be written. The last checkpoint stays, and can be resumed from.
     """
-    options, changes = separated(RunOptions, changes)
+    options, changes = split_keywords(RunOptions, changes)
     stopping = StopRequests(math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes)
     recipe = loaded(recipe, changes)
     for name in ("corpus", "output"):
@@ -97,7 +97,7 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
         finished: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
         return finished
 
-    method = method_of(recipe.method).learning_from(recipe.loss)
+    method = method_of(recipe.method).with_loss(recipe.loss)
     check_method(method, recipe.base)
     corpus = Corpus.open(recipe.corpus)
     texts = corpus.tokens("train")
@@ -137,7 +137,7 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
         )  # fmt: skip
         torch.manual_seed(recipe.seed + args.process_index)  # dropout: processes with other texts need other noise
         reporter = Reporter(
-            trainer, folder, method, evaluation_set=evaluation_sets.get("during"), eval_every=recipe.eval_every,
+            trainer, folder, method, evaluation_dataset=evaluation_sets.get("during"), eval_every=recipe.eval_every,
             stopping=stopping, quiet=options.quiet,
         )  # fmt: skip
         trainer.add_callback(reporter)
@@ -181,7 +181,7 @@ def network_for(recipe: Recipe, method: Method, tokenizer: PreTrainedTokenizerBa
             options={key: getattr(recipe, key) for key in method.training_options if key != "loss"},
         )  # fmt: skip
     mask = product.metadata.mask_token_id
-    if conditioning.hides and mask is None:
+    if conditioning.has_unknown and mask is None:
         raise InputError(
             "conditioning.unknown needs a MASK token, and the tokenizer has none: name one of its tokens with mask=…"
             + ("." if recipe.base else ", or prepare the corpus with a mask token.")
@@ -191,7 +191,7 @@ def network_for(recipe: Recipe, method: Method, tokenizer: PreTrainedTokenizerBa
             f"mask={tokenizer.convert_ids_to_tokens(mask)}: a token that texts have, or BOS, cannot stand for what is "
             "masked, as it is never predicted. Leave mask out, or name one that no text has."
         )
-    if not (conditioning.hides or method.needs_mask):
+    if not (conditioning.has_unknown or method.needs_mask):
         product.metadata = replace(product.metadata, mask_token_id=None)  # the network reads no MASK in training
     return product
 
@@ -214,7 +214,7 @@ def build_evaluation_sets(
     split: str,
     during: int,
     final: int | None,
-) -> dict[str, EvaluationSet]:
+) -> dict[str, EvaluationDataset]:
     """Build what the model is evaluated on "during" training and in the end ("final").
 
     The training distribution is that of the recipe's first part with nothing unknown, so that a causal twin is asked
@@ -244,7 +244,7 @@ def build_evaluation_sets(
     if not method.abilities.single_pass:
         limits = {"final": FEW if final is None else final}
     return {
-        name: EvaluationSet.build(
+        name: EvaluationDataset.build(
             tokens, tokenizer_hash=corpus.manifest["tokenizer_hash"], length=length, limit=limit, seed=0,
             corpus_hash=corpus.hash, split=split, **distribution,
         )
@@ -253,7 +253,7 @@ def build_evaluation_sets(
 
 
 def describe(
-    recipe: Recipe, plan: Plan, method: Method, corpus: Corpus, evaluation_sets: Mapping[str, EvaluationSet]
+    recipe: Recipe, plan: Plan, method: Method, corpus: Corpus, evaluation_sets: Mapping[str, EvaluationDataset]
 ) -> dict[str, Any]:
     """Return the contents of the run's `config.json`: the recipe, and what it came to on this machine."""
     return {
@@ -276,7 +276,7 @@ def describe(
 
 
 def finish(
-    trainer: AcTrainer, reporter: Reporter, final_set: EvaluationSet | None, config: Mapping[str, Any]
+    trainer: AcTrainer, reporter: Reporter, final_set: EvaluationDataset | None, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Run the final evaluation, and write the model, its card, the curve and the results."""
     log, folder, batches, evaluation = reporter.log, reporter.folder, trainer.batches, None
