@@ -200,6 +200,8 @@ def test_the_command_reference_has_every_option_of_every_command():
         section = page.partition(f"\n## acgpt {name}\n")[2].partition("\n## acgpt ")[0]
         assert section, name
         for each in command.params:
+            if getattr(each, "hidden", False):
+                continue
             flags = [flag for flag in (*each.opts, *each.secondary_opts) if flag.startswith("-")]
             assert all(flag in section for flag in flags), each.name
 

@@ -223,7 +223,7 @@ def test_a_signal_before_anything_was_answered_leaves_no_file(cli, corpus, tmp_p
 
     monkeypatch.setattr(AcGpt, "log_probs", log_probs)
     assert "Nothing was computed yet" in cli(corpus, "-o", tmp_path / "results.json", code=130).stderr
-    assert "Nothing is kept: with -o FILE" in cli(corpus, code=130).stderr
+    assert "Nothing was saved: with -o FILE" in cli(corpus, code=130).stderr
     assert not list(tmp_path.glob("results*"))
 
 
@@ -365,7 +365,7 @@ def test_zero_has_no_sign_in_the_table(capsys):
 
 
 def test_a_terminal_without_the_characters_still_gets_the_table(models, corpus):
-    with Piped("evaluate", models["reads"], corpus, "--device", "cpu", encoding="ascii") as command:
+    with Piped("evaluate", models["reads"], corpus, "--length", "20", "--device", "cpu", encoding="ascii") as command:
         assert command.wait() == 0
         assert all(line.startswith("questions: ") for line in command.stderr.read().splitlines())
         # A hyphen for the dash.

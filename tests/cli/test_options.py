@@ -170,7 +170,7 @@ def test_a_command_names_its_options_where_an_error_names_arguments(tmp_path):
         (["finetune", "--full", "--rank", "8"], "--full trains all weights, but --rank and --4bit are for adapters"),
         (["experiment", "tiny-cpu", "-o", str(Path(__file__))], "choose a folder with --output."),
         (["train", "tiny-cpu", "--minutes", "0"], "minutes must be a number, above 0, not 0"),
-        (["evaluate", "default", str(tmp_path), "--method-option", "order"], "'order' is no option of a method"),
+        (["evaluate", "default", str(tmp_path), "--method-option", "order"], "'order' is not an option of a method"),
     ):
         result = CliRunner().invoke(main.app, words)
         assert result.exit_code == 2 and said in result.stderr

@@ -159,7 +159,7 @@ def test_the_options_of_a_function_are_in_its_signature_and_its_docstring():
 
     parameters = signature(acgpt.score_samples).parameters
     assert parameters["seeds"].default is None and parameters["asked_only"].default is False
-    assert "        limit: Score only the first texts" in acgpt.score_samples.__doc__
+    assert "        limit: Score the first N texts only" in acgpt.score_samples.__doc__
     assert "keywords" not in parameters and "keywords" not in acgpt.score_samples.__doc__
     with pytest.raises(acgpt.InputError, match="seeds must be a whole number, at least 1, not 0"):
         acgpt.score_samples("samples", "corpus", seeds=0)

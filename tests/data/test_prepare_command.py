@@ -70,14 +70,14 @@ def test_the_command_says_what_was_skipped_and_in_which_source(command, named, t
     result = command(tmp_path / "a.jsonl", "-t", named, code=2)
     assert re.search(r"error: .*a\.jsonl, line 2: it is not JSON", result.stderr.replace("\n", " "))
     result = command(tmp_path / "a.jsonl", "-t", named, "--skip-bad")
-    assert re.search(r"a\.jsonl: 1 rows? skipped", result.stdout.replace("\n", ""))
+    assert re.search(r"a\.jsonl: 1 unusable rows skipped", result.stdout.replace("\n", ""))
 
 
 def test_the_command_says_what_is_lost_of_a_damaged_file(command, named, tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(GOOD * 3)[:-8])
     result = command(tmp_path / "a.jsonl.gz", "-t", named, "--skip-bad")
     said = result.stdout.replace("\n", " ")
-    assert "a.jsonl.gz: 1 rows skipped" in said
+    assert "a.jsonl.gz: 1 unusable rows skipped" in said
     assert "a.jsonl.gz, line 4: the file is damaged from here on: it ends too early; the rest of the file is" in said
 
 

@@ -132,13 +132,13 @@ def test_gaps_lie_in_one_document_and_their_texts_do_not_overlap(program, adapte
     assert covered.max() == 1
     assert gaps.held_out(corpus, "validation", lm, count, seed=0) == queries
     assert gaps.held_out(corpus, "validation", lm, count, seed=1) != queries
-    with pytest.raises(SystemExit, match="room for"):
+    with pytest.raises(SystemExit, match=r"has only .* gaps: use --gaps"):
         gaps.held_out(corpus, "validation", lm, 10_000, seed=0)
 
 
 def test_ties_count_half_and_intervals_hold_the_rate(program):
     gaps = program("gaps")
-    found = gaps.compared(np.array([1.0] * 60 + [0.0] * 20 + [-2.0] * 20), seed=0)
+    found = gaps.summarize_comparison(np.array([1.0] * 60 + [0.0] * 20 + [-2.0] * 20), seed=0)
     assert found["win_rate"] == pytest.approx(0.7) and found["ties"] == 20 and found["difference"] == pytest.approx(0.2)
     # The standard error of a mean of 100 is that of the sample over 10.
     error = np.std([1.0] * 60 + [0.5] * 20 + [0.0] * 20) / 10

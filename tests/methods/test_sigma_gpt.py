@@ -342,7 +342,7 @@ def test_given_tokens_are_learnt_from_too_if_wanted(name):
     room = method.room(6, np.array([3, 2]), np.array([3, 3]))
     assert [each.tolist() for each in room] == [[0, 0], [6, 5]] and batch.asked == 11
     assert not method_of(name).learns_given  # the method that all share is as it was
-    with pytest.raises(InputError, match="cannot learn to predict it"):
+    with pytest.raises(InputError, match="cannot learn to predict them"):
         method_of("ac-gpt").with_loss("all")
 
 

@@ -134,7 +134,8 @@ def test_the_results_are_those_of_the_exported_model_on_the_set_that_evaluate_ma
     assert kept.set_hash == set_hash and len(kept.modes) == 5
     gain = paired_difference(*(MeasuredPerplexity.of([kept], mode) for mode in ("training", "training-no-future")))
     recorded = results["evaluation"]["gains"]["training"]
-    assert [gain.percent, *gain.interval] == pytest.approx([recorded["percent"], *recorded["interval"]], abs=0.01)
+    assert gain.percent == pytest.approx(recorded["percent"], abs=0.01)
+    assert gain.interval is None and recorded["interval"] is None  # there are too few texts
 
 
 def test_results_and_config_say_all_that_it_takes_to_repeat_the_run(run, corpus):

@@ -40,7 +40,7 @@ def recipe_file(corpus, tmp_path):
 def test_the_command_lists_recipes():
     listed = command("--list")
     assert listed.exit_code == 0
-    assert "wikitext103-small-fast  WikiText-103, 6 layers" in listed.stdout
+    assert "wikitext103-small-fast  WikiText-103, 81.1 M parameters" in listed.stdout
     assert json.loads(command("--list", "--json").stdout)["tiny-cpu"]
 
 
@@ -171,7 +171,7 @@ def test_a_run_that_is_broken_off_at_once_says_how_to_go_on(recipe_file, tmp_pat
 
     monkeypatch.setattr("acgpt.training.train.train", train)
     done = command(recipe_file, f"output={tmp_path / 'run'}")
-    assert done.exit_code == 130 and "interrupted. There was no checkpoint yet" in done.stderr
+    assert done.exit_code == 130 and "interrupted. There is no checkpoint yet" in done.stderr
 
 
 def test_a_split_that_the_corpus_lacks_is_told_before_training(corpus, recipe_file, tmp_path):
