@@ -132,8 +132,8 @@ def check_same(folder: Path, recipe: Recipe) -> str:
         raise InputError(f"{config} cannot be read ({error}), so the run cannot be resumed.") from error
     if changed:
         raise InputError(
-            f"{folder} is a run of another recipe: {', '.join(changed)} differ. Resume with the same command, or "
-            "choose another folder with output=…."
+            f"{folder} is a run of another recipe: {', '.join(changed)} differ{'s' * (len(changed) == 1)}. Resume with "
+            "the same command, or choose another folder with output=…."
         )
     return corpus_hash
 

@@ -52,6 +52,7 @@ from acgpt.training.run_folder import (
     check_same,
     last_checkpoint,
     open_folder,
+    step_of,
     write_json,
     writing,
 )
@@ -147,7 +148,12 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
             )
         try:
             with stopping:
-                trainer.resume(last_checkpoint(folder) if options.resume else None)
+                checkpoint = last_checkpoint(folder) if options.resume else None
+                if checkpoint is not None:
+                    reporter.bar.note(f"resuming after step {step_of(checkpoint)}")
+                elif options.resume:
+                    reporter.bar.note("there is no checkpoint yet: starting from step 0")
+                trainer.resume(checkpoint)
             return None if reporter.stopped else finish(trainer, reporter, evaluation_sets.get("final"), config)
         except NothingToSave:
             return None
