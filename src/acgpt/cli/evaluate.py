@@ -113,12 +113,13 @@ def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
     """Print the perplexities of `Evaluation.as_dict` by mode."""
     from acgpt.display.show import NO_ANSWER
     from acgpt.display.table import terminal_table
+    from acgpt.evaluation.bootstrap import MIN_TEXTS
 
     table = terminal_table(("mode", "perplexity", "95 % interval", "asked", "gain from the future"), fold=False)
     for mode, answer in result["modes"].items():
         row, gained = [NO_ANSWER] * 3, NO_ANSWER if mode in result["gains"] else ""
         if answer is not None:
-            span = NO_ANSWER if answer["interval"] is None else "{:,.2f}–{:,.2f}".format(*answer["interval"])
+            span = "" if answer["interval"] is None else "{:,.2f}–{:,.2f}".format(*answer["interval"])
             perplexity = "∞" if answer["perplexity"] is None else f"{answer['perplexity']:,.2f}"
             perplexity = f"≤ {perplexity}" if result.get("bound") else perplexity
             row = [perplexity, span, f"{answer['tokens']:,}"]
@@ -128,6 +129,8 @@ def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
             gained += "" if gain["interval"] is None else " ({:z.1f} to {:z.1f})".format(*gain["interval"])
         table.add_row(mode, *row, gained)
     page.table(table)
+    if 1 < (texts := result["set"]["texts"]) < MIN_TEXTS:
+        page.note(f"\nNo intervals: they need at least {MIN_TEXTS} texts, not {texts}.")
     if None in result["modes"].values():
         options = "".join(f", {name}={value}" for name, value in result.get("options", {}).items())
         page.note(f"\n{NO_ANSWER}: cannot be answered by a model of method {result['method']}{options}.")

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from acgpt.cli.templates import answered_by, answers, load, note_adapters, questions, score_fields
+from acgpt.cli.templates import answered_by, answers, check_template, load, note_adapters, questions, score_fields
 from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.models.options import SampleOptions
-from acgpt.query.template import parse
 
 if TYPE_CHECKING:
     from acgpt.models.language_model import Sample
@@ -44,7 +43,7 @@ def infill(
         raise typer.BadParameter(f"--top-p must be above 0 and at most 1, not {options.top_p:g}.")
     if not math.isfinite(options.temperature):
         raise typer.BadParameter(f"--temperature must be a finite number, not {options.temperature:g}.")
-    groups = questions(template, file, parse)
+    groups = questions(template, file, check_template)
     seed = secrets.randbits(32) if options.seed is None else options.seed
     lm = load(options)
     from acgpt.display.show import Page, print_samples

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from acgpt.cli.templates import answered_by, answers, load, note_adapters, questions, score_fields
+from acgpt.cli.templates import answered_by, answers, check_template, load, note_adapters, questions, score_fields
 from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.errors import QueryError
 from acgpt.models.options import QuestionOptions
-from acgpt.query.template import parse
 
 if TYPE_CHECKING:
     from acgpt.models.language_model import Score
@@ -40,7 +39,7 @@ def score(
       bound (true if the model computes bounds only),
       tokens: text, id, position (from 1), log_prob
     """
-    groups, future = questions(template, file, parse), options.future
+    groups, future = questions(template, file, check_template), options.future
     lm = load(options)
     from acgpt.display.show import NO_ANSWER, Page, print_score, printable
 

@@ -14,6 +14,7 @@ import typer
 from acgpt.cli.ui import silence_libraries
 from acgpt.errors import InputError
 from acgpt.models.options import QuestionOptions
+from acgpt.query.template import check_slots, parse
 
 if TYPE_CHECKING:
     from acgpt.display.show import Page
@@ -57,6 +58,11 @@ def questions(template: str | None, file: Path | None, check: Callable[[str], ob
         return read_lines(stream, str(file), 1)
     groups = read_lines(stream, str(file), BATCH)
     return chain([next(groups)], groups)  # errors in the first batch are reported before a model is loaded
+
+
+def check_template(template: str) -> None:
+    """Check a template to score or sample, as far as that needs no model."""
+    check_slots(parse(template), template)
 
 
 def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[Line]]:

@@ -116,7 +116,7 @@ class GenerationOptions(AskingOptions):
         "Number of given tokens in the unconditional mode. Default: 20.", metavar="N", minimum=0
     )
     top_p: float | None = option(
-        "Nucleus sampling: total probability of the tokens to sample from. Default: 0.95.",
+        "Nucleus sampling: total probability of the tokens to sample from, above 0. Default: 0.95.",
         metavar="P",
     )
     temperature: float | None = option("Sampling temperature; 0 is greedy. Default: 0.8.", metavar="X", minimum=0)

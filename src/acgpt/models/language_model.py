@@ -652,12 +652,11 @@ class LanguageModel:
 
 def as_list(query: Question | Sequence[Question]) -> list[Question]:
     """Return a list of questions: of one, or of those in a sequence."""
-    if isinstance(query, str | Query):
-        return [query]
+    question: Any = query
     try:
-        questions = list(query)
+        questions: list[Any] = [question] if isinstance(question, str | bytes | Query) else list(question)
     except TypeError:
-        questions = [query]  # type: ignore[list-item]  # refused below
+        questions = [question]  # refused below
     for question in questions:
         if not isinstance(question, str | Query):
             raise QueryError(

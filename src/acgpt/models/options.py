@@ -73,7 +73,7 @@ class SampleOptions(QuestionOptions):
     n: int = option("Samples per template. Default: 1.", 1, metavar="N", minimum=1, flags=("-n",))
     temperature: float = option("Sampling temperature; 0 is greedy. Default: 1.", 1.0, metavar="X", minimum=0)
     top_p: float = option(
-        "Nucleus sampling: total probability of the tokens to sample from. Default: 1.", 1.0, metavar="P"
+        "Nucleus sampling: total probability of the tokens to sample from, above 0. Default: 1.", 1.0, metavar="P"
     )
     top_k: int | None = option("Sample from the K most likely tokens. Default: all.", metavar="K", minimum=1)
     seed: int | None = option("Seed of the samples. Default: random.", metavar="N", minimum=0, flags=("--seed", "-s"))

@@ -128,6 +128,22 @@ def parse(template: str) -> list[Part]:
     return [*parts, Given(given)] if given else parts
 
 
+def check_slots(parts: Iterable[Part], template: str) -> list[Slot]:
+    """Return the slots of a template to score or sample.
+
+    Raises:
+        TemplateError: There is no slot, or a slot has several alternatives.
+    """
+    slots = [part for part in parts if isinstance(part, Slot)]
+    if not slots:
+        raise TemplateError("nothing is asked: put {{ and }} around text, or write a blank, {{_4}}.", template, 0)
+    for slot in slots:
+        if len(slot.alternatives) > 1:
+            problem = "alternatives can be ranked, but not scored or sampled: keep one of them, or rank the template."
+            raise TemplateError(problem, template, slot.at if template else 0)
+    return slots
+
+
 def _slot(template: str, start: int) -> tuple[Slot, int]:
     """Parse the slot whose `{{` is at offset `start`; return it and the offset after it."""
     inside = start + 2

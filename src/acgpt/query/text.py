@@ -22,7 +22,7 @@ import numpy as np
 
 from acgpt.errors import InputError, ModelError, TemplateError
 from acgpt.query.query import Query
-from acgpt.query.template import Given, Part, Slot
+from acgpt.query.template import Given, Part, Slot, check_slots
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,13 +69,7 @@ def encode(parts: Iterable[Part], tokenizer: PreTrainedTokenizerBase, template: 
         ModelError: The tokenizer is not a fast one.
     """
     parts = list(parts)
-    slots = [part for part in parts if isinstance(part, Slot)]
-    if not slots:
-        raise TemplateError("nothing is asked: put {{ and }} around text, or write a blank, {{_4}}.", template, 0)
-    for slot in slots:
-        if len(slot.alternatives) > 1:
-            problem = "alternatives can be ranked, but not scored or sampled: keep one of them, or rank the template."
-            raise TemplateError(problem, template, slot.at if template else 0)
+    slots = check_slots(parts, template)
 
     ids, ranges = _tokenise_with_blanks(parts, tokenizer, template)
     tokens: list[int | None] = list(ids)
