@@ -97,6 +97,7 @@ def test_the_command_makes_no_noise_but_its_own(recipe_file, tmp_path):
         "infilling",
         "training",
         "method ",
+        "No intervals: ",
     )
     for line in done.said().splitlines():
         assert not line or line.startswith((*ours, str(tmp_path / "run"))), done.said()

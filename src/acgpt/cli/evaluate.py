@@ -129,7 +129,8 @@ def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
             gained += "" if gain["interval"] is None else " ({:z.1f} to {:z.1f})".format(*gain["interval"])
         table.add_row(mode, *row, gained)
     page.table(table)
-    if 1 < (texts := result["set"]["texts"]) < MIN_TEXTS:
+    texts = next((answer["texts"] for answer in result["modes"].values() if answer is not None), MIN_TEXTS)
+    if texts < MIN_TEXTS:
         page.note(f"\nNo intervals: they need at least {MIN_TEXTS} texts, not {texts}.")
     if None in result["modes"].values():
         options = "".join(f", {name}={value}" for name, value in result.get("options", {}).items())

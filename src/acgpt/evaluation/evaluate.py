@@ -139,8 +139,7 @@ def saved_on_error(unfinished: PartialEvaluation | None) -> Iterator[None]:
         yield
     except BaseException:
         if unfinished is not None and any((~np.isnan(answers)).any() for answers in unfinished.answers.values()):
-            unfinished.pause = 0.0  # write now, even if the last write was recent
-            unfinished.write()
+            unfinished.write(now=True)  # even if the last write was recent
         raise
 
 

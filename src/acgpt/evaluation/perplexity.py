@@ -201,10 +201,10 @@ class PartialEvaluation:
             self.answers[name] = np.full(shape, np.nan)
         return self.answers[name]
 
-    def write(self) -> None:
-        """Write the file, unless the last write was less than `pause` seconds ago."""
+    def write(self, *, now: bool = False) -> None:
+        """Write the file, unless the last write was less than `pause` seconds ago; with `now`, write in any case."""
         start = time.monotonic()
-        if start - self.written < self.pause:
+        if not now and start - self.written < self.pause:
             return
         metadata = {"about": self.config, "sha256": arrays_hash(self.answers), "seconds": str(self.seconds)}
         try:

@@ -20,7 +20,7 @@ from acgpt.training.learner import matmul_rate
 from acgpt.training.log import DURING, Log, ProgressLine, Row, board
 from acgpt.training.run_folder import BOARD, LOG
 from acgpt.training.stopping import StopRequests
-from acgpt.training.trainer import AcTrainer, Watch
+from acgpt.training.trainer import AcTrainer
 
 
 class Reporter(TrainerCallback):
@@ -66,7 +66,7 @@ class Reporter(TrainerCallback):
         self.seconds = self.log.seconds
         self.board = board(self.folder / BOARD, state.global_step) if self.main else None
         self.bar.start(state.global_step, state.max_steps)
-        self.trainer.watch = Watch()
+        self.trainer.restart_watch()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Advance the bar. A step that is evaluated or saved gets a row: the log of a resumed run has no gap."""
@@ -128,7 +128,7 @@ class Reporter(TrainerCallback):
         if self.board is not None:
             for name in row.keys() - {"step"}:
                 self.board.add_scalar(name, row[name], step)
-        self.trainer.watch = Watch()  # the time of an evaluation does not count as training
+        self.trainer.restart_watch()  # the time of an evaluation does not count as training
 
     def evaluate(self, evaluation_dataset: EvaluationDataset, modes: tuple[str, ...] = ()) -> Evaluation:
         """Evaluate the network as it is now; every process must call it."""

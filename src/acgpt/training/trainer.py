@@ -120,6 +120,11 @@ class AcTrainer(Trainer):
         """The language model."""
         return self.accelerator.unwrap_model(self.model).model
 
+    def restart_watch(self) -> Watch:
+        """Return what this process has done since the last call, and start anew."""
+        watch, self.watch = self.watch, Watch()
+        return watch
+
     # ---- a step -----------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader[Any]:
