@@ -190,25 +190,25 @@ def test_adapters_that_are_merged_into_the_weights_are_not_switched(shelf, held)
 def test_a_captured_step_is_replayed_only_for_the_adapter_that_it_was_captured_with(both, monkeypatch):
     """What CUDA does, with stand-ins: a graph remembers which adapters were at work when it was captured."""
     network = both.model
-    captured, replayed = [], []
+    layers, captured, replayed = adapter_layers(network), [], []
 
     class Graph:
         def pool(self):
             return None
 
         def replay(self):
-            replayed.append((self.adapters, adapters_at_work(network)))
+            replayed.append((self.adapters, adapters_at_work(layers)))
 
     @contextmanager
     def capture(graph, pool):
-        graph.adapters = adapters_at_work(network)
+        graph.adapters = adapters_at_work(layers)
         captured.append(graph.adapters)
         yield
 
     monkeypatch.setattr(decode.torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(decode.torch.cuda, "graph", capture)
     clock = SimpleNamespace(device=SimpleNamespace(type="cuda"))
-    decoder = SimpleNamespace(clock=clock, graphs={}, warm=set(), step=lambda *_: None, model=network)
+    decoder = SimpleNamespace(clock=clock, graphs={}, warm=set(), step=lambda *_: None, adapter_layers=layers)
     for name in ("mine", "other", None, "mine", "other", None):
         with switched(network, name):
             Decoder.play(decoder, 4, 2, 1, 32, Sampling())

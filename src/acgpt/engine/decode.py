@@ -33,7 +33,7 @@ from transformers.cache_utils import Cache
 
 from acgpt.engine.attention import Backend, Cached, Ragged, as_int64, head_width, run, take
 from acgpt.engine.layout import body_tokens, download, upload
-from acgpt.engine.peft import adapters_at_work
+from acgpt.engine.peft import adapter_layers, adapters_at_work
 from acgpt.engine.score import check_numbers, forbid
 from acgpt.engine.steps import Row, Steps
 from acgpt.errors import InputError, whole_number
@@ -230,6 +230,7 @@ class Decoder:
         self, model: PreTrainedModel, like: list[tuple[Tensor, Tensor]], size: tuple[int, ...], ragged: bool
     ) -> None:
         self.model, self.size, self.weights = model, size, weights_of(model)
+        self.adapter_layers = adapter_layers(model)
         self.ragged = ragged
         rows, self.slots, columns, steps, width = size
         wide = torch.float32 if model.device.type == "mps" else torch.float64
@@ -371,7 +372,7 @@ class Decoder:
             for _ in range(times):
                 self.step(*shape)
             return
-        key = (adapters_at_work(self.model), *shape)
+        key = (adapters_at_work(self.adapter_layers), *shape)
         if key not in self.warm:
             self.step(*shape)
             self.warm.add(key)

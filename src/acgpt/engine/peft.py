@@ -31,11 +31,10 @@ def adapter_layers(model: PreTrainedModel) -> list[Any]:
     return [module for module in model.modules() if flag in vars(module) or hasattr(type(module), flag)]
 
 
-def adapters_at_work(model: PreTrainedModel) -> tuple[object, ...]:
-    """Return which adapters are active and merged in each layer: the key of a captured decoding step."""
+def adapters_at_work(layers: Sequence[Any]) -> tuple[object, ...]:
+    """Return which adapters are active and merged in each of the `adapter_layers`: the key of a captured step."""
     return tuple(
-        (layer.disable_adapters, tuple(layer.active_adapters), tuple(layer.merged_adapters))
-        for layer in adapter_layers(model)
+        (layer.disable_adapters, tuple(layer.active_adapters), tuple(layer.merged_adapters)) for layer in layers
     )
 
 
@@ -125,13 +124,12 @@ def trains_biases(model: Any) -> bool:
 # ---- creating and loading --------------------------------------------------------------------------------------------
 
 
-def require(purpose: str, remedy: str = "pip install 'acgpt[peft]'") -> Any:
-    """Import peft, or raise an error that says what needs it."""
+def require(purpose: str, remedy: str = "pip install 'acgpt[peft]'") -> None:
+    """Raise an error that says what needs peft, if it is not installed."""
     try:
-        import peft
+        import peft  # noqa: F401
     except ImportError as error:
         raise ModelError(f"{purpose} needs the package peft: {remedy}") from error
-    return peft
 
 
 def add_lora(
@@ -156,26 +154,27 @@ def add_lora(
     Returns:
         The model, and PEFT's config of the adapter.
     """
-    peft = require("LoRA")
-    config = peft.LoraConfig(
-        task_type=peft.TaskType.CAUSAL_LM, r=rank, lora_alpha=alpha, lora_dropout=dropout,
+    require("LoRA")
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM, r=rank, lora_alpha=alpha, lora_dropout=dropout,
         target_modules="all-linear" if targets is None else list(targets), inference_mode=False,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")  # GPT-2's layers: peft corrects it itself
         torch.manual_seed(seed)
         try:
-            adapted = peft.get_peft_model(model, config)
+            adapted = get_peft_model(model, config)
         except ValueError as error:
             raise InputError(f"lora.targets={targets}: {error}") from error
     return unwrap(adapted)[0], adapted.peft_config[DEFAULT]
 
 
-def load_adapter(peft: Any, model: Any, source: str, name: str) -> tuple[Any, list[str], list[str]]:
+def load_adapter(model: Any, source: str, name: str) -> tuple[Any, list[str], list[str]]:
     """Load an adapter onto a model.
 
     Args:
-        peft: The package, see `require`.
         model: The base model, or what an earlier call returned.
         source: Folder or hub id of the adapter.
         name: Name to give to the adapter.
@@ -184,13 +183,27 @@ def load_adapter(peft: Any, model: Any, source: str, name: str) -> tuple[Any, li
         The model with the adapter, the weights of the adapter that the file lacks, and the weights of the file that
         the model has no place for.
     """
+    from peft import PeftModel
+
     if isinstance(model, PreTrainedModel):
-        PeftModel = peft.PeftModel
         model = PeftModel.from_pretrained(model, source, adapter_name=name)
         unwrap(model)  # refuses kinds that shift positions
     report = model.load_adapter(source, name)  # again for the first adapter: only this call reports the keys
     missing = [key for key in report.missing_keys if name in key.split(".")]
     return model, missing, list(report.unexpected_keys)
+
+
+def merge_adapter(model: Any) -> PreTrainedModel:
+    """Merge the adapter of a PEFT model into the weights, and return the Hugging Face model.
+
+    Raises:
+        ModelError: PEFT cannot merge adapters of this kind.
+    """
+    try:
+        merged: PreTrainedModel = model.merge_and_unload(safe_merge=True)
+    except (ValueError, NotImplementedError, AttributeError, TypeError) as error:
+        raise ModelError(f"it is of a kind that cannot be merged: {error}") from error
+    return merged
 
 
 def adapter_shapes(folder: Path, network: PreTrainedModel) -> dict[str, tuple[int, ...]]:

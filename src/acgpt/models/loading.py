@@ -409,11 +409,9 @@ def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata
         ModelError: An adapter does not fit the model, or cannot be used together with the others.
     """
     embedded = adapters == {DEFAULT: str(DEFAULT_ADAPTER)}
-    peft = (
+    if embedded:
         require("the embedded model's adapter", "pip install 'acgpt[default]', or leave it out with `adapter=False`.")
-        if embedded
-        else require("an adapter")
-    )
+    require("an adapter")
     base_hashes = {name: entry.base_hash for name in adapters if (entry := metadata[name]) and entry.base_hash}
     fingerprint = weights_hash(network) if base_hashes else None
     weights = list(network.parameters()) if len(adapters) > 1 else []
@@ -424,7 +422,7 @@ def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata
         if source != str(DEFAULT_ADAPTER):
             check_adapter(source, network)
         try:
-            adapted, missing, unexpected = load_adapter(peft, adapted, source, name)
+            adapted, missing, unexpected = load_adapter(adapted, source, name)
         except ModelError:
             raise
         except Exception as error:  # PEFT, safetensors, torch and the hub have no common class of errors

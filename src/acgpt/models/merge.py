@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from acgpt.common.options import keywords
 from acgpt.engine.device import choose_dtype
-from acgpt.engine.peft import DEFAULT
+from acgpt.engine.peft import DEFAULT, merge_adapter, unwrap
 from acgpt.errors import InputError, ModelError, OutputError
 from acgpt.models.card import adapter_base, is_hub_id, write_card
 from acgpt.models.checkpoint import check_finite
@@ -65,11 +65,11 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
     metadata = metadata_of(source, adapter_folder, network.config)
     adapted = add_adapters(network, {DEFAULT: adapter_folder}, {DEFAULT: read_metadata(adapter_folder)})
     check_finite(f"{source} + {adapter_folder}", adapted)
-    expected = probe(adapted.get_base_model())
+    expected = probe(unwrap(adapted)[0])
     try:
-        network = adapted.merge_and_unload(safe_merge=True)
-    except (ValueError, NotImplementedError, AttributeError, TypeError) as error:
-        raise ModelError(f"the adapter {adapter_folder} is of a kind that cannot be merged: {error}") from error
+        network = merge_adapter(adapted)
+    except ModelError as error:
+        raise ModelError(f"the adapter {adapter_folder} cannot be merged: {error}") from error
     metadata = None if metadata is None else replace(metadata, base_hash=None)
     lm = LanguageModel(network.to(output_dtype), tokenizer, metadata=metadata, bos=default_bos(base, metadata))
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
