@@ -161,14 +161,23 @@ def add_lora(
         task_type=TaskType.CAUSAL_LM, r=rank, lora_alpha=alpha, lora_dropout=dropout,
         target_modules="all-linear" if targets is None else list(targets), inference_mode=False,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")  # GPT-2's layers: peft corrects it itself
+    with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
         try:
             adapted = get_peft_model(model, config)
         except ValueError as error:
             raise InputError(f"lora.targets={targets}: {error}") from error
     return unwrap(adapted)[0], adapted.peft_config[DEFAULT]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the warnings that PEFT causes while it wraps a model and that its user can do nothing about."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")  # GPT-2's layers: PEFT corrects it itself
+        # PEFT reads an attribute that transformers 5.2x has renamed:
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+        yield
 
 
 def load_adapter(model: Any, source: str, name: str) -> tuple[Any, list[str], list[str]]:
@@ -186,7 +195,8 @@ def load_adapter(model: Any, source: str, name: str) -> tuple[Any, list[str], li
     from peft import PeftModel
 
     if isinstance(model, PreTrainedModel):
-        model = PeftModel.from_pretrained(model, source, adapter_name=name)
+        with quiet():
+            model = PeftModel.from_pretrained(model, source, adapter_name=name)
         unwrap(model)  # refuses kinds that shift positions
     report = model.load_adapter(source, name)  # again for the first adapter: only this call reports the keys
     missing = [key for key in report.missing_keys if name in key.split(".")]
