@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from acgpt.errors import TemplateError
 from acgpt.query import template as module
-from acgpt.query.template import Given, Part, Slot, escape, escape_slot, fillings, parse, rendered
+from acgpt.query.template import Gap, Given, Part, Slot, check_slots, escape, escape_slot, fillings, parse, rendered
 
 # Mostly the characters that mean something, so that short texts meet the hard cases.
 tricky = st.text(st.sampled_from("\\{}|_?4a \n") | st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -22,6 +22,10 @@ def asks(*texts: str, at: int = 0) -> Slot:
 
 def blank(length: int, at: int = 0) -> Slot:
     return Slot((), length, at)
+
+
+def gap(least: int = 0, most: int | None = None, pattern: str | None = None, at: int = 0) -> Slot:
+    return Slot((), None, at, gap=Gap(least, most, pattern))
 
 
 def test_every_example_in_the_documentation_is_true() -> None:
@@ -52,6 +56,61 @@ def test_every_example_in_the_documentation_is_true() -> None:
 )
 def test_slots_and_text_are_told_apart(template: str, parts: list[Part]) -> None:
     assert parse(template) == parts
+
+
+@pytest.mark.parametrize(
+    ("template", "parts"),
+    [
+        ("{{_}}", [gap()]),
+        ("a{{_}}b{{_}}", [Given("a"), gap(at=1), Given("b"), gap(at=7)]),
+        ("{{_}}{{_}}", [gap(), gap(at=5)]),
+        ("{{_}}}", [gap(), Given("}")]),
+        ("{{_}}}}", [gap(), Given("}}")]),
+        ("{{_3-12}}", [gap(3, 12)]),
+        ("{{_03-012}}", [gap(3, 12)]),
+        ("{{_0-2}}", [gap(0, 2)]),
+        ("{{_0-0}}", [gap(0, 0)]),
+        ("{{_4-4}}", [gap(4, 4)]),
+        (r"{{_:\d{4}}}", [gap(pattern=r"\d{4}")]),
+        (r"{{_:\d{4}}} {{_}}", [gap(pattern=r"\d{4}"), Given(" "), gap(at=12)]),
+        (r"{{_:x{2}y{3}}}.", [gap(pattern="x{2}y{3}"), Given(".")]),
+        ("{{_2-5:[a-z]+}}", [gap(2, 5, "[a-z]+")]),
+        ("{{_2:[a-z]+}}", [gap(2, 2, "[a-z]+")]),
+        (r"{{_:a|b\|c_?}}", [gap(pattern=r"a|b\|c_?")]),
+        ("{{_:a\nb}}", [gap(pattern="a\nb")]),
+        ("{{_:}}", [gap()]),
+        ("{{_1-2:}}", [gap(1, 2)]),
+        ("{{?3}}", [Slot((), None, 0, unknown=3)]),
+        ("{{?03}}a", [Slot((), None, 0, unknown=3), Given("a")]),
+        (r"\{{_}}", [Given("{{_}}")]),
+        ("{{ _}}", [asks(" _")]),
+        ("{{a|?3}}", [asks("a", "?3")]),
+    ],
+)
+def test_gaps_ranges_patterns_and_unknown_tokens_are_read(template: str, parts: list[Part]) -> None:
+    assert parse(template) == parts
+
+
+@settings(deadline=None)
+@given(st.integers(0, 9999), st.integers(0, 9999))
+def test_a_range_is_read_or_its_error_names_the_one_that_works(first: int, last: int) -> None:
+    template = f"a {{{{_{first}-{last}}}}}"
+    if first <= last:
+        assert parse(template) == [Given("a "), gap(first, last, at=2)]
+    else:
+        with pytest.raises(TemplateError) as error:
+            parse(template)
+        suggested = f"{{{{_{last}-{first}}}}}"
+        assert suggested in str(error.value) and parse(suggested) == [gap(last, first)]
+
+
+def test_only_a_gap_has_a_pattern_and_unknown_tokens_alone_ask_nothing() -> None:
+    slots = [part for part in parse("{{_}}{{_4}}{{?3}}{{a}}") if isinstance(part, Slot)]
+    assert [slot.tokens for slot in slots] == [None, 4, 3, None]
+    assert [slot.gap is not None for slot in slots] == [True, False, False, False]
+    assert check_slots(parse("{{?3}}{{_}}"), "") == [Slot((), None, 0, unknown=3), gap(at=6)]
+    with pytest.raises(TemplateError, match="nothing is asked"):
+        check_slots(parse("a{{?3}}b"), "a{{?3}}b")
 
 
 @pytest.mark.parametrize(
@@ -123,16 +182,28 @@ def test_inside_a_slot_a_backslash_takes_the_meaning_from_marks_only(template: s
         ("{{{{a}}", 2, "opened at character 1"),
         ("a {{_0}}", 2, "at least 1"),
         ("a {{_00}}", 2, "at least 1"),
-        ("a {{_}}", 2, "reserved"),
-        ("a {{_x}}", 2, "reserved"),
-        ("a {{_-1}}", 2, "reserved"),
-        ("a {{_4.}}", 2, "reserved"),
-        ("a {{_4|b}}", 2, "reserved"),
-        ("a {{_4", 2, "reserved"),
-        ("a {{_٤}}", 2, "reserved"),
-        ("a {{?}}", 2, "reserved"),
+        ("a {{_x}}", 2, r"must be followed by }}, .* write {{\\_"),
+        ("a {{_-1}}", 2, "must be followed by }}"),
+        ("a {{_3-}}", 2, "must be followed by }}"),
+        ("a {{_-}}", 2, "must be followed by }}"),
+        ("a {{_3 - 5}}", 2, "must be followed by }}"),
+        ("a {{_4.}}", 2, "must be followed by }}"),
+        ("a {{_4|b}}", 2, "must be followed by }}"),
+        ("a {{_4", 2, "must be followed by }}"),
+        ("a {{_", 2, "must be followed by }}"),
+        ("a {{_:[a-z]", 2, "must be followed by }}"),
+        ("a {{_٤}}", 2, "must be followed by }}"),
+        ("a {{_1-٤}}", 2, "must be followed by }}"),
+        ("a {{_12-3}}", 2, "12-3 has no number in it: write {{_3-12}}"),
         ("a {{_1000000}}", 2, "at most 999999"),
+        ("a {{_1-1000000}}", 2, "at most 999999"),
         ("a {{_" + "9" * 5000 + "}}", 2, "at most 999999"),
+        ("a {{?}}", 2, r"{{\? must be followed by a number .* write {{\\\?"),
+        ("a {{?0}}", 2, "must be followed by a number"),
+        ("a {{?x}}", 2, "must be followed by a number"),
+        ("a {{?3-4}}", 2, "must be followed by a number"),
+        ("a {{?3", 2, "must be followed by a number"),
+        ("a {{?1000000}}", 2, "at most 999999"),
     ],
 )
 def test_a_malformed_slot_is_pointed_at(template: str, at: int, problem: str) -> None:
@@ -202,7 +273,13 @@ def test_too_many_fillings_are_counted_not_built() -> None:
 
 @pytest.mark.parametrize(
     ("template", "at", "problem"),
-    [("{{a|b}} {{_2}}", 8, "blank"), ("a {{b}}", 2, "nothing to rank"), ("plain", 5, "nothing to rank")],
+    [
+        ("{{a|b}} {{_2}}", 8, "blank"),
+        ("{{a|b}} {{_}}", 8, "blank"),
+        ("{{a|b}} {{?2}}", 8, "blank"),
+        ("a {{b}}", 2, "nothing to rank"),
+        ("plain", 5, "nothing to rank"),
+    ],
 )
 def test_only_alternatives_can_be_ranked(template: str, at: int, problem: str) -> None:
     with pytest.raises(TemplateError, match=problem) as error:

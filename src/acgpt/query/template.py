@@ -1,7 +1,7 @@
 r"""Templates: texts in which {{double braces}} mark what is asked.
 
     The capital of France is {{Paris}}.          how likely is "Paris" here, given all the rest?
-    The capital of {{_2}} is Paris.              a blank: sample 2 tokens here
+    The capital of {{_}} is Paris.               a gap: fill in any text
     The capital of {{France|Italy}} is Paris.    alternatives: which one fits better?
     It is {{not |}}raining.                      an alternative may be empty: "not ", or nothing?
 
@@ -11,12 +11,26 @@ space: `{{a | b}}` is "a " or " b".
 
     {{text}}     asks for this text
     {{a|b|c}}    asks for one of these texts
-    {{_4}}       asks for any 4 tokens
-    {{_…  {{?…   reserved, except for {{_4}} and other numbers
+    {{_}}        a gap: asks for any text, also for none
+    {{_3-12}}    a gap of 3 to 12 tokens
+    {{_:\d+}}    a gap whose text matches a regular expression; {{_1-3:\d+}} bounds its tokens, too
+    {{_4}}       a blank: asks for exactly 4 tokens
+    {{?3}}       3 unknown tokens: neither given nor asked
+    {{_…  {{?…   reserved otherwise
 
->>> parse("The capital of {{_2}} is {{Paris|Rome}}.")  # doctest: +NORMALIZE_WHITESPACE
-[Given(text='The capital of '), Slot(alternatives=(), blank=2, at=15),
- Given(text=' is '), Slot(alternatives=('Paris', 'Rome'), blank=None, at=25), Given(text='.')]
+>>> parse("The capital of {{_}} is {{Paris|Rome}}.")  # doctest: +NORMALIZE_WHITESPACE
+[Given(text='The capital of '), Slot(alternatives=(), blank=None, at=15, gap=Gap(least=0, most=None, pattern=None)),
+ Given(text=' is '), Slot(alternatives=('Paris', 'Rome'), blank=None, at=24), Given(text='.')]
+
+Gaps and blanks
+---------------
+A gap may begin and end at any character: in the middle of a word, after a line break, before a bracket. The finished
+text contains the given text to the letter. Tokens at its borders that another text there could merge with are
+generated again, under the constraint that their bytes agree (see `acgpt.query.healing`). The length of a gap counts the
+tokens between the last token before it and the first one after it that are kept.
+
+A blank, `{{_4}}`, asks for a number of tokens between the tokens of the given text, as these are next to a word. It is
+the exact p(4 tokens | all others), without any constraint. Use a gap unless you mean tokens.
 
 White space
 -----------
@@ -44,7 +58,7 @@ is text. Braces are paired from the right, so a brace may be next to a slot:
     \frac{{{1}}}{2}                              the text "\frac{", a slot, the text "}{2}"
 
 Inside a slot a backslash makes any of `\ { } | _ ?` plain text; before other characters it is a plain backslash.
-A slot ends at the first `}}`.
+A slot ends at the first `}}`; a regular expression at the last pair of the first run of braces: `{{_:\d{4}}}`.
 
     {{a\|b}}                                     asks for "a|b"
     {{\_4}}                                      asks for "_4"
@@ -80,24 +94,54 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """A slot: asked text, alternatives or a blank.
+class Gap:
+    """What may fill a gap.
 
     Args:
-        alternatives: The possible texts: one for `{{text}}`, several for `{{a|b}}`, none for a blank.
-        blank: Number of tokens of a blank; `None` for a slot with text.
+        least: Minimum number of tokens.
+        most: Maximum number of tokens; `None` if there is none.
+        pattern: Regular expression for the whole text of the gap; `None` allows any text.
+    """
+
+    least: int = 0
+    most: int | None = None
+    pattern: str | None = None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A slot: asked text, alternatives, a blank, a gap, or unknown tokens.
+
+    Args:
+        alternatives: The possible texts: one for `{{text}}`, several for `{{a|b}}`, none otherwise.
+        blank: Number of tokens of a blank; `None` for other slots.
         at: Offset of its `{{` in the template, in characters from 0.
+        gap: What may fill a gap; `None` for other slots.
+        unknown: Number of unknown tokens; `None` for other slots.
     """
 
     alternatives: tuple[str, ...]
     blank: int | None
     at: int
+    gap: Gap | None = None
+    unknown: int | None = None
+
+    def __repr__(self) -> str:
+        fields = [f"alternatives={self.alternatives!r}", f"blank={self.blank!r}", f"at={self.at!r}"]
+        fields += [f"{name}={value!r}" for name in ("gap", "unknown") if (value := getattr(self, name)) is not None]
+        return f"Slot({', '.join(fields)})"
+
+    @property
+    def tokens(self) -> int | None:
+        """Number of tokens of a blank or of unknown tokens; `None` for other slots."""
+        return self.blank if self.unknown is None else self.unknown
 
 
 Part = Given | Slot
 
 _OPENING = re.compile(r"(?<!\\)(\\*)\{\{(?=(?:\{\{)*(?!\{))")  # backslashes, then braces, paired from the right
-_BLANK = re.compile(r"_([0-9]+)\}\}")
+_BLANK = re.compile(r"_(?:([0-9]+)(?:-([0-9]+))?)?(?:\}\}|:(.*?)\}\}(?!\}))", re.DOTALL)
+_UNKNOWN = re.compile(r"\?([0-9]+)\}\}")
 _IN_SLOT = re.compile(r"(?P<escaped>\\[\\{}|_?])|(?P<mark>\{\{|\}\}|\|)|[^\\{}|]+|.", re.DOTALL)
 _LONGEST_BLANK = 1_000_000  # far beyond any model's context, so that a typo cannot exhaust memory
 
@@ -135,8 +179,8 @@ def check_slots(parts: Iterable[Part], template: str) -> list[Slot]:
         TemplateError: There is no slot, or a slot has several alternatives.
     """
     slots = [part for part in parts if isinstance(part, Slot)]
-    if not slots:
-        raise TemplateError("nothing is asked: put {{ and }} around text, or write a blank, {{_4}}.", template, 0)
+    if all(slot.unknown is not None for slot in slots):
+        raise TemplateError("nothing is asked: put {{ and }} around text, or write a gap, {{_}}.", template, 0)
     for slot in slots:
         if len(slot.alternatives) > 1:
             problem = "alternatives can be ranked, but not scored or sampled: keep one of them, or rank the template."
@@ -150,12 +194,12 @@ def _slot(template: str, start: int) -> tuple[Slot, int]:
     if template.startswith("_", inside):
         return _blank(template, start)
     if template.startswith("?", inside):
-        raise TemplateError(r"{{? is reserved; for text that starts with a question mark write {{\?.", template, start)
+        return _unknown(template, start)
     alternatives = [""]
     for match in _IN_SLOT.finditer(template, inside):
         if match["mark"] == "}}":
             if not any(alternatives):
-                raise TemplateError("this slot is empty: write {{text}}, {{a|b}} or {{_4}}.", template, start)
+                raise TemplateError("this slot is empty: write {{text}}, {{a|b}} or {{_}}.", template, start)
             return Slot(tuple(alternatives), None, start), match.end()
         if match["mark"] == "{{":
             raise TemplateError(
@@ -177,21 +221,48 @@ def _slot(template: str, start: int) -> tuple[Slot, int]:
 
 
 def _blank(template: str, start: int) -> tuple[Slot, int]:
-    """Parse the blank whose `{{_` is at offset `start`; return it and the offset after it."""
+    """Parse the blank or gap whose `{{_` is at offset `start`; return it and the offset after it."""
     match = _BLANK.match(template, start + 2)
     if not match:
         raise TemplateError(
-            r"{{_ must be followed by a number and }}, as in {{_4}}; everything else is reserved. For text that starts "
-            r"with an underscore write {{\_.",
+            r"{{_ must be followed by }}, a number of tokens ({{_4}}), a range ({{_3-12}}), or : and a regular "
+            r"expression ({{_:\d+}}). For text that starts with an underscore write {{\_.",
             template,
             start,
         )
-    digits = match[1].lstrip("0")
-    if not digits:
-        raise TemplateError("a blank needs at least 1 token: write {{_1}} or more.", template, start)
+    first, last, pattern = match.groups()
+    if first is None or last is not None or pattern is not None:
+        least, most = (None if number is None else _count(number, template, start) for number in (first, last or first))
+        if least is not None and most is not None and least > most:
+            raise TemplateError(
+                f"the range {first}-{last} has no number in it: write {{{{_{last}-{first}}}}}.", template, start
+            )
+        return Slot((), None, start, gap=Gap(least or 0, most, pattern or None)), match.end()
+    blank = _count(first, template, start)
+    if not blank:
+        raise TemplateError("a blank needs at least 1 token: write {{_1}} or more, or a gap, {{_}}.", template, start)
+    return Slot((), blank, start), match.end()
+
+
+def _unknown(template: str, start: int) -> tuple[Slot, int]:
+    """Parse the unknown tokens whose `{{?` is at offset `start`; return them and the offset after them."""
+    match = _UNKNOWN.match(template, start + 2)
+    if not match or not (unknown := _count(match[1], template, start)):
+        raise TemplateError(
+            r"{{? must be followed by a number of unknown tokens and }}, as in {{?3}}. For text that starts with a "
+            r"question mark write {{\?.",
+            template,
+            start,
+        )
+    return Slot((), None, start, unknown=unknown), match.end()
+
+
+def _count(digits: str, template: str, start: int) -> int:
+    """Return a number of tokens, written with these digits in the slot at offset `start`."""
+    digits = digits.lstrip("0")
     if len(digits) >= len(str(_LONGEST_BLANK)):
         raise TemplateError(f"a blank is at most {_LONGEST_BLANK - 1} tokens long.", template, start)
-    return Slot((), int(digits), start), match.end()
+    return int(digits or 0)
 
 
 def escape(text: str, before_slot: bool = False) -> str:
@@ -244,8 +315,10 @@ def fillings(template: str, cap: int = 256) -> list[list[Part]]:
     parts = parse(template)
     slots = [part for part in parts if isinstance(part, Slot)]
     for slot in slots:
-        if slot.blank is not None:
-            raise TemplateError("a blank cannot be ranked: write alternatives, as in {{a|b}}.", template, slot.at)
+        if not slot.alternatives:
+            raise TemplateError(
+                "a blank or gap cannot be ranked: write alternatives, as in {{a|b}}.", template, slot.at
+            )
     count = prod(len(slot.alternatives) for slot in slots)
     if all(len(slot.alternatives) == 1 for slot in slots):
         offset = slots[0].at if slots else len(template)

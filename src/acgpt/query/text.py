@@ -70,20 +70,27 @@ def encode(parts: Iterable[Part], tokenizer: PreTrainedTokenizerBase, template: 
     """
     parts = list(parts)
     slots = check_slots(parts, template)
+    for slot in slots:
+        if slot.gap is not None:
+            raise TemplateError("a gap has no number of tokens: fill it, or write {{_4}}.", template, slot.at)
 
-    ids, ranges = _tokenise_with_blanks(parts, tokenizer, template)
+    tokenised = tokenise_parts(parts, tokenizer, template)
+    ids, ranges = tokenised.ids, tokenised.slots
     tokens: list[int | None] = list(ids)
     widths = [1] * len(ids)  # number of query tokens for each token of the text: 1, or those of a blank
     for (first, end), slot in zip(ranges, slots, strict=True):
-        if slot.blank is not None:
+        if slot.tokens is not None:
             tokens[first:end] = [None] * (end - first)
-            widths[first:end] = [slot.blank] + [0] * (end - first - 1)
+            widths[first:end] = [slot.tokens] + [0] * (end - first - 1)
     positions = list(accumulate(widths, initial=1))
     spans = tuple((positions[first], positions[end] - 1) for first, end in ranges)
     given = [True] * sum(widths)
-    for first, last in spans:
+    asked = [False] * sum(widths)
+    for (first, last), slot in zip(spans, slots, strict=True):
         given[first - 1 : last] = [False] * (last - first + 1)
-    return Encoded(Query([t for t, width in zip(tokens, widths, strict=True) for _ in range(width)], given), spans)
+        asked[first - 1 : last] = [slot.unknown is None] * (last - first + 1)
+    filled = [t for t, width in zip(tokens, widths, strict=True) for _ in range(width)]
+    return Encoded(Query(filled, given, asked), spans)
 
 
 def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -190,10 +197,33 @@ def _agreement(a: str, b: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
-def _tokenise_with_blanks(
-    parts: Sequence[Part], tokenizer: PreTrainedTokenizerBase, template: str
-) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return token ids of the text, with placeholders for blanks, and each slot's range of them, end excluded."""
+@dataclass(frozen=True)
+class Tokenised:
+    """The text of a template, with placeholders for blanks, gaps and unknown tokens, and its tokens.
+
+    Args:
+        text: The text.
+        spans: Each slot's range of characters, end excluded.
+        ids: Token ids of the text.
+        starts: Where each token starts in the text.
+        ends: Where each token ends.
+        slots: Each slot's range of tokens, end excluded.
+    """
+
+    text: str
+    spans: list[tuple[int, int]]
+    ids: list[int]
+    starts: list[int]
+    ends: list[int]
+    slots: list[tuple[int, int]]
+
+
+def tokenise_parts(parts: Sequence[Part], tokenizer: PreTrainedTokenizerBase, template: str) -> Tokenised:
+    """Tokenise a template as a whole.
+
+    Raises:
+        TemplateError: The tokenizer joins a blank to its neighbours.
+    """
     slots = [part for part in parts if isinstance(part, Slot)]
     forms = [0] * len(slots)
     while True:
@@ -204,16 +234,16 @@ def _tokenise_with_blanks(
             first = bisect_right(ends, a)
             end = max(first, bisect_left(starts, b)) if a < b else first
             ranges.append((first, end))
-            if slot.blank is not None and (first == end or starts[first] < a or ends[end - 1] > b):
+            if slot.tokens is not None and (first == end or starts[first] < a or ends[end - 1] > b):
                 unclear.append(i)
         if not unclear:
-            return ids, ranges
+            return Tokenised(text, spans, ids, starts, ends, ranges)
         for i in unclear:
             forms[i] += 1
             if forms[i] == len(_FORMS):
                 raise TemplateError(
-                    "the tokenizer joins this blank to the text next to it: write a text in the slot, separate it with "
-                    "a space, or use a Query.",
+                    "the tokenizer joins this blank to the text next to it: write a gap, {{_}}, or separate it with a "
+                    "space.",
                     template,
                     slots[i].at if template else 0,
                 )
@@ -226,7 +256,10 @@ def _written(parts: Sequence[Part], forms: Sequence[int]) -> tuple[str, list[tup
     for part in parts:
         if isinstance(part, Given):
             text += part.text
-        elif part.blank is None:
+        elif part.gap is not None:  # at this character: what it merges with is found by healing
+            spans.append((len(text), len(text) + 1))
+            text += _PLACEHOLDERS[0]
+        elif part.tokens is None:
             spans.append((len(text), len(text) + len(part.alternatives[0])))
             text += part.alternatives[0]
         else:
@@ -238,13 +271,8 @@ def _written(parts: Sequence[Part], forms: Sequence[int]) -> tuple[str, list[tup
     return text, spans
 
 
-def _tokenise(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[int]]:
-    """Return token ids, and where each token starts and ends in the text, spaces included."""
-    if not tokenizer.is_fast:
-        raise ModelError(
-            f"{type(tokenizer).__name__} is a slow tokenizer, which does not map tokens to characters. Load a fast one "
-            "with AutoTokenizer.from_pretrained, from a folder with a tokenizer.json."
-        )
+def check_text(text: str) -> None:
+    """Raise an `InputError` if a text has half a character, which has no bytes."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -252,6 +280,16 @@ def _tokenise(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int],
             f"character {error.start + 1} of the text is half a character (a lone surrogate, {text[error.start]!a}), "
             "which has no tokens; remove it, or write the whole character."
         ) from None
+
+
+def _tokenise(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[int]]:
+    """Return token ids, and where each token starts and ends in the text, spaces included."""
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"{type(tokenizer).__name__} is a slow tokenizer, which does not map tokens to characters. Load a fast one "
+            "with AutoTokenizer.from_pretrained, from a folder with a tokenizer.json."
+        )
+    check_text(text)
     encoding = tokenizer(
         text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True, verbose=False
     )
