@@ -30,7 +30,7 @@ class RightToLeft(Method):
     name = "right-to-left"
     title = "Right to left"
     colour = "#2f4858"
-    says = "a language model that answers p(what stands before | what follows)"
+    description = "a language model that answers p(earlier tokens | later tokens)"
     examples = ("{{The cat}} sat on the mat.", "{{_3}} on the mat.")
     abilities = Abilities(False, False, False, single_pass=True, fine_tunes=True)
     reads_future = True

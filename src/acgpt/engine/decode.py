@@ -107,26 +107,41 @@ def randomness(query: Query, sample: int, seed: int, purpose: str | None = None)
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Draw one token per row; return its id and its log-probability, see `draw_among`."""
+    token, log_prob, _ = draw_among(logits, uniform, sampling)
+    return token, log_prob
+
+
+def draw_among(
+    logits: Tensor, uniform: Tensor, sampling: Sampling, allowed: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Draw one token per row by inverting the cumulative distribution at `uniform`.
 
     Args:
         logits: (R, V).
         uniform: (R,) numbers in [0, 1).
         sampling: Temperature and truncation.
+        allowed: (R, V) tokens that may be drawn. Default: all.
 
     Returns:
-        (R,) token ids and (R,) their log-probabilities under the model itself: temperature 1, no truncation.
+        (R,) token ids; (R,) their log-probabilities under the model itself: temperature 1, no truncation, all tokens
+        allowed; and, with `allowed`, (R,) the log-probabilities with which they were drawn (0 for greedy decoding).
     """
     log_probs = logits.to(logits.dtype if logits.dtype == torch.float64 else torch.float32).log_softmax(-1)
+    proposal = log_probs if allowed is None else log_probs.masked_fill(~allowed, float("-inf"))
+    drawn_with = None if allowed is None else torch.zeros_like(log_probs[:, 0])
     if sampling.temperature < GREEDY:
-        token = log_probs.argmax(-1)
+        token = proposal.argmax(-1)
     else:
-        p = (log_probs / sampling.temperature).softmax(-1)
-        mass, total, order = truncated(p, logits if logits.is_cuda else p, sampling)
+        p = (proposal / sampling.temperature).softmax(-1)
+        key = (logits if allowed is None else proposal) if logits.is_cuda else p
+        mass, total, order = truncated(p, key, sampling)
         token = torch.searchsorted(mass, uniform[:, None].to(mass.dtype) * total, right=True)
         token = token.minimum((mass < total).sum(-1, keepdim=True))  # in case the product was rounded up
         token = (token if order is None else order.gather(1, token))[:, 0]
-    return token, log_probs.gather(1, token[:, None])[:, 0]
+        if allowed is not None:
+            drawn_with = (p.gather(1, token[:, None]) / total)[:, 0].log()
+    return token, log_probs.gather(1, token[:, None])[:, 0], drawn_with
 
 
 def truncated(p: Tensor, key: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -242,6 +257,9 @@ class Decoder:
         self.text = zeros(rows, columns + 1)  # one spare column, likewise
         self.log_probs = zeros(rows, columns + 1, dtype=wide)
         self.noise = zeros(rows, columns + 1, dtype=wide)
+        # For constrained rows: the tokens that each may draw next, and the log-probabilities with which it drew.
+        self.allowed: Tensor | None = None
+        self.drawn_with = zeros(rows, columns + 1, dtype=wide)
         self.position_ids = zeros(rows, columns + 2)  # position of each column, for texts in another order
         self.copies = zeros(rows, 1)
         # Positions that each row reads and draws at each step, and -1 (nothing) at one more step, where it stays.
@@ -296,7 +314,7 @@ class Decoder:
 
     def buffers(self) -> list[Tensor]:
         """Return all buffers whose first dimension is the rows."""
-        buffers = [self.text, self.log_probs, self.noise, self.position_ids, self.copies]
+        buffers = [self.text, self.log_probs, self.drawn_with, self.noise, self.position_ids, self.copies]
         buffers += [self.reads, self.draws, self.clock, self.ends]
         return buffers + [buffer for pair in self.cache.buffers for buffer in pair]
 
@@ -312,13 +330,28 @@ class Decoder:
         for buffer, source in zip(self.buffers(), other.buffers(), strict=True):
             buffer[(slice(rows), *(slice(size) for size in source.shape[1:]))] = source[:rows]
 
-    def put(self, rows: Tensor, columns: Tensor, tokens: Tensor, log_probs: Tensor) -> None:
+    def put(self, rows: Tensor, columns: Tensor, tokens: Tensor, log_probs: Tensor, drawn_with: Tensor | None) -> None:
         """Write each row's drawn token to its column; column -1 is the spare one."""
         self.text[rows, columns] = tokens
         self.log_probs[rows, columns] = log_probs.to(self.log_probs.dtype)
+        if drawn_with is not None:
+            self.drawn_with[rows, columns] = drawn_with.to(self.drawn_with.dtype)
+
+    def allow(self, rows: Sequence[int], allowed: np.ndarray) -> None:
+        """Set the (rows, V) tokens that some rows may draw next."""
+        if self.allowed is None:
+            self.allowed = torch.ones(self.size[0], allowed.shape[1], dtype=torch.bool, device=self.text.device)
+        self.allowed[list(rows)] = upload(allowed, self.text.device)
 
     def step(
-        self, rows: int, width: int, capacity: int, sampling: Sampling, ordered: bool, forbidden_token: int | None
+        self,
+        rows: int,
+        width: int,
+        capacity: int,
+        sampling: Sampling,
+        ordered: bool,
+        forbidden_token: int | None,
+        constrained: bool = False,
     ) -> None:
         """Advance rows by one step of their schedules.
 
@@ -329,6 +362,7 @@ class Decoder:
             sampling: Temperature and truncation.
             ordered: The texts are in another order, given by `position_ids`.
             forbidden_token: A token that is not drawn.
+            constrained: Draw only tokens that were allowed with `allow`.
         """
         now, row = self.clock[:rows], torch.arange(rows, device=self.clock.device)
         reads, columns = self.reads[row, now, :width], self.draws[row, now]
@@ -345,7 +379,9 @@ class Decoder:
             else Cached(self.cache.slots, capacity, self.cache.dtype)
         )
         logits = run(self.model, ids, positions, backend, keep=1, cache=self.cache, target_positions=target_positions)
-        self.put(row, columns, *draw(forbid(logits[:, -1], forbidden_token), self.noise[row, columns], sampling))
+        allowed = self.allowed[:rows] if constrained and self.allowed is not None else None
+        logits = forbid(logits[:, -1], forbidden_token)
+        self.put(row, columns, *draw_among(logits, self.noise[row, columns], sampling, allowed))
         self.clock[:rows] = torch.minimum(now + 1, self.ends[:rows])
 
     def drawn(self, rows: list[Row], start: int, end: int) -> Callable[[], list[Answer]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,6 +31,18 @@ from acgpt.query.query import Query
 Token = tuple[int, int, float]  # position, token id and log-probability of a drawn token
 
 
+class Guide(Protocol):
+    """Decides which tokens a row may draw; it is told every token that the row has drawn."""
+
+    def allowed(self) -> np.ndarray:
+        """Return (V,) whether each token may be drawn next; at least one may."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """Note that a token has been drawn."""
+        ...
+
+
 @dataclass(eq=False)
 class ActiveRow:
     """One sample that is being drawn.
@@ -42,6 +55,9 @@ class ActiveRow:
         drawn: Tokens drawn so far, from left to right.
         step: Number of steps taken.
         failed: The model's logits for this row were not numbers; it draws no more tokens.
+        guide: Constrains the tokens; `None` if all are allowed.
+        drawn_with: With a guide, the log-probabilities with which the tokens were drawn: among the allowed tokens, with
+            temperature and truncation. 0 for greedy decoding.
     """
 
     query: Query
@@ -51,6 +67,8 @@ class ActiveRow:
     drawn: list[Token] = field(default_factory=list)
     step: int = 0
     failed: bool = False
+    guide: Guide | None = None
+    drawn_with: list[float] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
@@ -77,14 +95,20 @@ class Decoding:
 
     @torch.inference_mode()
     def prefill(
-        self, queries: Sequence[Query], samples: Sequence[int] | None = None, *, seed: int | None = None
+        self,
+        queries: Sequence[Query],
+        samples: Sequence[int] | None = None,
+        *,
+        seed: int | None = None,
+        guides: Sequence[Guide | None] | None = None,
     ) -> list[ActiveRow]:
         """Add rows: read each query up to its first blank, and draw its first asked token.
 
         Args:
-            queries: One query for each new row.
+            queries: One query for each new row. Rows whose queries are the same object share their prefill.
             samples: For each row, the number of its sample. Default: 0.
             seed: Seed of the noise. Default: that of the sampling options.
+            guides: For each row, what constrains its tokens. Default: nothing.
 
         Returns:
             The new rows, in the order of the queries.
@@ -96,19 +120,25 @@ class Decoding:
             return []
         sampling = self.sampling if seed is None else replace(self.sampling, seed=seed)
         numbers = [0] * len(queries) if samples is None else samples
-        new = [Row(*fields) for fields in zip(queries, range(len(queries)), numbers, strict=True)]
+        first_use: dict[int, int] = {}
+        shared = [first_use.setdefault(id(query), index) for index, query in enumerate(queries)]
+        new = [Row(*fields) for fields in zip(queries, shared, numbers, strict=True)]
+        index_of = {id(row): index for index, row in enumerate(new)}  # the steps sort the rows
+        guide_of = guides or [None] * len(queries)
         self.width = self.width or choose_width(new, self.engine.step_cost)
         steps, call, first = steps_of(new, self.width, self.future), Call(sampling, self.future), len(self.rows)
         with self.engine.on_device(), turn(self.engine.model):
             logits = []
-            for prefill in self.engine.prefills(dict(enumerate(queries)), [], call):
+            for prefill in self.engine.prefills({i: queries[i] for i in first_use.values()}, [], call):
                 decoder = self.room(steps.slots, max(map(len, queries)) + 1, len(steps.draws), len(new), prefill.states)
                 logits.append(self.engine.fill(decoder, first, steps.rows, prefill))
-            self.engine.begin(decoder, first, steps, logits, call)
             joined = [
-                ActiveRow(row.query, row.sample, schedule(row.query, self.width), int(copies))
-                for row, copies in zip(steps.rows, steps.copies, strict=True)
+                ActiveRow(row.query, row.sample, schedule(row.query, self.width), int(copies), guide=guide)
+                for row, copies, guide in zip(
+                    steps.rows, steps.copies, [guide_of[index_of[id(row)]] for row in steps.rows], strict=True
+                )
             ]
+            self.engine.begin(decoder, first, steps, logits, call, self.permitted(joined))
             indices = range(first, first + len(joined))
             tokens = self.read(indices, [int(row.query.asked_at[0]) for row in joined])
             try:
@@ -118,9 +148,8 @@ class Decoding:
                     decoder.leave(index, index)
                 raise
             self.rows += joined
-            for row, token in zip(joined, tokens, strict=True):
-                row.drawn.append(token)
-        order = {row.number: index for index, row in enumerate(steps.rows)}
+            self.note(indices, joined, tokens)
+        order = {index_of[id(row)]: index for index, row in enumerate(steps.rows)}
         return [joined[order[number]] for number in range(len(queries))]
 
     @torch.inference_mode()
@@ -143,8 +172,13 @@ class Decoding:
         if self.engine.cuda:  # a step is captured for each number of rows, so use few
             working = min(int(few_shapes(np.array([working, self.decoder.size[0]]))[0]), self.decoder.size[0])
         sampling = replace(self.sampling, seed=0, first=0)  # the noise covers these
+        drawing = [index for index in active if self.rows[index].schedule.draws[self.rows[index].step] >= 0]
+        constrained = any(row.guide is not None for row in self.rows)
+        allowed = self.permitted([self.rows[index] for index in drawing]) if constrained else None
         with self.engine.on_device(), turn(self.engine.model), self.engine.meter.passes():
-            self.decoder.play(1, working, self.width, capacity, sampling, False, None)
+            if allowed is not None:
+                self.decoder.allow(drawing, allowed)
+            self.decoder.play(1, working, self.width, capacity, sampling, False, None, constrained)
         indices, positions = [], []
         for index in active:
             row = self.rows[index]
@@ -157,8 +191,8 @@ class Decoding:
         rows = [self.rows[index] for index in indices]
         for row, token in zip(rows, tokens, strict=True):
             row.failed = math.isnan(token[2])
-            if not row.failed:
-                row.drawn.append(token)
+        good = [i for i, row in enumerate(rows) if not row.failed]
+        self.note([indices[i] for i in good], [rows[i] for i in good], [tokens[i] for i in good])
         self.engine.notice(sum(not row.failed for row in rows))
         check_numbers(np.array([log_prob for *_, log_prob in tokens]))
         return rows
@@ -175,6 +209,32 @@ class Decoding:
             self.rows.pop()
 
     # ---- internals --------------------------------------------------------------------------------------------------
+
+    def permitted(self, rows: Sequence[ActiveRow]) -> np.ndarray | None:
+        """Return (rows, V) the tokens that rows may draw next; `None` if no row has a guide."""
+        if all(row.guide is None for row in rows):
+            return None
+        vocabulary = self.engine.model.config.get_text_config().vocab_size
+        allowed = np.ones((len(rows), vocabulary), dtype=np.bool_)
+        for mask, row in zip(allowed, rows, strict=True):
+            if row.guide is not None:
+                permitted = row.guide.allowed()
+                mask[: len(permitted)], mask[len(permitted) :] = permitted[:vocabulary], False
+        return allowed
+
+    def note(self, indices: Sequence[int], rows: Sequence[ActiveRow], tokens: Sequence[Token]) -> None:
+        """Add drawn tokens to their rows, and tell the guides."""
+        assert self.decoder is not None
+        for row, token in zip(rows, tokens, strict=True):
+            row.drawn.append(token)
+        guided = [(i, row, token) for i, row, token in zip(indices, rows, tokens, strict=True) if row.guide is not None]
+        if guided:
+            at = [i for i, _, _ in guided], [position for _, _, (position, _, _) in guided]
+            drawn_with = self.decoder.drawn_with[at].tolist()
+            for (_, row, (_, token_id, _)), log_prob in zip(guided, drawn_with, strict=True):
+                assert row.guide is not None
+                row.drawn_with.append(log_prob)
+                row.guide.advance(token_id)
 
     def read(self, indices: Sequence[int], positions: Sequence[int]) -> list[Token]:
         """Copy the tokens that some rows drew at these positions to the host."""

@@ -26,7 +26,7 @@ from acgpt.engine.decode import (
     Drawn,
     Recorder,
     Sampling,
-    draw,
+    draw_among,
     gather_samples,
     sample_numbers,
     slot_bytes,
@@ -99,6 +99,12 @@ class Engine:
         """Return an engine with another MASK that shares the decoder and the meter."""
         other = copy(self)
         other.mask = mask
+        return other
+
+    def with_notice(self, notice: Callable[[int], object]) -> Engine:
+        """Return an engine that reports drawn tokens to another function, and shares the decoder and the meter."""
+        other = copy(self)
+        other.notice = notice
         return other
 
     # ---- scores -----------------------------------------------------------------------------------------------------
@@ -308,13 +314,29 @@ class Engine:
         return members, prefill.logits[upload(sources, device)]
 
     def begin(
-        self, decoder: Decoder, first: int, steps: Steps, logits: Sequence[tuple[list[int], Tensor]], call: Call
+        self,
+        decoder: Decoder,
+        first: int,
+        steps: Steps,
+        logits: Sequence[tuple[list[int], Tensor]],
+        call: Call,
+        allowed: np.ndarray | None = None,
     ) -> None:
-        """Add rows to the decoder from index `first` on, and draw their first tokens from what `fill` returned."""
+        """Add rows to the decoder from index `first` on, and draw their first tokens from what `fill` returned.
+
+        Args:
+            decoder: The decoder.
+            first: Index of the first new row.
+            steps: The new rows and their steps.
+            logits: For each prefill, indices into the rows and the logits of their first asked tokens.
+            call: Options of the call.
+            allowed: (rows, V) tokens that each row may draw first. Default: all.
+        """
         decoder.join(first, steps, bos=self.bos, mask=self.mask, sampling=call.sampling, orders=call.orders)
         members = [member for group, _ in logits for member in group]
         first_asked = np.array([steps.rows[member].query.asked_at[0] for member in members])
         r, positions = (upload(numbers, self.model.device) for numbers in (first + np.array(members), first_asked))
         first_logits = torch.cat([group_logits for _, group_logits in logits])
-        decoder.put(r, positions, *draw(first_logits, decoder.noise[r, positions], call.sampling))
+        permitted = None if allowed is None else upload(allowed[members], self.model.device)
+        decoder.put(r, positions, *draw_among(first_logits, decoder.noise[r, positions], call.sampling, permitted))
         self.notice(len(members))

@@ -6,6 +6,7 @@ particular methods: it gets one from `method_of` and calls its interface.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -41,8 +42,10 @@ def method_of(name: str | None) -> Method:
     """
     name = CAUSAL if name is None else name
     if name not in METHODS:
+        similar = get_close_matches(name, METHODS, n=1)
+        hint = f"did you mean {similar[0]}? " if similar else ""
         raise ModelError(
-            f"there is no method {name!r} in this version of acgpt; it has {', '.join(METHODS)}. If another package "
+            f"there is no method {name!r}: {hint}This version of acgpt has {', '.join(METHODS)}. If another package "
             "adds it, install that package."
         )
     return METHODS[name]

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from acgpt.engine.decode import Answer, Sampling
+from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.methods.base import Abilities, Method
@@ -23,8 +24,8 @@ class AcGpt(Method):
     title: ClassVar[str] = "AC-GPT"
     sort_order: ClassVar[int] = 10
     colour: ClassVar[str] = "#1b7f5c"
-    says: ClassVar[str] = "a causal language model that answers p(any tokens | any other tokens)"
-    drawn: ClassVar[bool] = True
+    description: ClassVar[str] = "a causal language model that answers p(any tokens | any other tokens)"
+    drawable: ClassVar[bool] = True
     abilities: ClassVar[Abilities] = Abilities(True, True, True, True, True)
     reads_future: ClassVar[bool] = True
     reads_copies: ClassVar[bool] = True
@@ -46,6 +47,10 @@ class AcGpt(Method):
     ) -> Iterator[list[Answer]]:
         """Sample with a cache. Copies are read once, in the prefill; given tokens are forced when they are reached."""
         yield from engine.stream(queries, n, sampling, future)
+
+    def decoding(self, engine: Engine, sampling: Sampling, future: bool) -> Decoding:
+        """Return a `Decoding` with copies of given tokens, unless `future` is false."""
+        return Decoding(engine, sampling, future=future)
 
     def lay_out(
         self,

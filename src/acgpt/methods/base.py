@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import or_
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from transformers import GPTNeoXForCausalLM
 
 from acgpt.engine.decode import Answer, Drawn, Sampling, gather_samples
+from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout
 from acgpt.errors import InputError, QueryError
 from acgpt.query.conditioning import Conditioning
 from acgpt.query.query import Query
+
+# Old names of class attributes, which plugins may still use.
+RENAMED = {"says": "description", "drawn": "drawable"}
 
 
 @dataclass(frozen=True)
@@ -68,18 +73,37 @@ class Method(ABC):
     needs_mask: ClassVar[bool] = False  # whether it needs a MASK token, which it then never predicts
     compiles: ClassVar[bool] = False  # whether torch.compile pays off: it needs many passes over whole texts
     texts_at_once: ClassVar[int | None] = None  # for slow methods: an evaluation saves its progress after this many
-    says: ClassVar[str]  # description of a model, for its card
+    description: ClassVar[str]  # description of a model, for its card
     examples: ClassVar[tuple[str, str]] = (  # for its card: templates it can score and sample
         "The capital of {{Italy}} is Rome.",
         "The cat {{_3}}",
     )
-    drawn: ClassVar[bool] = False  # whether `acgpt show` can draw its layout
+    drawable: ClassVar[bool] = False  # whether `acgpt show` can draw its layout
     network: ClassVar[type[GPTNeoXForCausalLM]] = GPTNeoXForCausalLM  # the class that is trained from scratch
     overhead: ClassVar[int] = 1  # positions of a text besides those of its tokens: BOS
     options: ClassVar[Mapping[str, str]] = {}  # names and descriptions of the options of `configured`
     # Recipe keys of the method, with their allowed values, the default first. `loss` is passed to `with_loss`,
     # `target_positions` to the config of a new `network`; there are no others.
     training_options: ClassVar[Mapping[str, tuple[str, ...]]] = {"loss": ("asked",)}
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for old, new in RENAMED.items():
+            if old in vars(cls):
+                deprecated_attribute(old, new)
+                setattr(cls, new, vars(cls)[old])
+
+    @property
+    def says(self) -> str:
+        """Deprecated name of `description`."""
+        deprecated_attribute("says", "description")
+        return self.description
+
+    @property
+    def drawn(self) -> bool:
+        """Deprecated name of `drawable`."""
+        deprecated_attribute("drawn", "drawable")
+        return self.drawable
 
     @property
     def chain(self) -> bool:
@@ -169,6 +193,17 @@ class Method(ABC):
     ) -> list[list[Drawn]]:
         """Return n samples of each query; see `stream` for the arguments."""
         return gather_samples(self.stream(engine, queries, n, sampling, future), queries, n)
+
+    def decoding(self, engine: Engine, sampling: Sampling, future: bool) -> Decoding:
+        """Return an empty `Decoding`, which draws samples token by token, under constraints if wanted.
+
+        Raises:
+            QueryError: The method does not draw from left to right with a cache.
+        """
+        raise QueryError(
+            f"a model of method {self.name} cannot fill gaps of any length or text. Ask for a number of tokens, "
+            "{{_4}}, or use a model that was trained with ac-gpt."
+        )
 
     def can_sample(self, query: Query, future: bool) -> bool:
         """Return whether the method can sample a query. Default: if `log_probs` can score it."""
@@ -267,3 +302,8 @@ class Method(ABC):
             asked: (n,) numbers of asked tokens.
         """
         return np.zeros_like(given), asked
+
+
+def deprecated_attribute(old: str, new: str) -> None:
+    """Warn that a class attribute of methods has another name now."""
+    warnings.warn(f"Method.{old} is deprecated: use Method.{new}.", DeprecationWarning, stacklevel=3)

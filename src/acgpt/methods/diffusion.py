@@ -58,7 +58,7 @@ class Diffusion(Method):
     title: ClassVar[str] = "Diffusion"
     sort_order: ClassVar[int] = 60
     colour: ClassVar[str] = "#7b5ea7"
-    says: ClassVar[str] = "a masked diffusion language model that bounds p(any tokens | any other tokens)"
+    description: ClassVar[str] = "a masked diffusion language model that bounds p(any tokens | any other tokens)"
     abilities: ClassVar[Abilities] = Abilities(
         False, True, False, True, False,
         note="a pass gives one estimate of a bound, not the probability; and causal models have since been tuned to "

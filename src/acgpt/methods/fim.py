@@ -41,7 +41,7 @@ class Fim(Method):
     title: ClassVar[str] = "FIM"
     sort_order: ClassVar[int] = 70
     colour: ClassVar[str] = "#56b4e9"
-    says: ClassVar[str] = "a causal language model that answers p(a gap | all that is around it)"
+    description: ClassVar[str] = "a causal language model that answers p(a gap | the text around it)"
     abilities: ClassVar[Abilities] = Abilities(
         False, False, True, True, True, note="one gap only; not in the paper's table, which cites it as related work"
     )

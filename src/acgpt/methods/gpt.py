@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from acgpt.engine.decode import Answer, Sampling
+from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.methods.ac_gpt import AcGpt
@@ -26,8 +27,8 @@ class Gpt(Method):
     title: ClassVar[str] = "GPT"
     sort_order: ClassVar[int] = 20
     colour: ClassVar[str] = "#b5651d"
-    says: ClassVar[str] = "a causal language model that answers p(what follows | what stands before it)"
-    drawn: ClassVar[bool] = True
+    description: ClassVar[str] = "a causal language model that answers p(later tokens | earlier tokens)"
+    drawable: ClassVar[bool] = True
     abilities: ClassVar[Abilities] = Abilities(False, False, True, True, None)
     reads_future: ClassVar[bool] = False
     examples: ClassVar[tuple[str, str]] = ("The capital of Italy is {{Rome}}", "The cat {{_3}}")
@@ -67,6 +68,10 @@ class Gpt(Method):
     def conditioning(self, distribution: Conditioning) -> Conditioning:
         """Return empty conditioning sets: nothing is given, everything is asked."""
         return Conditioning((Empty(),))
+
+    def decoding(self, engine: Engine, sampling: Sampling, future: bool) -> Decoding:
+        """Return a `Decoding` without copies."""
+        return Decoding(engine, sampling, future=False)
 
     def lay_out(
         self,

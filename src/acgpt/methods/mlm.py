@@ -37,7 +37,9 @@ class Mlm(Method):
     title: ClassVar[str] = "MLM (BERT)"
     sort_order: ClassVar[int] = 50
     colour: ClassVar[str] = "#e09f3e"
-    says: ClassVar[str] = "a masked language model that answers p(any tokens | any other tokens), a pass a token"
+    description: ClassVar[str] = (
+        "a masked language model that answers p(any tokens | any other tokens), one pass per token"
+    )
     abilities: ClassVar[Abilities] = Abilities(True, True, False, False, False)
     reads_future: ClassVar[bool] = True
     needs_mask: ClassVar[bool] = True

@@ -26,7 +26,7 @@ from acgpt.methods.base import Method
 
 GROUP = "acgpt.methods"
 RECIPE_KEYS = {"loss", "target_positions"}  # recipe keys that `training_options` may have
-DECLARED = ("name", "title", "says", "abilities", "reads_future")  # attributes that every method must have
+DECLARED = ("name", "title", "description", "abilities", "reads_future")  # attributes that every method must have
 M = TypeVar("M", bound=Method)
 
 

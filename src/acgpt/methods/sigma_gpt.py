@@ -51,7 +51,7 @@ class SigmaGptTemporal(Method):
     title: ClassVar[str] = "σ-GPT-temporal"
     sort_order: ClassVar[int] = 30
     colour: ClassVar[str] = "#3a6ea5"
-    says: ClassVar[str] = "a language model of texts in any order that answers p(any tokens | any other tokens)"
+    description: ClassVar[str] = "a language model of texts in any order that answers p(any tokens | any other tokens)"
     abilities: ClassVar[Abilities] = Abilities(
         True, True, True, True, False,
         note="the paper's row is for random orders, of which this variant uses only the one from left to right",
