@@ -3,6 +3,7 @@
     import acgpt
     lm = acgpt.load()                                                    # the embedded default model and its adapter
     lm.log_prob("The capital of {{Italy}} is Rome.")                     # exact, in one forward pass
+    lm.fill("The capital of {{_}} is Paris.")                            # gaps of any length, best fill first
     lm.sample("The cat {{_3}} on the {{_1}}.", n=5)                      # with a key-value cache
     lm.rank("The {{cat|dog|carburettor}} purred.")
 
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
     from acgpt.evaluation.evaluate import evaluate
     from acgpt.evaluation.generate import generate
     from acgpt.evaluation.score_samples import score_samples
-    from acgpt.models.language_model import FutureIgnored, LanguageModel, Ranked, Ranking, Sample, Score, TokenScore
+    from acgpt.models.language_model import (
+        Fill,
+        FutureIgnored,
+        LanguageModel,
+        Piece,
+        Ranked,
+        Ranking,
+        Sample,
+        Score,
+        TokenScore,
+    )
     from acgpt.models.loading import load
     from acgpt.models.merge import merge
     from acgpt.models.metadata import Metadata
@@ -34,9 +45,11 @@ if TYPE_CHECKING:
 
 # Names that need torch and transformers, which take seconds to import, and their modules. Imported on first use.
 LAZY = {
+    "Fill": "acgpt.models.language_model",
     "FutureIgnored": "acgpt.models.language_model",
     "LanguageModel": "acgpt.models.language_model",
     "Metadata": "acgpt.models.metadata",
+    "Piece": "acgpt.models.language_model",
     "Ranked": "acgpt.models.language_model",
     "Ranking": "acgpt.models.language_model",
     "Sample": "acgpt.models.language_model",
@@ -55,12 +68,14 @@ LAZY = {
 }
 
 __all__ = [
+    "Fill",
     "FutureIgnored",
     "InputError",
     "LanguageModel",
     "Metadata",
     "ModelError",
     "OutputError",
+    "Piece",
     "Query",
     "QueryError",
     "Ranked",

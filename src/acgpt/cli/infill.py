@@ -1,19 +1,24 @@
-"""`acgpt infill`: sample text for the slots of templates."""
+"""`acgpt infill`: fill the gaps of templates, or sample text for their slots."""
 
 from __future__ import annotations
 
 import math
 import secrets
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
 
-from acgpt.cli.templates import answered_by, answers, check_template, load, note_adapters, questions, score_fields
-from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
+from acgpt.cli.templates import Line, answered_by, answers, check_template, load, note_adapters, questions, score_fields
+from acgpt.cli.ui import Bars, FileOption, JsonOption, TemplateArgument, emit, with_options
+from acgpt.errors import InputError
 from acgpt.models.options import SampleOptions
+from acgpt.query.template import Slot, parse
 
 if TYPE_CHECKING:
-    from acgpt.models.language_model import Sample
+    from acgpt.models.language_model import LanguageModel, Sample
 
 
 @with_options(SampleOptions)
@@ -24,42 +29,124 @@ def infill(
     options: SampleOptions,
     as_json: JsonOption = False,
 ) -> None:
-    r"""Sample text for the {{slots}}.
+    r"""Fill the gaps of a template, or sample text for its {{slots}}.
 
-    acgpt infill 'The cat {{_3}} on the {{_1}}.' -n 5 --seed 1
+    acgpt infill 'The capital of {{_}} is Paris.'
+    acgpt infill 'She went to the {{_}} to borrow {{_}}.' -n 3 --max-tokens 8
+    acgpt infill 'The war began in {{_:19[0-9]{2}}} and ended in 1945.'
     acgpt infill 'My favourite place in Paris is{{_12}}' --temperature 0.7
     echo 'Once upon a {{_8}}' | acgpt infill - --json
 
+    {{_}} is a gap: any text, at any character. {{_3-12}} has 3 to 12 tokens. The
+    text of {{_:[0-9]+}} matches a regular expression (extra regex). The answer
+    is the best fill, or the -n best ones. A gap that ends the template continues
+    until the model ends the text, or up to --max-tokens.
+
     {{_3}} is a blank of three tokens. {{some text}} is a blank with as many
-    tokens as the text. The seed is always printed. With the same seed a template
-    has the same samples, up to rounding, regardless of other templates.
+    tokens as the text. A template without gaps is sampled at random. {{?3}} are
+    three unknown tokens, neither given nor asked.
+
+    The seed is always printed. With the same seed a template has the same
+    samples, up to rounding, regardless of other templates.
 
     Keys of --json:
       template, seed, future (true if it was used), adapter (used, if any),
       samples: text, fills (per slot), log_prob (in nats, at temperature 1),
                perplexity, tokens: text, id, position (from 1), log_prob
+               and for gaps: lengths (tokens generated for each gap),
+               score (what fills are ordered by, in nats)
     """
     if not 0 < options.top_p <= 1:
         raise typer.BadParameter(f"--top-p must be above 0 and at most 1, not {options.top_p:g}.")
     if not math.isfinite(options.temperature):
         raise typer.BadParameter(f"--temperature must be a finite number, not {options.temperature:g}.")
+    if "" in options.stop:
+        raise typer.BadParameter("--stop must not be empty.")
     groups = questions(template, file, check_template)
     seed = secrets.randbits(32) if options.seed is None else options.seed
     lm = load(options)
-    from acgpt.display.show import Page, print_samples
+    from acgpt.display.show import Page, print_fills, print_samples
+    from acgpt.models.language_model import Fill
 
-    def ask(texts: list[str]) -> list[list[Sample]]:
-        settings = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "future")}
-        return lm.sample(texts, options.n, seed=seed, **settings)
+    settings = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "future")}
+
+    def ask(texts: list[str]) -> Sequence[Sequence[Sample]]:
+        if any(map(has_gap, texts)):
+            with progress(None) as notice:
+                gaps = {name: getattr(options, name) for name in ("best_of", "max_tokens", "stop")}
+                return [lm.fill(text, options.n, seed=seed, notice=notice, **gaps, **settings) for text in texts]
+        with progress(options.n * asked(lm, texts)) as notice:
+            return lm.sample(texts, options.n, seed=seed, notice=notice, **settings)
 
     page = Page()
-    for number, (text, samples) in enumerate(answers(groups, ask)):
+    for number, (text, samples) in enumerate(answers(gaps_alone(groups), ask)):
         if number == 0 and not as_json:
             page.note(f"seed {seed}\n")
         if as_json:
-            entries = [{"text": sample.text, "fills": sample.fills, **score_fields(sample)} for sample in samples]
             header = {"template": text, "seed": seed, "future": samples[0].future, **answered_by(lm, samples[0])}
-            emit({**header, "samples": entries})
+            emit({**header, "samples": [sample_fields(sample) for sample in samples]})
         else:
-            print_samples(page, lm, samples)
+            fills = [sample for sample in samples if isinstance(sample, Fill)]
+            if fills:
+                print_fills(page, lm, text, fills)
+            else:
+                print_samples(page, lm, samples)
             note_adapters(page, lm, {"": samples[0]})
+
+
+def sample_fields(sample: Sample) -> dict[str, object]:
+    """Return the JSON fields of a sample; those of the fill of a gap have its lengths and score, too."""
+    from acgpt.models.language_model import Fill
+
+    more = {"lengths": sample.lengths, "score": sample.score} if isinstance(sample, Fill) else {}
+    return {"text": sample.text, "fills": sample.fills, **score_fields(sample), **more}
+
+
+def has_gap(template: str) -> bool:
+    """Return whether a template has a gap; `False` if it is malformed, which is reported when it is asked."""
+    try:
+        return any(isinstance(part, Slot) and part.gap is not None for part in parse(template))
+    except InputError:
+        return False
+
+
+def gaps_alone(groups: Iterable[list[Line]]) -> Iterator[list[Line]]:
+    """Split groups so that each template with a gap is alone: filling is slow, so its answer is printed at once."""
+    for group in groups:
+        together: list[Line] = []
+        for line in group:
+            if not has_gap(line.template):
+                together.append(line)
+                continue
+            if together:
+                yield together
+            yield [line]
+            together = []
+        if together:
+            yield together
+
+
+def asked(lm: LanguageModel, templates: Sequence[str]) -> int:
+    """Return the number of tokens that templates without gaps ask for."""
+    return sum(sum(lm.query(template).asked) for template in templates)
+
+
+@contextmanager
+def progress(total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show the number of drawn tokens on stderr if it is a terminal.
+
+    Args:
+        total: Number of tokens that will be drawn; `None` if it is unknown.
+
+    Yields:
+        A function to call with the number of new tokens.
+    """
+    drawn = 0
+    with Bars(quiet=not sys.stderr.isatty())("tokens") as update:
+
+        def notice(new: int) -> None:
+            nonlocal drawn
+            drawn += new
+            update(drawn, total, drawn)
+
+        yield notice

@@ -107,7 +107,7 @@ def unwrap_named(model: Any) -> tuple[PreTrainedModel, tuple[str, ...]]:
     return network, names
 
 
-def statements(
+def metadata_by_name(
     metadata: Metadata | Mapping[str, Metadata | None] | None, names: tuple[str, ...], config: Metadata | None
 ) -> dict[str, Metadata | None]:
     """Return the metadata of the base model (under the name "none") and of each adapter.

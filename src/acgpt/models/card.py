@@ -105,7 +105,8 @@ def card(name: str, metadata: Metadata, results: Mapping[str, Any], adapts: str 
     }
     method = method_of(metadata.method)
     lines = ["---", yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(), "---", "", f"# {cell(name)}"]
-    lines += ["", f"{method.says[0].upper()}{method.says[1:]}, made with acgpt.", "", "| | |", "|---|---|"]
+    description = f"{method.description[0].upper()}{method.description[1:]}, made with acgpt."
+    lines += ["", description, "", "| | |", "|---|---|"]
     lines += [f"| {fact} | {cell(value)} |" for fact, value in facts.items() if value]
     lines += perplexities(results.get("evaluation") or results)
     lines += ["", "## Loading it", "", "```python", *loading(base, adapts, method.examples), "```", ""]

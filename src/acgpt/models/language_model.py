@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -22,17 +23,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from acgpt.common.files import copy_config_permissions
 from acgpt.engine.attention import BACKENDS, check_model, choose_backend, compile_blocks, evaluating, possible_backends
 from acgpt.engine.decode import Sampling, prefill_tokens
+from acgpt.engine.decoding import ActiveRow, Guide
 from acgpt.engine.engine import Engine
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import ignore
 from acgpt.engine.peft import switched, trains_biases
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError, whole_number
 from acgpt.methods import METHODS, Method
-from acgpt.models.adapters import BARE, Choice, common_bos, statements, unwrap_named
+from acgpt.models.adapters import BARE, Choice, common_bos, metadata_by_name, unwrap_named
+from acgpt.models.fill import PATIENCE, Candidate, Filler, Options, Result, Rows, Search, Sums
 from acgpt.models.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
 from acgpt.models.router import Route, Router, lookup
+from acgpt.query.gaps import has_gaps
 from acgpt.query.query import Query
-from acgpt.query.template import Slot, fillings, parse, rendered
+from acgpt.query.template import Part, Slot, escape, fillings, parse, rendered
 from acgpt.query.text import Encoded, encode, encode_text, pieces
 
 
@@ -90,7 +94,9 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """Perplexity per asked token: exp of the mean negative log-probability."""
+        """Perplexity per asked token: exp of the mean negative log-probability; 1 if there is none."""
+        if not self.tokens:
+            return 1.0
         try:
             return math.exp(-self.log_prob / len(self.tokens))
         except OverflowError:
@@ -114,6 +120,38 @@ class Sample(Score):
     fills: tuple[str, ...]
     seed: int
     query: Query
+
+
+@dataclass(frozen=True)
+class Fill(Sample):
+    """One fill of `LanguageModel.fill`: a sample, and how good it is.
+
+    `tokens` and `log_prob` are those that were drawn. They include given text next to a gap that was generated again,
+    and what a stop string has cut off.
+
+    Attributes:
+        lengths: Number of tokens generated for each gap. Gaps without a kept token between them share their tokens.
+        score: What fills are ordered by: the causal log-probability of the fill and of all that follows it, plus 0.5
+            nats per generated token.
+    """
+
+    lengths: tuple[int, ...] = ()
+    score: float = -math.inf
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a fill, yielded by `LanguageModel.stream`.
+
+    Attributes:
+        text: New text of a gap.
+        slot: Number of the slot, from 0.
+        fill: The finished fill; `None` except in the last piece.
+    """
+
+    text: str
+    slot: int
+    fill: Fill | None = None
 
 
 @dataclass(frozen=True)
@@ -168,9 +206,9 @@ class LanguageModel:
         lm = acgpt.LanguageModel(model, AutoTokenizer.from_pretrained("gpt2"))
         lm.log_prob("The capital of France is {{Paris}}").perplexity
 
-    Three methods take queries: `log_prob` scores, `sample` generates and `rank` compares alternatives. A query is a
-    template such as "The {{cat}} sat.", whose slots are asked and whose other text is given, or an `acgpt.Query` of
-    token ids. Several threads may share an instance; their calls run one at a time.
+    `log_prob` scores, `sample` generates, `rank` compares alternatives, and `fill` finds the best text for gaps of any
+    length. They take a template such as "The {{cat}} sat.", whose slots are asked and whose other text is given, or an
+    `acgpt.Query` of token ids. Several threads may share an instance; their calls run one at a time.
 
     Args:
         model: A causal language model of transformers, or a PEFT model with adapters. Its attention implementation is
@@ -221,7 +259,7 @@ class LanguageModel:
         self.model: PreTrainedModel
         self.model, names = unwrap_named(model)
         self.tokenizer = tokenizer
-        by_name = statements(metadata, names, Metadata.of(self.model.config))
+        by_name = metadata_by_name(metadata, names, Metadata.of(self.model.config))
         self._router = Router(self.model, by_name, len(names) > 1 if router is None else router)
         self.adapters = self._router.adapters
         self.metadata = self._router.metadata(self._router.active())
@@ -359,12 +397,16 @@ class LanguageModel:
     @overload
     def sample(  # type: ignore[overload-overlap]
         self, query: Question, n: int = 1, *, temperature: float = 1.0, top_p: float = 1.0,
-        top_k: int | None = None, seed: int | None = None, future: bool | None = None, adapter: Choice = None,
+        top_k: int | None = None, seed: int | None = None, max_tokens: int | None = None,
+        stop: str | Sequence[str] = (), candidates: int = 64, future: bool | None = None, adapter: Choice = None,
+        notice: Callable[[int], object] = ignore,
     ) -> list[Sample]: ...  # fmt: skip
     @overload
     def sample(
         self, query: Sequence[Question], n: int = 1, *, temperature: float = 1.0, top_p: float = 1.0,
-        top_k: int | None = None, seed: int | None = None, future: bool | None = None, adapter: Choice = None,
+        top_k: int | None = None, seed: int | None = None, max_tokens: int | None = None,
+        stop: str | Sequence[str] = (), candidates: int = 64, future: bool | None = None, adapter: Choice = None,
+        notice: Callable[[int], object] = ignore,
     ) -> list[list[Sample]]: ...  # fmt: skip
     def sample(
         self,
@@ -375,10 +417,18 @@ class LanguageModel:
         top_p: float = 1.0,
         top_k: int | None = None,
         seed: int | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        candidates: int = 64,
         future: bool | None = None,
         adapter: Choice = None,
+        notice: Callable[[int], object] = ignore,
     ) -> list[Sample] | list[list[Sample]]:
         """Sample the asked tokens from p(asked | given), with a key-value cache where the method has one.
+
+        Gaps of unknown length, `{{_}}`, are sampled from p(fill | context), too: `candidates` fills of all lengths are
+        drawn, and n of them are chosen at random with weights that make up for how they were drawn. With several gaps,
+        the lengths are those that `fill` finds, and the texts are drawn given these. For the best fills use `fill`.
 
         Args:
             query: A template such as "The cat {{_3}} on the {{_1}}.", a `Query`, or a list of these. A slot with text,
@@ -390,8 +440,12 @@ class LanguageModel:
             seed: Seed of the samples. The same seed gives the same samples of a query, alone or in any batch, up to
                 rounding: a token can differ if its random number is within rounding error of a boundary. Default: a
                 new seed, recorded in `Sample.seed`.
+            max_tokens: Maximum number of tokens of a gap, see `fill`.
+            stop: Strings before which the text of a gap ends, see `fill`.
+            candidates: Number of fills to choose from, for gaps of unknown length.
             future: Whether predictions see given tokens that come after an asked one, see `log_prob`.
             adapter: Name of the adapter to use, see `log_prob`.
+            notice: Called with the number of new tokens whenever some are drawn, for a progress bar.
 
         Returns:
             A list of n samples; for a list of queries, a list of such lists.
@@ -402,18 +456,166 @@ class LanguageModel:
         """
         n = whole_number("n", n, least=1)
         sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
-        encoded = [self._encode(q) for q in as_list(query)]
-        queries = [e.query for e in encoded]
-        routes = self._routes(queries, future, adapter)
-        results: list[list[Sample]] = [[] for _ in queries]
-        for route, members in by_route(routes):
+        options = fill_options(n, None, max_tokens, stop, sampling, False, future, adapter, notice)
+        candidates = whole_number("candidates", candidates, least=1)
+        results: dict[int, list[Sample]] = {}
+        encoded: dict[int, Encoded] = {}
+        fillers: dict[int, Filler] = {}
+        questions = as_list(query)
+        for i, question in enumerate(questions):
+            if isinstance(question, str) and has_gaps(parts := parse(question)):
+                fillers[i] = Filler(self, parts, question, options)
+            else:
+                encoded[i] = self._encode(question)
+        drawn = self._run([filler.at_random(candidates) for filler in fillers.values()])
+        for (i, filler), chosen in zip(fillers.items(), drawn, strict=True):
+            results[i] = [self._fill(filler, candidate) for candidate in chosen]
+        numbers = list(encoded)
+        for route, members in by_route(self._routes([e.query for e in encoded.values()], future, adapter)):
+            queries = [encoded[numbers[i]].query for i in members]
             with self._inference(route):
-                engine = self._engine.with_mask(self._mask(route.adapter))
-                method = self._router.method(route)
-                batch = method.sample(engine, [queries[i] for i in members], n, sampling, route.future)
+                engine = self._engine.with_mask(self._mask(route.adapter)).with_notice(notice)
+                batch = self._router.method(route).sample(engine, queries, n, sampling, route.future)
             for i, samples in zip(members, batch, strict=True):
-                results[i] = [self._finish(encoded[i], *sample, route, sampling.seed) for sample in samples]
-        return results[0] if isinstance(query, str | Query) else results
+                finished = [self._finish(encoded[numbers[i]], *sample, route, sampling.seed) for sample in samples]
+                results[numbers[i]] = finished
+        return results[0] if isinstance(query, str | Query) else [results[i] for i in range(len(questions))]
+
+    @overload
+    def fill(  # type: ignore[overload-overlap]
+        self, template: str, n: int = 5, *,
+        best_of: int | None = None, patience: int = PATIENCE, max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        temperature: float = 1.0, top_p: float = 1.0, top_k: int | None = None, seed: int | None = None,
+        distinct: bool = True, future: bool | None = None, adapter: Choice = None,
+        notice: Callable[[int], object] = ignore,
+    ) -> list[Fill]: ...  # fmt: skip
+    @overload
+    def fill(
+        self, template: Sequence[str], n: int = 5, *,
+        best_of: int | None = None, patience: int = PATIENCE, max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        temperature: float = 1.0, top_p: float = 1.0, top_k: int | None = None, seed: int | None = None,
+        distinct: bool = True, future: bool | None = None, adapter: Choice = None,
+        notice: Callable[[int], object] = ignore,
+    ) -> list[list[Fill]]: ...  # fmt: skip
+    def fill(
+        self,
+        template: str | Sequence[str],
+        n: int = 5,
+        *,
+        best_of: int | None = None,
+        patience: int = PATIENCE,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int | None = None,
+        seed: int | None = None,
+        distinct: bool = True,
+        future: bool | None = None,
+        adapter: Choice = None,
+        notice: Callable[[int], object] = ignore,
+    ) -> list[Fill] | list[list[Fill]]:
+        r"""Fill the gaps of a template with the texts that fit best, at any character and of any length.
+
+            lm.fill("The capital of {{_}} is Paris.")[0].text
+            lm.fill("def area(r):\n    return {{_}} * r ** 2\n", n=1)[0].fills
+
+        Lengths are tried from the shortest on. At each one the likeliest fill is taken, and more are drawn at random if
+        `best_of` asks for them. The finished text contains the given text to the letter.
+
+        Args:
+            template: A template with gaps: `{{_}}`, `{{_3-12}}` (tokens) or `{{_:\d+}}` (a regular expression). It may
+                have blanks, text slots and unknown tokens, too. Or a list of templates, which are filled together.
+            n: Number of fills.
+            best_of: Number of candidates to choose from. Default: one for each length that is tried.
+            patience: Number of lengths in a row that may be no better before the search ends. A larger number finds
+                more of the long fills, and takes more time.
+            max_tokens: Maximum number of tokens of a gap. Default: 32, unless the template says more.
+            stop: One or several strings. A fill ends before the first of them; its log-probability is that of what was
+                drawn.
+            temperature: Sampling temperature of the candidates that are drawn at random.
+            top_p: Nucleus sampling of these, see `sample`.
+            top_k: Draw these from the `top_k` most probable tokens, see `sample`.
+            seed: Seed of these. Default: a new one, recorded in `Fill.seed`.
+            distinct: Return no two fills with the same text.
+            future: Whether predictions see given tokens that come after an asked one, see `log_prob`.
+            adapter: Name of the adapter to use, see `log_prob`.
+            notice: Called with the number of new tokens whenever some are drawn, for a progress bar.
+
+        Returns:
+            At most n fills, the best first (see `Fill.score`); fewer if no more distinct ones were found. For a list
+            of templates, a list of such lists.
+
+        Raises:
+            TemplateError: The template is malformed or has no gap, or a gap cannot be filled as it asks.
+            QueryError: The text is too long, or the model cannot draw under constraints.
+            ModelError: The tokenizer is neither byte-level BPE nor SentencePiece with byte fallback.
+        """
+        sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
+        options = fill_options(n, best_of, max_tokens, stop, sampling, distinct, future, adapter, notice, patience)
+        fillers = [Filler(self, parse_gaps(text), text, options) for text in as_templates(template)]
+        found = self._run([filler.best() for filler in fillers])
+        results = [[self._fill(filler, c) for c in chosen] for filler, chosen in zip(fillers, found, strict=True)]
+        return results[0] if isinstance(template, str) else results
+
+    def stream(
+        self,
+        template: str,
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int | None = None,
+        seed: int | None = None,
+        future: bool | None = None,
+        adapter: Choice = None,
+    ) -> Iterator[Piece]:
+        """Fill the gaps of a template and yield the text as it is made.
+
+            for piece in lm.stream("The capital of {{_}} is Paris."):
+                print(piece.text, end="", flush=True)
+
+        The lengths of all gaps are found first, as in `fill`; then one fill is drawn.
+
+        Args:
+            template: A template with gaps, see `fill`.
+            max_tokens: Maximum number of tokens of a gap, see `fill`.
+            stop: Strings before which the text of a gap ends, see `fill`.
+            temperature: Sampling temperature; 0 is greedy decoding.
+            top_p: Nucleus sampling, see `sample`.
+            top_k: Draw from the `top_k` most probable tokens, see `sample`.
+            seed: Seed, see `sample`.
+            future: Whether predictions see given tokens that come after an asked one, see `log_prob`.
+            adapter: Name of the adapter to use, see `log_prob`.
+
+        Yields:
+            Pieces of the fills. The last one has no text and holds the finished `Fill`.
+
+        Raises:
+            TemplateError: As in `fill`.
+        """
+        sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
+        options = fill_options(1, None, max_tokens, stop, sampling, False, future, adapter, ignore)
+        filler = Filler(self, parse_gaps(template), template, options)
+        return self._pieces(filler)
+
+    def infill(self, prefix: str, suffix: str, n: int = 1, **options: Any) -> list[Fill]:
+        """Fill the gap between two strings; the same as `fill` of a template with one gap.
+
+        Args:
+            prefix: Text before the gap.
+            suffix: Text after the gap.
+            n: Number of fills.
+            **options: Those of `fill`.
+
+        Returns:
+            The fills, the best first.
+        """
+        fills: list[Fill] = self.fill(escape(prefix, before_slot=True) + "{{_}}" + escape(suffix), n, **options)
+        return fills
 
     def rank(self, template: str, *, future: bool | None = None, adapter: Choice = None) -> Ranking:
         """Rank alternatives, written as `{{cat|dog|carburettor}}`, by their probability.
@@ -539,11 +741,12 @@ class LanguageModel:
             parts = parse(question)
             slots = [part for part in parts if isinstance(part, Slot)]
             for slot in slots:
-                if slot.blank is not None and not blanks:
+                if (slot.blank is not None or slot.gap is not None) and not blanks:
+                    kind, remedy = ("gap", "fill") if slot.gap is not None else ("blank", "sample")
                     raise TemplateError(
-                        "a blank has no text to score; write it out, or sample it (infill).", question, slot.at
+                        f"a {kind} has no text to score; write it out, or {remedy} it (infill).", question, slot.at
                     )
-            if (blank := sum(slot.blank or 0 for slot in slots)) >= self.positions:
+            if (blank := sum(slot.tokens or 0 for slot in slots)) >= self.positions:
                 raise self._too_long(f"at least {blank}")
             encoded = encode(parts, self.tokenizer, question)
         self._check(encoded.query)
@@ -612,6 +815,118 @@ class LanguageModel:
                 results[i] = Score(tokens, route.future, adapter=route.adapter, bound=method.bound)
         return [results[i] for i in range(len(queries))]
 
+    def _pieces(self, filler: Filler) -> Iterator[Piece]:
+        """Yield the pieces of `stream`."""
+        for made in filler.stream():
+            if isinstance(made, Candidate):
+                yield Piece("", len(filler.slots) - 1, self._fill(filler, made))
+            else:
+                yield Piece(made[1], made[0])
+
+    def _fill(self, filler: Filler, candidate: Candidate) -> Fill:
+        """Build a fill from a candidate."""
+        ids, query = candidate.tokens, candidate.query
+        complete = Query.trusted(ids, query.given, query.asked)
+        texts = self._texts(complete, candidate.route.adapter)
+        return Fill(
+            tokens=token_scores(complete, texts, candidate.log_probs),
+            future=candidate.route.future,
+            adapter=candidate.route.adapter,
+            text=filler.text(candidate),
+            fills=filler.fills(candidate),
+            seed=filler.options.sampling.seed,
+            query=complete,
+            lengths=filler.lengths_of(candidate),
+            score=candidate.score,
+        )
+
+    def _run(self, searches: Sequence[Search[Result]]) -> list[Result]:
+        """Run searches to their ends, and return their results. Their requests are answered together."""
+        results: dict[int, Result] = {}
+        answers: dict[int, Any] = dict.fromkeys(range(len(searches)))  # for each active search
+        while answers:
+            requests: dict[int, Rows | Sums] = {}
+            for i, answer in answers.items():
+                try:
+                    requests[i] = searches[i].send(answer)
+                except StopIteration as end:
+                    results[i] = end.value
+            answers = {}
+            sums = {i: request for i, request in requests.items() if isinstance(request, Sums)}
+            scores = iter(self._sums([(query, r.adapter) for r in sums.values() for query in r.queries]))
+            answers.update({i: list(islice(scores, len(request.queries))) for i, request in sums.items()})
+            drawing = {i: request for i, request in requests.items() if isinstance(request, Rows)}
+            rows = iter(self._draw(list(drawing.values())))
+            answers.update({i: list(islice(rows, len(request.queries))) for i, request in drawing.items()})
+        return [results[i] for i in range(len(searches))]
+
+    def _sums(self, queries: Sequence[tuple[Query, Choice]]) -> list[float]:
+        """Return the log-probability of all asked tokens of each query, read from left to right."""
+        results = [0.0] * len(queries)
+        routes = [self._routes([query], False, adapter)[0] for query, adapter in queries]
+        for route, members in by_route(routes):
+            with self._inference(route):
+                engine = self._engine.with_mask(self._mask(route.adapter))
+                method = self._router.method(route)
+                answers = method.log_probs(engine, [queries[i][0] for i in members], future=False)
+            for i, answer in zip(members, answers, strict=True):
+                results[i] = math.fsum(answer)
+        return results
+
+    def _draw(self, requests: Sequence[Rows]) -> list[ActiveRow]:
+        """Draw the rows of requests, in batches of those that have the same route and sampling options."""
+        everything = [(request, i) for request in requests for i in range(len(request.queries))]
+        groups: dict[tuple[Route, Sampling], list[int]] = {}
+        for number, (request, i) in enumerate(everything):
+            groups.setdefault((request.routes[i], request.sampling), []).append(number)
+        results: dict[int, ActiveRow] = {}
+        for (route, sampling), numbers in groups.items():
+            numbers.sort(key=lambda number: len(everything[number][0].queries[everything[number][1]].asked_at))
+            for start in range(0, len(numbers), self._engine.most_rows):
+                batch = numbers[start : start + self._engine.most_rows]
+                members = [everything[number] for number in batch]
+                stops = {id(r.guides[i]): r.stopped for r, i in members}
+
+                def stopped(row: ActiveRow, stops: dict[int, Callable[[ActiveRow], bool]] = stops) -> bool:
+                    return stops[id(row.guide)](row)
+
+                queries, samples = [r.queries[i] for r, i in members], [r.samples[i] for r, i in members]
+                guides, notice = [r.guides[i] for r, i in members], members[0][0].options.notice
+                steps = self._decode_steps(queries, samples, sampling, route, guides, stopped)
+                rows = next(steps)
+                notice(len(rows))
+                for drawn in steps:
+                    notice(len(drawn))
+                results.update(zip(batch, rows, strict=True))
+        return [results[number] for number in range(len(everything))]
+
+    def _decode_steps(
+        self,
+        queries: Sequence[Query],
+        samples: Sequence[int],
+        sampling: Sampling,
+        route: Route,
+        guides: Sequence[Guide],
+        stopped: Callable[[ActiveRow], bool],
+    ) -> Iterator[list[ActiveRow]]:
+        """Draw one sample of each query under a guide, all in one batch; a row ends early when it is `stopped`.
+
+        Yields:
+            All rows after their prefill; then, after each step, those that drew a token.
+        """
+        with self._inference(route):
+            engine = self._engine.with_mask(self._mask(route.adapter))
+            decoding = self._router.method(route).decoding(engine, sampling, route.future)
+            rows = decoding.prefill(queries, samples, guides=guides)
+        yield rows
+        while True:
+            decoding.release([row for row in decoding.rows if row.done or stopped(row)])
+            if not decoding.rows:
+                return
+            with self._inference(route):
+                drawn = decoding.step()
+            yield drawn
+
     def _texts(self, query: Query, adapter: str | None) -> list[str]:
         """Return the text of each token; that of MASK (or BOS), as the model reads it, for a token without an id."""
         mask = self._mask(adapter)
@@ -648,6 +963,63 @@ class LanguageModel:
         switch = nullcontext() if route.keep_adapters else switched(self.model, route.adapter)
         with turn(self.model), switch, torch.inference_mode(), evaluating(self.model):
             yield
+
+
+def as_templates(template: str | Sequence[str]) -> list[str]:
+    """Return a list of templates: of one, or of those in a sequence."""
+    if isinstance(template, Sequence) and not isinstance(template, str | bytes):
+        return list(template)
+    return [template]
+
+
+def parse_gaps(template: str) -> list[Part]:
+    """Parse a template that has a gap."""
+    if not isinstance(template, str):
+        raise QueryError(f"a template must be a string, not {type(template).__name__}: {template!r}.")
+    parts = parse(template)
+    if not has_gaps(parts):
+        raise TemplateError("there is no gap to fill: write {{_}}, or use sample.", template, len(template))
+    return parts
+
+
+def fill_options(
+    n: int,
+    best_of: int | None,
+    max_tokens: int | None,
+    stop: str | Sequence[str],
+    sampling: Sampling,
+    distinct: bool,
+    future: bool | None,
+    adapter: Choice,
+    notice: Callable[[int], object],
+    patience: int = PATIENCE,
+) -> Options:
+    """Check the arguments of `LanguageModel.fill`."""
+    return Options(
+        n=whole_number("n", n, least=1),
+        best_of=None if best_of is None else whole_number("best_of", best_of, least=1),
+        max_tokens=None if max_tokens is None else whole_number("max_tokens", max_tokens, least=1),
+        stop=stop_strings(stop),
+        sampling=sampling,
+        distinct=distinct,
+        future=future,
+        adapter=adapter,
+        notice=notice,
+        patience=whole_number("patience", patience, least=1),
+    )
+
+
+def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Return stop strings as a tuple.
+
+    Raises:
+        InputError: One of them is empty, or not a string.
+    """
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise InputError(f"stop must be strings that are not empty, not {string!r}.")
+    return strings
 
 
 def as_list(query: Question | Sequence[Question]) -> list[Question]:

@@ -68,9 +68,22 @@ class QuestionOptions(LoadingOptions, ModelOptions):
 @documented
 @dataclass(frozen=True)
 class SampleOptions(QuestionOptions):
-    """Options of `acgpt infill`; those of sampling are arguments of `LanguageModel.sample`."""
+    """Options of `acgpt infill`: arguments of `LanguageModel.fill` and `LanguageModel.sample`."""
 
-    n: int = option("Samples per template. Default: 1.", 1, metavar="N", minimum=1, flags=("-n",))
+    n: int = option(
+        "Samples per template; for gaps, distinct fills. Default: 1.", 1, metavar="N", minimum=1, flags=("-n",)
+    )
+    best_of: int | None = option(
+        "Gaps: number of candidates to choose from. Default: one for each length that is tried.",
+        metavar="N",
+        minimum=1,
+    )
+    max_tokens: int | None = option(
+        "Gaps: maximum number of tokens. Default: 32, unless the template says more.", metavar="N", minimum=1
+    )
+    stop: tuple[str, ...] = option(
+        "Gaps: a fill ends before this text.", (), metavar="TEXT", form="list", shell="May be repeated."
+    )
     temperature: float = option("Sampling temperature; 0 is greedy. Default: 1.", 1.0, metavar="X", minimum=0)
     top_p: float = option(
         "Nucleus sampling: total probability of the tokens to sample from, above 0. Default: 1.", 1.0, metavar="P"

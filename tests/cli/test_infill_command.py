@@ -1,0 +1,189 @@
+"""`acgpt infill` on templates with gaps, on a tiny model: answers, options, progress and mistakes."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from models import tiny_model
+from typer.testing import CliRunner
+
+import acgpt
+from acgpt.cli.main import app
+from acgpt.display.show import Page, print_fills, print_samples
+from acgpt.models.language_model import LanguageModel
+from acgpt.models.metadata import Metadata
+
+GAP = "The capital of {{_}} is Paris."
+POSITIONS = 64
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a model of a byte-level tokenizer that reads the future."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = ByteLevelBPETokenizer()
+    texts = ["The capital of France is Paris, they say.", "The cat sat on the mat; the dog did not."] * 20
+    bpe.train_from_iterator(texts, vocab_size=320, special_tokens=["<|endoftext|>"], show_progress=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="<|endoftext|>")
+    folder = str(tmp_path_factory.mktemp("model"))
+    network = tiny_model(vocabulary=len(tokenizer), positions=POSITIONS)
+    LanguageModel(network, tokenizer, metadata=Metadata()).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lm(model):
+    return acgpt.load(model, device="cpu")
+
+
+@pytest.fixture
+def cli(model):
+    """Run a command in this process on the model."""
+
+    def run(*arguments, command="infill", code=0, stdin=None):
+        words = [command, *arguments, "--model", model]
+        result = CliRunner().invoke(app, words, input=stdin, env={"NO_COLOR": "1", "COLUMNS": "200"})
+        assert result.exit_code == code, (result.output, result.exception)
+        assert "Traceback" not in result.output
+        return result
+
+    return run
+
+
+def objects(result):
+    return [json.loads(line, parse_constant=pytest.fail) for line in result.stdout.splitlines()]
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+
+
+def test_a_gap_is_answered_in_json_as_fill_answers(cli, lm):
+    words = ["-n", "3", "--best-of", "8", "--max-tokens", "4", "--stop", "q", "--stop", "zz", "--seed", "5"]
+    words += ["--temperature", "0.9", "--top-p", "0.95", "--top-k", "50"]
+    (answer,) = objects(cli(GAP, "--json", *words))
+    options = {"best_of": 8, "max_tokens": 4, "stop": ("q", "zz"), "seed": 5}
+    fills = lm.fill(GAP, 3, temperature=0.9, top_p=0.95, top_k=50, **options)
+    assert (answer["template"], answer["seed"], answer["future"], len(fills)) == (GAP, 5, True, 3)
+    assert [list(answer), *map(list, answer["samples"])] == [
+        ["template", "seed", "future", "samples"],
+        *[["text", "fills", "log_prob", "perplexity", "tokens", "lengths", "score"]] * 3,
+    ]
+    for entry, fill in zip(answer["samples"], fills, strict=True):
+        assert (entry["text"], entry["fills"], entry["lengths"]) == (fill.text, list(fill.fills), list(fill.lengths))
+        assert entry["score"] == pytest.approx(fill.score, abs=1e-4)
+        assert entry["log_prob"] == pytest.approx(fill.log_prob, abs=1e-4)
+
+
+def test_a_template_without_a_gap_has_neither_lengths_nor_a_score(cli):
+    (answer,) = objects(cli("The {{_3}} of France.", "--json", "--best-of", "4", "--max-tokens", "1"))
+    assert list(answer["samples"][0]) == ["text", "fills", "log_prob", "perplexity", "tokens"]
+    assert len(answer["samples"][0]["tokens"]) == 3
+
+
+def test_by_default_there_is_one_fill(cli):
+    assert len(objects(cli(GAP, "--json", "--max-tokens", "3"))[0]["samples"]) == 1
+
+
+def test_people_see_the_fill_marked_to_the_character_and_its_score(cli, lm):
+    template = "The cap{{_}} of Fr{{_}}e is Paris."
+    shown = cli(template, "--max-tokens", "6", "--seed", "1").stdout
+    (fill,) = lm.fill(template, 1, max_tokens=6, seed=1)
+    assert shown.startswith("seed 1\n") and f"score {fill.score:8.2f}" in shown
+    assert "  The cap⟦" in shown and "⟧ of Fr⟦" in shown and "⟧e is Paris." in shown
+
+
+def test_people_see_gaps_beside_a_blank(cli):
+    shown = cli("The {{_2}} of {{_}} is Paris.", "--max-tokens", "3", "--seed", "1").stdout
+    assert shown.count("⟦") >= 1 and "is Paris." in shown
+
+
+def test_people_see_unknown_tokens_as_blanks(lm, capsys):
+    masked = LanguageModel(lm.model, lm.tokenizer, metadata=Metadata(), mask=1)
+    template = "The cat{{?3}} sat on {{_}} mat."
+    print_fills(Page(), masked, template, masked.fill(template, 1, max_tokens=3, seed=1))
+    print_samples(Page(), masked, masked.sample("The cat{{?3}} sat on{{_2}}", seed=1))
+    filled, sampled = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert "The cat□□□ sat on ⟦" in filled and filled.endswith("⟧ mat.")
+    assert "The cat□□□ sat on⟦" in sampled and sampled.endswith("⟧")
+
+
+def test_a_stop_string_ends_a_fill(cli):
+    words = ["The cat sat{{_}}", "--json", "--max-tokens", "12", "--seed", "1"]
+    full = objects(cli(*words))[0]["samples"][0]["fills"][0]
+    stop = full[len(full) // 2]
+    assert objects(cli(*words, "--stop", stop))[0]["samples"][0]["fills"] == [full.partition(stop)[0]]
+
+
+def test_a_template_that_is_one_gap_is_a_text_of_the_model(cli):
+    (answer,) = objects(cli("{{_}}", "--json", "--max-tokens", "5"))
+    (sample,) = answer["samples"]
+    assert sample["text"] == sample["fills"][0] and 1 <= sample["lengths"][0] <= 5
+
+
+def test_lines_with_and_without_gaps_are_answered_in_order_up_to_a_bad_one(cli):
+    lines = ["The {{_2}}.", "The {{_1}}.", "a{{_}}b", "The {{cat}}.", "{{_}}c", "{{_3-1}}", "The {{_1}}."]
+    result = cli("-", "--json", "--max-tokens", "3", "--seed", "1", stdin="\n".join(lines), code=2)
+    answers = objects(result)
+    assert [answer["template"] for answer in answers] == lines[:5]
+    assert ["score" in answer["samples"][0] for answer in answers] == [False, False, True, False, True]
+    assert "standard input, line 6: " in result.stderr
+
+
+# ---- progress -------------------------------------------------------------------------------------------------------
+
+
+def test_progress_counts_tokens_and_is_silent_without_a_terminal(cli, monkeypatch):
+    bars = []
+
+    class Recorder:
+        def __init__(self, quiet):
+            self.quiet, self.updates = quiet, []
+            bars.append(self)
+
+        @contextmanager
+        def __call__(self, what):
+            yield lambda *numbers: self.updates.append(numbers)
+
+    monkeypatch.setattr("acgpt.cli.infill.Bars", Recorder)
+    cli("The {{_3}} of {{_1}}.", "-n", "2")
+    cli(GAP, "--max-tokens", "3")
+    sampled, filled = bars
+    assert sampled.quiet and filled.quiet
+    assert sampled.updates[-1] == (8, 8, 8)
+    counts = [done for done, total, _ in filled.updates]
+    assert counts == sorted(counts) and counts[-1] >= 3 and {total for _, total, _ in filled.updates} == {None}
+
+
+# ---- mistakes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a {{_12-3}} b"], "the range 12-3 has no number in it: write {{_3-12}}."),
+        (["a {{_x}} b"], "{{_ must be followed by"),
+        (["a {{_}} b", "--stop", ""], "--stop must not be empty."),
+        (["a {{_}} b", "--max-tokens", "0"], "--max-tokens"),
+        (["a {{_}} b", "--best-of", "0"], "--best-of"),
+        (["a {{_}} b {{c|d}}"], "alternatives can be ranked"),
+        (["a {{_500-600}} b"], "tokens"),
+        (["cat " * POSITIONS + "{{_}} b"], f"the model has {POSITIONS} positions"),
+        ([""], "nothing is asked"),
+        (["no slot"], "nothing is asked"),
+        (["{{?3}} unknown only"], "nothing is asked"),
+    ],
+)
+def test_a_mistake_ends_with_code_2_and_says_what_it_is(cli, arguments, message):
+    result = cli(*arguments, code=2)
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(("command", "message"), [("score", "a gap"), ("rank", "alternatives"), ("show", "a gap")])
+def test_other_commands_refuse_a_gap(cli, command, message):
+    result = cli(GAP, command=command, code=2)
+    assert message in result.stderr and result.stdout == ""
