@@ -288,8 +288,8 @@ def from_scratch(record: dict[str, Any]) -> str:
     ]
     if any(difference["interval"] for difference in differences):
         resamples = record["over"]["bootstrap"]["resamples"]
-        note += f" In brackets: the 95 % interval over texts (paired bootstrap, {resamples:,} resamples). Bold: it "
-        note += "excludes zero."
+        note += f" In brackets: the 95 % interval over texts (paired bootstrap, {resamples:,} resamples). Bold: the "
+        note += "interval excludes zero."
     return "\n\n".join([*parts, note])
 
 
@@ -400,6 +400,55 @@ def gaps(record: dict[str, Any]) -> str:
     return markdown(*gap_rows(record["results"]))
 
 
+def healing_rows(results: Mapping[str, Mapping[str, Any]]) -> Rows:
+    """Return how often the kept tokens are those of the whole text, a row per tokenizer."""
+    rows = []
+    for name, result in results.items():
+        numbers = [*(f"{number:.2f}" for number in result["given_back"]), f"{result['milliseconds']:.1f}"]
+        rows.append([name, f"{result['share']:.3%}", *numbers])
+    return ["tokenizer", "right", "tokens given back before", "after", "ms per border"], rows
+
+
+def healing(record: dict[str, Any]) -> str:
+    """Render the borders of gaps with several tokenizers."""
+    return markdown(*healing_rows(record["results"]))
+
+
+def infilling_rows(kinds: Mapping[str, Any]) -> Rows:
+    """Return exact matches and passed programs, a row for each kind of task and condition."""
+
+    def share(value: Mapping[str, Any] | None) -> str:
+        if value is None:
+            return "--"
+        low, high = value["interval"]
+        return f"{value['percent']:.1f} % [{low:.1f}, {high:.1f}]"
+
+    rows = [
+        [f"{entry['tasks']:,} {kind}", condition, share(result["exact"]), share(result.get("pass"))]
+        for kind, entry in kinds.items()
+        for condition, result in entry.items()
+        if isinstance(result, dict)
+    ]
+    return ["tasks", "condition", "exact match", "pass@1"], rows
+
+
+def infilling_costs(costs: Mapping[str, Mapping[str, float]]) -> Rows:
+    """Return what the fills cost, a row per condition."""
+    headings = ["condition", "tokens drawn", "texts scored", "passes", "seconds", "calls / known", "seconds / known"]
+    rows = []
+    for condition, cost in costs.items():
+        counts = [f"{cost[key]:,}" for key in ("drawn", "scored", "passes")]
+        ratios = [f"{cost[key]:.2f}" if key in cost else "--" for key in ("calls_ratio", "seconds_ratio")]
+        rows.append([condition, *counts, f"{cost['seconds']:.0f}", *ratios])
+    return headings, rows
+
+
+def infilling(record: dict[str, Any]) -> str:
+    """Render the fills of gaps whose true text is known."""
+    tables = [markdown(*infilling_rows(record["kinds"])), markdown(*infilling_costs(record["costs"]))]
+    return "\n\n".join([*tables, f"`{record['fills_command']}`, then `--from-fills`; patience {record['patience']}."])
+
+
 def worth_rows(worth: dict[str, Any]) -> Rows:
     """Return perplexity with and without the future, a row per model."""
     rows = []
@@ -489,6 +538,8 @@ TABLES = {
     "finetuning_rates": finetuning_rates,
     "from_scratch": from_scratch,
     "gaps": gaps,
+    "healing": healing,
+    "infilling": infilling,
     "generation": generation,
     "resume": resume,
     "scoring": scoring,
