@@ -103,7 +103,7 @@ def tour() -> None:
         "acgpt score  'The opposite of hot is {{cold}}.'",
         "acgpt rank   'She has lived in Paris {{for|since|at}} ten years.'",
         "acgpt infill 'The three most important things in life are{{_16}}' -n 3 --temperature 0.7",
-        "acgpt infill 'He was a famous{{_2}}, and his paintings hang in the Louvre.' -n 5",
+        "acgpt infill 'He was a famous {{_}}, and his paintings hang in the Louvre.' -n 5",
         "acgpt show   'The capital of {{Italy}} is Rome.'        # the input of the model",
         "acgpt score  --model FOLDER_OR_HUB_ID 'Another {{model}}.'",
         "acgpt --help",

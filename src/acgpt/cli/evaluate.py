@@ -48,7 +48,7 @@ def evaluate(
     Keys of --json:
       model, adapter, corpus, method, options (of the method), bound (true if
       perplexities are upper bounds), metadata (acgpt.json of the model),
-      trained_r_max (null if unknown),
+      trained_r_max (null if unknown), trained_r_maxes (of a mixture's parts),
       modes: by mode, null or perplexity, interval (95 %, over texts), mean_nll
              (nats), tokens (asked), texts
       gains: for infilling and training, null or percent, interval: reduction of
@@ -92,7 +92,14 @@ def check_corpus(corpus: Path | None, options: AskingOptions) -> None:
 def describe_r_max(result: Mapping[str, Any]) -> str:
     """Describe the r_max of the evaluation dataset, compared with that of training."""
     asked, trained = result["set"]["r_max"], result["trained_r_max"]
-    suffix = "" if trained is None else " as in training" if trained == asked else f" (trained with {trained:g})"
+    mixture = result["trained_r_maxes"] or []
+    if trained is None:
+        suffix = ""
+    elif len(mixture) > 1:
+        first = ", the first part of the training mixture" if asked == mixture[0] else ""
+        suffix = first or f" (trained with a mixture of r_max {min(mixture):g} to {max(mixture):g})"
+    else:
+        suffix = " as in training" if trained == asked else f" (trained with {trained:g})"
     return f"r_max {asked}{suffix}"
 
 

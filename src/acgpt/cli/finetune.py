@@ -40,10 +40,10 @@ def finetune(
     Keys of --json: those of acgpt train.
     """
     from acgpt.training.finetune import finetuning_recipe
-    from acgpt.training.recipe import built_in, load_recipe, read_change
+    from acgpt.training.recipe import read_change, recipes_for
 
     if list_recipes:
-        print_recipes({name: words for name, words in built_in().items() if load_recipe(name).base}, as_json)
+        print_recipes(recipes_for(finetuning=True), as_json)
         return
     changes = list(changes or ())
     if recipe is not None and "=" in recipe and not Path(recipe).is_file():

@@ -56,7 +56,8 @@ def generate(
 
     Keys of --json:
       model, adapter, corpus, method, options, set, trained_r_max (null if
-      unknown), sampling, samples (per text), folder,
+      unknown), trained_r_maxes (of a mixture's parts), sampling,
+      samples (per text), folder,
       modes: by mode, null or file, texts, tokens (sampled), calls (of the
              model), seconds, tokens_per_second, outside (share of the time
              spent outside of the model)

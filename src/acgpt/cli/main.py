@@ -10,6 +10,7 @@ torch and transformers take seconds to import, so commands import them only when
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from acgpt.cli import (
     draw,
@@ -52,6 +53,21 @@ class Commands(TyperGroup):
         """Run the command."""
         with tidy(lambda text: in_options(text, self.commands.get(ctx.invoked_subcommand or ""))):
             return super().invoke(ctx)
+
+
+class TemplateCommand(TyperCommand):
+    """A command with a TEMPLATE; suggests quotes if the template is given as several words."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        ctx.allow_extra_args = True
+        extra: list[str] = super().parse_args(ctx, args)
+        if extra:
+            template = shlex.quote(" ".join([ctx.params["template"], *extra]))
+            ctx.fail(
+                f"Expected one TEMPLATE, got {1 + len(extra)} words. Put it in quotes: {ctx.command_path} {template}"
+            )
+        return extra
 
 
 def in_options(message: str, command: Any) -> str:
@@ -137,14 +153,14 @@ def about(
         The probability of the text in the slots, token by token.
     acgpt rank   'The {{cat|dog|carburettor}} purred.'
         The alternatives in the slots, best first.
-    acgpt infill 'The cat {{_3}} on the {{_1}}.' -n 5
-        Samples for the slots. {{_3}} is a blank of three tokens.
+    acgpt infill 'The capital of {{_}} is Paris.' -n 5
+        Text for the gaps, best first. {{_3}} is a blank of three tokens.
     acgpt show   'The capital of {{Italy}} is Rome.' -o layout.png
         A picture of the model's input and attention mask.
 
     In a template, {{double braces}} mark what is asked. The rest is given, before
-    and after. Write \{{ for literal braces; inside a slot, also escape { } | and
-    _ with a backslash.
+    and after. Write \{{ for literal braces; inside a slot, also escape { } | _
+    and ? with a backslash.
 
     Train a model: acgpt prepare, then acgpt train or acgpt finetune.
     Measure it: acgpt evaluate, acgpt generate and acgpt mauve.
@@ -153,10 +169,8 @@ def about(
     """
 
 
-app.command()(score.score)
-app.command()(infill.infill)
-app.command()(rank.rank)
-app.command()(show.show)
+for function in (score.score, infill.infill, rank.rank, show.show):
+    app.command(cls=TemplateCommand)(function)
 app.add_typer(draw.app, name="draw")
 app.command()(evaluate.evaluate)
 app.command()(experiment.experiment)

@@ -116,6 +116,8 @@ def print_corpus(corpus: Corpus, reused: bool, seconds: float) -> None:
     for name, split in corpus.splits.items():
         table.add_row(name, f"{split.documents:,}", f"{split.tokens:,}", f"{len(split.shards):,}")
     page.table(table)
+    if corpus.manifest["recipe"].get("piece"):
+        page.note("Pieces of the text files are held out. Consecutive pieces of a split count as one document.")
     for source in corpus.manifest["sources"]:
         if source["skipped"]:
             page.note(f"{source['name']}: {source['skipped']:,} unusable rows skipped", "yellow")

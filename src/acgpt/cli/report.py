@@ -53,7 +53,7 @@ def report(
       interval over texts); paper: where its rows are from,
       finetuning: splits: for each, perplexities, advantages (percent, and
       KEY_interval) and, if there is one, sweep: lists of rows; curve: the
-      advantages in the course of training; paper: where its rows are from,
+      advantages during training; paper: where its rows are from,
       generation: sizes: for each, mauve (each mode null or mean, std, runs) and
       companions: lists of rows; paper: where its rows are from,
       runs: name, steps, texts, tokens, seconds, hardware, versions, command,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from acgpt.cli.templates import answered_by, answers, check_template, load, note_adapters, questions, score_fields
 from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
@@ -11,7 +11,9 @@ from acgpt.errors import QueryError
 from acgpt.models.options import QuestionOptions
 
 if TYPE_CHECKING:
-    from acgpt.models.language_model import Score
+    from acgpt.models.language_model import LanguageModel, Score
+
+COLUMNS = {"past only": False, "with future": True}  # of the table: whether the future is read
 
 
 @with_options(QuestionOptions)
@@ -38,19 +40,27 @@ def score(
       log_prob (of all asked tokens, in nats), perplexity (per asked token),
       bound (true if the model computes bounds only),
       tokens: text, id, position (from 1), log_prob
+      past_only, with_future (without --future and --no-future): the same score
+      from the past only, and with the future: adapter, log_prob, perplexity,
+      bound, tokens; null if the model cannot answer, or if there is no future
     """
     groups, future = questions(template, file, check_template), options.future
     lm = load(options)
     from acgpt.display.show import NO_ANSWER, Page, print_score, printable
 
     if as_json:
-        for text, result in answers(groups, lambda texts: lm.log_prob(texts, future=future)):
-            emit({"template": text, "future": result.future, **answered_by(lm, result), **score_fields(result)})
+        if future is None:
+            for text, (score, both) in answers(groups, lambda texts: ask_both_ways(lm, texts)):
+                columns = {key: one and json_fields(lm, one) for key, one in both.items()}
+                emit({"template": text, "future": score.future, **json_fields(lm, score), **columns})
+        else:
+            for text, score in answers(groups, lambda texts: lm.log_prob(texts, future=future)):
+                emit({"template": text, "future": score.future, **json_fields(lm, score)})
         return
 
     def ask(texts: list[str]) -> list[dict[str, Score | QueryError]]:
         columns: dict[str, Sequence[Score | QueryError]] = {}
-        for name, with_future in {"past only": False, "with future": True}.items():
+        for name, with_future in COLUMNS.items():
             try:
                 if future in (None, with_future):
                     columns[name] = lm.log_prob(texts, future=with_future)
@@ -82,3 +92,32 @@ def score(
                 page.note(printable(f"{NO_ANSWER}: {item}\n"))
         if no_future:
             page.note("No given token comes after the asked ones: there is no future to read.\n")
+
+
+def json_fields(lm: LanguageModel, score: Score) -> dict[str, Any]:
+    """Return the JSON fields of a score, with the adapter that was used."""
+    return {**answered_by(lm, score), **score_fields(score)}
+
+
+def ask_both_ways(lm: LanguageModel, texts: list[str]) -> list[tuple[Score, dict[str, Score | None]]]:
+    """Score templates as the model prefers, and again from the past only and with the future, by JSON key.
+
+    A template is scored again only in the way that its first score has not used. A score is `None` if the model cannot
+    answer, or if there is no future to read.
+    """
+    preferred = lm.log_prob(texts)
+    columns: dict[str, list[Score | None]] = {}
+    for name, with_future in COLUMNS.items():
+        column: list[Score | None] = [score if score.future == with_future else None for score in preferred]
+        no_future = [with_future and not lm.query(text).needs_future for text in texts]
+        missing = [i for i, score in enumerate(column) if score is None and not no_future[i]]
+        try:
+            for i, score in zip(missing, lm.log_prob([texts[i] for i in missing], future=with_future), strict=True):
+                column[i] = score
+        except QueryError:
+            if len(texts) > 1:  # `answers` then asks them one by one
+                raise
+        columns[name.replace(" ", "_")] = [
+            None if absent else score for absent, score in zip(no_future, column, strict=True)
+        ]
+    return [(score, {key: column[i] for key, column in columns.items()}) for i, score in enumerate(preferred)]

@@ -59,14 +59,14 @@ def train(
       conditioning, corpus_hash, tokenizer_hash, evaluation_sets, processes,
       fsdp, device, precision, attention, compiled, hardware, versions, command
     """
-    from acgpt.training.recipe import built_in, load_recipe
+    from acgpt.training.recipe import load_recipe, recipes_for
 
     if list_recipes:
-        print_recipes({name: text for name, text in built_in().items() if not load_recipe(name).base}, as_json)
+        print_recipes(recipes_for(finetuning=False), as_json)
         return
     if recipe is None:
         raise typer.BadParameter("choose a RECIPE: a YAML file, or a name from --list.")
-    train_and_report(lambda: load_recipe(recipe, changes or ()), options, as_json)
+    train_and_report(lambda: load_recipe(recipe, changes or (), finetuning=False), options, as_json)
 
 
 def train_and_report(load: Callable[[], Recipe], options: RunOptions, as_json: bool) -> None:
@@ -100,8 +100,6 @@ def run(recipe: Recipe, *, resume: bool, quiet: bool, minutes: float | None) -> 
     from acgpt.training.train import train
 
     disable_progress_bar()
-    if not quiet:
-        print(recipe.output, file=sys.stderr)
     try:
         results = train(recipe, resume=resume, quiet=quiet, minutes=minutes)
     except KeyboardInterrupt as error:

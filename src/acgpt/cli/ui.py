@@ -293,8 +293,8 @@ class Bars:
             what: Label of the bar.
 
         Yields:
-            A function that updates the bar. Its arguments are the number done, the total and, to show a rate, the
-            number of tokens so far.
+            A function that updates the bar. Its arguments are the number done, the total (`None` if it is unknown)
+            and, to show a rate, the number of tokens so far.
         """
         if self.quiet:
             yield lambda *_: None
@@ -310,15 +310,16 @@ class Bars:
         with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
             task = shown.add_task(what, total=None, rate="")
 
-            def update(done: int, total: int, tokens: int = 0) -> None:
+            def update(done: int, total: int | None, tokens: int = 0) -> None:
                 elapsed = shown.tasks[0].elapsed
                 rate = f"{tokens / elapsed:,.0f} tokens/s" if tokens and elapsed else ""
                 shown.update(task, completed=done, total=total, rate=rate)
 
             yield update
 
-    def line(self, what: str, done: int, total: int) -> None:
+    def line(self, what: str, done: int, total: int | None) -> None:
         """Print the counts, unless a line was printed less than `PAUSE` seconds ago."""
         if time.monotonic() - self.printed >= PAUSE:
             self.printed = time.monotonic()
-            print(f"{what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+            of = "" if total is None else f" of {total:,}"
+            print(f"{what}: {done:,}{of}", file=sys.stderr, flush=True)

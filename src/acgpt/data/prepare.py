@@ -214,19 +214,28 @@ def differences(existing: dict[str, Any], requested: dict[str, Any]) -> list[str
     ]
     old, new = contents(existing), contents(requested)
     if list(old) != list(new):
-        changes = [f"{name} removed or changed" for content, name in old.items() if content not in new]
-        changes += [f"{name} added or changed" for content, name in new.items() if content not in old]
-        differing.append(f"the content of the sources ({', '.join(changes) or 'their order'})")
+        before = [name for content, name in old.items() if content not in new]
+        after = [name for content, name in new.items() if content not in old]
+        changes = {
+            "changed": [name for name in before if name in after],
+            "removed": [name for name in before if name not in after],
+            "added": [name for name in after if name not in before],
+        }
+        listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in changes.items() if names)
+        differing.append(f"sources ({listed or 'another order'})")
     return differing
 
 
 def other_request(folder: Path, finished: bool, differing: Sequence[str]) -> InputError:
     """Return the error for a folder that was made by another request."""
-    what, remedy = "a corpus made with other settings", "Choose another folder, or replace it with `overwrite=True`."
+    what, remedy = (
+        "a corpus of other sources or settings",
+        "Choose another folder, or replace it with `overwrite=True`.",
+    )
     if not finished:
         what = "an unfinished corpus of another command"
         remedy = "Repeat that command to finish it, choose another folder, or start again with `overwrite=True`."
-    return InputError(f"{folder} holds {what}: {', '.join(differing)} differ. {remedy}")
+    return InputError(f"{folder} holds {what}. Differences: {', '.join(differing)}. {remedy}")
 
 
 def reuse(folder: Path, skip_bad: bool) -> Corpus:
@@ -389,11 +398,13 @@ class Preparation:
             shards = [asdict(shard) for shard in writer.shards]
             counts = {"documents": writer.documents, "tokens": writer.tokens, "bytes": writer.bytes}
             splits[name] = {**counts, "shards": shards}
-        for name, what in {"validation": "no document was", "train": "every document was"}.items():
+        unit = "piece of the text files" if self.recipe.piece else "document"
+        for name, amount in {"validation": "no", "train": "every"}.items():
             if self.recipe.validation and not splits[name]["documents"]:
                 warnings.warn(
-                    f"{what} held out, because there are too few for `validation={self.recipe.validation}`. Choose "
-                    "another share or `seed`, or add a source for the split: validation=PATH.",
+                    f"{amount} {unit} was held out, because there are too few for "
+                    f"`validation={self.recipe.validation}`. Choose another share or `seed`, or add a source for "
+                    "the split: validation=PATH.",
                     stacklevel=3,
                 )
         vocabulary = {key: value for key, value in asdict(self.vocabulary).items() if key != "folder"}

@@ -9,7 +9,7 @@ from typing import Literal
 from transformers import AutoConfig
 
 from acgpt.display.show import Reader, load_reader, query_of
-from acgpt.models.adapters import BARE, Adapter, statements
+from acgpt.models.adapters import BARE, Adapter, metadata_by_name
 from acgpt.models.loading import from_pretrained, metadata_of, read_metadata, resolve_all, routed
 from acgpt.models.router import route
 
@@ -42,7 +42,7 @@ def choose_reader(
         return reader, about, True if future is None else future
     config = None if source.endswith(".gguf") else from_pretrained(AutoConfig, source)
     metadata = {name: read_metadata(folder) for name, folder in folders.items()}
-    own = statements(metadata, tuple(folders), metadata_of(source, None, config))
+    own = metadata_by_name(metadata, tuple(folders), metadata_of(source, None, config))
     query = query_of(template, reader.tokenizer)
     chosen = route(query, {name: Adapter.of(name, own[name]) for name in folders}, own[BARE], future)
     answering = own[chosen.adapter or BARE]

@@ -34,13 +34,13 @@ from acgpt.display.table import print_table, terminal_table
 from acgpt.engine.layout import body_tokens, build, visible
 from acgpt.errors import CONTROLS, InputError, QueryError
 from acgpt.query.query import Query
-from acgpt.query.template import parse
+from acgpt.query.template import Given, parse
 from acgpt.query.text import encode, pieces
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from acgpt.models.language_model import LanguageModel, Ranking, Sample, Score
+    from acgpt.models.language_model import Fill, LanguageModel, Ranking, Sample, Score
 
 SURPRISE = (
     (1, "black on green"),
@@ -157,10 +157,46 @@ def print_score(page: Page, lm: LanguageModel, template: str, ways: Mapping[str,
 def print_samples(page: Page, lm: LanguageModel, samples: Sequence[Sample]) -> None:
     """Print each sample with its log-probability; sampled tokens are highlighted."""
     for number, sample in enumerate(samples, start=1):
-        texts = lm.pieces([token for token in sample.query.tokens if token is not None])
-        text = marked(texts, dict.fromkeys(sample.query.asked_positions, ("bold magenta", "")), page.plain)
+        text = marked_tokens(page, lm, sample)
         page.print(Text.assemble((f"{number:>3}  log p {sample.log_prob:z8.2f}  ", "dim"), text), soft_wrap=True)
     page.print()
+
+
+def print_fills(page: Page, lm: LanguageModel, template: str, fills: Sequence[Fill]) -> None:
+    """Print each fill of a template with gaps and its score; the text of the slots is highlighted."""
+    for number, answer in enumerate(fills, start=1):
+        text = marked_slots(page, template, answer) or marked_tokens(page, lm, answer)
+        page.print(Text.assemble((f"{number:>3}  score {answer.score:z8.2f}  ", "dim"), text), soft_wrap=True)
+    page.print()
+
+
+def marked_tokens(page: Page, lm: LanguageModel, sample: Sample) -> Text:
+    """Return the text of a sample with sampled tokens highlighted; unknown tokens are shown as blanks."""
+    known = iter(lm.pieces([token for token in sample.query.tokens if token is not None]))
+    texts = [BLANK if token is None else next(known) for token in sample.query.tokens]
+    return marked(texts, dict.fromkeys(sample.query.asked_positions, ("bold magenta", "")), page.plain)
+
+
+def marked_slots(page: Page, template: str, sample: Sample) -> Text | None:
+    """Return the text of a sample with the text of its slots highlighted, to the character.
+
+    Returns:
+        `None` if the text of the template and of the slots together is not that of the sample: white space before a
+        blank belongs to the blank.
+    """
+    parts, fills = parse(template), iter(sample.fills)
+    texts = [part.text if isinstance(part, Given) else next(fills) for part in parts]
+    if "".join(texts) != sample.text:
+        return None
+    result = Text()
+    for part, text in zip(parts, texts, strict=True):
+        if isinstance(part, Given):
+            result.append(printable(text))
+        elif part.unknown is not None:
+            result.append(BLANK * part.unknown)
+        else:
+            result.append(f"⟦{printable(text)}⟧" if page.plain else printable(text), "bold magenta")
+    return result
 
 
 def print_ranking(page: Page, template: str, ranking: Ranking) -> None:
@@ -314,10 +350,11 @@ def load_reader(model: str | None = None, adapter: str | Literal[False] | None =
     tokenizer = from_pretrained(AutoTokenizer, source)
     config = None if source.endswith(".gguf") else from_pretrained(AutoConfig, source)
     metadata = metadata_of(source, adapter, config)
-    if not (method := model_method(metadata)).drawn:
+    if not (method := model_method(metadata)).drawable:
+        drawable = " and ".join(name for name, other in METHODS.items() if other.drawable)
         raise InputError(
-            f"what is drawn is the layout of {' and '.join(name for name, each in METHODS.items() if each.drawn)}, and "
-            f"a model of method {method.name} is shown something else: docs/explanation/methods.md draws it."
+            f"cannot draw the layout of a model of method {method.name}, only those of {drawable}: see "
+            "docs/explanation/methods.md."
         )
     bos = choose_bos(default_bos(model, metadata), metadata, tokenizer)
     return Reader(

@@ -221,11 +221,26 @@ class EvaluationDataset:
 
 
 def trained_r_max(metadata: Metadata | None) -> float | None:
-    """Return the r_max that a model was trained with, from its `acgpt.json`; `None` if it is not stated there."""
+    """Return the r_max that a model was trained with, from its `acgpt.json`; `None` if it is not stated there.
+
+    For a mixture this is the largest r_max of its parts.
+    """
+    values = trained_r_maxes(metadata)
+    return None if values is None else max(values, default=0.0)
+
+
+def trained_r_maxes(metadata: Metadata | None) -> list[float] | None:
+    """Return the r_max of each part of the mixture that a model was trained on, in order, each value once.
+
+    `None` if the `acgpt.json` of the model does not state it. `trained_conditioning` is the part of the first value.
+    """
+    if metadata is None or not metadata.conditioning:
+        return None
     try:
-        return Conditioning.from_dict(metadata.conditioning).r_max if metadata and metadata.conditioning else None
+        parts = Conditioning.from_dict(metadata.conditioning).parts
     except InputError:  # written by hand, or by another program
         return None
+    return list(dict.fromkeys(float(part.r_max) for part in parts if isinstance(part, Sized)))
 
 
 def trained_conditioning(model: Metadata | None, *others: Metadata | None) -> Conditioning:

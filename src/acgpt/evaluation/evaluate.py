@@ -20,7 +20,7 @@ from acgpt.data.corpus import Corpus
 from acgpt.engine.peft import adapter_scales
 from acgpt.errors import InputError
 from acgpt.evaluation import perplexity
-from acgpt.evaluation.dataset import save_or_warn, trained_r_max
+from acgpt.evaluation.dataset import save_or_warn, trained_r_max, trained_r_maxes
 from acgpt.evaluation.options import EvaluationOptions
 from acgpt.evaluation.per_text import write_per_text
 from acgpt.evaluation.perplexity import Evaluation, PartialEvaluation
@@ -109,6 +109,7 @@ def evaluate(
         "options": options,
         "metadata": None if lm.metadata is None else asdict(lm.metadata),
         "trained_r_max": trained_r_max(lm.metadata),
+        "trained_r_maxes": trained_r_maxes(lm.metadata),
         "bos_token_id": lm.bos,
         "mask_token_id": lm.mask,
         "device": str(lm.model.device),

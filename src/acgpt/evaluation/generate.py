@@ -14,7 +14,7 @@ from acgpt.data.corpus import Corpus
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.evaluation import generator as defaults
-from acgpt.evaluation.dataset import save_or_warn, trained_r_max
+from acgpt.evaluation.dataset import save_or_warn, trained_r_max, trained_r_maxes
 from acgpt.evaluation.generator import DISK_REMEDY, INDEX, Generator
 from acgpt.evaluation.options import GenerationOptions
 from acgpt.evaluation.partial import existing_record
@@ -96,6 +96,7 @@ def generate(
         "options": options,
         "set": evaluation_dataset.as_dict() | {"path": str(setup.path)},
         "trained_r_max": trained_r_max(lm.metadata),
+        "trained_r_maxes": trained_r_maxes(lm.metadata),
         "sampling": {"temperature": temperature, "top_p": top_p, "seed": chosen.seed, "prompt": prompt},
         "samples": samples,
         "folder": str(output),

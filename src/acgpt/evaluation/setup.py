@@ -19,7 +19,7 @@ from acgpt.evaluation.dataset import (
     EvaluationDataset,
     find_or_build,
     trained_conditioning,
-    trained_r_max,
+    trained_r_maxes,
 )
 from acgpt.evaluation.options import AskingOptions
 from acgpt.methods import Method, method_of
@@ -188,7 +188,7 @@ def choose_method(forced: Method | str | None, lm: LanguageModel) -> Method:
     forced = method_of(forced) if isinstance(forced, str) else forced
     own = model_method(lm.metadata)
     if forced is not None and forced.name != own.name:
-        if not own.drawn:
+        if not own.drawable:  # another layout than that of ac-gpt and gpt
             raise InputError(
                 f"`method={forced.name}`: the model can only be asked with its own method, {own.name}. Omit `method`."
             )
@@ -203,12 +203,17 @@ def choose_method(forced: Method | str | None, lm: LanguageModel) -> Method:
 
 def r_max_mismatch(evaluation_dataset: EvaluationDataset, lm: LanguageModel) -> str | None:
     """Return a note for the user if the dataset has another r_max than the model was trained with."""
-    asked, trained = evaluation_dataset.origin.r_max, trained_r_max(lm.metadata)
-    if trained is None or trained == asked:
+    asked, trained = evaluation_dataset.origin.r_max, trained_r_maxes(lm.metadata)
+    if trained is None or asked == next(iter(trained), 0.0):
         return None
+    if len(trained) > 1:
+        return (
+            f"asked at r_max {asked:g}, but the model was trained with a mixture of r_max {min(trained):g} to "
+            f"{max(trained):g}, by its acgpt.json. `conditioning={OWN}` asks it as in the first part of the mixture."
+        )
     return (
-        f"asked at r_max {asked:g}, but the model was trained with r_max {trained:g}, by its acgpt.json. "
-        f"`conditioning={OWN}` asks it as it was trained."
+        f"asked at r_max {asked:g}, but the model was trained with r_max {max(trained, default=0):g}, by its "
+        f"acgpt.json. `conditioning={OWN}` asks it as it was trained."
     )
 
 

@@ -37,7 +37,7 @@ from acgpt.report.runs import (
     describe_sets,
     missing_interval_notes,
 )
-from acgpt.report.tables import INTERVALS, UNLESS, Cell, Column, Row, Table, comparable, file_name, group_numbers
+from acgpt.report.tables import INTERVALS, NO_CLEAR_BEST, Cell, Column, Row, Table, comparable, file_name, group_numbers
 from acgpt.training.recipe import differences
 
 PAPER = Path(__file__).parent / "paper" / "finetuning.json"
@@ -89,22 +89,23 @@ CURVE = (
 # Mode in the log of a run: mode in the log of its twin.
 LOGGED_MODES = {"unconditional": "unconditional", "training": "training-no-future"}
 CAPTIONS = {
-    "perplexities": "r_max 0 is the causal baseline; mix is the share of training texts of which nothing is given. "
-    "Bold, in the paper's rows too: the best of those that read as much of the same text and were asked the same, "
-    f"{UNLESS}.",
-    "advantages": "In percent of the causal baseline's perplexity, positive where AC-GPT is better. UC: unconditional; "
-    "Inf: infilling with the future, over the baseline's without it; TD: the training distribution, likewise. A "
-    f"negative UC adv is what reading the future costs. {INTERVALS}",
-    "sweep": "Training distribution with the future, over the causal baseline without it, each at its own r_max. "
-    f"{INTERVALS}",
-    "curve": "Over the causal twin after as many steps. Logs keep no sums per text, so there are no intervals.",
+    "perplexities": "Perplexity; lower is better. r_max 0 is the causal baseline. mix is the share of training texts "
+    "with nothing given. Bold: the best value among rows with the same base, training corpus, training budget and "
+    f"evaluation dataset; in the paper's rows, with the same backbone and corpus. {NO_CLEAR_BEST}",
+    "advantages": "Advantage in percent of the causal baseline's perplexity; positive: AC-GPT is better. UC: "
+    "unconditional; a negative value is the cost of reading the future. Inf, TD: infilling and the training "
+    f"distribution with the future, against the baseline without it. {INTERVALS}",
+    "sweep": "Training distribution with the future, against the causal baseline without it. Each run is evaluated at "
+    f"its own r_max. {INTERVALS}",
+    "curve": "Advantage over the causal twin after the same number of steps. Logs keep no sums per text, so there are "
+    "no intervals.",
 }
 FIGURES = {
-    "modes": "Perplexities with and without the future, next to the causal baseline's.",
+    "modes": "Perplexity with and without the future, next to the causal baseline's.",
     "advantages": "Advantage on the training distribution, in percent of the causal baseline's perplexity. Grey: the "
     "paper.",
-    "sweep": "The advantage on the training distribution by r_max; dashed is the paper's.",
-    "curve": "The advantages in the course of training.",
+    "sweep": "Advantage on the training distribution by r_max. Dashed: the paper.",
+    "curve": "Advantage during training.",
 }
 
 
@@ -194,11 +195,11 @@ def find_twin(
         same_name = twin.adapter == run.adapter  # alpha, dropout or target modules differ
         adapters = [f"{one.adapter} {dict(one.lora or {})}" if same_name else one.adapter for one in (run, twin)]
         remarks.append(
-            f"no causal baseline has {adapters[0]}: compared with that of {adapters[1]} on the same base and corpus"
+            f"No causal baseline has {adapters[0]}: compared with {adapters[1]} on the same base and corpus."
         )
     if keys := differing(run, twin):
-        remarks.append(f"the causal baseline differs in {', '.join(keys)}")
-    return twin, "; ".join(remarks) + "." if remarks else None
+        remarks.append(f"The causal baseline differs in {', '.join(keys)}.")
+    return twin, " ".join(remarks) or None
 
 
 def differing(run: Run, other: Run) -> list[str]:
@@ -397,7 +398,7 @@ def sweep_table(sweeps: Sequence[Sequence[Comparison]], names: dict[str, str], p
         }
         rows.append(Row(cells, number, comparison.note))
     caption = caption_of("sweep", [comparison.evaluation for group in sweeps for comparison in group])
-    title = f"The range of conditioning, {sweeps[0][0].evaluation.split}"
+    title = f"Advantage by r_max, {sweeps[0][0].evaluation.split}"
     return Table(title, caption, SWEEP, (*rows, *paper_rows(paper, "sweep")), "backbone")
 
 
@@ -515,7 +516,7 @@ def add_curve(part: Part, runs: Sequence[Run], causal: Sequence[Run], names: dic
             rows += points
             curves.append((f"{run.name}: {names[run.base]}, {run.adapter}", [row.cells for row in points]))
     if rows:
-        table = Table("Advantage in the course of training", CAPTIONS["curve"], CURVE, tuple(rows), "run")
+        table = Table("Advantage during training", CAPTIONS["curve"], CURVE, tuple(rows), "run")
         part.data["curve"], part.content["curve"] = table, table.as_dicts()
         if any(len(points) > 1 for _, points in curves):
             part.pictures["curve"] = partial(pictures.curve, curves)

@@ -39,7 +39,18 @@ from acgpt.report.runs import (
     measurements,
     missing_interval_notes,
 )
-from acgpt.report.tables import INTERVALS, UNLESS, Cell, Column, Mean, Row, Table, comparable, file_name, group_numbers
+from acgpt.report.tables import (
+    INTERVALS,
+    NO_CLEAR_BEST,
+    Cell,
+    Column,
+    Mean,
+    Row,
+    Table,
+    comparable,
+    file_name,
+    group_numbers,
+)
 from acgpt.training.recipe import FREE, Recipe
 
 PAPER = Path(__file__).parent / "paper" / "from_scratch.json"
@@ -66,12 +77,12 @@ COLUMNS = (
     Column("set", "set", spare=1),
 )
 CAPTION = (
-    "Perplexity, lower is better: mean ± standard deviation over seeds (of a sample; none for a single seed). r_max "
-    "and the number of asked texts are those of the evaluation set. 95 % ±: half of the widest 95 % interval over "
-    "texts in a row, in percent of the perplexity (differences between rows that were asked the same texts vary less). "
-    "Bold: the best of the exact numbers of one size that have read as much of the same text and were asked the same "
-    f"set, {UNLESS}; across sets nothing is compared. ≤ is a bound and is not ranked; -- is what a method cannot "
-    "answer."
+    "Perplexity; lower is better. Mean ± sample standard deviation over training seeds; a single seed has no "
+    "deviation. r_max and asked, the number of texts, describe the evaluation dataset. 95 % ± is half the width of the "
+    "widest 95 % interval over texts in the row, in percent of the perplexity; differences between rows that were "
+    "evaluated on the same texts vary less. Bold: the best exact value among rows with the same size, training corpus, "
+    f"training budget and evaluation dataset. {NO_CLEAR_BEST} Rows with different evaluation datasets are not "
+    "compared. ≤ marks an upper bound, which is not ranked. -- marks a mode that the method cannot answer."
 )
 DIFFERENCES = (
     *(column for column in COLUMNS if column.key in ("r_max", "asked", "method", "corpus", "texts")),
@@ -83,15 +94,15 @@ DIFFERENCES = (
     *(column for column in COLUMNS if column.key in ("seeds", "set")),
 )
 DIFFERENCES_CAPTION = (
-    "In percent, positive where the perplexity is lower; of several seeds, between mean perplexities. adv: over GPT of "
-    "the same size that has read as much of the same text and was asked the same (UC: unconditional, negative where "
-    "reading the future costs something; Inf, TD: infilling and the training distribution with the future, over GPT's "
-    f"without it). gain: with the future, over the same method's without it. {INTERVALS} Other seeds may move a "
-    "difference further than its interval says."
+    "Relative difference in perplexity, in percent; positive: lower perplexity. With several seeds, mean perplexities "
+    "are compared. adv: advantage over GPT with the same size, training corpus, training budget and evaluation "
+    "dataset. UC: unconditional; a negative value is the cost of reading the future. Inf, TD: infilling and the "
+    "training distribution with the future, against GPT without it. gain: the method with the future, against itself "
+    f"without it. {INTERVALS} Intervals do not cover the variation between training seeds, which may be larger."
 )
 OTHERS = (
-    "The paper's rows are of other texts, budgets and evaluation sets: compare the order of the methods, not the "
-    "levels. They are bold by the same rule, as they are printed."
+    "The paper's rows have other texts, training budgets and evaluation datasets: compare the order of the methods, "
+    "not the values. Bold follows the same rule, applied to the printed values."
 )
 
 
@@ -432,7 +443,7 @@ def add_pictures(
         "main": (
             partial(pictures.methods, panels, colours),
             f"Perplexity of each method in the five modes ({'; '.join(panel.title for panel in panels)}). Lower is "
-            "better; hatched bars are bounds. The tables have the numbers.",
+            "better. Hatched bars are upper bounds. The tables list the numbers.",
             [
                 *mixed_panels_warning(shown),
                 *not_shown(missing_from_panels(entries, shown)),
@@ -445,9 +456,9 @@ def add_pictures(
     if shown:
         figures["future"] = (
             partial(pictures.with_and_without, future_panels),
-            "Perplexity on the training distribution with the future (dark) and without it (light), and by how much "
-            "the future lowers it, for the methods that answer both exactly. What is over twice as bad as the best is "
-            "in the tables only.",
+            "Perplexity on the training distribution with the future (dark) and without it (light), and the relative "
+            "change, for methods that answer both exactly. Methods with more than twice the best perplexity without "
+            "the future are in the tables only.",
             [*mixed_panels_warning(shown), *not_shown(missing_from_panels(entries, shown, both_ways=True))],
         )
     curves = [(size, in_size) for size in sizes_of(entries, paper) if (in_size := sweep(size, entries, names, paper))]
@@ -455,8 +466,8 @@ def add_pictures(
         titled = [(paper["sizes"].get(size, size), [curve for curve, _ in in_size]) for size, in_size in curves]
         figures["r_max"] = (
             partial(pictures.ranges, titled, colours),
-            "Perplexity by r_max, on the training distribution and with nothing given, of models that were trained and "
-            "asked at the same r_max; each r_max has an evaluation set of its own. Dashed: the paper's.",
+            "Perplexity by r_max, on the training distribution and unconditional. Models were trained and evaluated at "
+            "the same r_max. Each r_max has its own evaluation dataset. Dashed: the paper.",
             not_shown(
                 missing_from_curves(entries, [e for _, in_size in curves for _, points in in_size for e in points])
             ),

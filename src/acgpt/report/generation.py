@@ -68,23 +68,23 @@ COMPANIONS = (
     Column("set", "set", spare=1),
 )
 CAPTION = (
-    "MAUVE, higher is better: mean ± standard deviation over training seeds (of a sample; none for a single one). "
-    "k-means ± is the largest standard deviation of any of these scores over the seeds of its k-means. Smaller "
-    "differences mean nothing; larger ones may still be chance, because other texts would change a score more. Bold: "
-    "the best of comparable scores (same texts, scored in the same way). --: the method cannot sample in this mode, or "
-    "it was not scored. The score of a whole text includes the given tokens, which are the same for all methods; the "
-    "asked part is scored against the original tokens."
+    "MAUVE; higher is better. Mean ± sample standard deviation over training seeds; a single seed has no deviation. "
+    "k-means ± is the largest standard deviation over k-means seeds of any score in the row. Smaller differences are "
+    "noise. Larger ones may be noise too, because other texts would change a score more. Bold: the best of comparable "
+    "scores, which have the same texts and scoring settings. -- marks a mode that the method cannot sample, or that "
+    "was not scored. The score of a whole text includes the given tokens, which all methods share. The asked part is "
+    "scored against the original tokens."
 )
-ORIGINAL = " The row original is the score of the real texts against the same reference: the level to reach."
+ORIGINAL = " The row original scores the real texts against the same reference: it is the level to reach."
 OTHERS = (
-    "The paper's rows are of other texts, references and budgets, with features of GPT-2 large, and of whole texts: "
-    "compare the order of the methods, not the levels."
+    "The paper's rows have other texts, references and training budgets, use features of GPT-2 large, and score whole "
+    "texts: compare the order of the methods, not the values."
 )
 MEASURED = (
-    "Of the sampled tokens: the share of distinct 1-, 2- and 3-grams; of 4-grams that occurred before in the text "
-    "(repeated); of texts that end in a loop; their perplexity (ppl) under the model itself at temperature 1 (-- if it "
-    "has only a bound), and under a judge. No value is good or bad by itself: compare with the original text, where it "
-    "is known."
+    "Measures of the sampled tokens. distinct-n: share of distinct n-grams. repeated: share of 4-grams that occurred "
+    "earlier in the text. loops: share of texts that end in a loop. own ppl: perplexity under the model itself at "
+    "temperature 1; -- if the model has only a bound. judge's ppl: perplexity under the judge. No value is good or bad "
+    "by itself: compare with the original text, where it is known."
 )
 
 
@@ -302,7 +302,7 @@ def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
         suffix = f", {paper['sizes'].get(size, size)}"
         if size == UNKNOWN_RUNS:
             suffix = ", models whose runs are not in this report" if len(sizes) > 1 else ""
-        tables = {"companions": companions_table(f"What was drawn{suffix}", of_size, paper)}
+        tables = {"companions": companions_table(f"Other measures{suffix}", of_size, paper)}
         with_mauve = [result for result in of_size if result.content["mauve"] is not None]
         if with_mauve:
             tables = {"mauve": mauve_table(f"MAUVE{suffix}", size, with_mauve, paper), **tables}
@@ -426,7 +426,7 @@ def over_seeds(draws: pd.DataFrame, by: list[str], columns: list[str]) -> dict[H
 def draws_note(draws: pd.DataFrame) -> list[str]:
     """Return a note if a training seed has several draws."""
     most = draws.groupby("seed", dropna=False).size().max()
-    return [f"mean of up to {most} draws of a model."] if most > 1 else []
+    return [f"Mean of up to {most} generations per model."] if most > 1 else []
 
 
 def names_of(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry, str]:
@@ -485,7 +485,7 @@ def mauve_table(title: str, size: str, scored: Sequence[Scored], paper: Mapping[
     )
     from_paper = paper_rows(paper, size, {result.r_max for result in scored})
     all_rows = sorted([*rows, *from_paper], key=lambda row: (row.cells["r_max"], row.paper))
-    return Table(title, caption, MAUVE, tuple(all_rows), "method", "Scored here", OTHERS)
+    return Table(title, caption, MAUVE, tuple(all_rows), "method", "Scores", OTHERS)
 
 
 def notes_of(entry: Entry) -> list[str]:
@@ -525,13 +525,14 @@ def original_row(entries: Sequence[Entry]) -> Row | None:
 
 def describe_comparison(scored: Scored) -> str:
     """Describe what was compared with what, for a caption."""
-    reference = scored.content["reference"]
-    source = (
-        reference.get("file")
-        or f"{Path(reference.get('corpus', '')).name} ({reference.get('split')}, {reference.get('rule')})"
-    )
-    texts = f"{scored.content['texts']} texts against {reference['texts']} of {source}"
-    return f"{scored.content['scored']}, {texts}, features of {features_of(scored)}"
+    part, reference = scored.content["scored"], scored.content["reference"]
+    corpus, split = Path(reference.get("corpus", "")).name, reference.get("split")
+    if part == WHOLE:
+        source = reference.get("file") or f"{corpus} ({split}, {reference.get('rule')})"
+        against = f"{reference['texts']} texts of {source}"
+    else:
+        against = f"the original tokens in {reference['texts']} texts of {corpus} ({split})"
+    return f"{part}, {scored.content['texts']} texts against {against}, features of {features_of(scored)}"
 
 
 def features_of(scored: Scored) -> str:
@@ -591,11 +592,7 @@ def companions_table(heading: str, scored: Sequence[Scored], paper: Mapping[str,
     columns = tuple(
         column for column in COMPANIONS if column.key != "judged" or any(row.cells["judged"] for row in rows)
     )
-    several = (
-        f" There are several judges ({', '.join(judges)}): the first of them that judged a file is shown."
-        if len(judges) > 1
-        else ""
-    )
+    several = f" Judges: {', '.join(judges)}. The first one that judged a file is shown." if len(judges) > 1 else ""
     return Table(heading, MEASURED + several, columns, tuple(rows), "method")
 
 
@@ -624,4 +621,4 @@ def judge_note(draws: pd.DataFrame) -> list[str]:
     if judges[0] is None:
         return []
     cut = ", except for tokens beyond its last position" if any((judge or {}).get("cut") for judge in judges) else ""
-    return [f"judge: {judges[0]['model']}; it measures {judges[0]['measures']}{cut}."]
+    return [f"Judge: {judges[0]['model']}. It scores: {judges[0]['measures']}{cut}."]

@@ -34,7 +34,7 @@ from acgpt.training.log import Row, read_log
 from acgpt.training.run_folder import CONFIG, LOG, RESULTS
 
 DEFAULT_BASE = "SmolLM2-135M-Instruct"  # the model behind the base "default"
-SETS = "Evaluation sets"
+SETS = "Evaluation datasets"
 ADVANTAGES = {"unconditional": "unconditional", **WITHOUT_FUTURE}  # mode of a run: mode of its twin
 MEASUREMENTS = [  # the columns of `measurements`
     "run", "name", "method", "model", "corpus", "texts", "tokens", "r_max", "seed",

@@ -28,12 +28,12 @@ NOTHING, INFINITE = "--", "∞"
 # Characters that pdflatex shows without further packages: ASCII and most of Latin-1.
 PDFLATEX = frozenset(map(chr, range(256))) - set("«»ÐÞðþ")
 INTERVALS = (
-    f"In brackets: the {100 * LEVEL:g} % interval over texts (paired bootstrap, {RESAMPLES:,} resamples). Bold: it "
-    "excludes zero. A difference without an interval is not bold: the sums of each text were not kept."
+    f"In brackets: the {100 * LEVEL:g} % interval over texts (paired bootstrap, {RESAMPLES:,} resamples). Bold: the "
+    "interval excludes zero. A difference has no interval, and is not bold, if no sums per text were kept."
 )
-UNLESS = (
-    f"unless zero lies in the {100 * LEVEL:g} % interval of its lead over one of them (paired bootstrap over texts, "
-    "where their sums were kept)"
+NO_CLEAR_BEST = (
+    f"No value is bold if the {100 * LEVEL:g} % interval of its lead over another row includes zero (paired bootstrap "
+    "over texts, where sums per text were kept)."
 )
 WIDTHS = (40, 60, 80, 100, 1000)  # of windows, in rem; a page is at most about 100 wide
 LINES = 56  # of a table, rules included, that fit on a LaTeX page below the caption

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -379,7 +379,17 @@ def checked(name: str, value: Any, annotation: Any) -> Any:
             return float(number)
     elif isinstance(value, origin or annotation) and not (annotation is int and isinstance(value, bool)):
         return value
-    raise InputError(f"{name} must be {type_name(annotation)}, not {value!r}.")
+    similar = get_close_matches(value, literals(annotation), n=1) if isinstance(value, str) else []
+    hint = f" Did you mean {similar[0]}?" if similar else ""
+    raise InputError(f"{name} must be {type_name(annotation)}, not {value!r}.{hint}")
+
+
+def literals(annotation: Any) -> list[str]:
+    """Return the allowed strings of a `Literal` or of a union with one; empty for other types."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return [text for member in args for text in literals(member)]
+    return [value for value in args if isinstance(value, str)] if origin is Literal else []
 
 
 def as_number(value: Any) -> float | None:
@@ -411,7 +421,14 @@ def built_in(folder: Path = BUILT_IN) -> dict[str, str]:
     return {path.stem: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for path in files}
 
 
-def read_yaml(name: str | Path, folder: Path, kind: str, hint: str = "") -> tuple[dict[str, Any], Path]:
+def recipes_for(finetuning: bool) -> dict[str, str]:
+    """Return the built-in recipes of `acgpt finetune`, or of `acgpt train`, with their first lines."""
+    return {name: text for name, text in built_in().items() if bool(load_recipe(name).base) == finetuning}
+
+
+def read_yaml(
+    name: str | Path, folder: Path, kind: str, hint: str = "", offered: Callable[[], Iterable[str]] | None = None
+) -> tuple[dict[str, Any], Path]:
     """Read a YAML file and return its contents and its path.
 
     Args:
@@ -419,6 +436,7 @@ def read_yaml(name: str | Path, folder: Path, kind: str, hint: str = "") -> tupl
         folder: Folder of the files that come with acgpt.
         kind: "recipe" or "experiment", for errors.
         hint: A hint to add to errors.
+        offered: Returns the names that errors offer. Default: all files that come with acgpt.
     """
     path, names = Path(name), built_in(folder)
     if not path.is_file() and str(name).removesuffix(".yaml") in names:
@@ -426,11 +444,12 @@ def read_yaml(name: str | Path, folder: Path, kind: str, hint: str = "") -> tupl
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (OSError, UnicodeDecodeError) as error:
-        similar = get_close_matches(str(name), names, n=1)
+        choices = list(names if offered is None else offered())
+        similar = get_close_matches(str(name), choices, n=1)
         hint += f"did you mean {similar[0]}? " if similar else ""
         raise InputError(
             f"cannot read the {kind} {name} ({error}): {hint}Name a YAML file, or one of acgpt's own: "
-            f"{', '.join(names)}."
+            f"{', '.join(choices)}."
         ) from error
     except yaml.YAMLError as error:
         raise InputError(f"the {kind} {name} is not valid YAML: {error}") from error
@@ -439,7 +458,9 @@ def read_yaml(name: str | Path, folder: Path, kind: str, hint: str = "") -> tupl
     return content, path
 
 
-def load_recipe(name: str | Path, changes: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
+def load_recipe(
+    name: str | Path, changes: Sequence[str] | Mapping[str, Any] = (), *, finetuning: bool | None = None
+) -> Recipe:
     """Load a recipe and apply changes to it.
 
     Args:
@@ -448,9 +469,12 @@ def load_recipe(name: str | Path, changes: Sequence[str] | Mapping[str, Any] = (
             A dotted key sets a key of a mapping: `conditioning.r_max`. A change also removes the keys of the file that
             it makes meaningless: `steps` removes `epochs` and shortens a `warmup` that is as long as the run,
             `optimizer=adamw` removes `muon_lr`, and `lora.rank` removes `lora.alpha`.
+        finetuning: Which built-in recipes to offer if the name is unknown: those of `acgpt finetune` or of `acgpt
+            train`. Default: both.
     """
     hint = "name the recipe first, then the changes. " if "=" in str(name) else ""
-    content, _ = read_yaml(name, BUILT_IN, "recipe", hint)
+    offered = None if finetuning is None else partial(recipes_for, finetuning)
+    content, _ = read_yaml(name, BUILT_IN, "recipe", hint, offered)
     return with_changes(content, changes, str(name))
 
 

@@ -125,6 +125,8 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
     with alone(folder) if main else nullcontext():
         if main:
             config["sittings"] = open_folder(folder, recipe, options.resume, config)
+            if not options.quiet:
+                print(folder, file=sys.stderr)
         trainer = AcTrainer(
             learner, batches, args, product=product, fsdp=plan.fsdp, keep=recipe.keep, workers=recipe.workers,
             optimizer=partial(
