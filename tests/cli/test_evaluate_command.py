@@ -89,12 +89,12 @@ def corpus(tmp_path):
 
 @pytest.fixture
 def cli(models):
-    """Run the command in this process; everything is short, and on the CPU."""
+    """Run the command in this process, on short texts and on the CPU."""
 
     def run(*arguments, model="reads", code=0, length="30"):
-        how = ["--device", "cpu", *(["--length", length] if length else [])]
+        options = ["--device", "cpu", *(["--length", length] if length else [])]
         result = CliRunner().invoke(
-            app, ["evaluate", models[model], *map(str, arguments), *how], env={"COLUMNS": "150", "NO_COLOR": "1"}
+            app, ["evaluate", models[model], *map(str, arguments), *options], env={"COLUMNS": "150", "NO_COLOR": "1"}
         )
         assert result.exit_code == code, (result.output, result.exception)
         assert "Traceback" not in result.output
@@ -125,7 +125,7 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
     assert path == corpus / "evaluation" / "test-30-r0.6-seed0.safetensors"
     assert set(got) == {
         "model", "adapter", "corpus", "method", "options", "bound", "modes", "gains", "set", "bootstrap", "metadata",
-        "trained_r_max",
+        "trained_r_max", "trained_r_maxes",
         "bos_token_id", "mask_token_id", "device", "dtype", "batch_tokens", "compiled", "seconds", "versions",
         "date", "command",
     }  # fmt: skip
@@ -154,27 +154,27 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
 def test_an_evaluation_that_was_stopped_goes_on_and_ends_as_any_other(cli, corpus, tmp_path, monkeypatch, damage):
     monkeypatch.setattr("acgpt.evaluation.perplexity.PAUSE", 0)
     monkeypatch.setattr("acgpt.evaluation.perplexity.SHARE", math.inf)  # every group is written
-    how = ("--batch-tokens", "120", "-o")
+    options = ("--batch-tokens", "120", "-o")
     whole, output = tmp_path / "whole.json", tmp_path / "results.json"
-    want = json.loads((cli(corpus, *how, whole), whole.read_text())[1])
+    want = json.loads((cli(corpus, *options, whole), whole.read_text())[1])
     assert not whole.with_name("whole.json.part").exists()
     ask, asked = AcGpt.log_probs, []
 
     def stopped_after(times):
-        def log_probs(self, model, queries, **how):
+        def log_probs(self, model, queries, **options):
             if len(asked) == times:
                 raise KeyboardInterrupt
             asked.append(len(queries))
-            return ask(self, model, queries, **how)
+            return ask(self, model, queries, **options)
 
         return log_probs
 
     monkeypatch.setattr(AcGpt, "log_probs", stopped_after(10**9))
-    cli(corpus, *how, tmp_path / "counted.json")
+    cli(corpus, *options, tmp_path / "counted.json")
     groups = len(asked)
     asked.clear()
     monkeypatch.setattr(AcGpt, "log_probs", stopped_after(2))
-    cli(corpus, *how, output, code=130)
+    cli(corpus, *options, output, code=130)
     part = output.with_name("results.json.part")
     assert part.exists() and not output.exists()
     if damage == "cut off":
@@ -183,7 +183,7 @@ def test_an_evaluation_that_was_stopped_goes_on_and_ends_as_any_other(cli, corpu
         part.write_text("something else")
     asked.clear()
     monkeypatch.setattr(AcGpt, "log_probs", stopped_after(10**9))
-    cli(corpus, *how, output)
+    cli(corpus, *options, output)
     assert len(asked) == groups - (2 if damage == "none" else 0)
     got = json.loads(output.read_text())
     for mode, result in want["modes"].items():
@@ -198,22 +198,22 @@ def test_a_signal_keeps_what_was_answered_and_says_how_to_go_on(cli, corpus, tmp
     before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("nobody handles SIGTERM"))
     ask, asked, output = AcGpt.log_probs, [], tmp_path / "results.json"
 
-    def log_probs(self, model, queries, **how):
+    def log_probs(self, model, queries, **options):
         asked.append(len(queries))
         if len(asked) == 3:
             os.kill(os.getpid(), number)
-        return ask(self, model, queries, **how)
+        return ask(self, model, queries, **options)
 
     monkeypatch.setattr(AcGpt, "log_probs", log_probs)
-    how = (corpus, "--batch-tokens", "120")
-    said = cli(*how, "-o", output, code=code).stderr  # too soon for a write of its own accord
-    assert f"{word}. The same command resumes from {output}.part." in said and not output.exists()
+    options = (corpus, "--batch-tokens", "120")
+    printed = cli(*options, "-o", output, code=code).stderr  # too soon for a write of its own accord
+    assert f"{word}. The same command resumes from {output}.part." in printed and not output.exists()
     signal.signal(signal.SIGTERM, before)
     left = len(asked)
-    cli(*how, "-o", output)
+    cli(*options, "-o", output)
     assert json.loads(output.read_text())["resumed"] and not output.with_name("results.json.part").exists()
     resumed = len(asked) - left
-    cli(*how)
+    cli(*options)
     assert len(asked) - left - resumed == resumed + 2  # two groups had been answered
 
 
@@ -237,19 +237,19 @@ def test_what_another_evaluation_has_left_is_not_taken_for_this_ones(cli, models
         where = models | {"other": str(tmp_path / change)}
         shutil.copytree(models["reads"], where["other"])
         if change == "weight":
-            place = tmp_path / change / "model.safetensors"
-            weights = load_torch_file(place)
+            path = tmp_path / change / "model.safetensors"
+            weights = load_torch_file(path)
             next(weight for name, weight in weights.items() if "lm_head" in name or "embed" in name)[7, 3] += 1.0
-            save_torch_file(weights, place, metadata={"format": "pt"})
+            save_torch_file(weights, path, metadata={"format": "pt"})
         elif change == "config":
-            place = tmp_path / change / "config.json"
-            config = json.loads(place.read_text())
-            place.write_text(json.dumps(config | {"rms_norm_eps": 0.3}))
-        how = {"seed": ("--seed", "5"), "limit": ("--limit", "2"), "dtype": ("--dtype", "bfloat16")}.get(change, ())
+            path = tmp_path / change / "config.json"
+            config = json.loads(path.read_text())
+            path.write_text(json.dumps(config | {"rms_norm_eps": 0.3}))
+        options = {"seed": ("--seed", "5"), "limit": ("--limit", "2"), "dtype": ("--dtype", "bfloat16")}.get(change, ())
         monkeypatch.setitem(models, "other", where["other"])
         cli(corpus, "-o", output)
         assert output.with_name("results.json.part").exists()
-        got, want = (object_of(cli(corpus, "--json", *how, *more, model="other")) for more in (("-o", output), ()))
+        got, want = (object_of(cli(corpus, "--json", *options, *more, model="other")) for more in (("-o", output), ()))
         first = json.loads((cli(corpus, "-o", output), output.read_text())[1])
         for mode, result in want["modes"].items():
             assert got["modes"][mode]["perplexity"] == pytest.approx(result["perplexity"], rel=1e-6), change
@@ -260,8 +260,8 @@ def test_where_the_disk_refuses_what_is_unfinished_the_evaluation_goes_on(cli, c
     monkeypatch.setattr("acgpt.evaluation.perplexity.PAUSE", 0)
     output = tmp_path / "results.json"
     output.with_name("results.json.part").mkdir()
-    said = " ".join(cli(corpus, "-o", output).output.split())
-    assert "results.json.part: Is a directory. This evaluation cannot be resumed if it stops." in said
+    printed = " ".join(cli(corpus, "-o", output).output.split())
+    assert "results.json.part: Is a directory. This evaluation cannot be resumed if it stops." in printed
     assert json.loads(output.read_text())["modes"]["training"]["perplexity"] > 1
 
 
@@ -353,15 +353,15 @@ def test_a_result_that_cannot_be_written_ends_with_code_1(cli, corpus, tmp_path,
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("acgpt.common.files.write_atomically", full)
-    said = cli(corpus, "-o", tmp_path / "results.json", code=1).stderr
-    assert f"error: cannot write {tmp_path}/results.json: No space left on device. Create the folder, free" in said
+    output = cli(corpus, "-o", tmp_path / "results.json", code=1).stderr
+    assert f"error: cannot write {tmp_path}/results.json: No space left on device. Create the folder, free" in output
 
 
 def test_zero_has_no_sign_in_the_table(capsys):
     answer = {"perplexity": 1.0, "interval": (1.0, 1.0), "mean_nll": 0.0, "tokens": 1, "texts": 2}
     gains = {"training": {"percent": -0.01, "interval": (-0.04, -0.0)}}
     print_perplexities(Page(), {"modes": {"training": answer}, "gains": gains, "method": "ac-gpt"})
-    assert "0.0 % (0.0 to 0.0)" in (said := capsys.readouterr().out) and "-0.0" not in said
+    assert "0.0 % (0.0 to 0.0)" in (output := capsys.readouterr().out) and "-0.0" not in output
 
 
 def test_a_terminal_without_the_characters_still_gets_the_table(models, corpus):
@@ -434,15 +434,15 @@ def test_batch_tokens_change_no_result(cli, corpus):
 
 
 @pytest.mark.parametrize(
-    ("pause", "said"), [(0.0, ["infilling: 1,000 of 2,000", "infilling: 2,000 of 2,000"]), (9e9, [])]
+    ("pause", "lines"), [(0.0, ["infilling: 1,000 of 2,000", "infilling: 2,000 of 2,000"]), (9e9, [])]
 )
-def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch, capsys, pause, said):
+def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch, capsys, pause, lines):
     monkeypatch.setattr("acgpt.cli.ui.PAUSE", pause)
     with Bars()("infilling") as update:
         update(1000, 2000, 3)
         update(2000, 2000)
     captured = capsys.readouterr()
-    assert captured.err.splitlines() == said and captured.out == ""
+    assert captured.err.splitlines() == lines and captured.out == ""
 
 
 @pytest.mark.parametrize(
@@ -454,6 +454,7 @@ def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch
         (["--dataset", "{tmp}/nothing.safetensors"], "no evaluation dataset"),
         (["{corpus}", "--modes", "training,sampling"], "no mode 'sampling'"),
         (["{corpus}", "--method", "bert"], "no method 'bert'"),
+        (["{corpus}", "--method", "ac-gtp"], "did you mean ac-gpt?"),
         (["{corpus}", "--split", "dev"], "no split 'dev'"),
         (["{corpus}", "--length", "40"], "--length 39"),
         (["{corpus}", "--length", "4000"], "--length"),

@@ -1,4 +1,4 @@
-"""`acgpt generate` as a command: how much it says, and how it ends."""
+"""`acgpt generate` as a command: its output and exit codes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_quiet_shows_no_progress_and_the_same_result(corpus, model, tmp_path, mo
 
 @pytest.fixture
 def survives() -> Iterator[None]:
-    """A SIGTERM that nobody handles fails the test, and not the process that runs all of them."""
+    """Turn an unhandled SIGTERM into a test failure, so that pytest itself survives."""
     before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("nobody handles SIGTERM"))
     yield
     signal.signal(signal.SIGTERM, before)

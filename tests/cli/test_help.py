@@ -17,7 +17,7 @@ WIDTH = 80
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command, with the words that call it."""
+    """Yield every command with the words that call it."""
     yield path, command
     for name, inner in getattr(command, "commands", {}).items():
         yield from commands(inner, (*path, name))

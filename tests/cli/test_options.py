@@ -110,8 +110,8 @@ def test_a_renamed_option_is_accepted_by_its_old_flag_with_a_line_and_hidden():
     assert run("--sets", "x") == (Renamed(Path("x"), {}), "warning: --sets is deprecated: use --dataset.\n")
     assert run("--dataset", "x") == (Renamed(Path("x"), {}), "")
     both = Renamed(options={"c": "3", "a": "1", "b": "2"})
-    chosen, said = run("--how", "a=1", "--how", "b=2", "--method-option", "c=3")
-    assert chosen == both and said == "warning: --how is deprecated: use --method-option.\n"
+    chosen, output = run("--how", "a=1", "--how", "b=2", "--method-option", "c=3")
+    assert chosen == both and output == "warning: --how is deprecated: use --method-option.\n"
     assert run("--way", "a=1")[0] == Renamed(options={"a": "1"})
     assert run("--part-of", "0.2", "--all")[0] == Renamed(options={}, share=0.2, full=True)
     run("--sets", "x", "--dataset", "y", code=2)
@@ -166,11 +166,11 @@ def test_a_function_that_takes_other_keywords_too_keeps_its_own_parameters():
 
 
 def test_a_command_names_its_options_where_an_error_names_arguments(tmp_path):
-    for words, said in (
+    for words, output in (
         (["finetune", "--full", "--rank", "8"], "--full trains all weights, but --rank and --4bit are for adapters"),
         (["experiment", "tiny-cpu", "-o", str(Path(__file__))], "choose a folder with --output."),
         (["train", "tiny-cpu", "--minutes", "0"], "minutes must be a number, above 0, not 0"),
         (["evaluate", "default", str(tmp_path), "--method-option", "order"], "'order' is not an option of a method"),
     ):
         result = CliRunner().invoke(main.app, words)
-        assert result.exit_code == 2 and said in result.stderr
+        assert result.exit_code == 2 and output in result.stderr

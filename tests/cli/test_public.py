@@ -72,9 +72,9 @@ def test_a_model_that_is_loaded_is_evaluated_as_its_folder_is(model, corpus):
 
 def test_a_model_that_is_loaded_takes_no_other_adapter_device_or_dtype(model, corpus):
     lm = acgpt.load(model)
-    for how in ({"adapter": False}, {"device": "cpu"}, {"dtype": "float64"}):
+    for arguments in ({"adapter": False}, {"device": "cpu"}, {"dtype": "float64"}):
         with pytest.raises(acgpt.InputError, match="cannot be set for a loaded model"):
-            acgpt.evaluate(lm, corpus, **how)
+            acgpt.evaluate(lm, corpus, **arguments)
 
 
 @pytest.mark.parametrize("name", ["limit", "length", "batch_tokens"])
@@ -88,10 +88,10 @@ def test_numbers_below_one_are_refused_by_name(function, name, model, corpus, tm
 def test_evaluate_notes_an_r_max_that_is_not_the_models(model, corpus, tmp_path):
     network, tokenizer = tiny_model("gpt_neox", vocabulary=340, positions=32), tiny_tokenizer(**SPECIAL)
     trained = acgpt.Metadata(conditioning={"r_max": 0.4})
-    said: list[str] = []
+    notes: list[str] = []
     lm = acgpt.LanguageModel(network, tokenizer, metadata=trained)
-    assert acgpt.evaluate(lm, corpus, limit=2, note=said.append)["trained_r_max"] == 0.4
-    assert len(said) == 1 and "asked at r_max 0.6" in said[0] and "r_max 0.4" in said[0]
+    assert acgpt.evaluate(lm, corpus, limit=2, note=notes.append)["trained_r_max"] == 0.4
+    assert len(notes) == 1 and "asked at r_max 0.6" in notes[0] and "r_max 0.4" in notes[0]
 
 
 def test_generate_writes_what_the_command_writes(model, corpus, tmp_path):
@@ -136,8 +136,8 @@ def test_finetune_refuses_a_recipe_that_begins_from_nothing(corpus, tmp_path):
 
 @pytest.fixture
 def samples(model, corpus, tmp_path) -> Path:
-    how = {"split": "validation", "limit": 12, "prompt": 4, "modes": ["infilling"], "device": "cpu"}
-    acgpt.generate(model, corpus, tmp_path / "samples", **how)
+    options = {"split": "validation", "limit": 12, "prompt": 4, "modes": ["infilling"], "device": "cpu"}
+    acgpt.generate(model, corpus, tmp_path / "samples", **options)
     return tmp_path / "samples"
 
 

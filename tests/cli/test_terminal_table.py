@@ -29,7 +29,7 @@ ROWS = [
 
 
 class Terminal(io.StringIO):
-    """A file that says that it is a terminal."""
+    """A file object that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -111,7 +111,7 @@ def test_groups_of_rows_stay_apart_and_an_empty_table_prints():
 
 
 def report_table(read: tuple[int, int]) -> Any:
-    """Two rows that differ in what was read, as a report has them."""
+    """A table of a report with two rows that differ in the texts read."""
     runs = [{"r_max": 0.6, "asked": 4, "method": "AC-GPT", "corpus": "wiki", "texts": n, "seeds": 1} for n in read]
     modes = {key: Mean(20.0) for key in MODES}
     rows = tuple(Row({**run, **modes, "chance": 1.0 + number}, number) for number, run in enumerate(runs))

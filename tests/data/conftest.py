@@ -1,4 +1,4 @@
-"""A small tokenizer, and preparing with it."""
+"""A small tokenizer, and preparation with it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(named, tmp_path):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Batches so small that little text makes many of them."""
+    """Shrink batches, so that a short text fills many of them."""
     for module in (corpus_rows, sources):
         monkeypatch.setattr(module, "BATCH", 300)
     for name, value in {"READ": 64, "READ_COMPRESSED": 20, "CUT": 100}.items():

@@ -21,7 +21,7 @@ from acgpt.errors import InputError
 
 
 def write_corpus(folder: Path, splits: dict[str, list[list[int]]], **changes) -> Path:
-    """A folder as documented, with nothing of acgpt's own code."""
+    """Write a corpus folder in the documented format, without acgpt's own code."""
     folder.mkdir(exist_ok=True)
     manifest = {"format_version": 1, "tokenizer_hash": "t", "dtype": "uint16", "convention": "lines", "splits": {}}
     for name, shards in splits.items():
@@ -57,10 +57,10 @@ def folder(tmp_path):
 def test_any_slice_is_that_of_the_concatenated_shards(tmp_path_factory, shards, start, stop):
     corpus = Corpus.open(write_corpus(tmp_path_factory.mktemp("corpus"), {"train": shards}))
     tokens, flat = corpus.tokens("train"), [token for shard in shards for token in shard]
-    found = tokens[start:stop]
+    result = tokens[start:stop]
     assert len(tokens) == len(flat)
-    assert found.dtype == np.int64
-    assert found.tolist() == flat[start:stop]
+    assert result.dtype == np.int64
+    assert result.tolist() == flat[start:stop]
 
 
 @given(length=st.integers(1, 12))

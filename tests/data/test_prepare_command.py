@@ -45,10 +45,10 @@ def test_the_command_prints_a_table_and_then_that_it_is_already_prepared(command
 def test_json_is_the_summary_of_the_manifest(command, named, tmp_path):
     file = jsonl(tmp_path / "a.jsonl", [f"text {number}" for number in range(50)])
     options = (file, "-t", named, "--json", "--validation", "0.2", "--mask-token", "--skip-bad")
-    found = json.loads(command(*options).stdout)
+    content = json.loads(command(*options).stdout)
     corpus = Corpus.open(tmp_path / "corpus")
     manifest = json.loads((tmp_path / "corpus" / "corpus.json").read_text())
-    assert found["hash"] == corpus.hash and found["reused"] is False and found["seconds"] > 0
+    assert content["hash"] == corpus.hash and content["reused"] is False and content["seconds"] > 0
     for key in (
         "tokenizer_hash",
         "vocabulary_size",
@@ -59,9 +59,9 @@ def test_json_is_the_summary_of_the_manifest(command, named, tmp_path):
         "bytes",
         "skipped",
     ):
-        assert found[key] == manifest[key]
+        assert content[key] == manifest[key]
     split = manifest["splits"]["validation"]
-    assert found["splits"]["validation"] == {**split, "shards": len(split["shards"])}
+    assert content["splits"]["validation"] == {**split, "shards": len(split["shards"])}
     assert json.loads(command(*options).stdout)["reused"] is True
 
 
@@ -76,9 +76,9 @@ def test_the_command_says_what_was_skipped_and_in_which_source(command, named, t
 def test_the_command_says_what_is_lost_of_a_damaged_file(command, named, tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(GOOD * 3)[:-8])
     result = command(tmp_path / "a.jsonl.gz", "-t", named, "--skip-bad")
-    said = result.stdout.replace("\n", " ")
-    assert "a.jsonl.gz: 1 unusable rows skipped" in said
-    assert "a.jsonl.gz, line 4: the file is damaged from here on: it ends too early; the rest of the file is" in said
+    output = result.stdout.replace("\n", " ")
+    assert "a.jsonl.gz: 1 unusable rows skipped" in output
+    assert "a.jsonl.gz, line 4: the file is damaged from here on: it ends too early; the rest of the file is" in output
 
 
 def test_the_command_refuses_nonsense_with_code_2_and_a_disk_with_code_1(command, named, tmp_path):
@@ -96,8 +96,8 @@ def test_the_command_refuses_nonsense_with_code_2_and_a_disk_with_code_1(command
 
 
 def test_the_command_takes_a_limit(command, named, tmp_path):
-    found = json.loads(command(jsonl(tmp_path / "a.jsonl", NUMBERS), "-t", named, "--limit", "7", "--json").stdout)
-    assert (found["limit"], found["documents"], found["damaged"]) == (7, 7, 0)
+    content = json.loads(command(jsonl(tmp_path / "a.jsonl", NUMBERS), "-t", named, "--limit", "7", "--json").stdout)
+    assert (content["limit"], content["documents"], content["damaged"]) == (7, 7, 0)
 
 
 def test_a_bar_is_shown_on_a_terminal(named, tmp_path):

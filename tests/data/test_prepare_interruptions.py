@@ -1,4 +1,4 @@
-"""The same bytes whatever interrupts the work; and nobody else's files are touched."""
+"""Interrupted preparations resume with the same bytes, and foreign files are never touched."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRITES = {"os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir"}
 
 
 def in_a_fork(action):
-    """Run an action in a copy of this process; how that ended: a negative number is a signal."""
+    """Run an action in a fork of this process and return its exit code; a negative number is a signal."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -42,7 +42,7 @@ def in_a_fork(action):
 
 
 def kill_before(number):
-    """From now on, kill this process before its `number`th change to the disk."""
+    """Kill this process before its `number`-th change to the disk."""
     left, fsync = number, os.fsync
 
     def change(event, args):
@@ -61,7 +61,7 @@ def kill_before(number):
 
 
 def complete_or_absent(folder):
-    """A manifest stands for what is there, at any moment; a shard that has its name has all its tokens."""
+    """Check that a manifest, if any, describes the files, and that every named shard is complete."""
     if (folder / "corpus.json").exists():
         Corpus.open(folder).verify()
     if (folder / "journal.json").exists():
@@ -81,7 +81,7 @@ def test_a_record_is_replaced_as_a_whole(tmp_path):
 
 @pytest.fixture
 def interrupted(tmp_path, small, monkeypatch, named):
-    """A preparation that has something of everything, what it should give, and how to run it into another folder."""
+    """A preparation with every feature, its expected files, and a function that runs it in another folder."""
     monkeypatch.setattr(corpus_prepare, "CHECKPOINT", 2500)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     (tmp_path / "c.txt").write_bytes("\n".join(MANY).encode())
@@ -178,8 +178,10 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(run, named, tmp_path, 
         run(file)
 
     assert in_a_fork(work) == 1
-    said = capfd.readouterr().err
-    assert f"cannot write {tmp_path / 'corpus'}" in said and "File too large" in said and "Free some space" in said
+    output = capfd.readouterr().err
+    assert (
+        f"cannot write {tmp_path / 'corpus'}" in output and "File too large" in output and "Free some space" in output
+    )
     assert not (tmp_path / "corpus" / "corpus.json").exists()
     assert not list((tmp_path / "corpus").glob("*.bin"))
     run(file)
@@ -224,8 +226,8 @@ def test_a_command_killed_with_its_workers_goes_on_with_one_to_the_same_bytes(ru
     options = ["--validation", "0.1", "--workers", "2", "--shard-size", "0.0625"]
     words = ["prepare", file, "-o", tmp_path / "killed", "-t", named, *options]
     with Piped(*words, before=die_in_the_middle) as command:
-        said = command.stderr.read()  # until the last worker has ended, for they hold its end too
-        assert command.wait() == -signal.SIGKILL, said
+        output = command.stderr.read()  # until the last worker has ended, for they hold its end too
+        assert command.wait() == -signal.SIGKILL, output
     row = json.loads((tmp_path / "killed" / "journal.json").read_text())["position"][1]
     assert 0 < row < len(texts) and not (tmp_path / "killed" / "corpus.json").exists()
     same, seen = {"validation": 0.1, "shard_bytes": 1 << 16}, []
@@ -286,10 +288,10 @@ def test_what_was_made_otherwise_is_refused_by_what_differs(run, tmp_path, monke
         (file, {"field": "id"}, "field"),
         (file, {"shard_bytes": 2048}, "shard_bytes"),
         (file, {"mask_token": True}, "tokenizer, mask_token"),
-        (file, {"train_tokenizer": 300}, "other settings: tokenizer"),
-        (other, {}, r"sources \(train=.*a\.jsonl removed or changed, train=.*b\.jsonl added or changed\)"),
-        ([file, f"test={other}"], {}, r"sources \(test=.*b\.jsonl added or changed\)"),
-        (f"test={file}", {}, r"sources \(train=.*a\.jsonl removed or changed, test=.*a\.jsonl added or changed\)"),
+        (file, {"train_tokenizer": 300}, "other sources or settings. Differences: tokenizer"),
+        (other, {}, r"sources \(removed: train=.*a\.jsonl; added: train=.*b\.jsonl\)"),
+        ([file, f"test={other}"], {}, r"sources \(added: test=.*b\.jsonl\)"),
+        (f"test={file}", {}, r"sources \(removed: train=.*a\.jsonl; added: test=.*a\.jsonl\)"),
     ):
         with pytest.raises(InputError, match=f"{difference}.*`overwrite=True`"):
             run(names, **options)
@@ -320,7 +322,7 @@ def test_unfinished_work_of_value_is_kept_and_the_ways_on_are_named(run, small, 
     before = everything(tmp_path / "corpus")
     assert "train-00000.bin" in before
     with pytest.raises(
-        InputError, match=r"unfinished corpus of another command: seed .* differ\. Repeat.*`overwrite=True`"
+        InputError, match=r"unfinished corpus of another command\. Differences: seed .*\. Repeat.*`overwrite=True`"
     ):
         run(file, shard_bytes=1024, seed=1, skip_bad=True)
     assert everything(tmp_path / "corpus") == before

@@ -94,8 +94,8 @@ def test_a_damaged_compressed_file_is_named_or_read_up_to_there(run, small, toke
         assert "skip the rest of the file with `skip_bad=True`" in str(caught.value)
         assert tokens(corpus) == expected
         assert skipped(corpus) == (1, [0, 1])
-        said = f"line {line}: the file is damaged from here on: it ends too early; the rest of the file is left out"
-        assert [source["damaged"] for source in corpus.manifest["sources"]] == [None, said]
+        note = f"line {line}: the file is damaged from here on: it ends too early; the rest of the file is left out"
+        assert [source["damaged"] for source in corpus.manifest["sources"]] == [None, note]
         assert corpus.manifest["damaged"] == 1
         with pytest.raises(
             InputError, match=r"lacks 1 unusable rows and the rest of 1 damaged files: .*`skip_bad=True`"
@@ -115,14 +115,14 @@ def test_a_damaged_text_file_is_read_up_to_there(run, tokenizer, tmp_path, conve
     with pytest.raises(InputError, match=r"line \d+: the file is damaged from here on") as caught:
         run(file, convention=convention)
     line = int(re.search(r"line (\d+)", str(caught.value))[1])
-    found = tokens(run(file, convention=convention, skip_bad=True))
+    result = tokens(run(file, convention=convention, skip_bad=True))
     assert line > 150
     expected = ORACLES[convention](tokenizer, ["\n".join(NUMBERS[: line - 1])])
     if convention == "lines":
-        assert found == expected
+        assert result == expected
     else:  # what there is of the last line belongs to it
-        assert found[: len(expected) - 1] == expected[:-1]
-        assert found.index(tokenizer.eos_token_id) == len(found) - 1
+        assert result[: len(expected) - 1] == expected[:-1]
+        assert result.index(tokenizer.eos_token_id) == len(result) - 1
 
 
 def test_a_damaged_parquet_file_is_named_or_skipped(run, tokenizer, tmp_path):

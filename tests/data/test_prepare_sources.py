@@ -45,8 +45,8 @@ def test_sources_go_to_the_splits_they_are_named_for(run, tokenizer, tmp_path):
         (tmp_path / f"{name}.txt").write_text(f"text {name}")
     named = [tmp_path / "b.txt", f"test={tmp_path}/a.txt", f"train={tmp_path}/d.txt", f"extra_2={tmp_path}/c.txt"]
     corpus = run(named)
-    found = {split: tokens(corpus, split) for split in corpus.splits}
-    assert found == {
+    results = {split: tokens(corpus, split) for split in corpus.splits}
+    assert results == {
         "train": by_documents(tokenizer, ["text b", "text d"]),
         "test": by_documents(tokenizer, ["text a"]),
         "extra_2": by_documents(tokenizer, ["text c"]),
@@ -228,7 +228,7 @@ def test_of_many_text_files_few_may_be_taken_and_pieces_of_those_held_out(run, t
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A hub on the disk: `datasets` reads local files instead, and every call is noted."""
+    """A fake hub on disk: `datasets` reads local files, and every call is recorded."""
     import datasets
     import huggingface_hub
 

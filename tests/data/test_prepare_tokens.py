@@ -1,4 +1,4 @@
-"""From text to shards: every token against one tokenised by hand, and the tokenizers that there are."""
+"""From text to shards: tokens against tokenisation by hand, with all kinds of tokenizers."""
 
 from __future__ import annotations
 

@@ -37,13 +37,13 @@ def ids(tokenizer, text):
 
 
 def by_lines(tokenizer, texts):
-    found = []
+    token_ids = []
     for text in texts:
         for line in text.split("\n"):
             line = line[:-1] if line.endswith("\r") else line
             if line.strip():
-                found += [*ids(tokenizer, line), tokenizer.eos_token_id]
-    return found
+                token_ids += [*ids(tokenizer, line), tokenizer.eos_token_id]
+    return token_ids
 
 
 def by_documents(tokenizer, texts):
@@ -67,21 +67,23 @@ def parquet(path, texts, field="text"):
 
 
 def compress(path):
-    """The file under all names it may have."""
+    """Write compressed copies of a file, and return all paths."""
     import zstandard
 
     raw = path.read_bytes()
     half = len(raw) // 2
-    ways = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
-    found = []
-    for suffix, way in ways.items():
-        found.append(path.with_name(path.name + suffix))
-        found[-1].write_bytes(way(raw[:half]) + b"\0" * 40 + way(raw[half:]) + b"\0" * 4)  # two streams, padded
-    return [path, *found]
+    compressors = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+    paths = []
+    for suffix, compressor in compressors.items():
+        paths.append(path.with_name(path.name + suffix))
+        paths[-1].write_bytes(
+            compressor(raw[:half]) + b"\0" * 40 + compressor(raw[half:]) + b"\0" * 4
+        )  # two streams, padded
+    return [path, *paths]
 
 
 def everything(folder):
-    """All files under a folder and what is in them."""
+    """Return the contents of all files under a folder, by path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

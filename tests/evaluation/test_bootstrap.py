@@ -51,21 +51,21 @@ def test_the_interval_is_the_normal_one_of_the_delta_method(lengths):
     ours, theirs = (
         TextSums(lengths * (3 + rng.normal(0, 0.2, 400) + shift), lengths.astype(float)) for shift in (0, 0.01)
     )
-    found = interval(PerText("set", {"training": ours}), PerText("set", {"training": theirs}))
+    result = interval(PerText("set", {"training": ours}), PerText("set", {"training": theirs}))
     log_ratio = ours.nats.sum() / ours.tokens.sum() - theirs.nats.sum() / theirs.tokens.sum()
     influence = ours.nats - theirs.nats - log_ratio * lengths
     error = influence.std(ddof=1) * math.sqrt(len(lengths)) / lengths.sum()
-    assert found.percent == pytest.approx(100 * (1 - math.exp(log_ratio)))
+    assert result.percent == pytest.approx(100 * (1 - math.exp(log_ratio)))
     wanted = sorted(100 * (1 - math.exp(log_ratio + sign * Z * error)) for sign in (-1, 1))
-    assert found.interval == pytest.approx(wanted, abs=0.12 * (wanted[1] - wanted[0]))  # 1,000 resamples: 5 % each
+    assert result.interval == pytest.approx(wanted, abs=0.12 * (wanted[1] - wanted[0]))  # 1,000 resamples: 5 % each
 
 
 def test_intervals_hold_the_true_difference_as_often_as_they_say():
     trials, effect = 300, 0.03
     rng = np.random.default_rng(2)
-    found = [interval(*pair(rng, 100, effect)).interval for _ in range(trials)]
+    intervals = [interval(*pair(rng, 100, effect)).interval for _ in range(trials)]
     true = 100 * (1 - math.exp(-effect))
-    held = sum(low <= true <= high for low, high in found) / trials
+    held = sum(low <= true <= high for low, high in intervals) / trials
     assert held == pytest.approx(0.95, abs=0.04)  # three standard errors of 300 trials
 
 
@@ -92,8 +92,8 @@ def test_pairing_matters():
 def test_equal_runs_differ_by_exactly_nothing():
     ours, _ = pair(np.random.default_rng(6), 50)
     same = from_dict(as_dict(ours))
-    found = interval(same, from_dict(as_dict(ours)))
-    assert found == Difference(0.0, (0.0, 0.0)) and not found.clear
+    result = interval(same, from_dict(as_dict(ours)))
+    assert result == Difference(0.0, (0.0, 0.0)) and not result.clear
     assert interval([same] * 3, same).interval == pytest.approx((0.0, 0.0), abs=1e-12)
 
 
@@ -111,8 +111,8 @@ def test_means_over_seeds_are_those_of_perplexities():
 
 
 def test_the_same_numbers_give_the_same_interval():
-    found = [interval(*pair(np.random.default_rng(8), 60)) for _ in range(2)]
-    assert found[0] == found[1]
+    intervals = [interval(*pair(np.random.default_rng(8), 60)) for _ in range(2)]
+    assert intervals[0] == intervals[1]
 
 
 def test_evaluations_of_different_sets_are_refused():
@@ -126,8 +126,8 @@ def test_without_sums_of_each_text_there_is_a_difference_and_no_interval(missing
     ours, theirs = pair(np.random.default_rng(10), 10)
     first = {"ours": (None,), "theirs": (ours,), "one seed": (ours, None)}[missing]
     second = (None,) if missing == "theirs" else (theirs,)
-    found = paired_difference(MeasuredPerplexity(9.0, "training", first), MeasuredPerplexity(10.0, "training", second))
-    assert found.percent == pytest.approx(10) and found.interval is None and not found.clear
+    result = paired_difference(MeasuredPerplexity(9.0, "training", first), MeasuredPerplexity(10.0, "training", second))
+    assert result.percent == pytest.approx(10) and result.interval is None and not result.clear
 
 
 def test_one_text_and_impossible_texts_have_no_interval():
@@ -139,33 +139,33 @@ def test_one_text_and_impossible_texts_have_no_interval():
 # ---- the file -------------------------------------------------------------------------------------------------------
 
 
-def results(found: PerText) -> dict:
-    """What results say of the same evaluation."""
+def results(per_text: PerText) -> dict:
+    """Return the results of the same evaluation."""
     modes = {
         mode: {"perplexity": p if math.isfinite(p := sums.perplexity) else None, "tokens": int(sums.tokens.sum())}
-        for mode, sums in found.modes.items()
+        for mode, sums in per_text.modes.items()
     }
-    texts = len(next(iter(found.modes.values())).nats)
-    return {"set": {"hash": found.set_hash, "texts": texts}, "modes": {**modes, "infilling": None}}
+    texts = len(next(iter(per_text.modes.values())).nats)
+    return {"set": {"hash": per_text.set_hash, "texts": texts}, "modes": {**modes, "infilling": None}}
 
 
 def test_what_is_written_is_read_to_a_thousandth(tmp_path):
     rng = np.random.default_rng(11)
-    found = kept(rng.normal(3000, 100, 276), rng.integers(1, 1023, 276))
-    write_per_text(tmp_path / "test.json", found)
+    result = kept(rng.normal(3000, 100, 276), rng.integers(1, 1023, 276))
+    write_per_text(tmp_path / "test.json", result)
     path = per_text_path(tmp_path / "test.json")
     assert path.name == f"test{ENDING}" and path.stat().st_size < 276 * 15
-    back = read_per_text(tmp_path / "test.json", results(found))
-    assert back.set_hash == "set" and np.array_equal(back.modes["training"].tokens, found.modes["training"].tokens)
-    assert np.abs(back.modes["training"].nats - found.modes["training"].nats).max() <= 5.1e-4
+    back = read_per_text(tmp_path / "test.json", results(result))
+    assert back.set_hash == "set" and np.array_equal(back.modes["training"].tokens, result.modes["training"].tokens)
+    assert np.abs(back.modes["training"].nats - result.modes["training"].nats).max() <= 5.1e-4
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
 def test_what_is_infinite_is_null_in_the_file(tmp_path):
-    found = kept(np.array([300.0, math.inf]))
-    write_per_text(tmp_path / "test.json", found)
+    result = kept(np.array([300.0, math.inf]))
+    write_per_text(tmp_path / "test.json", result)
     assert json.loads(per_text_path(tmp_path / "test.json").read_text())["nats"]["training"] == [300.0, None]
-    assert math.isinf(read_per_text(tmp_path / "test.json", results(found)).modes["training"].nats[1])
+    assert math.isinf(read_per_text(tmp_path / "test.json", results(result)).modes["training"].nats[1])
 
 
 def test_results_without_the_file_are_read(tmp_path):
@@ -173,7 +173,7 @@ def test_results_without_the_file_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"set": {"hash": "other"}}, "of the evaluation dataset other, not set"),
         ({"nats": {"training": [300.0, 310.1]}}, "do not match the mode training"),
@@ -187,11 +187,11 @@ def test_results_without_the_file_are_read(tmp_path):
         ({"format_version": 2}, "version 1"),
     ],
 )
-def test_a_file_of_another_evaluation_is_refused(tmp_path, change, said):
-    found = kept(np.array([300.0, 310.0]))
-    per_text_path(tmp_path / "test.json").write_text(json.dumps(as_dict(found) | change))
-    with pytest.raises(InputError, match=said):
-        read_per_text(tmp_path / "test.json", results(found))
+def test_a_file_of_another_evaluation_is_refused(tmp_path, change, message):
+    result = kept(np.array([300.0, 310.0]))
+    per_text_path(tmp_path / "test.json").write_text(json.dumps(as_dict(result) | change))
+    with pytest.raises(InputError, match=message):
+        read_per_text(tmp_path / "test.json", results(result))
 
 
 @pytest.mark.parametrize("texts", [8, 12, 20])

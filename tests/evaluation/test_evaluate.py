@@ -33,12 +33,12 @@ def ask(model, evaluation_dataset, method="ac-gpt", *, mask=1, budget=2**13, **h
 def by_hand(reference, evaluation_dataset, mode):
     """All log-probabilities of a mode from its definition, text by text: a dense mask, and no code of acgpt."""
     drawn = {"unconditional": None}.get(mode, evaluation_dataset.sampled_roles.get(mode.removesuffix("-no-future")))
-    found = []
+    results = []
     for number, text in enumerate(evaluation_dataset.tokens.tolist()):
         roles = np.full(len(text), ASKED) if drawn is None else drawn[number]
         query = Query(text, (roles == GIVEN).tolist(), (roles == ASKED).tolist())
-        found.extend(expected_log_probs(reference, query, future=not mode.endswith("no-future")).tolist())
-    return found
+        results.extend(expected_log_probs(reference, query, future=not mode.endswith("no-future")).tolist())
+    return results
 
 
 # ---- perplexity -----------------------------------------------------------------------------------------------------
@@ -113,8 +113,8 @@ def test_one_unconditional_pass_serves_three_modes():
     without = [name for name, mode in MODES.items() if not mode.future]
     for modes, passes in ([(), 3], [without, 1], [["training"], 1], [["training", "training-no-future"], 2]):
         method, seen = Counting(), []
-        how = {"modes": modes, "progress": lambda *step: seen.append(step)}  # noqa: B023
-        assert list(evaluate(method, Engine(ours, bos=0, mask=1), small_set(), **how).modes) == list(modes or MODES)
+        options = {"modes": modes, "progress": lambda *step: seen.append(step)}  # noqa: B023
+        assert list(evaluate(method, Engine(ours, bos=0, mask=1), small_set(), **options).modes) == list(modes or MODES)
         assert sum(method.asked) == 6 * passes
         assert seen[0] == (0, 6 * passes) and seen[-1] == (6 * passes, 6 * passes)
 

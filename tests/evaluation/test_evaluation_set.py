@@ -1,4 +1,4 @@
-"""Evaluation sets, which all methods share: drawn once, saved, hashed."""
+"""Evaluation datasets, which all methods share: built once, saved, hashed."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_conditioning_sets_of_a_seed_stay_what_they_were():
 
 
 def rewritten(path, *, arrays=None, **content):
-    """The file with some of its metadata replaced; or some of its arrays, by one who knows how to hash them."""
+    """Write the file with some metadata replaced, or with some arrays replaced and the hash updated."""
     from safetensors import safe_open
 
     with safe_open(path, framework="np") as file:
@@ -182,7 +182,7 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path, damage, message):
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"length": 0}, "at least 1"),
         ({"limit": 0}, "at least 1"),
@@ -193,9 +193,9 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path, damage, message):
         ({"seed": 2**32}, "seed"),
     ],
 )
-def test_a_set_that_cannot_be_built_is_refused_with_the_reason(how, message):
+def test_a_set_that_cannot_be_built_is_refused_with_the_reason(options, message):
     with pytest.raises(InputError, match=message):
-        EvaluationDataset.build(tokens(123), tokenizer_hash="t", **{"length": 20, **how})
+        EvaluationDataset.build(tokens(123), tokenizer_hash="t", **{"length": 20, **options})
 
 
 def test_a_split_with_nothing_in_it_is_named_and_no_length_is_proposed(tmp_path):

@@ -1,4 +1,4 @@
-"""What the future is worth: the demo's texts and table, and the programs that measure it on held-out text."""
+"""Gain from the future: the demo's texts and table, and the programs that measure it on held-out text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tokenizer():
 
 @pytest.fixture
 def program(monkeypatch):
-    """Imports a benchmark program."""
+    """Import a benchmark program."""
     monkeypatch.syspath_prepend(programs.BENCHMARKS)
     return importlib.import_module
 
@@ -54,7 +54,7 @@ def adapted(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Two splits of documents, of words at random: a text of 200 tokens stands in one place only."""
+    """Write two splits of random words, in which a text of 200 tokens occurs only once."""
     folder = tmp_path_factory.mktemp("corpus")
     rng = np.random.default_rng(0)
     words = ["the", "cat", "dog", "bird", "sat", "on", "mat", "log", "and", "saw", "France", "Italy", "capital", "of"]
@@ -91,17 +91,17 @@ def test_what_the_future_is_worth_is_exp_of_the_mean_over_all_asked_tokens(adapt
     base, adapter = adapted
     texts = {"cats": ["The {{cat}} sat on the mat.", "A {{cat and a dog}} saw."], "capitals": ["{{Italy}} is Rome."]}
     lm = acgpt.load(base, adapter, dtype="float64")
-    found = worth(lm, texts)
+    result = worth(lm, texts)
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64)
     merged = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64), adapter)
     for name, network in (("unadapted", plain), ("adapted", merged.merge_and_unload())):
         for kind, templates in texts.items():
             for future in (False, True):
                 scores = torch.cat([expected_log_probs(network, lm.query(t), future=future) for t in templates])
-                perplexity = found[name][kind].future if future else found[name][kind].past
+                perplexity = result[name][kind].future if future else result[name][kind].past
                 assert perplexity == pytest.approx(math.exp(-scores.mean()), rel=1e-6), (name, kind, future)
-            assert found[name][kind].tokens == len(scores)
-    assert len({w.future for kinds in found.values() for w in kinds.values()}) == 4
+            assert result[name][kind].tokens == len(scores)
+    assert len({w.future for kinds in result.values() for w in kinds.values()}) == 4
 
 
 def test_the_table_has_a_row_a_model(adapted, capsys):
@@ -138,11 +138,13 @@ def test_gaps_lie_in_one_document_and_their_texts_do_not_overlap(program, adapte
 
 def test_ties_count_half_and_intervals_hold_the_rate(program):
     gaps = program("gaps")
-    found = gaps.summarize_comparison(np.array([1.0] * 60 + [0.0] * 20 + [-2.0] * 20), seed=0)
-    assert found["win_rate"] == pytest.approx(0.7) and found["ties"] == 20 and found["difference"] == pytest.approx(0.2)
+    result = gaps.summarize_comparison(np.array([1.0] * 60 + [0.0] * 20 + [-2.0] * 20), seed=0)
+    assert (
+        result["win_rate"] == pytest.approx(0.7) and result["ties"] == 20 and result["difference"] == pytest.approx(0.2)
+    )
     # The standard error of a mean of 100 is that of the sample over 10.
     error = np.std([1.0] * 60 + [0.5] * 20 + [0.0] * 20) / 10
-    assert found["win_rate_interval"] == pytest.approx([0.7 - 1.96 * error, 0.7 + 1.96 * error], abs=0.015)
+    assert result["win_rate_interval"] == pytest.approx([0.7 - 1.96 * error, 0.7 + 1.96 * error], abs=0.015)
 
 
 def test_the_judge_is_the_model_without_its_adapter(program, adapted, corpus):
@@ -150,15 +152,15 @@ def test_the_judge_is_the_model_without_its_adapter(program, adapted, corpus):
     base, adapter = adapted
     lm = acgpt.load(base, adapter, dtype="float64")
     texts = gaps.held_out(corpus, "code", lm, 3, seed=0)
-    found = gaps.contest(lm, texts, 0, 0, temperature=0.8)
+    result = gaps.contest(lm, texts, 0, 0, temperature=0.8)
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64)
-    for text, judged in zip(texts, found["true"]["log_prob"], strict=True):
+    for text, judged in zip(texts, result["true"]["log_prob"], strict=True):
         ids = torch.tensor([[lm.bos, *text.tokens]])
         with torch.no_grad():
             scores = plain(ids).logits[0, :-1].log_softmax(-1)
         assert judged == pytest.approx(float(scores.gather(1, ids[0, 1:, None]).sum()), rel=1e-6)
-    assert found["true"]["right"] == [1.0] * 3
-    assert set(found) == {"true", *(f"{m}, {w}" for m in ("unadapted", "adapted") for w in ("past", "future"))}
+    assert result["true"]["right"] == [1.0] * 3
+    assert set(result) == {"true", *(f"{m}, {w}" for m in ("unadapted", "adapted") for w in ("past", "future"))}
 
 
 @pytest.mark.slow

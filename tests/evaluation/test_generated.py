@@ -61,17 +61,17 @@ def test_what_every_method_draws_is_read_as_it_was_written(method: str, tmp_path
     for mode in MODES:
         if generator.write(mode, tmp_path) is None:
             continue
-        found = Generations.open(tmp_path / f"{mode}.jsonl")
+        result = Generations.open(tmp_path / f"{mode}.jsonl")
         queries = generator.queries(mode)
-        assert len(found.samples) == 2 * len(queries) and found.record["method"] == method
-        for each in found.samples:
+        assert len(result.samples) == 2 * len(queries) and result.record["method"] == method
+        for each in result.samples:
             query = queries[each.item]
             assert [role == "a" for role in each.roles] == list(query.asked)
             assert [each.tokens[p - 1] for p in query.given_positions] == [
                 query.tokens[p - 1] for p in query.given_positions
             ]
             assert sum(map(len, each.runs)) == len(each.log_probs or ()) == len(query.asked_positions)
-        assert companions.own_perplexity(found.samples) > 1
+        assert companions.own_perplexity(result.samples) > 1
     assert {each.path.suffix for each in find_generations([tmp_path])} == {".jsonl"}
 
 
@@ -132,8 +132,8 @@ def test_modes_come_in_their_order_and_other_files_after_them(corpus: Path, tmp_
         write_generations(tmp_path, corpus, mode)
     for end in (".json", ".jsonl"):
         (tmp_path / f"earlier{end}").write_bytes((tmp_path / f"training{end}").read_bytes())
-    found = [each.name for each in find_generations([tmp_path])]
-    assert found == ["unconditional", "infilling", "training", "earlier"]
+    results = [each.name for each in find_generations([tmp_path])]
+    assert results == ["unconditional", "infilling", "training", "earlier"]
 
 
 def test_a_line_without_an_end_is_not_read_whole(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""Generations: what is drawn is what was asked, what is given stays, and a run that was killed ends as any other."""
+"""Generations: only asked tokens are sampled, and a killed run ends with the same files when resumed."""
 
 from __future__ import annotations
 
@@ -264,9 +264,9 @@ def test_every_text_has_samples_of_its_own_also_where_nothing_is_given(name, tmp
     lines = lines_of(tmp_path / "unconditional.jsonl")
     assert [(line["item"], line["sample"]) for line in lines] == [(number // 2, number) for number in range(18)]
     assert len({tuple(line["tokens"]) for line in lines}) == 18
-    question, how = generator.queries("unconditional")[8], Sampling(0.8, 0.95, first=16)
+    question, options = generator.queries("unconditional")[8], Sampling(0.8, 0.95, first=16)
     with torch.inference_mode():
-        ((again, _),) = method_of(name).sample(generator.engine, [question], 1, how)[0]
+        ((again, _),) = method_of(name).sample(generator.engine, [question], 1, options)[0]
     assert again.tolist() == lines[16]["tokens"]
 
 
@@ -294,17 +294,17 @@ def models(tmp_path_factory):
     """The folder of a tiny model of a method, when it is first asked for."""
 
     def folder(name):
-        place = root / name
-        if not place.exists():
-            model_of(name).save_pretrained(place)
-        return place
+        path = root / name
+        if not path.exists():
+            model_of(name).save_pretrained(path)
+        return path
 
     root = tmp_path_factory.mktemp("models")
     return folder
 
 
 def die_at(number):
-    """Kill the process when so many samples have been drawn."""
+    """Kill the process after this many samples."""
 
     def make(line_of):
         count = iter(range(number))
@@ -330,7 +330,7 @@ def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, c
     unscored = {key: value for key, value in json.loads(rest[0]).items() if key != "log_probs"}
     in_words, nested = as_line(dict.fromkeys(COSTS, "many")), b"[" * 100_000 + b"]" * 100_000 + b"\n"
     monkeypatch.setattr(module, "line_of", lambda *arguments: drawn.append(1) or line_of(*arguments))
-    for name, left, there in (
+    for name, left, existing in (
         ("as it was", content, sum(groups)),
         ("half a line more", content + content.splitlines()[1][:300], sum(groups)),
         ("half of the last line", content[:-300], sum(groups[:-1])),
@@ -353,7 +353,7 @@ def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, c
         again = CliRunner().invoke(app, [*map(str, words), str(folder)])
         assert again.exit_code == 0, again.output
         assert (folder / "unconditional.jsonl").read_bytes() == want, name
-        assert len(drawn) == 400 - there and want.count(b"\n") == 400
+        assert len(drawn) == 400 - existing and want.count(b"\n") == 400
         assert {path.name for path in folder.iterdir()} == {"unconditional.jsonl", "unconditional.json", "index.json"}
 
 
@@ -393,10 +393,10 @@ def test_progress_counts_the_tokens_that_are_drawn_and_goes_on_where_it_was(name
         patch.setattr(module, "line_of", lambda *a: line_of(*a) if next(calls, None) is not None else stop())
         generator.write("training", tmp_path)
     record = generator.write("training", tmp_path, progress=lambda *numbers: seen.append(numbers))
-    there, total, drawn = seen[0]
-    assert drawn == 0 and 0 < there < total == record["tokens"]
-    assert seen[-1] == (total, total, total - there) and len(seen) > 10
-    assert all(a[0] <= b[0] and b[0] - b[2] == there for a, b in pairwise(seen))
+    existing, total, drawn = seen[0]
+    assert drawn == 0 and 0 < existing < total == record["tokens"]
+    assert seen[-1] == (total, total, total - existing) and len(seen) > 10
+    assert all(a[0] <= b[0] and b[0] - b[2] == existing for a, b in pairwise(seen))
 
 
 def test_a_part_that_another_process_draws_is_left_alone(tmp_path):
@@ -444,8 +444,8 @@ def test_a_part_of_any_size_is_read_and_written_with_little_memory(tmp_path):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    found = [(line["item"], line["sample"]) for line in lines_of(tmp_path / "whole")]
-    assert found == [(item, sample) for item in range(items) for sample in range(samples)]
+    results = [(line["item"], line["sample"]) for line in lines_of(tmp_path / "whole")]
+    assert results == [(item, sample) for item in range(items) for sample in range(samples)]
     assert (part.tokens, part.costs["calls"]) == (items * samples, items)
     assert peak < items * samples * size / 4
 
@@ -463,8 +463,8 @@ def run(*arguments, code=0):
 
 def test_the_command_draws_the_modes_that_were_named_and_says_so(models, corpus, tmp_path):
     out = tmp_path / "new" / "samples"
-    how = [models("fim"), corpus, "--length", LENGTH, "--limit", 3, "--r-max", 0.4, "-o", out]
-    got = json.loads(run(*how, "--modes", "training, infilling", "--json").stdout)
+    arguments = [models("fim"), corpus, "--length", LENGTH, "--limit", 3, "--r-max", 0.4, "-o", out]
+    got = json.loads(run(*arguments, "--modes", "training, infilling", "--json").stdout)
     assert list(got["modes"]) == ["infilling", "training"] and got["modes"]["training"] is None
     assert got["modes"]["infilling"]["file"] == "infilling.jsonl" and got["set"]["r_max"] == 0.4
     assert got["sampling"] == {"temperature": 0.8, "top_p": 0.95, "seed": 0, "prompt": 20}
@@ -476,7 +476,7 @@ def test_the_command_draws_the_modes_that_were_named_and_says_so(models, corpus,
 
     same_set, _ = dataset_of_corpus(Corpus.open(corpus), split="validation", length=LENGTH, r_max=0.4, limit=3)
     assert record["set"]["hash"] == same_set.hash  # as acgpt evaluate asks it
-    table = run(*how).stdout
+    table = run(*arguments).stdout
     rows = {
         line.split()[0]: line.split()[1:] for line in table.splitlines() if line.split()[:1] in [[m] for m in MODES]
     }
@@ -484,23 +484,23 @@ def test_the_command_draws_the_modes_that_were_named_and_says_so(models, corpus,
     assert "cannot be answered by a model of method fim" in table
     assert "already complete, not changed: infilling." in table
     other = tmp_path / "none"
-    run(*how[:-1], other, "--modes", "training", "--if-possible")
+    run(*arguments[:-1], other, "--modes", "training", "--if-possible")
     assert json.loads((other / "index.json").read_text())["modes"] == {"training": None}
     index = json.loads((out / "index.json").read_text())
-    assert {mode for mode, found in index["modes"].items() if found is None} == {"training"} and len(
+    assert {mode for mode, result in index["modes"].items() if result is None} == {"training"} and len(
         index["modes"]
     ) == 5
 
 
 def test_the_index_of_a_folder_says_what_lies_there_and_what_its_method_cannot(models, corpus, tmp_path):
-    how = [corpus, "--length", LENGTH, "--limit", 2, "-o", tmp_path / "o"]
-    run(models("gpt"), *how, "--modes", "training", "--if-possible")
+    arguments = [corpus, "--length", LENGTH, "--limit", 2, "-o", tmp_path / "o"]
+    run(models("gpt"), *arguments, "--modes", "training", "--if-possible")
     assert json.loads((tmp_path / "o" / "index.json").read_text())["modes"] == {"infilling": None, "training": None}
-    for mode, there in (("training-no-future", 1), ("infilling", 2)):  # another method can, and no file forbids it
-        run(models("ac-gpt"), *how, "--mode", mode)
+    for mode, count in (("training-no-future", 1), ("infilling", 2)):  # another method can, and no file forbids it
+        run(models("ac-gpt"), *arguments, "--mode", mode)
         index = json.loads((tmp_path / "o" / "index.json").read_text())
-        assert index["method"] == "ac-gpt" and mode in index["modes"] and len(index["modes"]) == there
-        assert all((tmp_path / "o" / found["file"]).exists() for found in index["modes"].values())
+        assert index["method"] == "ac-gpt" and mode in index["modes"] and len(index["modes"]) == count
+        assert all((tmp_path / "o" / result["file"]).exists() for result in index["modes"].values())
 
 
 def test_the_usual_way_to_draw_is_written_in_one_place(models, corpus, tmp_path, monkeypatch):
@@ -510,16 +510,16 @@ def test_the_usual_way_to_draw_is_written_in_one_place(models, corpus, tmp_path,
     for name, words in (("prompt", module.PROMPT), ("top_p", module.TOP_P), ("temperature", module.TEMPERATURE)):
         assert declared[name].endswith(f"Default: {words}.")
         monkeypatch.setattr(module, name.upper(), words / 2 if name != "prompt" else 3)
-    how = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "-o", tmp_path / "o"]
-    got = json.loads(run(*how, "--json").stdout)["sampling"]
+    arguments = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "-o", tmp_path / "o"]
+    got = json.loads(run(*arguments, "--json").stdout)["sampling"]
     assert got == {"temperature": 0.4, "top_p": 0.475, "seed": 0, "prompt": 3}
 
 
 def test_samples_that_will_all_be_the_same_are_drawn_with_a_warning(models, corpus, tmp_path):
-    how = [models("ac-gpt"), corpus, "--length", LENGTH, "--limit", 2, "--modes", "infilling", "--temperature", 0]
-    assert "warning" not in run(*how, "-o", tmp_path / "one").stderr
-    assert "warning: " in (said := run(*how, "-n", 3, "-o", tmp_path / "o").stderr)
-    assert "the 3 samples of a text are identical" in said
+    arguments = [models("ac-gpt"), corpus, "--length", LENGTH, "--limit", 2, "--modes", "infilling", "--temperature", 0]
+    assert "warning" not in run(*arguments, "-o", tmp_path / "one").stderr
+    assert "warning: " in (output := run(*arguments, "-n", 3, "-o", tmp_path / "o").stderr)
+    assert "the 3 samples of a text are identical" in output
     lines = lines_of(tmp_path / "o" / "infilling.jsonl")
     assert len(lines) == 6 and len({tuple(line["tokens"]) for line in lines}) == 2
 
@@ -557,19 +557,30 @@ def test_a_disk_that_refuses_ends_with_code_1_and_what_was_drawn_stays(models, c
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    how = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "--modes", "unconditional", "-o", tmp_path / "o"]
+    arguments = [
+        models("gpt"),
+        corpus,
+        "--length",
+        LENGTH,
+        "--limit",
+        2,
+        "--modes",
+        "unconditional",
+        "-o",
+        tmp_path / "o",
+    ]
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_atomically", full)
-        assert "No space left" in run(*how, code=1).stderr
+        assert "No space left" in run(*arguments, code=1).stderr
     assert [path.name for path in (tmp_path / "o").iterdir()] == ["unconditional.jsonl.part"]
     monkeypatch.setattr(module, "line_of", lambda *_: pytest.fail("drawn again"))
-    run(*how)
+    run(*arguments)
     assert len(lines_of(tmp_path / "o" / "unconditional.jsonl")) == 2
 
 
 @pytest.mark.parametrize("name", ["unconditional.json", "index.json", "training.jsonl.part"])
 def test_a_stray_file_in_the_folder_is_not_overwritten(models, corpus, tmp_path, name):
     (tmp_path / name).write_text("mine\n")
-    how = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "-o", tmp_path]
-    assert f"{name} is not a" in run(*how, code=2).stderr
+    arguments = [models("gpt"), corpus, "--length", LENGTH, "--limit", 2, "-o", tmp_path]
+    assert f"{name} is not a" in run(*arguments, code=2).stderr
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine\n")]

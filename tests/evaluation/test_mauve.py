@@ -85,10 +85,10 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
         assert each["companions"]["original"]["distinct_1"] < each["companions"]["generated"]["distinct_1"]
         assert each["reference"]["rule"] == "windows" and each["notes"][0].endswith("mostly noise.")
     of_documents = ("--split", "validation", "--rule", "documents", "--length", 4, "--features", model)
-    said = json.loads(acgpt(folder / "training.jsonl", corpus, *of_documents, "--seeds", 1, "--json").stdout)["notes"][
+    note = json.loads(acgpt(folder / "training.jsonl", corpus, *of_documents, "--seeds", 1, "--json").stdout)["notes"][
         0
     ]
-    assert said.endswith("The rule windows may find more reference texts.")
+    assert note.endswith("The rule windows may find more reference texts.")
     features = Featurizer.load(str(model), "cpu")
     opened, path = Corpus.open(corpus), folder / "training.jsonl"
     ours = features.features([each.text for each in Generations.open(path).samples])
@@ -108,8 +108,8 @@ def test_the_log_says_which_texts_are_read_and_each_side_ends_once(
 ):
     monkeypatch.setattr("acgpt.cli.ui.PAUSE", 0.0)
     path = write_generations(tmp_path, corpus, "training")
-    said = acgpt(path, corpus, "--split", "validation", "--features", model, "--features-only").stderr
-    ends = [line for line in said.splitlines() if re.search(r": (\d+) of \1$", line)]
+    output = acgpt(path, corpus, "--split", "validation", "--features", model, "--features-only").stderr
+    ends = [line for line in output.splitlines() if re.search(r": (\d+) of \1$", line)]
     sides = ("generated", "reference", "original")
     assert [line.partition(": ")[0] for line in ends] == [f"training, features of the {side} texts" for side in sides]
 
@@ -126,15 +126,15 @@ def test_texts_that_are_not_read_to_their_end_are_counted(corpus: Path, tmp_path
 def test_the_asked_part_is_scored_against_what_stood_there(corpus: Path, model: Path, tmp_path: Path, mauve: Any):
     path = write_generations(tmp_path, corpus, "infilling", noise=0.9, samples=2)
     acgpt(path, corpus, "--asked-only", "--features", model, "--seeds", 1)
-    found = json.loads(next(tmp_path.glob("*.mauve.json")).read_text())
+    content = json.loads(next(tmp_path.glob("*.mauve.json")).read_text())
     features, opened = Featurizer.load(str(model), "cpu"), Corpus.open(corpus)
     fills = ["\n".join(json.loads(line)["fills"]) for line in path.read_text().splitlines()[::2]]
     real = [
         opened.tokenizer().decode(opened.tokens("validation")[i * LENGTH + 8 : (i + 1) * LENGTH - 8]) for i in range(12)
     ]
-    assert (found["scored"], found["texts"], found["reference"]["texts"]) == ("asked part", 12, 12)
+    assert (content["scored"], content["texts"], content["reference"]["texts"]) == ("asked part", 12, 12)
     expected = mauve(features.features(fills), features.features(real), 0)
-    assert found["mauve"]["scores"] == [pytest.approx(expected, abs=1e-6)] and found["mauve"]["std"] is None
+    assert content["mauve"]["scores"] == [pytest.approx(expected, abs=1e-6)] and content["mauve"]["std"] is None
 
 
 def test_several_samples_of_a_text_are_scored_as_one_is(corpus: Path, model: Path, tmp_path: Path, mauve: Any):
@@ -156,20 +156,24 @@ def test_the_first_texts_are_scored_as_a_file_of_fewer_is(corpus: Path, model: P
         return write_generations(tmp_path / str(texts), corpus, texts=texts, samples=2, set=made.as_dict())
 
     fewer, more = drawn(11), drawn(14)
-    ways = (("--features", model, "--seeds", 1), ("--no-mauve",), ("--asked-only", "--features", model, "--seeds", 1))
-    for way in ways:
-        one = json.loads(acgpt(fewer, corpus, *way, "--json").stdout)
-        limited = json.loads(acgpt(more, corpus, *way, "--limit", 11, "--json").stdout)
+    variants = (
+        ("--features", model, "--seeds", 1),
+        ("--no-mauve",),
+        ("--asked-only", "--features", model, "--seeds", 1),
+    )
+    for options in variants:
+        one = json.loads(acgpt(fewer, corpus, *options, "--json").stdout)
+        limited = json.loads(acgpt(more, corpus, *options, "--limit", 11, "--json").stdout)
         assert limited["record"]["set"] == one["record"]["set"] and (one["limit"], limited["limit"]) == (None, 11)
         for key in ("texts", "mauve", "original", "companions", "perplexity", "reference"):
             assert limited[key] == one[key], key
-        whole = json.loads(acgpt(more, corpus, *way, "--json").stdout)
+        whole = json.loads(acgpt(more, corpus, *options, "--json").stdout)
         assert whole["texts"] == 14 and whole["companions"] != limited["companions"]
-        again = acgpt(more, corpus, *way, "--limit", 11, "--resume", "--json").stdout
+        again = acgpt(more, corpus, *options, "--limit", 11, "--resume", "--json").stdout
         assert json.loads(again) == limited  # with the date of the first
-    assert len(list(more.parent.glob("*.mauve.json"))) == 2 * len(ways)
-    said = acgpt(more, corpus, "--no-mauve", "--limit", 15, code=2).stderr
-    assert "has 14 texts, but the limit is 15: use at most 14, or omit this file" in said
+    assert len(list(more.parent.glob("*.mauve.json"))) == 2 * len(variants)
+    output = acgpt(more, corpus, "--no-mauve", "--limit", 15, code=2).stderr
+    assert "has 14 texts, but the limit is 15: use at most 14, or omit this file" in output
     other = write_generations(tmp_path / "other", corpus)  # whose set is none that acgpt makes
     assert "cannot be derived" in acgpt(other, corpus, "--no-mauve", "--limit", 11, code=2).stderr
 
@@ -179,36 +183,36 @@ def test_no_result_replaces_one_of_another_kind(corpus: Path, model: Path, tmp_p
     other = tmp_path / "other"
     tiny_model("gpt2", vocabulary=340, seed=1).save_pretrained(other)
     tiny_tokenizer(**SPECIAL).save_pretrained(other)
-    ways = [
+    variants = [
         ("--features", model), ("--features", other), ("--features", model, "--split", "validation"),
         ("--features", model, "--asked-only"), ("--features", model, "--judge", other),
         ("--no-mauve",), ("--no-mauve", "--judge", model), ("--no-mauve", "--judge", other),
         ("--no-mauve", "--split", "validation"),
     ]  # fmt: skip
-    for way in ways:
-        acgpt(path, corpus, *way, *(() if "--no-mauve" in way else ("--seeds", 1)))
+    for options in variants:
+        acgpt(path, corpus, *options, *(() if "--no-mauve" in options else ("--seeds", 1)))
     files = sorted(path.parent.glob("training.*.mauve.json"))
-    assert len(files) == len(ways)
+    assert len(files) == len(variants)
     acgpt(path, corpus, "--features", model, "--seeds", 2)  # the same again: it takes its own place
     assert sorted(path.parent.glob("training.*.mauve.json")) == files
-    found = [json.loads(each.read_text())["mauve"] for each in files]
-    assert [each["seeds"] for each in found if each].count([0, 1]) == 1
+    results = [json.loads(each.read_text())["mauve"] for each in files]
+    assert [each["seeds"] for each in results if each].count([0, 1]) == 1
 
 
 def test_a_judges_result_goes_where_it_is_told_and_nothing_goes_elsewhere(corpus: Path, model: Path, tmp_path: Path):
     path = write_generations(tmp_path / "drawn", corpus, texts=3)
-    there, words = set(tmp_path.rglob("*")), (path, corpus, "--no-mauve", "--judge", model)
-    for place in ("one.json", "new/one.mauve.json", "folder"):
-        acgpt(*words, "-o", tmp_path / place)
-        made = [each for each in set(tmp_path.rglob("*")) - there if each.is_file()]
-        assert len(made) == 1 and made[0].is_relative_to(tmp_path / place)
+    existing, words = set(tmp_path.rglob("*")), (path, corpus, "--no-mauve", "--judge", model)
+    for name in ("one.json", "new/one.mauve.json", "folder"):
+        acgpt(*words, "-o", tmp_path / name)
+        made = [each for each in set(tmp_path.rglob("*")) - existing if each.is_file()]
+        assert len(made) == 1 and made[0].is_relative_to(tmp_path / name)
         assert json.loads(made[0].read_text())["judge"]["model"] == str(model)
-        there |= set(tmp_path.rglob("*"))
+        existing |= set(tmp_path.rglob("*"))
     acgpt(*words, "-o", tmp_path / "one.json")  # a result takes the place of a result, and of nothing else
     record = path.with_suffix(".json")
     before = record.read_bytes()
     assert f"{record} is not a result of acgpt mauve" in acgpt(*words, "-o", record, code=2).stderr
-    assert record.read_bytes() == before and set(tmp_path.rglob("*")) == there
+    assert record.read_bytes() == before and set(tmp_path.rglob("*")) == existing
 
 
 def test_a_command_that_was_stopped_goes_on_and_its_index_comes_last(
@@ -228,7 +232,7 @@ def test_a_command_that_was_stopped_goes_on_and_its_index_comes_last(
     monkeypatch.setattr(Scoring, "result", counted)
 
     def score(*more: object, code: int = 0) -> list[str]:
-        """Which of them were computed."""
+        """Run the command, and return which results it computed."""
         computed.clear()
         words = (folder, corpus, "--features", model, "--resume", "--index", index, *(more or ("--seeds", 1)))
         acgpt(*words, code=code)
@@ -239,11 +243,11 @@ def test_a_command_that_was_stopped_goes_on_and_its_index_comes_last(
     (kept,) = folder.glob("*.mauve.json")
     before, stop = kept.read_bytes(), 0
     assert score() == ["infilling", "training"] and kept.read_bytes() == before
-    found = json.loads(index.read_text())
-    assert found["kind"] == "scores" and [each["mode"] for each in found["results"]] == [
+    content = json.loads(index.read_text())
+    assert content["kind"] == "scores" and [each["mode"] for each in content["results"]] == [
         "unconditional", "infilling", "training",
     ]  # fmt: skip
-    assert {each["result"] for each in found["results"]} == set(map(str, folder.glob("*.mauve.json")))
+    assert {each["result"] for each in content["results"]} == set(map(str, folder.glob("*.mauve.json")))
     assert score() == []
     assert len(score("--seeds", 2)) == 3  # other scores under the same name
     write_generations(folder, corpus, "training", noise=0.5)  # drawn again
@@ -261,7 +265,7 @@ def test_a_command_that_was_stopped_goes_on_and_its_index_comes_last(
 
 
 def test_an_index_of_nothing_and_one_that_is_somebody_elses(corpus: Path, tmp_path: Path):
-    """A method that answers in none of the modes that were wanted leaves a folder with an index alone."""
+    """A method that answers none of the requested modes leaves a folder with only an index."""
     (tmp_path / "index.json").write_text('{"kind": "index", "modes": {"training": null}}')
     assert "there are no generations" in acgpt(tmp_path, corpus, "--no-mauve", code=2).stderr
     assert "skipped" in acgpt(tmp_path, corpus, "--index", tmp_path / "scores.json").stderr
@@ -274,16 +278,16 @@ def test_an_index_of_nothing_and_one_that_is_somebody_elses(corpus: Path, tmp_pa
         ("-o", tmp_path / "one.json", "--index", tmp_path / "x" / ".." / "one.json"),
         ("--index", tmp_path / "all.mauve.json"),  # a report would take it for a result
     ):
-        said = acgpt(path, corpus, "--no-mauve", *places, code=2).stderr
-        assert "is the path of a result: choose another .json file with --index" in said
+        output = acgpt(path, corpus, "--no-mauve", *places, code=2).stderr
+        assert "is the path of a result: choose another .json file with --index" in output
         assert not (tmp_path / "one.json").exists()
     assert not list(tmp_path.glob("*.mauve.json")) and "training" in (tmp_path / "index.json").read_text()
 
 
 def test_a_judge_that_is_not_there_yet_is_named(corpus: Path, tmp_path: Path):
     path, missing = write_generations(tmp_path, corpus), tmp_path / "cell" / "model"
-    said = acgpt(path, corpus, "--no-mauve", "--judge", missing, code=2).stderr
-    assert f"cannot load the judge: there is no folder {missing}" in said
+    output = acgpt(path, corpus, "--no-mauve", "--judge", missing, code=2).stderr
+    assert f"cannot load the judge: there is no folder {missing}" in output
 
 
 def test_a_result_of_a_judge_that_was_trained_again_is_not_kept(corpus: Path, tmp_path: Path):
@@ -292,8 +296,8 @@ def test_a_result_of_a_judge_that_was_trained_again_is_not_kept(corpus: Path, tm
     results = []
     for seed in (0, 0, 1):
         tiny_model("gpt2", vocabulary=340, seed=seed).save_pretrained(judge)
-        said = acgpt(path, corpus, "--no-mauve", "--judge", judge, "--resume", "--json").stdout
-        results.append(json.loads(said))
+        output = acgpt(path, corpus, "--no-mauve", "--judge", judge, "--resume", "--json").stdout
+        results.append(json.loads(output))
     first, same, other = results
     assert same == first and other["judge"]["hash"] != first["judge"]["hash"]
     assert other["judge"]["model"] == first["judge"]["model"]
@@ -329,7 +333,7 @@ def test_too_few_texts_for_mauve_are_told_with_what_helps(generated: int, refere
 def test_a_file_is_read_once_to_be_checked_and_once_to_be_scored(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int
 ):
-    """One alone is read once in all: what was read last is kept."""
+    """A single file is read only once, because the last one is cached."""
     for mode in ("infilling", "training", "unconditional")[:files]:
         write_generations(tmp_path, corpus, mode)
     read, real = [], score_samples.originals
@@ -440,9 +444,11 @@ def test_a_result_says_in_what_precision_its_features_were_computed(
 
     with monkeypatch.context() as gpu:
         gpu.setattr("acgpt.evaluation.features.PRODUCTS", {"cpu": "tf32"})
-        there = Featurizer.load(str(model)).describe()
+        described = Featurizer.load(str(model)).describe()
         acgpt(one, corpus, "--features", model, "--features-only")
-    assert Featurizer.load(str(model)).describe() == {**there, "products": "fp32"} and there["products"] == "tf32"
+    assert (
+        Featurizer.load(str(model)).describe() == {**described, "products": "fp32"} and described["products"] == "tf32"
+    )
     assert products(one) == "tf32"
     assert products(other) == "fp32, tf32"  # the reference is from there
     both = acgpt(other, one, corpus, "--features", model, "--json").stdout.splitlines()
@@ -453,12 +459,12 @@ def test_without_the_package_the_rest_is_measured(
     corpus: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = write_generations(tmp_path, corpus)
-    found = importlib.import_module
+    real_import = importlib.import_module
 
     def missing(name: str) -> Any:
         if name == "mauve":
             raise ImportError(name)
-        return found(name)
+        return real_import(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
     assert "pip install 'acgpt[mauve]'" in acgpt(path, corpus, "--features", model, code=2).stderr

@@ -56,8 +56,8 @@ def sample(tokens: list[int], roles: str | None = None, **more: Any) -> Generati
 def test_a_feature_is_the_last_hidden_state_at_the_last_token(architecture: str, monkeypatch: pytest.MonkeyPatch):
     network, tokenizer = tiny_model(architecture, vocabulary=340), tiny_tokenizer(**SPECIAL)
     monkeypatch.setattr("acgpt.evaluation.features.BUDGET", {"cpu": 70})  # several batches, padded
-    found = Featurizer("x", network, tokenizer).features(TEXTS)
-    for text, feature in zip(TEXTS, found, strict=True):
+    result = Featurizer("x", network, tokenizer).features(TEXTS)
+    for text, feature in zip(TEXTS, result, strict=True):
         ids = tokenizer(text)["input_ids"][:64]  # it has 64 positions
         with torch.no_grad():
             expected = network(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0, -1]
@@ -109,11 +109,11 @@ def test_documents_are_what_stands_between_ends_of_text(block: int, monkeypatch:
     tokens[[0, 20, 21]] = 0
     for begin in range(62):
         expected, start = [], 0
-        for place in range(61):  # by definition: a document begins after each 0, and at the beginning
-            if place == 60 or tokens[place] == 0:
-                if start >= begin and (place < 60 or start < 60):
-                    expected.append(tokens[start:place].tolist())
-                start = place + 1
+        for position in range(61):  # by definition: a document begins after each 0, and at the beginning
+            if position == 60 or tokens[position] == 0:
+                if start >= begin and (position < 60 or start < 60):
+                    expected.append(tokens[start:position].tolist())
+                start = position + 1
         assert [each.tolist() for each in reference.documents(tokens, 0, begin)] == expected
 
 
@@ -121,12 +121,12 @@ def test_windows_follow_each_other_and_leave_out_where_the_prompts_are_from(corp
     opened = Corpus.open(corpus)
     tokens, tokenizer = opened.tokens("validation"), opened.tokenizer()
     generated = Generations.open(write_generations(tmp_path, corpus, texts=5))
-    found = reference.reference_from_corpus(opened, "validation", length=20, generated=[generated])
+    result = reference.reference_from_corpus(opened, "validation", length=20, generated=[generated])
     begin = 5 * LENGTH
-    assert found.texts[0] == tokenizer.decode(tokens[begin : begin + 20])
-    assert found.texts[1] == tokenizer.decode(tokens[begin + 20 : begin + 40])
-    assert len(found.texts) == (len(tokens) - begin) // 20
-    assert (found.about["skip"], found.about["overlaps_prompts"]) == (begin, False)
+    assert result.texts[0] == tokenizer.decode(tokens[begin : begin + 20])
+    assert result.texts[1] == tokenizer.decode(tokens[begin + 20 : begin + 40])
+    assert len(result.texts) == (len(tokens) - begin) // 20
+    assert (result.about["skip"], result.about["overlaps_prompts"]) == (begin, False)
     again = reference.reference_from_corpus(opened, "validation", length=20, generated=[generated], skip=0, count=3)
     assert len(again.texts) == 3 and again.about["overlaps_prompts"]
     assert again.texts[0] == tokenizer.decode(tokens[:20])
@@ -138,21 +138,21 @@ def test_windows_follow_each_other_and_leave_out_where_the_prompts_are_from(corp
 def test_fewer_windows_than_there_are_lie_all_over_the_split():
     tokens = np.arange(103)
     for count, expected in {2: [3, 53], 3: [3, 33, 63], 10: range(3, 103, 10), 99: range(3, 103, 10)}.items():
-        found = [each.tolist() for each in reference.windows(tokens, 10, 3, count)]
-        assert found == [list(range(start, start + 10)) for start in expected]
+        results = [each.tolist() for each in reference.windows(tokens, 10, 3, count)]
+        assert results == [list(range(start, start + 10)) for start in expected]
     assert not list(reference.windows(tokens, 10, 94, 5))
 
 
 def test_documents_of_a_corpus_are_long_enough_and_cut(corpus: Path):
     opened = Corpus.open(corpus)
     tokens, tokenizer = opened.tokens("test"), opened.tokenizer()
-    found = reference.reference_from_corpus(opened, "test", length=19, rule="documents")
+    result = reference.reference_from_corpus(opened, "test", length=19, rule="documents")
     eos = tokenizer.eos_token_id
     lengths = [[]]
     for token in tokens[0 : len(tokens)].tolist():
         lengths.append([]) if token == eos else lengths[-1].append(token)
     expected = [tokenizer.decode(each[:19]) for each in lengths if len(each) >= 19]
-    assert found.texts == expected and 0 < len(expected) < len(lengths)
+    assert result.texts == expected and 0 < len(expected) < len(lengths)
 
 
 def test_texts_of_a_file(tmp_path: Path):
@@ -170,9 +170,9 @@ def test_originals_are_the_tokens_of_the_corpus_where_something_was_drawn(corpus
     opened = Corpus.open(corpus)
     path = write_generations(tmp_path, corpus, texts=4, samples=2, noise=1.0)
     tokens, tokenizer = opened.tokens("validation"), opened.tokenizer()
-    found = reference.originals(Generations.open(path), opened)
-    assert len(found) == 4  # each question once
-    for item, each in enumerate(found):
+    result = reference.originals(Generations.open(path), opened)
+    assert len(result) == 4  # each question once
+    for item, each in enumerate(result):
         own = tokens[item * LENGTH : (item + 1) * LENGTH].tolist()
         assert list(each.tokens) == own
         asked = [tokenizer.decode(own[a:b]) for a, b in runs(each.roles)]
@@ -220,8 +220,8 @@ def test_loops_are_found_as_by_trying_every_block(monkeypatch: pytest.MonkeyPatc
         for size in range(1, 11)
         for each in itertools.product((0, 1), repeat=size)
     ]
-    assert all(found == expected for found, expected in verdicts)
-    assert {True, False} == {found for found, _ in verdicts}
+    assert all(result == expected for result, expected in verdicts)
+    assert {True, False} == {result for result, _ in verdicts}
 
 
 def test_unknown_tokens_are_no_loop():
@@ -236,7 +236,7 @@ def test_a_loop_is_seen_at_the_last_asked_token():
 
 @pytest.mark.parametrize("future", [True, False])
 def test_a_judge_says_what_the_definition_says(future: bool):
-    """One that reads the future: log p(fills | given). A causal one: log p(whole text)."""
+    """A judge that reads the future measures log p(fills | given); a causal one measures log p(whole text)."""
     network = tiny_model("llama", vocabulary=340)
     samples = [sample([5, 9, 30, 4, 8, 77], "gaagag"), sample([60, 61, 62, 63], "aagg")]
     expected = []
@@ -245,23 +245,23 @@ def test_a_judge_says_what_the_definition_says(future: bool):
         query = Query(each.tokens, [not a for a in asked]) if future else Query(each.tokens, [False] * len(asked))
         expected += expected_log_probs(network, query, future=future).tolist()
     lm = LanguageModel(network, tiny_tokenizer(**SPECIAL), metadata=Metadata("ac-gpt" if future else "gpt"))
-    found = companions.judge_samples(lm, samples, same_tokens=True)
-    assert found["tokens"] == len(expected) == (5 if future else 10)
-    assert found["log_prob"] == pytest.approx(sum(expected), abs=1e-4)
-    assert found["perplexity"] == pytest.approx(math.exp(-sum(expected) / len(expected)), rel=1e-4)
-    assert found["measures"] == ("fills given the rest" if future else "whole text")
+    result = companions.judge_samples(lm, samples, same_tokens=True)
+    assert result["tokens"] == len(expected) == (5 if future else 10)
+    assert result["log_prob"] == pytest.approx(sum(expected), abs=1e-4)
+    assert result["perplexity"] == pytest.approx(math.exp(-sum(expected) / len(expected)), rel=1e-4)
+    assert result["measures"] == ("fills given the rest" if future else "whole text")
     if future:
         with pytest.raises(InputError, match="another tokenizer"):
             companions.judge_samples(lm, samples, same_tokens=False)
         with pytest.raises(InputError, match="texts of 63 tokens, but the generations have 64"):
             companions.judge_samples(lm, [sample([5] * 64)], same_tokens=True)
-    assert found["cut"] == 0
+    assert result["cut"] == 0
 
 
 def test_what_a_causal_judge_has_no_positions_for_is_counted():
     lm = LanguageModel(tiny_model("llama", vocabulary=340), tiny_tokenizer(**SPECIAL), metadata=Metadata("gpt"))
-    found = companions.judge_samples(lm, [sample([5] * 70), sample([6] * 20), sample([7] * 65)], same_tokens=True)
-    assert lm.positions == 64 and (found["tokens"], found["cut"]) == (63 + 20 + 63, 7 + 2)
+    result = companions.judge_samples(lm, [sample([5] * 70), sample([6] * 20), sample([7] * 65)], same_tokens=True)
+    assert lm.positions == 64 and (result["tokens"], result["cut"]) == (63 + 20 + 63, 7 + 2)
 
 
 # ---- the score ------------------------------------------------------------------------------------------------------
@@ -292,14 +292,14 @@ def test_the_score_is_the_area_under_the_frontier_of_the_same_clusters():
     rng = np.random.default_rng(0)
     for shift in (0.0, 0.3, 3.0):
         p, q = rng.normal(size=(120, 8)).astype("f4"), rng.normal(shift, size=(150, 8)).astype("f4")
-        found = mauve_score.scores(p, q, range(3))
-        for seed, score in zip(found["seeds"], found["scores"], strict=True):
+        result = mauve_score.scores(p, q, range(3))
+        for seed, score in zip(result["seeds"], result["scores"], strict=True):
             seen = package.compute_mauve(p_features=p, q_features=q, seed=seed, **mauve_score.SETTINGS)
-            assert len(seen.p_hist) == found["clusters"] == 12
+            assert len(seen.p_hist) == result["clusters"] == 12
             assert score == pytest.approx(area(list(seen.p_hist), list(seen.q_hist), 5, 25), abs=1e-6)
-        assert found["mean"] == pytest.approx(sum(found["scores"]) / 3)
-        assert found["std"] == pytest.approx(np.std(found["scores"], ddof=1))
-        assert mauve_score.scores(p, q, range(3)) == found
+        assert result["mean"] == pytest.approx(sum(result["scores"]) / 3)
+        assert result["std"] == pytest.approx(np.std(result["scores"], ddof=1))
+        assert mauve_score.scores(p, q, range(3)) == result
     assert mauve_score.scores(p, p, range(2))["scores"] == pytest.approx([1.0, 1.0])
 
 
@@ -323,8 +323,8 @@ def test_only_the_word_of_k_means_is_kept_from_standard_error(capfd: pytest.Capt
 
 def test_nothing_imports_the_package_but_scoring():
     source = Path(mauve_score.__file__).parents[1]
-    found = [
+    results = [
         path.name for path in source.rglob("*.py")
         if re.search(r'^\s*(import mauve|from mauve\b)|import_module\("mauve', path.read_text("utf-8"), re.MULTILINE)
     ]  # fmt: skip
-    assert found == ["mauve.py"]
+    assert results == ["mauve.py"]

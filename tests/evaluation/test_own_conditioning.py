@@ -1,4 +1,4 @@
-"""`--conditioning model`: a model is asked as it was trained, and it is said where it is not."""
+"""`--conditioning model` evaluates a model as it was trained; other r_max values are noted."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from acgpt.training.recipe import load_recipe
 from acgpt.training.train import build_evaluation_sets
 
 TRAINED = {"r_max": 0.4, "b_max": 2, "empty": 0.3, "unknown": 0.1}
+MIXED = {"parts": [{"kind": "blocks", "r_max": 0.2}, {"kind": "infilling", "r_max": 0.8}, {"kind": "empty"}]}
 COMMANDS = pytest.mark.parametrize("command", ["evaluate", "generate"])
 
 
@@ -34,14 +35,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By what acgpt.json says: a conditioning, none, and nothing at all."""
+    """Models by what their acgpt.json states: one conditioning, a mixture, none; or no acgpt.json."""
     tokenizer = tiny_tokenizer(**SPECIAL)
-    said = {"tells": Metadata(conditioning=Conditioning.from_dict(TRAINED).as_dict()), "gpt": Metadata(method="gpt")}
+    metadata = {
+        "tells": Metadata(conditioning=Conditioning.from_dict(TRAINED).as_dict()),
+        "mixed": Metadata(conditioning=Conditioning.from_dict(MIXED).as_dict()),
+        "gpt": Metadata(method="gpt"),
+    }
     folders = {}
-    for name in ("tells", "gpt", "silent"):
+    for name in ("tells", "mixed", "gpt", "silent"):
         folders[name] = tmp_path_factory.mktemp(name)
         network = tiny_model(vocabulary=len(tokenizer), positions=40)
-        LanguageModel(network, tokenizer, metadata=said.get(name)).save_pretrained(folders[name])
+        LanguageModel(network, tokenizer, metadata=metadata.get(name)).save_pretrained(folders[name])
     (folders["silent"] / "acgpt.json").unlink()
     config = json.loads((folders["silent"] / "config.json").read_text())
     (folders["silent"] / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "acgpt"}))
@@ -49,7 +54,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def run(command: str, model: Path, corpus: Path, folder: Path, *words: str, code: int = 0) -> Any:
-    """A command on six texts of 31 tokens."""
+    """Run a command on six texts of 31 tokens."""
     output = ["-o", str(folder / "out")] if command == "generate" else []
     asked = ["--split", "validation", "--length", "31", "--limit", "6", "--device", "cpu", "--modes", "training"]
     result = CliRunner().invoke(app, [command, str(model), str(corpus), *asked, *output, *words])
@@ -88,6 +93,8 @@ def test_another_r_max_than_the_models_own_is_said_and_json_stays_one_object(com
     [
         ("tells", ["--r-max", "0.4"], "r_max 0.4 as in training, set"),
         ("tells", ["--r-max", "0.2"], "r_max 0.2 (trained with 0.4), set"),
+        ("mixed", ["--conditioning", "model"], "r_max 0.2, the first part of the training mixture, set"),
+        ("mixed", ["--r-max", "0.4"], "r_max 0.4 (trained with a mixture of r_max 0.2 to 0.8), set"),
         ("gpt", ["--modes", "training-no-future"], "r_max 0.6, set"),
         ("silent", ["--modes", "training-no-future"], "r_max 0.6, set"),
     ],
@@ -116,12 +123,12 @@ def test_a_model_that_cannot_say_it_and_an_r_max_beside_it_are_errors(
 
 def test_a_set_that_was_made_in_another_way_is_refused(corpus, models, tmp_path):
     path = tmp_path / "set.safetensors"
-    how = ["--dataset", str(path), "--conditioning", "model"]
-    run("evaluate", models["tells"], corpus, tmp_path, *how)
-    run("evaluate", models["tells"], corpus, tmp_path, *how)  # it is there now, and is the model's
+    arguments = ["--dataset", str(path), "--conditioning", "model"]
+    run("evaluate", models["tells"], corpus, tmp_path, *arguments)
+    run("evaluate", models["tells"], corpus, tmp_path, *arguments)  # it is there now, and is the model's
     path.unlink()
     run("evaluate", models["tells"], corpus, tmp_path, "--dataset", str(path))
-    assert "omit --conditioning" in run("evaluate", models["tells"], corpus, tmp_path, *how, code=2).stderr
+    assert "omit --conditioning" in run("evaluate", models["tells"], corpus, tmp_path, *arguments, code=2).stderr
 
 
 def test_the_same_from_python(corpus):
@@ -147,5 +154,5 @@ def test_models_that_were_trained_on_different_sets_are_refused_together():
 
 
 def test_a_conditioning_that_cannot_be_read_says_no_r_max():
-    found = [trained_r_max(said) for said in (None, Metadata(), Metadata(conditioning={"rmax": 1}))]
-    assert found == [None, None, None]
+    results = [trained_r_max(metadata) for metadata in (None, Metadata(), Metadata(conditioning={"rmax": 1}))]
+    assert results == [None, None, None]

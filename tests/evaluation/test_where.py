@@ -1,4 +1,4 @@
-"""Where in a gap the future is worth something, against a count by hand."""
+"""Gain from the future by position in a gap, against sums by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def where(monkeypatch):
 
 
 def write_records(path: Path, asked: np.ndarray, gain: np.ndarray, modes=("infilling", "infilling-no-future"), **set):
-    """As `acgpt evaluate --records` writes them: each asked token gains so much."""
+    """Write records as `acgpt evaluate --records` does, with a given gain for each asked token."""
     text, place = np.nonzero(asked)
     columns = {}
     for mode in modes:
@@ -36,7 +36,7 @@ def write_records(path: Path, asked: np.ndarray, gain: np.ndarray, modes=("infil
 
 @pytest.fixture
 def run(where, monkeypatch, capsys):
-    """The program: what it says to programs."""
+    """Run the program and return its JSON output."""
 
     def run(*arguments: object) -> dict[str, Any]:
         monkeypatch.setattr(sys, "argv", ["where.py", *map(str, arguments)])
@@ -52,23 +52,23 @@ def test_gains_are_averaged_by_the_distance_to_the_next_given_token(run, tmp_pat
     asked[0], asked[1, -5:], asked[2, -1] = True, True, False  # a text with nothing given; one that ends in a gap
     gain = rng.normal(size=asked.shape)
     write_records(tmp_path / "a.safetensors", asked, gain)
-    found = run(tmp_path / "a.safetensors")["gains"]["ac-gpt"]
+    result = run(tmp_path / "a.safetensors")["gains"]["ac-gpt"]
     expected: dict[int, list[float]] = {}
     for row, gained in zip(asked, gain, strict=True):
-        for place in np.flatnonzero(row):
-            given = [other for other in range(place, LENGTH) if not row[other]]
+        for position in np.flatnonzero(row):
+            given = [other for other in range(position, LENGTH) if not row[other]]
             if given:
-                expected.setdefault(given[0] - place, []).append(gained[place])
+                expected.setdefault(given[0] - position, []).append(gained[position])
     bins = {"1": [1], "2": [2], "3–4": [3, 4], "5–8": range(5, 9), "9–16": range(9, 17)}
     for label, distances in bins.items():
         values = [value for distance in distances for value in expected.get(distance, [])]
-        assert (label in found) == bool(values)
+        assert (label in result) == bool(values)
         if values:
-            assert found[label]["gain"] == pytest.approx(np.mean(values))
-            assert found[label]["tokens"] == len(values)
-    low, high = found["1"]["interval"]
-    assert low < found["1"]["gain"] < high
-    assert sum(row["tokens"] for row in found.values()) == sum(map(len, expected.values())) < asked.sum()
+            assert result[label]["gain"] == pytest.approx(np.mean(values))
+            assert result[label]["tokens"] == len(values)
+    low, high = result["1"]["interval"]
+    assert low < result["1"]["gain"] < high
+    assert sum(row["tokens"] for row in result.values()) == sum(map(len, expected.values())) < asked.sum()
 
 
 def test_each_file_has_a_column_and_a_long_gap_a_last_row(run, tmp_path):
@@ -78,12 +78,12 @@ def test_each_file_has_a_column_and_a_long_gap_a_last_row(run, tmp_path):
         (tmp_path / name).mkdir()
         modes = ("training", "training-no-future")
         write_records(tmp_path / name / "r.safetensors", asked, np.full(asked.shape, gain), modes)
-    found = run("--mode", "training", tmp_path / "a" / "r.safetensors", tmp_path / "b" / "r.safetensors")
+    result = run("--mode", "training", tmp_path / "a" / "r.safetensors", tmp_path / "b" / "r.safetensors")
     for name, gain in (("a", 1.0), ("b", 2.0)):
-        rows = found["gains"][f"ac-gpt ({tmp_path / name / 'r.safetensors'})"]
+        rows = result["gains"][f"ac-gpt ({tmp_path / name / 'r.safetensors'})"]
         assert list(rows) == ["1", "2", "3–4", "5–8", "9–16", "17–32", "33 or more"]
         assert all(row["gain"] == pytest.approx(gain) and row["interval"] is None for row in rows.values())  # one text
-    assert {each["device"] for each in found["evaluated"].values()} == {"cpu"}
+    assert {each["device"] for each in result["evaluated"].values()} == {"cpu"}
 
 
 def test_an_infinite_gain_is_none(run, tmp_path):

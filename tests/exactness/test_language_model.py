@@ -135,7 +135,7 @@ def test_a_template_that_asks_nothing_is_refused(lm, verb):
         ("log_prob", "The {{cat}} sat on {{_2}}.", "a blank has no text to score", 19),
         ("log_prob", "The {{cat}} sat on {{a|b}}.", "alternatives", 19),
         ("sample", "The {{_1}} sat on {{a|b}}.", "alternatives", 18),
-        ("rank", "The {{cat|dog}} sat on {{_2}}.", "a blank cannot be ranked", 23),
+        ("rank", "The {{cat|dog}} sat on {{_2}}.", "a blank or gap cannot be ranked", 23),
         ("rank", "The {{cat}} sat.", "nothing to rank", 4),
         ("log_prob", "The {{cat sat.", "never closed", 4),
     ],

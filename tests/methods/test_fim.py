@@ -1,4 +1,4 @@
-"""FIM: a causal model of moved texts; exact on gaps, and silent on all else."""
+"""FIM: a causal model of rearranged texts; exact on gaps, refuses other queries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def by_hand(model, prefix, middle, suffix):
     logits[:, mask] = -math.inf
     scores = logits.log_softmax(-1)
     start = len(ids) - len(middle)
-    return [scores[start - 1 + place, token].item() for place, token in enumerate(middle)]
+    return [scores[start - 1 + position, token].item() for position, token in enumerate(middle)]
 
 
 def split(question):

@@ -24,20 +24,20 @@ from acgpt.training.batches import Batches
 from acgpt.training.recipe import make
 from acgpt.training.train import train
 
-OTHERS = [name for name, method in METHODS.items() if not method.drawn]
+OTHERS = [name for name, method in METHODS.items() if not method.drawable]
 UNANSWERED = {"diffusion": {"infilling-no-future", "training-no-future"}, "fim": {"training"}}
 KEYS = SMALL | {"length": 15, "steps": 30, "save_every": 15, "eval_every": 15, "log_every": 1, "final_texts": 3}
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Without a MASK in its tokenizer, as GPT-2's has none."""
+    """A corpus whose tokenizer has no MASK, like GPT-2's."""
     return write_corpus(tmp_path_factory.mktemp("corpus"), mask=False)
 
 
 @pytest.fixture(scope="module")
 def runs(corpus, tmp_path_factory):
-    """A finished run of each method, when it is first asked for."""
+    """Return the finished run of a method, trained on first use."""
     folder, done = tmp_path_factory.mktemp("runs"), {}
 
     def run(name):
@@ -107,33 +107,33 @@ def test_the_command_evaluates_it_in_the_modes_that_it_can_answer(name, corpus, 
     words += ["--split", "validation", "--dataset", str(tmp_path / "set.safetensors")]
     got = CliRunner().invoke(app, [*words, "--json"])
     assert got.exit_code == 0, got.output
-    found = json.loads(got.stdout)
+    content = json.loads(got.stdout)
     method = method_of(name)
-    assert found["method"] == name and found["bound"] is method.bound
-    unanswered = {mode for mode in MODES if found["modes"][mode] is None}
+    assert content["method"] == name and content["bound"] is method.bound
+    unanswered = {mode for mode in MODES if content["modes"][mode] is None}
     if name in UNANSWERED or method.abilities.evaluates_any:
         assert unanswered == UNANSWERED.get(name, set())
-    assert found["set"]["hash"] == results["evaluation_sets"]["final"]["hash"]
+    assert content["set"]["hash"] == results["evaluation_sets"]["final"]["hash"]
     for mode, answer in results["evaluation"]["modes"].items():  # what training said of the network it exported
         if answer is None:
-            assert found["modes"][mode] is None
+            assert content["modes"][mode] is None
         else:
-            assert found["modes"][mode]["mean_nll"] == pytest.approx(answer["mean_nll"], abs=1e-4)
+            assert content["modes"][mode]["mean_nll"] == pytest.approx(answer["mean_nll"], abs=1e-4)
     table = CliRunner().invoke(app, words)
     assert ("≤" in table.stdout) is method.bound
     assert ("--" in table.stdout) is bool(unanswered)
 
 
 def test_the_command_asks_as_it_is_told_to(corpus, runs, tmp_path):
-    def evaluated(name, *how):
+    def evaluated(name, *options):
         folder, _ = runs(name)
         words = ["evaluate", str(folder / "model"), str(corpus), "--limit", "3", "--length", "15", "--device", "cpu"]
         words += ["--split", "validation", "--dataset", str(tmp_path / "set.safetensors"), "--json"]
-        return CliRunner().invoke(app, [*words, *(word for option in how for word in ("--method-option", option))])
+        return CliRunner().invoke(app, [*words, *(word for option in options for word in ("--method-option", option))])
 
-    def perplexities(*how):
-        found = json.loads(evaluated(*how).stdout)
-        return {mode: answer and answer["perplexity"] for mode, answer in found["modes"].items()}
+    def perplexities(*options):
+        result = json.loads(evaluated(*options).stdout)
+        return {mode: answer and answer["perplexity"] for mode, answer in result["modes"].items()}
 
     plain, shuffled = perplexities("sigma-gpt-random"), perplexities("sigma-gpt-random", "order=random")
     other, several = (
@@ -141,9 +141,12 @@ def test_the_command_asks_as_it_is_told_to(corpus, runs, tmp_path):
         perplexities("sigma-gpt-random", "orders=4"),
     )
     assert all(plain.values())
-    for found in (shuffled, other, several):  # some tokens have seen their future
-        assert {mode for mode, value in found.items() if value is None} == {"infilling-no-future", "training-no-future"}
-    assert len({round(found["training"], 6) for found in (plain, shuffled, other, several)}) == 4
+    for result in (shuffled, other, several):  # some tokens have seen their future
+        assert {mode for mode, value in result.items() if value is None} == {
+            "infilling-no-future",
+            "training-no-future",
+        }
+    assert len({round(result["training"], 6) for result in (plain, shuffled, other, several)}) == 4
     assert perplexities("diffusion", "draws=4")["training"] != perplexities("diffusion")["training"]
     for options, words in ((["order=sideways"], "left-to-right"), (["order"], "KEY=VALUE"), (["draws=3"], "no option")):
         refused = evaluated("sigma-gpt-random", *options)

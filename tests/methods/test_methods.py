@@ -59,7 +59,7 @@ def test_a_method_that_this_version_does_not_have_is_refused_by_name():
 
 
 def test_metadata_and_methods_agree_on_who_reads_the_future():
-    """Of those that are shown copies: AC-GPT, and GPT by those who insist."""
+    """Checked for the methods that can read copies: AC-GPT, and GPT with `future=True`."""
     for name in ("ac-gpt", "gpt"):
         assert Metadata(method=name).reads_copies is METHODS[name].reads_future
 
@@ -122,13 +122,15 @@ def test_ac_gpt_answers_any_query_as_the_dense_mask_does(architecture):
 
 
 def conditional(joint, query):
-    """log p(asked | given) from the probabilities of all texts, whatever the roles: sums, and nothing else."""
+    """Return log p(asked | given) for any roles, by sums over the probabilities of all texts."""
 
     def mass(known):
-        return sum(p for text, p in joint.items() if all(text[place] == query.tokens[place] for place in known))
+        return sum(
+            p for text, p in joint.items() if all(text[position] == query.tokens[position] for position in known)
+        )
 
-    given = [place for place in range(len(query)) if query.given[place]]
-    asked = [place for place in range(len(query)) if query.asked[place]]
+    given = [position for position in range(len(query)) if query.given[position]]
+    asked = [position for position in range(len(query)) if query.asked[position]]
     return math.log(mass(given + asked) / mass(given))
 
 
@@ -169,9 +171,9 @@ def test_gpt_reads_no_copies():
 # ---- table 1: every tick is exercised, and every cross ---------------------------------------------------------------
 
 
-def asked_of(name, model, question, **how):
+def asked_of(name, model, question, **options):
     with torch.inference_mode():
-        return method_of(name).configured(how).log_probs(engine_of(model, name), [question])[0]
+        return method_of(name).configured(options).log_probs(engine_of(model, name), [question])[0]
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -234,21 +236,21 @@ def test_who_is_ticked_for_left_to_right_learns_each_token_from_those_asked_befo
         slots = method.lay_out(tokens, roles, rngs, bos=0, mask=mask)
         batch = Batch.of(slots, longest=method.longest(6), bos=0)
         learner = learner_of(model, name)
-        found = {}
+        results = {}
         for number in range(len(slots.rows)):  # a loss of its own for every prediction
             row = slice(number, number + 1)
             one = replace(batch, rows=batch.rows[row], targets=batch.targets[row], weights=None)
             with torch.no_grad():
-                found[number] = learner(one).item()
-        losses.append(found)
+                results[number] = learner(one).item()
+        losses.append(results)
     positions = [3 if token == 7 else int(token) for token in slots.targets]
     moved = {positions[n] for n in losses[0] if abs(losses[0][n] - losses[1][n]) > 1e-9} - {3}
     assert (moved == {position for position in positions if position > 3}) is method.abilities.left_to_right
 
 
 def test_the_command_prints_the_table_from_what_the_methods_declare():
-    found = json.loads(CliRunner().invoke(app, ["methods", "--json"]).stdout)["methods"]
-    assert list(found) == list(METHODS)
+    content = json.loads(CliRunner().invoke(app, ["methods", "--json"]).stdout)["methods"]
+    assert list(content) == list(METHODS)
     paper = {  # table 1
         "ac-gpt": (True, True, True, True, True),
         "gpt": (False, False, True, True, None),
@@ -258,7 +260,7 @@ def test_the_command_prints_the_table_from_what_the_methods_declare():
     }
     columns = ("evaluates_any", "samples_any", "left_to_right", "single_pass", "fine_tunes")
     for name, row in paper.items():
-        assert tuple(found[name][column] for column in columns) == row
+        assert tuple(content[name][column] for column in columns) == row
     told = CliRunner().invoke(app, ["methods"])
     assert told.exit_code == 0
     for heading, meaning in COLUMNS.values():

@@ -1,4 +1,4 @@
-"""MLM: its conditionals are those of brute force, one pass a token, and its loss that of its definition."""
+"""MLM: conditionals against brute force with one pass per token, and the loss against its definition."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def scores_of(model, text):
 
 
 def by_brute_force(model, question):
-    """Unmask from left to right, a pass a token."""
+    """Unmask from left to right, with one pass per token."""
     mask = mask_of(model, "mlm")
     text = [BOS, *(token if given else mask for token, given in zip(question.tokens, question.given, strict=True))]
-    found = []
+    results = []
     for position in question.asked_positions:
         token = question.tokens[position - 1]
-        found.append(scores_of(model, text)[position, token].item())
+        results.append(scores_of(model, text)[position, token].item())
         text[position] = token
-    return found
+    return results
 
 
 @pytest.mark.parametrize("roles", ["gagag", "aaaaa", "agugau", "ggaga", "uaugaa"])

@@ -1,4 +1,4 @@
-"""Methods of other packages: the example is installed, trained, asked and reported by commands that do not know it."""
+"""Methods of other packages: the example is installed, trained, evaluated and reported by acgpt's commands."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    """A folder of packages whose methods cannot be used, each for another reason."""
+    """A folder of packages whose methods are unusable, each for a different reason."""
     folder = tmp_path_factory.mktemp("broken")
     package(folder, "fails", "import nowhere_to_be_found", "Fails")
     package(folder, "leaves", "raise SystemExit('needs a licence')", "Leaves")
@@ -73,11 +73,11 @@ def prepend(folders):
 
 
 def run(*words, output, packages=(), code=0):
-    """What a command prints in a process of its own, with packages installed beside acgpt."""
+    """Run a command in a new process with packages installed beside acgpt, and return its output."""
     command = Command(*words, output=output, before=prepend, detail=list(map(str, packages)))
     with ended(command):
-        assert command.wait() == code, command.said()
-    return command.said()
+        assert command.wait() == code, command.printed()
+    return command.printed()
 
 
 @pytest.fixture
@@ -132,14 +132,14 @@ def test_it_is_evaluated_exactly_where_it_has_an_answer(trained, site, network, 
     words = ["evaluate", trained / "run" / "model", trained / "corpus", "--split", "validation", "--limit", "5"]
     words += ["--length", "20", "--dataset", tmp_path / "set.safetensors", "-o", tmp_path / "evaluation.json"]
     run(*words, output=tmp_path / "said", packages=[site])
-    found = json.loads((tmp_path / "evaluation.json").read_text())
-    assert found["method"] == NAME
-    assert {mode for mode, answer in found["modes"].items() if answer} == {"unconditional"}
+    content = json.loads((tmp_path / "evaluation.json").read_text())
+    assert content["method"] == NAME
+    assert {mode for mode, answer in content["modes"].items() if answer} == {"unconditional"}
     texts = load_file(tmp_path / "set.safetensors")["tokens"].tolist()
-    bos = found["metadata"]["bos_token_id"]
+    bos = content["metadata"]["bos_token_id"]
     wanted = torch.cat([reversed_log_probs(network, bos, text) for text in texts])
-    assert found["modes"]["unconditional"]["tokens"] == len(wanted) == 100
-    assert found["modes"]["unconditional"]["mean_nll"] == pytest.approx(-wanted.mean().item(), abs=1e-5)
+    assert content["modes"]["unconditional"]["tokens"] == len(wanted) == 100
+    assert content["modes"]["unconditional"]["mean_nll"] == pytest.approx(-wanted.mean().item(), abs=1e-5)
 
 
 def test_it_generates_from_right_to_left_with_the_models_own_log_probabilities(trained, site, network, tmp_path):
@@ -190,8 +190,8 @@ def test_without_its_package_the_run_is_refused_with_the_remedy(trained, tmp_pat
         ["report", trained / "run", "-o", tmp_path / "report"],
         ["infill", "{{_1}}", "-m", trained / "run/model"],
     ):
-        said = " ".join(run(*words, output=tmp_path / "said", code=2).split())
-        assert f"there is no method '{NAME}'" in said and "install that package" in said
+        output = " ".join(run(*words, output=tmp_path / "said", code=2).split())
+        assert f"there is no method '{NAME}'" in output and "install that package" in output
 
 
 # ---- the example, against enumeration --------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ REASONS = {
     "leaves": "needs a licence",
     "number": "7 is not a subclass of acgpt.methods.Method",
     "taken": "the name ac-gpt is taken by acgpt.methods.ac_gpt.AcGpt",
-    "nameless": "Nameless lacks name, title, says, abilities, reads_future, answers, lay_out, score, stream",
+    "nameless": "Nameless lacks name, title, description, abilities, reads_future, answers, lay_out, score, stream",
     "half": "no more",
 }
 
@@ -259,8 +259,8 @@ def test_a_broken_package_is_named_once_and_everything_else_works(site, broken, 
 
 
 def test_nothing_is_imported_from_packages_before_methods_are_asked_for(broken, tmp_path):
-    said = run("--help", output=tmp_path / "a", packages=[broken])
-    assert "warning" not in said and "Usage" in said
+    output = run("--help", output=tmp_path / "a", packages=[broken])
+    assert "warning" not in output and "Usage" in output
 
 
 def test_a_method_may_bring_a_network_of_its_own(trained, tmp_path):
@@ -320,6 +320,18 @@ def test_packages_are_looked_up_once_and_not_for_what_is_registered(monkeypatch)
     assert asked == [GROUP]
 
 
+def test_the_old_names_of_attributes_still_work_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="Method.says is deprecated: use Method.description"):
+
+        class Old(Gpt):
+            name = "old"
+            says = "an old plugin"
+
+    assert Old().description == "an old plugin" and Old().drawable
+    with pytest.warns(DeprecationWarning, match="Method.drawn is deprecated: use Method.drawable"):
+        assert Gpt().drawn
+
+
 def test_what_is_no_method_is_refused_when_it_is_registered():
     methods = Registry()
     assert methods.register(Known) is Known and methods.register(Known) is Known  # as when a module is loaded again
@@ -328,7 +340,7 @@ def test_what_is_no_method_is_refused_when_it_is_registered():
     shouting = type("Shouting", (Gpt,), {"name": "GPT 2"})
     for method, kind, words in (
         (same, ValueError, "known is taken by .*Known"),
-        (nameless, TypeError, "Nameless lacks name, title, says, reads_future, answers"),
+        (nameless, TypeError, "Nameless lacks name, title, description, reads_future, answers"),
         (shouting, TypeError, "lower-case words joined by hyphens, not 'GPT 2'"),
         (print, TypeError, "not a subclass"),
     ):

@@ -1,4 +1,4 @@
-"""σ-GPT: exact in any order, told what to predict, and with nothing given a causal model of its kind."""
+"""σ-GPT: exact in any order, with target positions; with nothing given it is a causal model."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def by_hand(model, order, tokens, asked):
     """log p of the asked tokens as `order` (positions) reads them."""
     ids, positions = [BOS, *(tokens[p - 1] for p in order[:-1])], [0, *order[:-1]]
     scores = logits_by_hand(model, ids, positions, order).log_softmax(-1)
-    found = {p: scores[slot, tokens[p - 1]].item() for slot, p in enumerate(order)}
-    return [found[p] for p in sorted(order) if asked[p - 1]]
+    results = {p: scores[slot, tokens[p - 1]].item() for slot, p in enumerate(order)}
+    return [results[p] for p in sorted(order) if asked[p - 1]]
 
 
 def turned(x, cos, sin):
@@ -149,7 +149,7 @@ def test_with_nothing_given_temporal_is_the_causal_model_that_anyone_would_run(k
     ids = torch.tensor([[BOS, *question.tokens]])
     with torch.no_grad():
         scores = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
-    want = [scores[place, token].item() for place, token in enumerate(question.tokens)]
+    want = [scores[position, token].item() for position, token in enumerate(question.tokens)]
     assert answer(TEMPORAL, model, [question])[0] == pytest.approx(want, abs=1e-9)
     changed = ids.clone()
     changed[0, 4] = (changed[0, 4] + 1) % 4
@@ -249,8 +249,8 @@ def test_of_several_orders_a_sample_has_its_own_whatever_it_is_drawn_beside():
 
     def draw(questions, n, first=0):
         with torch.inference_mode():
-            found = chosen.sample(engine_of(model, RANDOM), questions, n, Sampling(seed=3, first=first))[-1]
-        return [tokens.tolist() for tokens, _ in found], [scores.tolist() for _, scores in found]
+            result = chosen.sample(engine_of(model, RANDOM), questions, n, Sampling(seed=3, first=first))[-1]
+        return [tokens.tolist() for tokens, _ in result], [scores.tolist() for _, scores in result]
 
     tokens, scores = draw([question], 40)
     assert draw([other, question], 40)[0] == tokens
@@ -373,11 +373,11 @@ def test_only_a_table_knows_where_in_the_text_it_is(roles, kind):
     ids = torch.tensor([[BOS, *(question.tokens[place - 1] for place in order[:-1])]])
     positions, aims = torch.tensor([[0, *order[:-1]]]), torch.tensor([order])
     mask = torch.full((5, 5), -math.inf, dtype=torch.float64).triu(1)[None, None]
-    here, there = (
+    here, shifted = (
         model(input_ids=ids, attention_mask=mask, position_ids=positions + by, target_positions=aims + by).logits
         for by in (0, 20)
     )
-    difference = (here - there).abs().max()
+    difference = (here - shifted).abs().max()
     assert difference < ROTATED["atol"] if kind == "rotary" else difference > 1e-2
 
 

@@ -1,4 +1,4 @@
-"""What is no number is refused where a number is wanted."""
+"""Arguments that must be numbers refuse other values."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def adapter(shelf, tmp_path):
 
 
 def refusal(*names, match, folder):
-    """What `acgpt.load` says: one line of moderate length, and no code has been run."""
+    """Return the error of `acgpt.load`; check that it is one short line and that no code was run."""
     with pytest.raises(ModelError, match=match) as caught:
         acgpt.load(*names)
     message = str(caught.value).replace(str(folder), "FOLDER")
@@ -361,7 +361,7 @@ def test_what_is_kept_of_the_hub_is_checked_likewise(shelf, model, adapter, tmp_
 
 
 def keep(folder, root, name):
-    """Put a folder where the hub's client keeps what it has fetched."""
+    """Copy a folder into the cache of the hub's client."""
     kept = root / "kept" / f"models--{name.replace('/', '--')}"
     shutil.copytree(folder, kept / "snapshots" / ("0" * 40))
     (kept / "refs").mkdir()
@@ -396,7 +396,7 @@ WEIGHTLESS = ("show", "prepare")  # they read the tokenizer alone
 
 
 def invoke(command, workshop, tmp_path, **folders):
-    """A command on the files of the workshop, of which some are replaced."""
+    """Run a command on the files of the workshop, some of them replaced."""
     (tmp_path / "text.txt").write_text("The cat sat on the mat.\n")
     places = {"MODEL": workshop / "model", "ADAPTER": workshop / "adapter", "CORPUS": workshop / "corpus"}
     places |= {"OUTPUT": tmp_path / "output", "TEXT": tmp_path / "text.txt", **folders}

@@ -270,9 +270,9 @@ def test_the_default_brings_its_adapter_which_answers_what_needs_the_future(embe
 
 def test_who_leaves_out_the_adapter_is_not_told_to_load_one(embedded, adapted, monkeypatch):
     monkeypatch.setattr(loading, "DEFAULT_ADAPTER", adapted[1])
-    for lm, how in ((acgpt.load(adapter=False), {}), (acgpt.load(), {"adapter": False})):
+    for lm, arguments in ((acgpt.load(adapter=False), {}), (acgpt.load(), {"adapter": False})):
         with pytest.warns(FutureIgnored, match=r"^without its adapter .*remove `adapter=False`"):
-            lm.log_prob("a {{b}} c", **how)
+            lm.log_prob("a {{b}} c", **arguments)
     with pytest.warns(FutureIgnored, match="Load an adapter that can"):  # this one has none to be left out
         acgpt.load(adapted[0], adapter=False).log_prob("a {{b}} c")
 

@@ -1,4 +1,4 @@
-"""Names that may be the hub's: what is asked of it where there is no connection, and where there is one."""
+"""Names of hub models: requests to the hub with and without a connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ httpx = sys.modules[type(huggingface_hub.get_session()).__module__.partition("."
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A hub that fails as it is told, with nothing kept of it; the files that it was asked for."""
+    """A fake hub with an empty cache that fails as configured; returns the list of requested files."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "kept"))
     monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)
     asked = []

@@ -50,7 +50,7 @@ def exactly(values, by=1e-9):
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
-    """Nothing here may reach for a network, or for anybody's token."""
+    """Forbid network access, and hide any token of the user."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
 
@@ -106,9 +106,9 @@ def test_what_is_merged_is_a_plain_model_that_says_what_the_adapter_said(pair, t
     with torch.no_grad():
         logits = model(**words("The cat sat", return_tensors="pt")).logits
     assert model.dtype == torch.bfloat16 and torch.isfinite(logits).all()  # as the base had it
-    said, now = Metadata.read(adapter), Metadata.read(folder)
+    metadata, now = Metadata.read(adapter), Metadata.read(folder)
     assert (now.method, now.conditioning, now.bos_token_id, now.mask_token_id) == ("ac-gpt", CONDITIONING, 1, 2)
-    assert said.base_hash is not None and now.base_hash is None  # it is a model now, of no base
+    assert metadata.base_hash is not None and now.base_hash is None  # it is a model now, of no base
     assert json.loads((folder / "config.json").read_text())["acgpt"] == json.loads((folder / FILE).read_text())
     assert answer == {
         "folder": str(folder),
@@ -194,21 +194,21 @@ def write_gguf(path):
     return path
 
 
-@pytest.mark.parametrize("there", ["folder", "empty folder", "file", "dangling link"])
-def test_nothing_that_is_there_is_overwritten(pair, tmp_path, there, monkeypatch):
+@pytest.mark.parametrize("existing", ["folder", "empty folder", "file", "dangling link"])
+def test_nothing_that_is_there_is_overwritten(pair, tmp_path, existing, monkeypatch):
     target = tmp_path / "merged"
-    if there == "file":
+    if existing == "file":
         target.write_text("mine")
-    elif there == "dangling link":
+    elif existing == "dangling link":
         target.symlink_to(tmp_path / "nowhere")
     else:
         target.mkdir()
-    if there == "folder":
+    if existing == "folder":
         (target / "thesis.txt").write_text("mine")
     monkeypatch.setattr("acgpt.models.loading.load_base", lambda *_: pytest.fail("it was loaded first"))
     assert "is there already" in run("merge", *pair, "-o", target, code=2).stderr
     assert [p.name for p in tmp_path.iterdir()] == ["merged"]
-    if there == "folder":
+    if existing == "folder":
         assert [p.name for p in target.iterdir()] == ["thesis.txt"]
 
 
@@ -241,7 +241,7 @@ def test_a_folder_that_comes_into_being_meanwhile_stays(pair, tmp_path, monkeypa
 
 
 def test_what_would_answer_otherwise_is_not_written(tmp_path):
-    """Of a model whose head is its embeddings, an adapter of the head alone would change both."""
+    """Refuse an adapter of the head alone if the head is tied to the embeddings: merging would change both."""
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     LanguageModel(tiny_model(vocabulary=324, tie_word_embeddings=True), tokenizer()).save_pretrained(base)
     with warnings.catch_warnings():
@@ -366,7 +366,7 @@ def test_nobody_s_readme_is_overwritten(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """What a model folder looks like, at no cost."""
+    """Write the files of a model folder without a real model."""
     folder = tmp_path / "model"
     (folder / "sub [1]").mkdir(parents=True)
     for name, size in {"config.json": 3, "model.safetensors": 1000, "README.md": 5, "sub [1]/notes.txt": 7}.items():
@@ -436,8 +436,8 @@ def test_a_folder_with_a_pickle_is_refused_with_the_reason(folder, hub, name):
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(b"")
     for options in ([], ["--dry-run"]):
-        said = run("push", folder, "me/mine", *options, code=2).stderr
-        assert name in said and "run any code" in said
+        output = run("push", folder, "me/mine", *options, code=2).stderr
+        assert name in output and "run any code" in output
     assert hub.calls == []
 
 

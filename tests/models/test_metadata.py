@@ -88,7 +88,7 @@ def test_the_config_of_a_model_may_carry_it():
 
 
 def rounded():
-    """A model whose weights bf16 can hold."""
+    """A model whose weights are exact in bf16."""
     return tiny_model().bfloat16().float()
 
 

@@ -44,7 +44,7 @@ def shelf(tmp_path_factory):
 
 @pytest.fixture
 def answers(monkeypatch):
-    """A standard input that agrees to everything."""
+    """Standard input that answers yes to every question."""
     stdin = io.StringIO("y\n" * 20)
     monkeypatch.setattr(sys, "stdin", stdin)
     return stdin
@@ -118,7 +118,7 @@ def test_a_report_takes_no_tokenizer_that_is_code(evil, answers):
 
 
 def test_a_known_architecture_is_loaded_without_the_code_beside_it(shelf, evil, answers):
-    """Many models of the hub have both."""
+    """Many models on the hub have a known architecture and also code of their own."""
     keys(model_type="llama")(evil)
     keys("tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")(evil)
     want = acgpt.load(shelf / "model").log_prob("The {{cat}} sat.")
@@ -200,7 +200,7 @@ def test_a_command_that_is_answered_yes_runs_no_code(shelf, evil, tmp_path, comm
 
 
 def test_every_call_that_loads_from_the_hub_says_that_no_code_is_run():
-    """By the source: every `from_pretrained` or `load_dataset` of a library has `trust_remote_code=False`."""
+    """Check the source: every `from_pretrained` and `load_dataset` has `trust_remote_code=False`."""
     import ast
 
     for path in Path(acgpt.__file__).parent.rglob("*.py"):
@@ -208,5 +208,5 @@ def test_every_call_that_loads_from_the_hub_says_that_no_code_is_run():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 of_peft = isinstance(node.func.value, ast.Name) and node.func.value.id.startswith("Peft")
                 if node.func.attr in ("from_pretrained", "from_config", "load_dataset") and not of_peft:
-                    said = {word.arg: ast.unparse(word.value) for word in node.keywords}
-                    assert said.get("trust_remote_code") == "False", f"{path}:{node.lineno}"
+                    keywords = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                    assert keywords.get("trust_remote_code") == "False", f"{path}:{node.lineno}"

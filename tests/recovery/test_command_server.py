@@ -43,14 +43,14 @@ def program(tmp_path: Path) -> tuple[str, ...]:
 
 @pytest.fixture
 def server(program: tuple[str, ...]) -> Iterator[CommandServer]:
-    found = CommandServer(program, ENV)
-    until(lambda: found.ready(0.1))
-    yield found
-    found.close()
+    result = CommandServer(program, ENV)
+    until(lambda: result.ready(0.1))
+    yield result
+    result.close()
 
 
 def run(server: CommandServer, line: str, output: Path) -> tuple[int | None, str]:
-    """The exit code of a command, and what it printed."""
+    """Return the exit code and the output of a command."""
     with output.open("wb") as file:
         command = server.start([line], file.fileno())
     until(lambda: command.poll() is not None)
@@ -80,8 +80,8 @@ def test_no_command_sees_what_an_earlier_one_has_changed(server, tmp_path):
 def test_a_command_ends_with_the_code_of_a_process_of_its_own(server, tmp_path, line, code):
     alone = subprocess.run([sys.executable, "-c", f"import os, sys; {line}"], capture_output=True, text=True)
     assert alone.returncode == code
-    ended, said = run(server, line, tmp_path / "said.txt")
-    assert ended == code and said.splitlines()[-1:] == alone.stderr.splitlines()[-1:]
+    ended, output = run(server, line, tmp_path / "said.txt")
+    assert ended == code and output.splitlines()[-1:] == alone.stderr.splitlines()[-1:]
     assert run(server, "print('next')", tmp_path / "next.txt") == (0, "next\n")
 
 
@@ -176,7 +176,7 @@ def cmdline(pid: int) -> bytes:
 
 
 def light(tmp_path: Path, *lines: str) -> tuple[str, ...]:
-    """The server of acgpt, but for its imports, which are left to the commands."""
+    """The server of acgpt without its imports, which are left to the commands."""
     script = tmp_path / "light.py"
     before = ("from acgpt.cli import preloaded", "preloaded.import_commands = lambda: None")
     script.write_text("\n".join([*before, *lines, "preloaded.main()"]))
@@ -184,7 +184,7 @@ def light(tmp_path: Path, *lines: str) -> tuple[str, ...]:
 
 
 def run_all(program: tuple[str, ...], commands: list[list[str]], output: Path) -> list[tuple[int | None, str]]:
-    """The exit codes of commands, and what they printed."""
+    """Return the exit codes and the outputs of commands."""
     server, ended = CommandServer(program, ENV), []
     try:
         until(lambda: server.ready(0.1))

@@ -30,7 +30,7 @@ CLOSE = 1e-4  # relative; other CPUs round otherwise
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the folders, as the current directory: they name each other by relative paths."""
+    """Copy the folders into the current directory, because they name each other by relative paths."""
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="data")
     monkeypatch.chdir(tmp_path)
@@ -59,9 +59,9 @@ def test_a_corpus_of_before_opens_with_all_its_tokens(folders):
 
 
 def test_a_model_of_before_has_the_perplexities_that_were_measured_then(folders):
-    found = json.loads(run("evaluate", "run/model", "corpus", "--limit", "4", "--json"))
-    assert found["set"]["hash"] == read("run/validation.json")["set"]["hash"]
-    assert perplexities(found) == pytest.approx(perplexities(read("run/validation.json")), rel=CLOSE)
+    content = json.loads(run("evaluate", "run/model", "corpus", "--limit", "4", "--json"))
+    assert content["set"]["hash"] == read("run/validation.json")["set"]["hash"]
+    assert perplexities(content) == pytest.approx(perplexities(read("run/validation.json")), rel=CLOSE)
 
 
 def test_an_adapter_of_before_has_the_perplexities_that_were_measured_then(folders):

@@ -1,4 +1,4 @@
-"""What lies in the folder of generations already: damaged files, others' files, those of another configuration."""
+"""Existing files in the folder of generations: damaged ones, foreign ones, those of another configuration."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_another_configuration_in_the_folder_is_refused_with_what_differs(tmp_pa
         Generator(lm, asked).write("training", tmp_path)
     mode = "infilling" if begun == "another mode" else "training"
     content = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    for how, words in (
+    for arguments, words in (
         ({"samples": 2}, "samples 1, and not 2"),
         ({"sampling": Sampling(0.8, 0.9)}, "top_p 0.95, and not 0.9"),
         ({"sampling": Sampling(0.8, 0.95, seed=1)}, "seed 0, and not 1"),
@@ -118,7 +118,7 @@ def test_another_configuration_in_the_folder_is_refused_with_what_differs(tmp_pa
         ({"budget": 64}, "batch_tokens 8192, and not 64"),
     ):
         with pytest.raises(InputError, match=words):
-            Generator(lm, asked, **how).write(mode, tmp_path)
+            Generator(lm, asked, **arguments).write(mode, tmp_path)
     other = Generator(lm, asked)
     other.engine.most_rows = 8
     with pytest.raises(InputError, match="samples_at_once 32, and not 8"):

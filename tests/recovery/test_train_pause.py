@@ -1,4 +1,4 @@
-"""A run that is told to stop saves itself, and goes on as if it had never stopped."""
+"""A run that is told to stop saves a checkpoint, and resumes with the same result."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_sigterm_saves_a_checkpoint_and_ends_with_code_3(corpus, tmp_path):
     with ended(running):
         until(lambda: (tmp_path / "run" / "log.csv").exists() and len(read_rows(tmp_path / "run")) > 1)
         os.kill(running.process.pid, signal.SIGTERM)
-        assert running.wait() == 3, running.said()
+        assert running.wait() == 3, running.printed()
     step = read_rows(tmp_path / "run")[-1]["step"]
-    assert f"stopped. The same command with --resume continues after step {step}." in running.said()
+    assert f"stopped. The same command with --resume continues after step {step}." in running.printed()
     assert (tmp_path / "run" / "checkpoints" / f"checkpoint-{step}" / "optimizer.pt").exists()
 
 
@@ -75,8 +75,8 @@ def test_two_processes_stop_at_the_same_step(corpus, tmp_path):
     words += ("steps=100000", "save_every=100000", "eval_every=0", "warmup=1", "--minutes", "0.1")
     both = ranks(2, *words, output=tmp_path / "said")
     with ended(*both):
-        assert [each.wait() for each in both] == [3, 3], both[0].said()
-    assert "stopped." in both[0].said() and "stopped." not in both[1].said()
+        assert [each.wait() for each in both] == [3, 3], both[0].printed()
+    assert "stopped." in both[0].printed() and "stopped." not in both[1].printed()
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
 
 

@@ -1,4 +1,4 @@
-"""A run can be stopped at any moment, by anything, and goes on as if nothing had been."""
+"""A run can be stopped at any moment, and resumes with the same result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def corpus(tmp_path_factory):
 
 
 def words_of(corpus, folder, **keys):
-    """The command of a run, always with --resume: as a job is written that may be started again and again."""
+    """Return the command of a run with --resume, as in a job that may be restarted."""
     path = folder.with_suffix(".yaml")
     path.write_text(json.dumps(KEYS | {"corpus": str(corpus), "output": str(folder)} | keys))
     return ("train", path, "--resume", "--quiet")
@@ -47,7 +47,7 @@ def words_of(corpus, folder, **keys):
 def run_to_the_end(corpus, folder, **keys):
     command = Command(*words_of(corpus, folder, **keys), output=folder.with_suffix(".said"))
     with ended(command):
-        assert command.wait() == 0, command.said()
+        assert command.wait() == 0, command.printed()
     return folder
 
 
@@ -57,7 +57,7 @@ def uninterrupted(corpus, tmp_path_factory):
 
 
 def check_same(run, other, last=12):
-    """The same weights, bit for bit, the same state of the optimizer, and the same log but for times."""
+    """Check for the same weights and optimizer state, bit for bit, and the same log except for times."""
     for place in ("model", f"checkpoints/checkpoint-{last}"):
         assert (run / place / "model.safetensors").read_bytes() == (other / place / "model.safetensors").read_bytes()
     one, two = (torch.load(r / f"checkpoints/checkpoint-{last}/optimizer.pt", weights_only=True) for r in (run, other))
@@ -73,7 +73,7 @@ def check_same(run, other, last=12):
 
 
 def check_whole(run):
-    """What bears the name of a checkpoint is one."""
+    """Check that every folder with the name of a checkpoint is a complete one."""
     for checkpoint in (run / "checkpoints").glob("checkpoint-*"):
         load_file(checkpoint / "model.safetensors")
         for name in ("optimizer.pt", "scheduler.pt"):
@@ -87,7 +87,7 @@ def check_whole(run):
 
 
 def at_call(number):
-    """The `number`-th call is the last thing that the process does not do."""
+    """Kill the process just before the `number`-th call."""
 
     def make(old):
         calls = []
@@ -156,7 +156,7 @@ def test_a_run_that_is_killed_at_the_worst_moments_ends_with_the_same_weights_bi
     for number, (moment, _, _) in enumerate(MOMENTS):
         command = Command(*words, output=tmp_path / "said", before=prepare_moment, detail=number)
         with ended(command):
-            assert command.wait() == -signal.SIGKILL, f"{moment}: {command.said()}"
+            assert command.wait() == -signal.SIGKILL, f"{moment}: {command.printed()}"
         check_whole(run)
         steps.append(max([int(path.name[11:]) for path in (run / "checkpoints").glob("checkpoint-*")], default=0))
     assert steps == [0, 0, 3, 9, 9, 9, 12, 12]  # each was killed where it should be
@@ -179,7 +179,7 @@ def test_a_run_that_is_killed_from_outside_with_its_workers_ends_with_the_same_w
 
 
 def wait_at(step):
-    """Go no further than a step, however late the signal comes."""
+    """Do not continue beyond a step, even if the signal comes late."""
 
     def make(old):
         def append(self, row):
@@ -202,7 +202,7 @@ def reached(run, step):
 
 
 def limit_files(size):
-    """No file may become larger: a write beyond it fails, as on a full disk."""
+    """Limit the size of files: a larger write fails, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
@@ -218,7 +218,7 @@ def test_a_file_that_cannot_be_written_ends_the_run_with_a_clear_message_and_los
     command = Command(*words, output=tmp_path / "said", before=limit_files, detail=size)
     with ended(command):
         assert command.wait() == 1
-    message = command.said()
+    message = command.printed()
     assert f"error: cannot write {run}/checkpoints/checkpoint-6: " in message
     assert f"The run can be resumed from {run}/checkpoints/checkpoint-3 with --resume." in message
     assert "Traceback" not in message
@@ -264,7 +264,7 @@ def test_whatever_meets_a_full_disk_is_named_and_the_run_can_go_on(name, corpus,
 
 @pytest.fixture(scope="module")
 def crashed(corpus, tmp_path_factory):
-    """A run as a crash leaves it: two checkpoints, of steps 2 and 4 out of 6, and no result."""
+    """A run after a crash: checkpoints of steps 2 and 4 out of 6, and no result."""
     run = tmp_path_factory.mktemp("crashed") / "run"
     keys = {"corpus": str(corpus), "output": str(run), "steps": 6, "save_every": 2, "workers": 0, "keep": 3}
     recipe = make(KEYS | keys, "x")
@@ -277,7 +277,7 @@ def crashed(corpus, tmp_path_factory):
 
 @pytest.fixture
 def stopped(crashed, tmp_path):
-    """The recipe of such a run, in a place of its own."""
+    """Copy such a run to a new folder and return its recipe."""
     shutil.copytree(crashed.output, tmp_path / "run")
     return dataclasses.replace(crashed, output=str(tmp_path / "run"))
 
@@ -359,7 +359,7 @@ def test_a_resumed_run_saves_and_logs_as_it_is_told_now(corpus, tmp_path):
     run = tmp_path / "run"
     command = Command(*words_of(corpus, run, **stop_after), "--minutes", "0.0001", output=tmp_path / "said")
     with ended(command):
-        assert command.wait() == 3, command.said()
+        assert command.wait() == 3, command.printed()
     run_to_the_end(corpus, run, steps=12, save_every=3, keep=9)
     kept = sorted(int(path.name[11:]) for path in (run / "checkpoints").iterdir())
     assert kept == [1, 3, 6, 9, 12]
@@ -388,7 +388,7 @@ def test_two_runs_never_share_a_folder(corpus, tmp_path):
         second = Command(*words, output=tmp_path / "second", before=lose_patience)
         with ended(second):
             assert second.wait() == 2
-        assert "another process is training in" in second.said()
+        assert "another process is training in" in second.printed()
         assert first.process.is_alive()
 
 

@@ -1,4 +1,4 @@
-"""`acgpt.compare`: its tables hold what the files hold, it writes only where it is told, and it is light to import."""
+"""`acgpt.compare`: its tables match the files, it writes only to `output`, and it imports quickly."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def only_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 def runs(tmp_path: Path) -> list[Path]:
     """Two seeds from scratch, and a tuned model with its causal twin and a curve."""
     curve = {50: (9.0, 8.0, 9.1), 100: (8.0, 6.0, 8.2)}
-    found = [scratch(tmp_path / f"seed{seed}", tuple(x + seed for x in AC), seed=seed) for seed in (0, 1)]
-    return [*found, write_run(tmp_path / "ac", curve=curve), twin_of(tmp_path / "gpt", curve=curve)]
+    results = [scratch(tmp_path / f"seed{seed}", tuple(x + seed for x in AC), seed=seed) for seed in (0, 1)]
+    return [*results, write_run(tmp_path / "ac", curve=curve), twin_of(tmp_path / "gpt", curve=curve)]
 
 
 def test_the_examples_of_the_page_on_reports_print_what_it_says(monkeypatch):
@@ -80,9 +80,9 @@ def test_the_command_prints_the_content_of_the_same_comparison(runs, tmp_path):
 
 
 def test_measurements_have_a_row_for_each_run_set_and_mode(runs):
-    found = acgpt.compare(runs).measurements
-    assert not found.duplicated(["run", "set", "options", "mode"]).any() and len(found) == len(runs) * len(MODES)
-    pivot = found.pivot(index="run", columns="mode", values="perplexity")[list(MODES)]
+    result = acgpt.compare(runs).measurements
+    assert not result.duplicated(["run", "set", "options", "mode"]).any() and len(result) == len(runs) * len(MODES)
+    pivot = result.pivot(index="run", columns="mode", values="perplexity")[list(MODES)]
     assert pivot.loc["ac"].tolist() == list(AC) and pivot.loc["seed1"].tolist() == [x + 1 for x in AC]
     assert [None if pd.isna(x) else x for x in pivot.loc["gpt"]] == list(CAUSAL)
 

@@ -1,4 +1,4 @@
-"""Runs that are kept: folders get other names, and nothing else changes."""
+"""Keeping runs: folder names change, and nothing else."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def test_of_generations_the_records_and_scores_are_kept_and_their_tables_stay_as
         record.write_text(json.dumps(json.loads(record.read_text()) | model | {"command": command}))
         (run / "generations" / "test" / "index.json").write_text(json.dumps({"kind": "index", "folder": str(run)}))
         scored = run / "generations" / "test" / "training.mauve.json"
-        found = json.loads(scored.read_text())
-        found["record"] |= {"model": model["model"]}
-        found |= {"features": {"model": "/here/models/large", "hash": "f"}}
-        found["reference"] |= {"corpus": "/here/wiki"}
-        found["command"] = ["acgpt", "mauve", *map(str, scores), "/here/wiki", "--split", "test"]
-        scored.write_text(json.dumps(found))
+        content = json.loads(scored.read_text())
+        content["record"] |= {"model": model["model"]}
+        content |= {"features": {"model": "/here/models/large", "hash": "f"}}
+        content["reference"] |= {"corpus": "/here/wiki"}
+        content["command"] = ["acgpt", "mauve", *map(str, scores), "/here/wiki", "--split", "test"]
+        scored.write_text(json.dumps(content))
         named = [{"generated": str(scores[0]), "result": f"/gpu/cells/{run.name}/generations/test/{scored.name}"}]
         (scored.parent / "scores-test.json").write_text(json.dumps({"kind": "scores", "results": named}))
     before = make_report([cells], tmp_path / "before")
@@ -112,20 +112,24 @@ def test_a_judges_result_of_one_mode_is_kept_wherever_in_the_run_it_was_written(
     run = drawn(tmp_path, corpus, "ac-gpt", 0, {"training": 0.9})
     scored, beside = run / place, run / "generations" / "test" / "training.mauve.json"
     scored.parent.mkdir(parents=True, exist_ok=True)
-    said = {"measures": "whole text", "perplexity": 30.0, "tokens": 93, "bound": False, "original": None}
-    found = json.loads(beside.read_text()) | {"judge": {"model": f"{run}/model", "hash": "j", **said}}
+    judge_scores = {"measures": "whole text", "perplexity": 30.0, "tokens": 93, "bound": False, "original": None}
+    content = json.loads(beside.read_text()) | {"judge": {"model": f"{run}/model", "hash": "j", **judge_scores}}
     options = [f"--judge={run}/model", f"--output={scored}"]
-    found["command"] = ["/x/acgpt", "mauve", found["generated"], "/a/wiki", *options]
-    scored.write_text(json.dumps(found))
+    content["command"] = ["/x/acgpt", "mauve", content["generated"], "/a/wiki", *options]
+    scored.write_text(json.dumps(content))
     (run / "model").mkdir()
     (run / "model" / "config.json").write_text('{"model_type": "gpt2"}')
     (run / "model" / "list.json").write_text("[]")
     (run / "model" / "half.json").write_text('{"kind": ')
     assert keep(run, output=tmp_path / "kept").returncode == 0
     kept = tmp_path / "kept" / run.name
-    found = json.loads((kept / place).read_text())
-    assert found["judge"] == {"model": f"runs/{run.name}/model", "hash": "j", **said}
-    assert found["command"][3:] == ["data/wiki", f"--judge=runs/{run.name}/model", f"--output=runs/{run.name}/{place}"]
+    content = json.loads((kept / place).read_text())
+    assert content["judge"] == {"model": f"runs/{run.name}/model", "hash": "j", **judge_scores}
+    assert content["command"][3:] == [
+        "data/wiki",
+        f"--judge=runs/{run.name}/model",
+        f"--output=runs/{run.name}/{place}",
+    ]
     assert (kept / "generations" / "test" / "training.mauve.json").exists() and not (kept / "model").exists()
 
 
@@ -169,12 +173,12 @@ def test_what_was_drawn_is_kept_and_made_again_byte_by_byte(tmp_path):
 
 def test_a_path_where_none_is_expected_is_not_kept(tmp_path):
     run = write_run(tmp_path / "a", about={"where": "/home/me/secret"})
-    said = keep(run, output=tmp_path / "kept")
-    assert said.returncode == 1 and "names /home/me/secret in an unexpected place" in said.stderr
+    output = keep(run, output=tmp_path / "kept")
+    assert output.returncode == 1 and "names /home/me/secret in an unexpected place" in output.stderr
     assert not (tmp_path / "kept").exists()
 
 
 def test_two_runs_of_one_name_are_refused(tmp_path):
-    runs = [write_run(tmp_path / place / "a") for place in ("one", "other")]
-    said = keep(*runs, output=tmp_path / "kept")
-    assert said.returncode == 1 and "two runs are called a" in said.stderr and not (tmp_path / "kept").exists()
+    runs = [write_run(tmp_path / name / "a") for name in ("one", "other")]
+    output = keep(*runs, output=tmp_path / "kept")
+    assert output.returncode == 1 and "two runs are called a" in output.stderr and not (tmp_path / "kept").exists()

@@ -1,4 +1,4 @@
-"""Pages of a report: values are text, whatever they say, and the packages that render them are an extra."""
+"""Pages of a report: values are escaped, and the packages that render them are optional."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Page(HTMLParser):
 
 
 def check_is_text(page: Page, count: int) -> None:
-    """The hostile words stand there as they were written, wherever they stand, so often at least."""
+    """Check that the hostile text occurs verbatim, at least this often."""
     assert page.text.count("alert(1)") == page.text.count(HOSTILE) >= count
     assert "script" not in page.names and not any(key.startswith("on") for key in page.attributes)
 

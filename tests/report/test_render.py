@@ -19,7 +19,7 @@ NOTHING = (None,) * 5
 
 @pytest.fixture
 def render(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """The program, in a repository of our own."""
+    """The program, in a temporary repository."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     program = importlib.import_module("render")
     monkeypatch.setattr(program, "ROOT", tmp_path)
@@ -29,7 +29,7 @@ def render(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """Two methods that were asked at r_max 0.6 on 40 texts and on 8, a third on 8 alone; one of them also at 0.2."""
+    """Two methods evaluated at r_max 0.6 on 40 texts and on 8, a third on 8 only; one of them also at 0.2."""
     folder = tmp_path / "benchmarks" / "results" / "mine"
 
     def asked(method: str, shift: float, texts: int, r_max: float = 0.6) -> dict:
@@ -68,14 +68,14 @@ def test_a_table_has_the_rows_that_were_chosen_and_its_caption_speaks_of_no_othe
     assert [(row[1], row[2]) for row in table(bare)] == [("0.2", "40"), ("0.6", "40")]
     assert "The paper's rows" not in bare and "(8 texts" not in bare and bare.count("(40 texts") == 2
     short = render.rendered("<!-- report mine test/small asked=8 paper -corpus -chance -caption -->\n<!-- end -->")
-    assert [len(row) for row in table(short)] == [12] * 3 and "\n\nEvaluation sets: " in short
-    for wanted, said in {
+    assert [len(row) for row in table(short)] == [12] * 3 and "\n\nEvaluation datasets: " in short
+    for wanted, message in {
         "test/small asked=9 paper": "test/small of mine has no row with asked=9",
         "test/base": "mine has no test/base: it has validation/small, test/small",
         "test/small colour=9": "has no -colour: it has -from, -r_max",
         "test/small ac-gtp-0.6": "mine has no ac-gtp-0.6: it has .*-caption, paper, ac-gpt-0.2",
     }.items():
-        with pytest.raises(SystemExit, match=said):
+        with pytest.raises(SystemExit, match=message):
             render.rendered(f"<!-- report mine {wanted} -->\n<!-- end -->")
 
 
@@ -95,9 +95,9 @@ def test_scores_and_what_drawing_took_are_tables_too(render, kept, tmp_path):
     made = table(render.rendered("<!-- report mine small/mauve paper 'scored=whole text' -->\n<!-- end -->"))
     assert [row[:7] for row in made] == [["here", "0.6", "3", "AC-GPT", "wiki", "whole text", "gpt2-large"]]
     assert made[0][7:12] == ["0.500", "--", "0.750", "--", "--"]
-    found = render.rendered("<!-- report mine draws -->\n<!-- end -->")
-    assert table(found) == [["ac-gpt-3", "0.6", "3 × 2", "120", "14", "4 s", "30"]]
-    assert "`acgpt generate runs/RUN/model data/wiki --modes …`, a CPU, torch 1, transformers 2, 2026-01-02." in found
+    result = render.rendered("<!-- report mine draws -->\n<!-- end -->")
+    assert table(result) == [["ac-gpt-3", "0.6", "3 × 2", "120", "14", "4 s", "30"]]
+    assert "`acgpt generate runs/RUN/model data/wiki --modes …`, a CPU, torch 1, transformers 2, 2026-01-02." in result
 
 
 def test_what_commands_have_in_common_is_said_once(render, kept):
@@ -128,9 +128,9 @@ def test_a_figure_is_drawn_once_and_a_check_sees_that_it_shows_other_numbers(ren
     assert render.rendered(made, check=True) == made == render.rendered(made)
     assert picture.stat().st_mtime_ns == before
     path = kept / "ac-gpt-0.2" / "test-40.json"
-    found = json.loads(path.read_text())
-    found["modes"]["training"]["perplexity"] += 1
-    path.write_text(json.dumps(found))
+    content = json.loads(path.read_text())
+    content["modes"]["training"]["perplexity"] += 1
+    path.write_text(json.dumps(content))
     with pytest.raises(SystemExit, match="is out of date"):
         render.rendered(made, check=True)
     render.rendered(made)

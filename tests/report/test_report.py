@@ -1,4 +1,4 @@
-"""Reports: the paper's own numbers under our formula, who is compared with whom, what is refused, and every form."""
+"""Reports: the paper's numbers reproduced by the formula, causal twins, errors, and all output formats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LORA = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": None}
 
 
 def evaluation(method: str, perplexities: tuple[float | None, ...], **about: Any) -> dict[str, Any]:
-    """As `acgpt evaluate` writes it; the set's hash is that of what describes it."""
+    """Return an evaluation as `acgpt evaluate` writes it; the dataset's hash is that of its description."""
     described = {"texts": 4, "length": 31, "r_max": 0.6, "split": "validation", **about}
     set_hash = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     answers = [p if p is None else {"perplexity": p, "interval": None, "tokens": 9} for p in perplexities]
@@ -83,12 +83,12 @@ def write_run(
     return folder
 
 
-def twin_of(folder: Path, perplexities: tuple[float | None, ...] = CAUSAL, **how: Any) -> Path:
-    return write_run(folder, perplexities, method="gpt", **how)
+def twin_of(folder: Path, perplexities: tuple[float | None, ...] = CAUSAL, **options: Any) -> Path:
+    return write_run(folder, perplexities, method="gpt", **options)
 
 
 def table(folder: Path, name: str, split: str = "validation") -> list[dict[str, str]]:
-    """The rows of a table's CSV that are of runs."""
+    """Return the rows of runs in a table's CSV file."""
     text = (folder / "finetuning" / split / f"{name}.csv").read_text(encoding="utf-8")
     return [row for row in csv.DictReader(io.StringIO(text)) if row["source"] == "run"]
 
@@ -108,7 +108,7 @@ def only_tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def figures() -> None:
-    """With figures."""
+    """Draw figures in this test."""
 
 
 # ---- the paper's own numbers ----------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ PAPER_DATA = json.loads(PAPER.read_text(encoding="utf-8"))
 
 def pairs() -> list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
     """Every row of the paper's table of advantages, with its run's and its baseline's perplexities."""
-    found = []
+    results = []
     for row in PAPER_DATA["advantages"]:
         same = [each for each in PAPER_DATA["perplexities"] if all(each[k] == row[k] for k in ("backbone", "corpus"))]
         (ours,) = [
@@ -126,8 +126,8 @@ def pairs() -> list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
             if each["method"] == "AC-GPT" and (each["adapter"], each["mix"]) == (row["adapter"], row["mix"])
         ]  # fmt: skip
         (baseline,) = [each for each in same if each["method"] == "Baseline"]
-        found.append((row, ours, baseline))
-    return found
+        results.append((row, ours, baseline))
+    return results
 
 
 def test_all_of_the_papers_rows_are_there():
@@ -201,13 +201,13 @@ def test_no_other_run_is_taken_for_a_twin(tmp_path, change, reason):
 
 def test_the_twin_with_the_same_adapter_goes_before_others_and_then_the_one_that_differs_least(tmp_path):
     runs = [write_run(tmp_path / "ac", seed=3)]
-    runs += [twin_of(tmp_path / name, **how) for name, how in {
+    runs += [twin_of(tmp_path / name, **options) for name, options in {
         "full": {"lora": None, "seed": 3}, "alpha": {"lora": LORA | {"alpha": 32}, "seed": 3},
         "seed": {"seed": 1, "lr": 1e-4}, "both": {"seed": 1, "lr": 2e-4},
     }.items()]  # fmt: skip
     make_report(runs, tmp_path / "report")
     (row,) = table(tmp_path / "report", "advantages")
-    assert row["twin"] == "seed" and row["note"] == "the causal baseline differs in seed."
+    assert row["twin"] == "seed" and row["note"] == "The causal baseline differs in seed."
 
 
 def test_a_twin_with_another_adapter_is_used_and_marked(tmp_path):
@@ -217,9 +217,9 @@ def test_a_twin_with_another_adapter_is_used_and_marked(tmp_path):
     rows = {row["run"]: row for row in table(tmp_path / "report", "advantages")}
     assert rows["ac"]["note"] == ""
     assert rows["full"]["training"] == rows["ac"]["training"] != ""
-    assert "no causal baseline has Full FT: compared with that of LoRA r=64" in rows["full"]["note"]
+    assert "No causal baseline has Full FT: compared with LoRA r=64" in rows["full"]["note"]
     tex = (tmp_path / "report" / "finetuning" / "validation" / "advantages.tex").read_text(encoding="utf-8")
-    assert r"full & Qwen3-8B\textsuperscript{1} & Full FT" in tex and r"\textsuperscript{1}\,no causal" in tex
+    assert r"full & Qwen3-8B\textsuperscript{1} & Full FT" in tex and r"\textsuperscript{1}\,No causal" in tex
     assert r"ac & Qwen3-8B & LoRA r=64" in tex
 
 
@@ -362,7 +362,7 @@ def test_an_infinite_perplexity_is_shown_and_not_compared(tmp_path, figures):
 
 
 def refused(runs: list[Path], output: Path, *words: str) -> None:
-    """The command fails, says these words, and leaves nothing behind."""
+    """Check that the command fails with this message and writes nothing."""
     before = sorted(output.parent.rglob("*"))
     with pytest.raises(InputError) as caught:
         make_report(runs, output)
@@ -515,9 +515,11 @@ def test_a_table_that_is_longer_than_a_page_goes_on_in_further_floats():
     rows = tuple(Row({"name": f"{group}.{row}"}, group, "a note") for group in range(25) for row in range(4))
     text = Table("Title", "Words.", (Column("name", "name"),), rows, "name").latex("tab:x")
     floats = text.split(r"\begin{table}")[1:]
-    found = [re.findall(r"^(\d+)\.\d.* \\\\$", each, re.M) for each in floats]
-    assert [name for each in found for name in each] == [str(row.group) for row in rows]  # all of them, in order
-    assert [len(each) for each in found] == [44, 44, 12] and not set(found[0]) & set(found[1])  # groups stay whole
+    results = [re.findall(r"^(\d+)\.\d.* \\\\$", each, re.M) for each in floats]
+    assert [name for each in results for name in each] == [str(row.group) for row in rows]  # all of them, in order
+    assert [len(each) for each in results] == [44, 44, 12] and not set(results[0]) & set(
+        results[1]
+    )  # groups stay whole
     assert [r"\caption" in each for each in floats] == [True, False, False]
     assert [r"\tablename~\ref{tab:x}, continued" in each for each in floats] == [False, True, True]
     assert [r"\,a note" in each for each in floats] == [False, False, True]

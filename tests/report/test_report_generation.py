@@ -1,4 +1,4 @@
-"""Reports of generations: the paper's MAUVE as printed, seeds as rows, who may be the best, the page of samples."""
+"""Reports of generations: the paper's MAUVE, rows over seeds, bold values, the page of samples."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def score(path: Path, mean: float, *, asked: bool = False, std: float | None = 0.01, **more: Any) -> Path:
-    """A result of acgpt mauve beside some generations, with a score of our choosing."""
+    """Write a result of acgpt mauve with a chosen score beside generations."""
     generated = Generations.open(path)
     measured = {"distinct_1": 0.25, "distinct_2": 0.5, "distinct_3": 0.75, "repetition": mean / 10, "loops": 0.0}
-    found = {"kind": "mauve", "name": generated.name, "generated": str(path), "hash": generated.hash}
-    found |= {"record": dict(generated.record), "scored": "asked part" if asked else "whole text", "texts": 12}
-    found |= {"mauve": {"mean": mean, "std": std}, "features": {"model": "gpt2-large", "hash": "f"}, "judge": None}
-    found |= {"reference": {"hash": "r", "texts": 12, "corpus": "wiki", "split": "test", "rule": "windows"}}
-    found |= {"companions": {"generated": measured, "original": measured | {"repetition": 0.5}}, "perplexity": 8.0}
-    place = path.with_name(f"{generated.name}{'.asked' if asked else ''}.mauve.json")
-    place.write_text(json.dumps(found | more), encoding="utf-8")
-    return place
+    results = {"kind": "mauve", "name": generated.name, "generated": str(path), "hash": generated.hash}
+    results |= {"record": dict(generated.record), "scored": "asked part" if asked else "whole text", "texts": 12}
+    results |= {"mauve": {"mean": mean, "std": std}, "features": {"model": "gpt2-large", "hash": "f"}, "judge": None}
+    results |= {"reference": {"hash": "r", "texts": 12, "corpus": "wiki", "split": "test", "rule": "windows"}}
+    results |= {"companions": {"generated": measured, "original": measured | {"repetition": 0.5}}, "perplexity": 8.0}
+    file = path.with_name(f"{generated.name}{'.asked' if asked else ''}.mauve.json")
+    file.write_text(json.dumps(results | more), encoding="utf-8")
+    return file
 
 
 def drawn(folder: Path, corpus: Path, method: str, seed: int, scores: dict[str, float], **more: Any) -> Path:
@@ -79,10 +79,10 @@ def test_the_papers_columns_have_the_sums_that_its_tables_have():
     }
     assert len(DATA["mauve"]) == 3 * 5 * 6 + 4
     for (corpus, size), expected in sums.items():
-        found = [row for row in DATA["mauve"] if (row["corpus"], row["model"]) == (corpus, size)]
-        columns = [sum(row[mode][i] for row in found if row[mode]) for i in (0, 1) for mode in MODES]
+        results = [row for row in DATA["mauve"] if (row["corpus"], row["model"]) == (corpus, size)]
+        columns = [sum(row[mode][i] for row in results if row[mode]) for i in (0, 1) for mode in MODES]
         assert columns == pytest.approx(expected, abs=1e-6)
-        for row in found:
+        for row in results:
             missing = [mode for mode in MODES if row[mode] is None]
             assert missing == (["infilling", "training"] if row["method"] == "gpt" else [])
 
@@ -100,8 +100,8 @@ def test_the_papers_columns_have_the_sums_that_its_tables_have():
     ],
 )
 def test_numbers_are_as_the_paper_prints_them(model, r_max, method, mode, printed):
-    found = [row for row in DATA["mauve"] if (row["model"], row["r_max"], row["method"]) == (model, r_max, method)]
-    assert printed in [row[mode] for row in found]
+    results = [row for row in DATA["mauve"] if (row["model"], row["r_max"], row["method"]) == (model, r_max, method)]
+    assert printed in [row[mode] for row in results]
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -165,12 +165,12 @@ def test_only_what_was_asked_and_compared_in_the_same_way_is_ranked(corpus: Path
     assert best == [("AC-GPT", "whole text")]
     assert [row.cells["scored"] for row in table.rows if not row.paper] == ["whole text", "whole text", "asked part"]
     path = other / "generations" / "test" / "training.mauve.json"
-    found = json.loads(path.read_text())
+    content = json.loads(path.read_text())
     for key, value in {
-        "reference": found["reference"] | {"hash": "x"},
+        "reference": content["reference"] | {"hash": "x"},
         "features": {"model": "y", "hash": "y"},
     }.items():
-        path.write_text(json.dumps(found | {key: value}))
+        path.write_text(json.dumps(content | {key: value}))
         table = make_report([one, other], tmp_path / "report").parts[-1].tables["small/mauve"]
         assert not any(is_bold(table, row) for row in table.rows if not row.paper), key
 
@@ -180,8 +180,8 @@ def is_bold(table: Any, row: Any) -> bool:
 
 
 def test_what_else_was_measured_stands_beside_the_original(corpus: Path, tmp_path: Path):
-    said = {"model": "J", "measures": "whole text", "perplexity": 30.0, "tokens": 93, "bound": False}
-    judge = said | {"original": said | {"perplexity": 20.0}}
+    judge_scores = {"model": "J", "measures": "whole text", "perplexity": 30.0, "tokens": 93, "bound": False}
+    judge = judge_scores | {"original": judge_scores | {"perplexity": 20.0}}
     runs = [drawn(tmp_path, corpus, "ac-gpt", seed, {"training": 0.8 + seed / 10}, judge=judge) for seed in (0, 1)]
     report = make_report(runs, tmp_path / "report")
     ours, original = rows(report, "companions")
@@ -189,17 +189,17 @@ def test_what_else_was_measured_stands_beside_the_original(corpus: Path, tmp_pat
     assert ours["repetition"]["mean"] == pytest.approx(8.5) and original["repetition"]["mean"] == pytest.approx(50)
     assert ours["distinct_3"]["mean"] == 75 and ours["own"]["mean"] == 8.0 and original["own"] is None
     assert ours["judged"]["mean"] == 30 and original["judged"]["mean"] == 20
-    assert "it measures whole text" in ours["note"]
+    assert "It scores: whole text" in ours["note"]
 
 
 def test_of_what_is_judged_in_part_the_original_is_shown_and_no_mean(corpus: Path, tmp_path: Path):
-    said = {"model": "J", "measures": "whole text", "perplexity": 30.0, "tokens": 93, "bound": False}
-    judge = said | {"original": said | {"perplexity": 20.0}}
+    judge_scores = {"model": "J", "measures": "whole text", "perplexity": 30.0, "tokens": 93, "bound": False}
+    judge = judge_scores | {"original": judge_scores | {"perplexity": 20.0}}
     runs = [drawn(tmp_path, corpus, "mlm", seed, {"training": 0.4}, judge=(None, judge)[seed]) for seed in (0, 1)]
     runs.append(drawn(tmp_path, corpus, "ac-gpt", 0, {"training": 0.8}))
     ours, other, original = rows(make_report(runs, tmp_path / "report"), "companions")
     assert (ours["judged"], other["judged"], other["note"]) == (None, None, None)
-    assert original["judged"]["mean"] == 20 and "it measures whole text" in original["note"]
+    assert original["judged"]["mean"] == 20 and "It scores: whole text" in original["note"]
 
 
 def test_a_score_of_an_earlier_file_is_left_out(corpus: Path, tmp_path: Path):
@@ -217,8 +217,8 @@ def test_generations_without_a_run_have_a_report_of_their_own(corpus: Path, tmp_
     result = CliRunner().invoke(app, ["report", str(tmp_path / "drawn"), "-o", str(tmp_path / "report"), "--json"])
     assert result.exit_code == 0, result.output
     content = json.loads(result.stdout)
-    found = content["generation"]["sizes"]["models"]["mauve"]
-    assert [(row["method"], row["training"]["mean"]) for row in found] == [("AC-GPT", 0.9), ("MLM (BERT)", 0.4)]
+    actual = content["generation"]["sizes"]["models"]["mauve"]
+    assert [(row["method"], row["training"]["mean"]) for row in actual] == [("AC-GPT", 0.9), ("MLM (BERT)", 0.4)]
     first = {path: (tmp_path / "report" / path).read_bytes() for path in content["files"]}
     make_report([tmp_path / "drawn"], tmp_path / "report")
     assert {path: (tmp_path / "report" / path).read_bytes() for path in content["files"]} == first
@@ -235,10 +235,11 @@ def test_draws_of_one_model_are_averaged_before_its_seeds_are(corpus: Path, tmp_
     (ours,) = rows(report)
     assert ours["training"]["mean"] == pytest.approx(0.6)  # of 0.7 and 0.5
     assert ours["training"]["std"] == pytest.approx(statistics.stdev([0.7, 0.5])) and ours["seeds"] == 2
-    assert "of up to 2 draws" in ours["note"]
+    assert "of up to 2 generations" in ours["note"]
     (measured, _) = rows(report, "companions")
     assert measured["repetition"]["mean"] == pytest.approx(6) and measured["seeds"] == 2
-    assert measured["repetition"]["std"] == pytest.approx(statistics.stdev([7, 5])) and "2 draws" in measured["note"]
+    assert measured["repetition"]["std"] == pytest.approx(statistics.stdev([7, 5]))
+    assert "2 generations" in measured["note"]
 
 
 def test_what_acgpt_mauve_has_noted_is_a_footnote(corpus: Path, tmp_path: Path):
@@ -261,15 +262,20 @@ def test_a_strangers_model_is_not_taken_for_a_run_of_the_same_name(corpus: Path,
 
 def test_a_result_with_a_judge_and_one_without_are_one_score(corpus: Path, tmp_path: Path):
     path = write_generations(tmp_path / "drawn", corpus)
-    said = {"model": "J", "measures": "whole text", "perplexity": 30.0, "tokens": 93, "bound": False, "cut": 4}
-    for name, judge in (("a", None), ("b", said), ("c", said | {"model": "K"}), ("d", said | {"model": "K"})):
+    judge_scores = {"model": "J", "measures": "whole text", "perplexity": 30.0, "tokens": 93, "bound": False, "cut": 4}
+    for name, judge in (
+        ("a", None),
+        ("b", judge_scores),
+        ("c", judge_scores | {"model": "K"}),
+        ("d", judge_scores | {"model": "K"}),
+    ):
         score(path, 0.7, judge=judge).rename(path.with_name(f"training.{name}.mauve.json"))
     report = make_report([tmp_path / "drawn"], tmp_path / "report")
     (ours,) = rows(report, size="models")
     assert (ours["training"]["mean"], ours["training"]["std"], ours["note"]) == (0.7, None, None)
     measured, _ = rows(report, "companions", "models")
     assert measured["judged"]["mean"] == 30 and "except for tokens beyond its last position" in measured["note"]
-    assert "several judges (J, K)" in report.parts[-1].tables["models/companions"].caption
+    assert "Judges: J, K. The first one" in report.parts[-1].tables["models/companions"].caption
 
 
 @pytest.mark.parametrize(

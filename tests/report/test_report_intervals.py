@@ -37,29 +37,29 @@ def add_texts(run: Path, seed: int, name: str = "results", noise: float = 1.0) -
     """
     path = run / f"{name}.json"
     content = json.loads(path.read_text())
-    found = content["evaluation"] if name == "results" else content
+    result = content["evaluation"] if name == "results" else content
     hard, own = np.random.default_rng(0).normal(0, 8, TEXTS), np.random.default_rng(seed)
     modes = {}
-    for mode, answer in found["modes"].items():
+    for mode, answer in result["modes"].items():
         if answer is not None:
             centred = own.normal(0, noise, TEXTS)
             nats = TOKENS * np.log(answer["perplexity"]) + hard - hard.mean() + centred - centred.mean()
             modes[mode] = TextSums(np.round(nats, 3), np.full(TEXTS, float(TOKENS)))
             answer |= {"perplexity": modes[mode].perplexity, "tokens": TEXTS * TOKENS}
-    found["set"]["texts"] = TEXTS
-    kept = PerText(found["set"]["hash"], modes)
+    result["set"]["texts"] = TEXTS
+    kept = PerText(result["set"]["hash"], modes)
     path.write_text(json.dumps(content))
     per_text_path(path).write_text(json.dumps(as_dict(kept)))
     return kept
 
 
 def expected(ours: PerText | list[PerText], mode: str, theirs: PerText | list[PerText], other: str) -> Any:
-    """The difference by the module that has tests of its own, as JSON has it."""
+    """Return the expected difference in JSON form, from `paired_difference`, which has its own tests."""
     sides = ([each] if isinstance(each, PerText) else each for each in (ours, theirs))
-    found = paired_difference(
+    result = paired_difference(
         *(MeasuredPerplexity.of(runs, name) for runs, name in zip(sides, (mode, other), strict=True))
     )
-    return pytest.approx([found.percent, *found.interval], rel=1e-9)
+    return pytest.approx([result.percent, *result.interval], rel=1e-9)
 
 
 def told(row: dict[str, Any], key: str) -> list[float]:
@@ -146,7 +146,7 @@ def test_the_best_is_bold_only_where_its_lead_lies_outside_noise(tmp_path):
 
 
 def bold_cells(runs: list[Path]) -> dict[str, list[str]]:
-    """The modes in which each run's perplexity is bold."""
+    """Return the modes in which each run's perplexity is bold."""
     (part,) = make_report(runs).parts
     table = part.tables["validation/perplexities"]
     own = [row for row in table.rows if not row.paper]
@@ -226,12 +226,12 @@ def test_the_table_of_two_runs_has_the_interval_of_what_one_costs(tmp_path, monk
     kept = [add_texts(run, seed, noise=0.3) for seed, run in enumerate((ours, theirs))]
     if not texts:
         per_text_path(ours / "results.json").unlink()
-    found = program.over(ours, theirs)["splits"]["validation"]
-    assert set(found) == {"unconditional", "infilling-no-future", "training-no-future"}  # what both can answer
+    result = program.over(ours, theirs)["splits"]["validation"]
+    assert set(result) == {"unconditional", "infilling-no-future", "training-no-future"}  # what both can answer
     less = paired_difference(*(MeasuredPerplexity.of([each], "unconditional") for each in kept))
-    assert found["unconditional"]["percent"] == pytest.approx(-less.percent)
+    assert result["unconditional"]["percent"] == pytest.approx(-less.percent)
     if texts:
-        assert found["unconditional"]["interval"] == pytest.approx([-less.interval[1], -less.interval[0]])
+        assert result["unconditional"]["interval"] == pytest.approx([-less.interval[1], -less.interval[0]])
     runs = {name: program.collect(run) for name, run in (("AC-GPT", ours), ("GPT", theirs))}
     assert list(runs["AC-GPT"]["splits"]) == ["validation"]
     page = render.from_scratch({"runs": runs, "text": "prose", "over": program.over(ours, theirs)})

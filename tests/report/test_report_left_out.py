@@ -1,4 +1,4 @@
-"""Reports leave nothing out in silence: what a figure or a table does not show is named, with the reason."""
+"""Reports name everything that a figure or a table leaves out, with the reason."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_every_run_is_in_the_main_figure_or_is_named_with_a_reason(tmp_path, onl
         {"conditioning": {"r_max": 0.4}}, {"about": {"texts": 7}}, {"about": {"texts": 8}},
     ]  # fmt: skip
     runs = [
-        scratch(tmp_path / name, (value, 22.0, 19.0, 23.0, 23.5), **how)
-        for (name, value), how in zip(perplexity.items(), kinds, strict=True)
+        scratch(tmp_path / name, (value, 22.0, 19.0, 23.0, 23.5), **options)
+        for (name, value), options in zip(perplexity.items(), kinds, strict=True)
     ]
     (part,) = make_report(runs, tmp_path / "report").parts
     shown, words = shown_in(part, "main"), " ".join(part.left_out["validation/main"])
@@ -220,7 +220,7 @@ def test_the_tables_of_bare_folders_are_not_called_after_a_size(tmp_path, only_t
     corpus = write_corpus(tmp_path / "corpus")
     score(write_generations(tmp_path / "drawn", corpus, method="ac-gpt", model="hub/ac"), 0.9)
     (part,) = make_report([tmp_path / "drawn"], tmp_path / "bare").parts
-    assert [table.title for table in part.tables.values()] == ["MAUVE", "What was drawn"]
+    assert [table.title for table in part.tables.values()] == ["MAUVE", "Other measures"]
     run = scratch(tmp_path / "run", output="run")
     score(write_generations(run / "samples", corpus, method="ac-gpt", model=str(run / "model")), 0.8)
     *_, part = make_report([run, tmp_path / "drawn"], tmp_path / "both").parts

@@ -1,4 +1,4 @@
-"""Reports of training from scratch: the paper's numbers as printed, seeds as rows, who may be the best, the page."""
+"""Reports of training from scratch: the paper's numbers, rows over seeds, bold values, the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GPT = (23.0, None, None, 22.5, 23.0)
 
 
 class Other(AcGpt):
-    """A method that no version has."""
+    """A method that acgpt does not have."""
 
     name = title = "other"
     sort_order = 100
@@ -47,14 +47,14 @@ def only_tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def figures() -> None:
-    """With figures."""
+    """Draw figures in this test."""
 
 
-def scratch(folder: Path, perplexities: tuple[float | None, ...] = AC, r_max: float = 0.6, **how: Any) -> Path:
-    """A run from scratch that was asked at the r_max that it was trained with."""
+def scratch(folder: Path, perplexities: tuple[float | None, ...] = AC, r_max: float = 0.6, **options: Any) -> Path:
+    """Write a run from scratch that was evaluated at the r_max of its training."""
     recipe = {"base": "", "lora": None, "model": "small", "conditioning": {"r_max": r_max}}
-    how["measured"] = {"r_max": r_max} | how.get("measured", {})
-    return write_run(folder, perplexities, **(recipe | how))
+    options["measured"] = {"r_max": r_max} | options.get("measured", {})
+    return write_run(folder, perplexities, **(recipe | options))
 
 
 def rows(report: Any, size: str = "small", split: str = "validation") -> list[dict[str, Any]]:
@@ -64,19 +64,19 @@ def rows(report: Any, size: str = "small", split: str = "validation") -> list[di
 def lines(folder: Path, size: str = "small") -> dict[str, str]:
     """The lines of the Markdown table of the runs, by r_max and method."""
     text = (folder / "from-scratch" / "validation" / f"{size}.md").read_text(encoding="utf-8")
-    found = [line for line in text.splitlines() if line.startswith("| here")]
-    return {f"{cells[1]} {cells[3]}": line for line in found for cells in [line.split(" | ")]}
+    results = [line for line in text.splitlines() if line.startswith("| here")]
+    return {f"{cells[1]} {cells[3]}": line for line in results for cells in [line.split(" | ")]}
 
 
 # ---- the paper's own numbers ----------------------------------------------------------------------------------------
 
 
 def paper(model: str, r_max: float, method: str, corpus: str = "WikiText-103") -> dict[str, Any]:
-    (found,) = [
+    (results,) = [
         row for row in DATA["perplexities"]
         if (row["corpus"], row["model"], row["r_max"], row["method"]) == (corpus, model, r_max, method)
     ]  # fmt: skip
-    return found
+    return results
 
 
 def test_all_of_the_papers_rows_are_there():
@@ -98,8 +98,8 @@ def test_the_papers_columns_have_the_sums_that_its_tables_have():
         "medium": (2930.5, 4380.8, 437.9, 3351.4, 2987.0, 1163.3, 1270.4, 9.7, 1505.9, 1208.3),
     }
     for model, expected in sums.items():
-        found = [row for row in DATA["perplexities"] if (row["model"], row["corpus"]) == (model, "WikiText-103")]
-        columns = [sum(row[mode][i] for row in found if row[mode]) for i in (0, 1) for mode in MODES]
+        results = [row for row in DATA["perplexities"] if (row["model"], row["corpus"]) == (model, "WikiText-103")]
+        columns = [sum(row[mode][i] for row in results if row[mode]) for i in (0, 1) for mode in MODES]
         assert columns == pytest.approx(expected, abs=0.01)
 
 
@@ -145,8 +145,10 @@ def test_a_row_says_how_far_other_texts_might_take_it(tmp_path):
             results["evaluation"]["modes"][mode]["interval"] = span
         (folder / "results.json").write_text(json.dumps(results))
     scratch(tmp_path / "gpt", (7.25, None, None, 6.95, 7.25), method="gpt")  # without intervals, as of a single text
-    found = {row["method"]: row for row in rows(make_report([tmp_path], tmp_path / "report")) if row["from"] == "here"}
-    assert (found["AC-GPT"]["chance"], found["GPT"]["chance"]) == (pytest.approx(50 * 3 / 6.25), None)
+    by_method = {
+        row["method"]: row for row in rows(make_report([tmp_path], tmp_path / "report")) if row["from"] == "here"
+    }
+    assert (by_method["AC-GPT"]["chance"], by_method["GPT"]["chance"]) == (pytest.approx(50 * 3 / 6.25), None)
     for damaged in ([1.0], "wide", ["a", "b"], 3):
         results["evaluation"]["modes"]["infilling"]["interval"] = damaged
         (folder / "results.json").write_text(json.dumps(results))
@@ -156,8 +158,8 @@ def test_a_row_says_how_far_other_texts_might_take_it(tmp_path):
 
 def test_a_mean_and_its_deviation_are_those_of_a_sample():
     values = [18.4, 18.9, 17.2, 18.0]
-    found = Mean.of(values)
-    assert (found.mean, found.std) == pytest.approx((statistics.mean(values), statistics.stdev(values)))
+    result = Mean.of(values)
+    assert (result.mean, result.std) == pytest.approx((statistics.mean(values), statistics.stdev(values)))
     assert (Mean.of([3.0]).std, Mean.of([3.0]).runs) == (None, 1)
     infinite = Mean.of([3.0, float("inf")])
     assert infinite.mean == float("inf") and infinite.std is None
@@ -174,10 +176,10 @@ def test_runs_that_differ_in_their_seed_are_one_row(tmp_path):
 @pytest.mark.parametrize("change", [{"lr": 2e-4}, {"about": {"texts": 900}}, {"about": {"corpus_hash": "web"}}])
 def test_runs_that_differ_in_anything_else_are_rows_of_their_own(tmp_path, change):
     runs = [scratch(tmp_path / "one"), scratch(tmp_path / "two", seed=1, **change)]
-    found = rows(make_report(runs, tmp_path / "report"))
-    assert [row["seeds"] for row in found] == [1, 1]
+    results = rows(make_report(runs, tmp_path / "report"))
+    assert [row["seeds"] for row in results] == [1, 1]
     if "lr" in change:
-        assert [row["method"] for row in found] == ["AC-GPT, lr 0.0001", "AC-GPT, lr 0.0002"]
+        assert [row["method"] for row in results] == ["AC-GPT, lr 0.0001", "AC-GPT, lr 0.0002"]
 
 
 def test_what_tells_runs_apart_is_said_of_them_whichever_texts_they_were_asked(tmp_path):
@@ -186,16 +188,16 @@ def test_what_tells_runs_apart_is_said_of_them_whichever_texts_they_were_asked(t
         scratch(tmp_path / "two", method="other", lr=2e-4, measured={"texts": 2}),
         scratch(tmp_path / "wide", method="other", lr=3e-4, r_max=1.0),
     ]
-    found = rows(make_report(runs, tmp_path / "report"))
-    assert sorted(row["method"] for row in found) == ["other", "other, lr 0.0001", "other, lr 0.0002"]
+    results = rows(make_report(runs, tmp_path / "report"))
+    assert sorted(row["method"] for row in results) == ["other", "other, lr 0.0001", "other, lr 0.0002"]
 
 
 def test_what_changes_nothing_that_is_learnt_makes_no_row(tmp_path):
     free = {"workers": 7, "keep": 1, "eval_every": 3, "corpus": "elsewhere/wiki", "micro_batch": 2}
     runs = [scratch(tmp_path / "one"), scratch(tmp_path / "two", seed=1, **free)]
     runs += [scratch(tmp_path / f"g{i}", GPT, method="gpt", seed=i, conditioning={"r_max": i / 2}) for i in (0, 1)]
-    found = rows(make_report(runs, tmp_path / "report"))
-    assert [(row["method"], row["seeds"]) for row in found] == [("AC-GPT", 2), ("GPT", 2)]
+    results = rows(make_report(runs, tmp_path / "report"))
+    assert [(row["method"], row["seeds"]) for row in results] == [("AC-GPT", 2), ("GPT", 2)]
 
 
 def test_a_key_that_an_earlier_version_had_not_is_as_it_was(tmp_path):
@@ -215,8 +217,8 @@ def test_a_seed_counts_once(tmp_path):
 def test_another_way_of_asking_is_another_row(tmp_path):
     shuffled = {**evaluation("other", (90.0,) * 5, r_max=0.6), "options": {"order": "random"}}
     run = scratch(tmp_path / "one", method="other", further={"shuffled": shuffled})
-    found = rows(make_report([run], tmp_path / "report"))
-    assert {row["method"]: row["training"]["mean"] for row in found} == {"other": 19.0, "other, order=random": 90.0}
+    results = rows(make_report([run], tmp_path / "report"))
+    assert {row["method"]: row["training"]["mean"] for row in results} == {"other": 19.0, "other, order=random": 90.0}
 
 
 def test_a_mode_that_some_seeds_lack_says_so(tmp_path):
@@ -234,10 +236,10 @@ def test_the_best_is_bold_among_those_that_were_asked_the_same(tmp_path):
     runs += [scratch(tmp_path / "base", (2.0,) * 5, model="base")]  # another size
     runs += [scratch(tmp_path / "longer", (3.0,) * 5, method="other", about={"texts": 1600})]  # another budget
     make_report(runs, tmp_path / "report")
-    found = lines(tmp_path / "report")
-    assert "| 24.00 | 22.00 | 19.00 | 23.00 | 23.50 |" in found["0.6 AC-GPT"]
-    assert "| **23.00** | -- | -- | **22.50** | **23.00** |" in found["0.6 GPT"]
-    assert "**" not in found["0.6 other"] and "**" not in lines(tmp_path / "report", "base")["0.6 AC-GPT"]
+    results = lines(tmp_path / "report")
+    assert "| 24.00 | 22.00 | 19.00 | 23.00 | 23.50 |" in results["0.6 AC-GPT"]
+    assert "| **23.00** | -- | -- | **22.50** | **23.00** |" in results["0.6 GPT"]
+    assert "**" not in results["0.6 other"] and "**" not in lines(tmp_path / "report", "base")["0.6 AC-GPT"]
 
 
 def test_a_bound_is_marked_and_never_ranked(tmp_path):
@@ -245,9 +247,9 @@ def test_a_bound_is_marked_and_never_ranked(tmp_path):
     bound = scratch(tmp_path / "bound", method="other", about={"evaluation": {**low, "bound": True}})
     exact = scratch(tmp_path / "exact", (24.0, 22.0, 20.0, 23.0, 23.5), method="ac-gpt", seed=3, lr=1)
     make_report([scratch(tmp_path / "ac"), exact, bound], tmp_path / "report")
-    found = lines(tmp_path / "report")
-    assert "| -- | ≤ 2.00 | ≤ 1.00 | -- | -- |" in found["0.6 other"]
-    assert "**19.00**" in found["0.6 AC-GPT, lr 0.0001"] and "**" not in found["0.6 other"]
+    results = lines(tmp_path / "report")
+    assert "| -- | ≤ 2.00 | ≤ 1.00 | -- | -- |" in results["0.6 other"]
+    assert "**19.00**" in results["0.6 AC-GPT, lr 0.0001"] and "**" not in results["0.6 other"]
     text = (tmp_path / "report" / "from-scratch" / "validation" / "small.csv").read_text(encoding="utf-8")
     (row,) = [row for row in csv.DictReader(io.StringIO(text)) if row["method"] == "other"]
     assert (row["training"], row["training_bound"], row["unconditional"]) == ("1.0", "1", "")
@@ -259,17 +261,19 @@ def test_a_causal_run_stands_at_every_r_max_that_it_was_asked(tmp_path):
     more = {f"r{r}": evaluation("gpt", GPT, r_max=r) for r in (0.2, 1.0)}
     runs = [scratch(tmp_path / f"ac{r}", r_max=r) for r in (1.0, 0.2)]
     runs.append(scratch(tmp_path / "gpt", GPT, r_max=0.6, method="gpt", about={"evaluation": None}, further=more))
-    found = rows(make_report(runs, tmp_path / "report"))
-    assert [(row["r_max"], row["method"]) for row in found] == [
+    results = rows(make_report(runs, tmp_path / "report"))
+    assert [(row["r_max"], row["method"]) for row in results] == [
         (0.2, "AC-GPT"), (0.2, "GPT"), (1.0, "AC-GPT"), (1.0, "GPT"),
     ]  # fmt: skip
-    assert len({row["set"] for row in found if row["r_max"] == 0.2}) == 1 and len({row["set"] for row in found}) == 2
+    assert (
+        len({row["set"] for row in results if row["r_max"] == 0.2}) == 1 and len({row["set"] for row in results}) == 2
+    )
 
 
 def test_a_run_that_is_asked_at_another_r_max_than_its_own_is_marked(tmp_path):
     run = scratch(tmp_path / "ac", further={"cross": evaluation("ac-gpt", AC, r_max=0.2)})
-    found = rows(make_report([run], tmp_path / "report"))
-    assert [(row["r_max"], row["note"]) for row in found] == [(0.2, "trained with r_max 0.6."), (0.6, None)]
+    results = rows(make_report([run], tmp_path / "report"))
+    assert [(row["r_max"], row["note"]) for row in results] == [(0.2, "trained with r_max 0.6."), (0.6, None)]
 
 
 def test_the_main_picture_is_of_those_that_read_the_future(tmp_path, figures):
@@ -285,7 +289,7 @@ def test_what_was_asked_more_texts_stands_first_and_has_the_curve(tmp_path):
     runs = []
     for r_max in (0.2, 0.6):
         asked = [evaluation("ac-gpt", (float(n),) * 5, r_max=r_max, texts=n) for n in (8, 40)]
-        further = {str(number): found for number, found in enumerate(asked)}
+        further = {str(number): result for number, result in enumerate(asked)}
         runs.append(scratch(tmp_path / f"r{r_max}", (99.0,) * 5, r_max, further=further, measured={"texts": 2}))
     (part,) = make_report(runs, tmp_path / "report").parts
     own = [row.cells for row in part.tables["validation/small"].rows if not row.paper]
@@ -333,7 +337,7 @@ def test_the_label_of_a_bar_says_if_it_is_a_bound():
 
     modes = {"exact": {mode: Mean(20.0, None) for mode in MODES}}
     modes["bounded"] = {mode: Mean(30.0, None, bound=True) for mode in MODES}
-    figure = methods([Panel("a", tuple((name, name, found) for name, found in modes.items()))], {})
+    figure = methods([Panel("a", tuple((name, name, result) for name, result in modes.items()))], {})
     labels = [text.get_text() for text in figure.axes[0].texts]
     assert labels.count("20.0") == labels.count("≤30.0") == len(MODES) and len(labels) == 2 * len(MODES)
 
@@ -398,7 +402,7 @@ def test_means_are_written_as_the_paper_writes_them():
 
 
 class Reader(HTMLParser):
-    """Reads a page, and finds what is not closed."""
+    """Parse a page, and find elements that are not closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

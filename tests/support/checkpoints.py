@@ -1,4 +1,4 @@
-"""A small model and adapter on the disk, and ways to damage them."""
+"""A small model and adapter on disk, and functions that damage them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DEEP = "[" * 100_000 + "]" * 100_000
 
 
 def write_model(folder, tokenizer=None, **more):
-    """A Llama of two layers, with its tokenizer and acgpt.json."""
+    """Write a Llama of two layers, with its tokenizer and acgpt.json."""
     words = tokenizer or tiny_tokenizer(bos_token="<bos>", eos_token="<eos>")
     model = tiny_model(vocabulary=len(words), scale=0.15, **more)
     LanguageModel(model, words, metadata=Metadata()).save_pretrained(folder)
 
 
 def write_adapter(folder, base):
-    """A LoRA adapter for a model that `write_model` has written."""
+    """Write a LoRA adapter for a model of `write_model`."""
     import peft
     from transformers import AutoModelForCausalLM
 
@@ -40,7 +40,7 @@ def write_adapter(folder, base):
 
 
 def keys(file=CONFIG, **changes):
-    """Set keys of the object in a JSON file, which is made if it is not there."""
+    """Set keys of the object in a JSON file; create the file if it is missing."""
 
     def damage(folder):
         path = folder / file
@@ -74,7 +74,7 @@ def without(file):
 
 
 def instead(file, make):
-    """Something else of the name of a file: `make` is called with the path."""
+    """Replace a file by something else: `make` is called with its path."""
     return lambda folder: ((folder / file).unlink(), make(folder / file))
 
 
@@ -98,7 +98,7 @@ def last_is_nan(tensor):
 
 
 def index(content):
-    """An index in place of the weights, which become part.safetensors."""
+    """Replace the weights by an index, and move them to part.safetensors."""
     return both(
         lambda folder: shutil.move(folder / WEIGHTS, folder / "part.safetensors"),
         text("model.safetensors.index.json", content if isinstance(content, str) else json.dumps(content)),
@@ -106,7 +106,7 @@ def index(content):
 
 
 def header(size):
-    """A safetensors file that says that its header is so long."""
+    """Write a safetensors file that claims a header of this length."""
     return raw(WEIGHTS, struct.pack("<Q", size) + b'{"a":{}}')
 
 
@@ -132,7 +132,7 @@ class Evil:
 
 
 def evil_pickle(file, old, write):
-    """A pickle that runs code, in place of the file `old`; it would write FOLDER/marker."""
+    """Replace the file `old` by a pickle that runs code, which would write FOLDER/marker."""
 
     def damage(folder):
         (folder / old).unlink()

@@ -1,4 +1,4 @@
-"""How many examples the tests with random inputs try: few by default, many with ACGPT_TEST_FUZZ=10 (`make soak`)."""
+"""Number of examples in tests with random inputs: few by default, more with ACGPT_TEST_FUZZ=10 (`make soak`)."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ TIMES = int(os.environ.get("ACGPT_TEST_FUZZ", "1"))
 
 
 def examples(count: int) -> int:
-    """The number of examples: `count`, or as many times that as the environment says."""
+    """Return the number of examples: `count`, times ACGPT_TEST_FUZZ if it is set."""
     return count * TIMES

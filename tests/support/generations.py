@@ -1,4 +1,4 @@
-"""Made-up generations of a corpus, in the files that `acgpt generate` writes: nothing of acgpt's own writing code."""
+"""Synthetic generations of a corpus, in the file format of `acgpt generate`, written without acgpt's own code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LENGTH = 31
 
 
 def roles_of(item: int, mode: str, length: int = LENGTH) -> str:
-    """Roles as a function of text and mode."""
+    """Return the roles of the tokens of a text in a mode."""
     if mode == "unconditional":
         return "g" * 4 + "a" * (length - 4)
     if mode.startswith("infilling"):
@@ -26,7 +26,7 @@ def roles_of(item: int, mode: str, length: int = LENGTH) -> str:
 
 
 def line_of(corpus: Corpus, item: int, sample: int, mode: str, noise: float, split: str, length: int):
-    """A sample: the text of the corpus, with a share of what is asked replaced at random (by tokens of letters)."""
+    """Return a sample: the text of the corpus, with a share of the asked tokens replaced by random letters."""
     rng = random.Random(f"{item} {sample} {mode} {noise}")
     tokenizer, roles = corpus.tokenizer(), roles_of(item, mode, length)
     tokens = corpus.tokens(split)[item * length : (item + 1) * length].tolist()
@@ -65,7 +65,7 @@ def write_generations(
     lines: list[dict[str, Any]] | None = None,
     **record: Any,
 ) -> Path:
-    """MODE.jsonl and MODE.json in a folder, of the texts of a corpus."""
+    """Write MODE.jsonl and MODE.json for the texts of a corpus into a folder."""
     opened = Corpus.open(of)
     if lines is None:
         lines = [
@@ -78,9 +78,15 @@ def write_generations(
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     about = {"hash": f"{split}{texts}{length}", "texts": texts, "length": length, "r_max": 0.6, "seed": 0}
     about |= {"corpus_hash": opened.hash, "split": split, "tokenizer_hash": opened.manifest["tokenizer_hash"]}
-    said = {"kind": "generations", "method": "ac-gpt", "options": {}, "model": "runs/ac/model", "adapter": None}
-    said |= {"corpus": str(of), "mode": mode, "r_max": 0.6, "set": about, "samples": samples}
-    said |= {"sampling": {"temperature": 0.8, "top_p": 0.95, "seed": 0}}
-    said |= {"tokenizer_hash": opened.manifest["tokenizer_hash"]}
-    path.with_suffix(".json").write_text(json.dumps(said | record), encoding="utf-8")
+    record_fields = {
+        "kind": "generations",
+        "method": "ac-gpt",
+        "options": {},
+        "model": "runs/ac/model",
+        "adapter": None,
+    }
+    record_fields |= {"corpus": str(of), "mode": mode, "r_max": 0.6, "set": about, "samples": samples}
+    record_fields |= {"sampling": {"temperature": 0.8, "top_p": 0.95, "seed": 0}}
+    record_fields |= {"tokenizer_hash": opened.manifest["tokenizer_hash"]}
+    path.with_suffix(".json").write_text(json.dumps(record_fields | record), encoding="utf-8")
     return path

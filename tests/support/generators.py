@@ -1,4 +1,4 @@
-"""A tiny network of each method, and what it is asked to generate."""
+"""A tiny network of each method, and its prompts for generation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTH = 24
 
 
 def model_of(name, *, vocabulary=None, length=LENGTH, dtype=torch.float32, scale=0.2):
-    """A tiny network of a method, and a tokenizer for it; its MASK, if it needs one, is an id after the tokenizer's."""
+    """Return a tiny network of a method and its tokenizer; MASK, if needed, is an id after those of the tokenizer."""
     tokenizer = tiny_tokenizer(bos_token="<bos>", eos_token="<eos>")
     size = len(tokenizer) if vocabulary is None else vocabulary
     network = toy(name, vocabulary=size, length=length, scale=scale, dtype=dtype)

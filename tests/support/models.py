@@ -29,7 +29,7 @@ ARCHITECTURES = ["gpt2", "gpt_neox", "llama", "qwen3", "mistral"]
 
 
 def tiny_model(architecture="llama", *, vocabulary=50, width=32, layers=2, positions=64, scale=0.3, seed=0, **more):
-    """A float32 model with random weights. They are far larger than at initialisation: every token then matters."""
+    """Return a float32 model with random weights, far larger than at initialisation so that every token matters."""
     special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
     shape = {
         "hidden_size": width,
@@ -57,7 +57,7 @@ def tiny_model(architecture="llama", *, vocabulary=50, width=32, layers=2, posit
 
 
 def random_query(seed, length, *, share=0.4, unknown=0.0, vocabulary=50):
-    """Tokens at random, a share of them given and a share unknown; at least one is asked."""
+    """Return a query of random tokens with these shares given and unknown, and at least one asked."""
     rng = random.Random(seed)
     roles = [rng.choices("gua", (share, unknown, 1 - share - unknown))[0] for _ in range(length)]
     roles[rng.randrange(length)] = "a"
@@ -80,14 +80,14 @@ def by_definition(query, *, future=True, bos=0, mask=1):
         text.append(token if given or asked else mask)
     ids, positions = [], []
     if future:
-        for place in range(1, len(text)):
-            if query.given[place - 1]:
-                ids.append(text[place])
-                positions.append(place)
+        for position in range(1, len(text)):
+            if query.given[position - 1]:
+                ids.append(text[position])
+                positions.append(position)
     copies = len(ids)
-    for place, token in enumerate(text):
+    for position, token in enumerate(text):
         ids.append(token)
-        positions.append(place)
+        positions.append(position)
     sees = []
     for slot in range(len(ids)):
         row = []
@@ -99,7 +99,9 @@ def by_definition(query, *, future=True, bos=0, mask=1):
             else:
                 row.append(positions[other] <= positions[slot])
         sees.append(row)
-    predictions = [(copies + place - 1, text[place]) for place in range(1, len(text)) if query.asked[place - 1]]
+    predictions = [
+        (copies + position - 1, text[position]) for position in range(1, len(text)) if query.asked[position - 1]
+    ]
     return ids, positions, sees, predictions
 
 
@@ -117,7 +119,7 @@ def masked_logits(model, ids, positions, sees):
 
 
 def expected_log_probs(model, query, *, future=True, bos=0, mask=1):
-    """log p of each asked token, by definition, from a model that acgpt has not touched."""
+    """Return log p of each asked token by definition, from a model without acgpt."""
     ids, positions, sees, predictions = by_definition(query, future=future, bos=bos, mask=mask)
     scores = masked_logits(model, ids, positions, sees).log_softmax(-1)
     return torch.stack([scores[slot, token] for slot, token in predictions]).double()
@@ -125,7 +127,7 @@ def expected_log_probs(model, query, *, future=True, bos=0, mask=1):
 
 @functools.cache
 def twins(architecture="llama", dtype=torch.float64, **more):
-    """Two models with the same weights: one as transformers made it, and one that acgpt has prepared."""
+    """Return two models with the same weights: one from transformers, and one prepared by acgpt."""
     reference, ours = (tiny_model(architecture, **more).to(dtype) for _ in range(2))
     reference.set_attn_implementation("sdpa")
     check_model(ours)
@@ -133,14 +135,14 @@ def twins(architecture="llama", dtype=torch.float64, **more):
 
 
 def answers(model, queries, *, future=True, bos=0, mask=1, budget=10**6):
-    """acgpt's log-probabilities, a tensor a query, from one packed pass if the budget allows."""
+    """Return acgpt's log-probabilities, one tensor per query, from one packed pass if the budget allows."""
     with torch.inference_mode():
         scores = Engine(model, bos=bos, mask=mask, backend="dense", budget=budget).log_probs(queries, future=future)
     return [torch.tensor(score, dtype=torch.float64) for score in scores]
 
 
 def finished(query, drawn):
-    """The query with these tokens in the places of the asked ones."""
+    """Return the query with its asked tokens replaced by these."""
     tokens = list(query.tokens)
     for position, token in zip(query.asked_positions, drawn, strict=True):
         tokens[position - 1] = int(token)
@@ -181,7 +183,7 @@ def tiny_tokenizer(**special):
 
 
 def truncated(p, sampling):
-    """Temperature, then top-k, then top-p of what is left, by the book."""
+    """Apply temperature, then top-k, then top-p, by definition."""
     p = p ** (1 / sampling.temperature)
     p = p / p.sum()
     ranked = sorted(range(len(p)), key=lambda i: -p[i])[: sampling.top_k]

@@ -13,6 +13,6 @@ from acgpt.training.batches import Batch
 def pack(
     tokens: np.ndarray, roles: np.ndarray, *, bos: int, mask: int | None, budget: Budget | None = None
 ) -> dict[str, Any]:
-    """A batch of (B, T) tokens and their roles, filled up to a budget if there is one."""
+    """Pack (B, T) tokens and their roles into a batch, padded to a budget if there is one."""
     layout = lay_out(Sequences.rows(tokens, roles), bos=bos, mask=mask, copies=True)
     return Batch.of(layout, longest=tokens.shape[1], bos=bos, budget=budget)

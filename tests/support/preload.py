@@ -1,4 +1,4 @@
-"""What the server of `runs` imports before it forks: all that commands use."""
+"""Modules that the server of `runs` imports before it forks: those that commands use."""
 
 from __future__ import annotations
 

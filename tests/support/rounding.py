@@ -24,7 +24,7 @@ UNITS = 2  # in the last place, at most, relative to the largest number of a row
 
 @functools.lru_cache(maxsize=4096)
 def noise(shape, dtype):
-    """Numbers between -1 and 1, the same ones for the same shape."""
+    """Return numbers between -1 and 1 that depend only on the shape."""
     key = 0
     for size in shape:
         key = (1_000_003 * key + size) % 2**31
@@ -33,7 +33,7 @@ def noise(shape, dtype):
 
 
 def moved(out, by_row=False):
-    """The result of an operation, rounded otherwise.
+    """Return the result of an operation with another rounding.
 
     Args:
         out: The result. Half precision, integers and other devices are left as they are.
@@ -51,7 +51,7 @@ def moved(out, by_row=False):
 
 
 def perturb(patch: pytest.MonkeyPatch) -> None:
-    """Let rounding depend on shapes, until the patch is undone."""
+    """Make rounding depend on shapes, until the patch is undone."""
 
     def wrap(owner, name, by_row=False):
         original = getattr(owner, name)
@@ -71,13 +71,13 @@ def perturb(patch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def perturbed() -> Iterator[None]:
-    """Within, rounding depends on shapes."""
+    """Make rounding depend on shapes inside the context."""
     with pytest.MonkeyPatch.context() as patch:
         perturb(patch)
         yield
 
 
 def perturb_if_asked(patch: pytest.MonkeyPatch) -> None:
-    """Do so if the environment says ACGPT_TEST_ROUNDING=1."""
+    """Make rounding depend on shapes if ACGPT_TEST_ROUNDING=1."""
     if os.environ.get("ACGPT_TEST_ROUNDING") == "1":
         perturb(patch)

@@ -48,7 +48,7 @@ SMALL: dict[str, Any] = {
 def write_corpus(
     folder: Path, *, mask: bool = True, splits: tuple[str, ...] = ("train", "validation"), seed: int = 0
 ) -> Path:
-    """A prepared corpus of plain sentences, as documented; nothing of acgpt's own code but the tokenizer's hash."""
+    """Write a prepared corpus of plain sentences in the documented format; only the tokenizer's hash uses acgpt."""
     special = SPECIAL if mask else {name: token for name, token in SPECIAL.items() if name != "mask_token"}
     tokenizer, rng = tiny_tokenizer(**special), random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def sentence(rng: random.Random) -> str:
 
 
 def read_rows(run: Path) -> list[dict[str, str]]:
-    """The log, without the columns that say how long it took."""
+    """Return the log without its columns of times."""
     header, *lines = (run / "log.csv").read_text().splitlines()
     rows = [dict(zip(header.split(","), line.split(","), strict=True)) for line in lines]
     return [
@@ -83,7 +83,7 @@ def read_rows(run: Path) -> list[dict[str, str]]:
 
 
 def loss_of(run: Path) -> dict[int, float]:
-    """The losses of the log by step."""
+    """Return the losses in the log, by step."""
     return {int(row["step"]): float(row["loss"]) for row in read_rows(run)}
 
 
@@ -95,7 +95,7 @@ SERVER.set_forkserver_preload(["preload"])
 
 
 def forked(target: Callable[..., None], *args: Any) -> Any:
-    """Start a process that has imported all that commands use, by a fork of one that has."""
+    """Start a process by forking one that has already imported the modules of the commands."""
     with pytest.MonkeyPatch.context() as patch:  # the server finds `preload` by PYTHONPATH alone
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         forkserver.ensure_running()
@@ -127,16 +127,17 @@ class Command:
         self.process = forked(enter, words, str(output), before, detail, env or {})
 
     def wait(self, timeout: float = 120) -> int:
-        """The exit code; minus the number of the signal if it was killed."""
+        """Wait for the process and return its exit code, or minus the signal number if it was killed."""
         self.process.join(timeout)
-        assert self.process.exitcode is not None, f"still running after {timeout} s:\n{self.said()}"
+        assert self.process.exitcode is not None, f"still running after {timeout} s:\n{self.printed()}"
         return self.process.exitcode
 
     def interrupt(self, number: int) -> None:
-        """Send a signal to the process and to those that it has started, as a terminal does."""
+        """Send a signal to the process group, as a terminal does."""
         os.killpg(self.process.pid, number)
 
-    def said(self) -> str:
+    def printed(self) -> str:
+        """Return what the command has printed so far."""
         return self.output.read_text()
 
 
@@ -168,7 +169,7 @@ class Piped:
         os.kill(self.process.pid, number)
 
     def wait(self, timeout: float = 120) -> int:
-        """The exit code; minus the number of the signal if it was killed."""
+        """Wait for the process and return its exit code, or minus the signal number if it was killed."""
         self.process.join(timeout)
         assert self.process.exitcode is not None, f"still running after {timeout} s"
         return self.process.exitcode
@@ -185,7 +186,7 @@ class Piped:
 
 
 def enter_piped(words: list[str], encoding: str, before: Callable[[Any], None] | None, *pipes: Connection) -> None:
-    """What runs in the process of a `Piped` command."""
+    """Body of the process of a `Piped` command."""
     for standard, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         os.dup2(pipes[standard].fileno(), standard)
         pipes[standard].close()
@@ -196,7 +197,7 @@ def enter_piped(words: list[str], encoding: str, before: Callable[[Any], None] |
 def enter(
     words: list[str], output: str | None, before: Callable[[Any], None] | None, detail: Any, env: dict[str, str]
 ) -> None:
-    """What runs in the process of a command; it leads a group of its own."""
+    """Body of the process of a command, which leads its own process group."""
     os.setpgid(0, 0)
     multiprocessing.set_start_method("fork", force=True)  # of its workers: as in a process that nobody has prepared
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -220,7 +221,7 @@ def enter(
 def ranks(
     count: int, *arguments: str | Path, output: Path, env: dict[str, str] | None = None, **how: Any
 ) -> list[Command]:
-    """The same command in several processes that know of each other, as torchrun starts them."""
+    """Run the same command in several processes of one job, as torchrun starts them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -238,25 +239,25 @@ def ranks(
 
 
 def kill_self(*_: Any, **__: Any) -> None:
-    """As `kill -9` from outside, of the process and its workers: nothing is tidied up."""
+    """Kill the process and its workers like `kill -9`: no cleanup runs."""
     os.killpg(0, signal.SIGKILL)
     time.sleep(60)
 
 
 def replace(target: str, make: Callable[[Any], Any]) -> None:
-    """Put `make(old)` in the place of `module:name` or `module:Class.name`."""
+    """Replace `module:name` or `module:Class.name` by `make(old)`."""
     import importlib
 
     module, _, path = target.partition(":")
     *owners, name = path.split(".")
-    place = importlib.import_module(module)
+    holder = importlib.import_module(module)
     for owner in owners:
-        place = getattr(place, owner)
-    setattr(place, name, make(getattr(place, name)))
+        holder = getattr(holder, owner)
+    setattr(holder, name, make(getattr(holder, name)))
 
 
 def until(happens: Callable[[], bool], timeout: float = 60) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     end = time.monotonic() + timeout
     while not happens():
         assert time.monotonic() < end, f"not within {timeout} s"
@@ -265,7 +266,7 @@ def until(happens: Callable[[], bool], timeout: float = 60) -> None:
 
 @contextlib.contextmanager
 def ended(*commands: Command):
-    """No process outlives the test that started it."""
+    """End the processes when the context ends, so that none outlives its test."""
     try:
         yield
     finally:

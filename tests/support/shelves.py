@@ -1,4 +1,4 @@
-"""A base model and adapters for it, in folders, and questions to them."""
+"""A base model and adapters for it, in folders, and queries for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tokenizer():
 
 
 def lora(network, *targets, seed, **how):
-    """A network with a LoRA adapter that changes it a good deal."""
+    """Return a network with a LoRA adapter whose weights are large enough to change every answer."""
     torch.manual_seed(seed)
     config = peft.LoraConfig(target_modules=list(targets), init_lora_weights=False, task_type="CAUSAL_LM", **how)
     adapted = peft.get_peft_model(network, config)
@@ -57,7 +57,7 @@ class Shelf:
         return acgpt.load(self.base, adapter=adapter, dtype="float64", **how)
 
     def reference(self, name=None):
-        """The base, or the base with an adapter merged into it by PEFT, as transformers has it: never seen by acgpt."""
+        """Return the base, or the base with an adapter merged by PEFT, as a plain transformers model without acgpt."""
         network = AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.float64)
         if name is None:
             return network
@@ -76,10 +76,10 @@ def stocked(folder):
 
 
 def questions():
-    """Of all shapes and lengths, mixed, with who should answer each; MASK differs between the adapters."""
-    found = [(CAUSAL, None), (GAP, "mine"), (SCATTERED, "other"), ("{{The}} cat.", "mine"), ("{{The cat}}", None)]
-    found += [(random_query(i, 9 + i, share=0.5, vocabulary=300), "other") for i in range(3)]
-    found += [(random_query(9, 14, share=0.4, unknown=0.3, vocabulary=300), "other")]
-    found += [(Query([9, 8, 7, 6], [True, False, False, True]), "mine"), (Query([9, 8], [False, False]), None)]
-    random.Random(1).shuffle(found)
-    return [q for q, _ in found], [who for _, who in found]
+    """Return queries of all shapes and lengths, and the adapter that should answer each; adapters differ in MASK."""
+    pairs = [(CAUSAL, None), (GAP, "mine"), (SCATTERED, "other"), ("{{The}} cat.", "mine"), ("{{The cat}}", None)]
+    pairs += [(random_query(i, 9 + i, share=0.5, vocabulary=300), "other") for i in range(3)]
+    pairs += [(random_query(9, 14, share=0.4, unknown=0.3, vocabulary=300), "other")]
+    pairs += [(Query([9, 8, 7, 6], [True, False, False, True]), "mine"), (Query([9, 8], [False, False]), None)]
+    random.Random(1).shuffle(pairs)
+    return [q for q, _ in pairs], [who for _, who in pairs]

@@ -1,4 +1,4 @@
-"""The snippets of README.md and docs/: found, run in the process of the test, or checked without running."""
+"""Snippets of README.md and docs/: extract them, run them in the test process, or check them without running."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class Snippet:
 
 
 def snippets(page: str) -> list[Snippet]:
-    """The blocks of a page in order."""
+    """Return the code blocks of a page, in order."""
     text = PAGES[page].read_text(encoding="utf-8")
-    found = []
+    results = []
     for match in FENCE.finditer(text):
         line = text.count("\n", 0, match.start("language")) + 1
-        found.append(Snippet(page, line, match["language"], match["code"], match["reason"] or ""))
-    return found
+        results.append(Snippet(page, line, match["language"], match["code"], match["reason"] or ""))
+    return results
 
 
 def runnable(page: str) -> list[Snippet]:
-    """The snippets of a page that are run."""
+    """Return the snippets of a page that are run."""
     return [each for each in snippets(page) if each.language in LANGUAGES and not each.reason]
 
 
@@ -83,11 +83,11 @@ def run_page(page: str) -> None:
 
 def run_python(snippet: Snippet, names: dict[str, Any]) -> None:
     """Run plain code, or a doctest."""
-    place = f"{snippet.page}:{snippet.line}"
+    location = f"{snippet.page}:{snippet.line}"
     if ">>>" not in snippet.code:
-        exec(compile(snippet.code, place, "exec"), names)
+        exec(compile(snippet.code, location, "exec"), names)
         return
-    test = doctest.DocTestParser().get_doctest(snippet.code, names, place, place, 0)
+    test = doctest.DocTestParser().get_doctest(snippet.code, names, location, location, 0)
     printed: list[str] = []
     test.globs = names
     results = doctest.DocTestRunner(verbose=False).run(test, out=printed.append, clear_globs=False)
@@ -103,7 +103,7 @@ def run_console(snippet: Snippet) -> None:
 
 
 def trimmed(text: str) -> str:
-    """Text without empty lines at both ends and without spaces at the ends of lines."""
+    """Strip empty lines at both ends, and spaces at the ends of lines."""
     return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
 
 
@@ -123,14 +123,14 @@ def assert_succeeds(snippet: Snippet, line: str) -> str:
 
 
 def commands(code: str) -> list[str]:
-    """The command lines of a block: without comments, and with continued lines joined."""
+    """Return the command lines of a block, without comments, with continued lines joined."""
     joined = re.sub(r"\\\n\s*", "", code)
     return [line for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
 @contextlib.contextmanager
 def working_in(folder: Path) -> Iterator[None]:
-    """Make a folder the working directory within."""
+    """Make a folder the working directory inside the context."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -143,7 +143,7 @@ def working_in(folder: Path) -> Iterator[None]:
 
 
 def called(code: str) -> Iterator[list[str]]:
-    """The words after `acgpt` of each call of it in a block."""
+    """Return the arguments of each call of `acgpt` in a block."""
     for line in commands(code.replace("$ acgpt", "acgpt")):
         for part in re.split(r"\|\||;|\|(?=\s*parallel)| &$|\bdo\b|>", line):
             if match := re.search(r"(?:^|\s)acgpt\s+(.+)", re.sub(r"\s#\s.*", "", part)):
@@ -151,7 +151,7 @@ def called(code: str) -> Iterator[list[str]]:
 
 
 def mistakes(words: list[str]) -> list[str]:
-    """Words of a call of `acgpt` that no command or option has."""
+    """Return the arguments of a call of `acgpt` that are no known command or option."""
     command: Any = typer.main.get_command(app)
     words = list(words)
     while words and words[0] in getattr(command, "commands", {}):

@@ -1,4 +1,4 @@
-"""How close two computations of the same numbers have to be: one place that says it, for each dtype.
+"""Tolerances for two computations of the same numbers, by dtype.
 
 Bits are compared only where acgpt promises them: the same batches on the same machine. That is the same call twice,
 the same seed twice, and a run that was killed and goes on. In another batch, with other threads, another attention
@@ -21,7 +21,7 @@ NATS = {torch.float64: 1e-9, torch.float32: 1e-4}  # by which a log-probability 
 
 
 def exactly(values, dtype=torch.float64):
-    """These numbers, lists or dictionaries of numbers, to rounding."""
+    """Return `pytest.approx` of numbers, or of lists or dictionaries of numbers, up to rounding."""
     return pytest.approx(values, rel=0, abs=NATS[dtype])
 
 
@@ -29,13 +29,13 @@ EXACT = {"rtol": 0, "atol": NATS[torch.float64]}  # the same for torch.testing.a
 
 
 def same_draws(one, other, dtype=torch.float64):
-    """Are two samples, each an array of tokens and one of log-probabilities, the same to rounding?"""
+    """Return whether two samples, each tokens and log-probabilities, are the same up to rounding."""
     (tokens, log_probs), (others, their_log_probs) = one, other
     return tokens.tolist() == others.tolist() and log_probs.tolist() == exactly(their_log_probs.tolist(), dtype)
 
 
 def same_scores(one, other, dtype=torch.float64):
-    """Are two scores or samples of a `LanguageModel` the same to rounding?"""
+    """Return whether two scores or samples of a `LanguageModel` are the same up to rounding."""
     numbers = [[token.log_prob for token in score.tokens] for score in (one, other)]
     rest = [replace(score, tokens=tuple(replace(t, log_prob=0.0) for t in score.tokens)) for score in (one, other)]
     return rest[0] == rest[1] and numbers[0] == exactly(numbers[1], dtype)

@@ -1,4 +1,4 @@
-"""Networks so small that all they say can be enumerated, for the methods that the paper compares."""
+"""Networks small enough to enumerate all their outputs, for the methods that the paper compares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOS = 0
 
 
 def toy(name, *, vocabulary=4, length=6, scale=0.4, dtype=torch.float64, seed=0, **own):
-    """A network as a method trains it, with weights so large that every token matters; its last id is MASK.
+    """Return a network of a method, with weights so large that every token matters; its last id is MASK.
 
     `own` are keys that only the config of the method's network has.
     """
@@ -57,7 +57,7 @@ def learner_of(model, name):
 
 
 def all_fillings(query, vocabulary):
-    """The query with every possible choice of asked tokens."""
+    """Return the query with every possible choice of asked tokens."""
     for choice in itertools.product(range(vocabulary), repeat=len(query.asked_positions)):
         tokens = list(query.tokens)
         for position, token in zip(query.asked_positions, choice, strict=True):
@@ -66,25 +66,25 @@ def all_fillings(query, vocabulary):
 
 
 def total_probability(method, model, query, vocabulary):
-    """Over all asked tokens; 1 for a distribution."""
+    """Return the total probability of all choices of asked tokens, which is 1 for a distribution."""
     return sum(math.exp(sum(scores)) for scores in answer(method, model, list(all_fillings(query, vocabulary))))
 
 
 def query(roles, tokens=None):
-    """A query by a word such as "gaua": given, asked, unknown, asked."""
-    tokens = [(2 * place + 1) % 3 for place in range(len(roles))] if tokens is None else tokens
+    """Return the query of a word such as "gaua": given, asked, unknown, asked."""
+    tokens = [(2 * position + 1) % 3 for position in range(len(roles))] if tokens is None else tokens
     return Query(tokens, [role == "g" for role in roles], [role == "a" for role in roles])
 
 
 def every_query(length, roles="ga"):
-    """A query for every choice of roles in which something is asked."""
+    """Return a query for every choice of roles with at least one asked token."""
     for word in itertools.product(roles, repeat=length):
         if "a" in word:
             yield query("".join(word))
 
 
 def p_value(counts, probabilities):
-    """The chi-square test's; outcomes that are expected fewer than five times are pooled."""
+    """Return the p-value of a chi-square test; outcomes expected fewer than five times are pooled."""
     counts, wanted = np.array(counts, dtype=float), np.array(probabilities) * sum(counts)
     rare = wanted < 5
     if rare.any():
@@ -94,7 +94,7 @@ def p_value(counts, probabilities):
 
 
 def counted(samples, vocabulary):
-    """How often each filling came, in the order of `all_fillings`."""
+    """Count the samples of each filling, in the order of `all_fillings`."""
     size = len(samples[0][0])
     numbers = [int(np.dot(tokens, vocabulary ** np.arange(size)[::-1])) for tokens, _ in samples]
     return np.bincount(numbers, minlength=vocabulary**size)

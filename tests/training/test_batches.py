@@ -26,7 +26,7 @@ BOS, MASK, VOCABULARY = 0, 1, 50
 
 
 class Texts:
-    """Texts in which token t of text i is a number that tells both."""
+    """Texts in which each token id encodes the index of its text and its position."""
 
     def __init__(self, count, length):
         self.tokens = np.arange(count * length).reshape(count, length)
@@ -60,10 +60,10 @@ def shapes_of(batch):
     return tuple((name, tuple(tensor.shape)) for name, tensor in tensors_of(batch).items())
 
 
-def learner_of(**how):
+def learner_of(**options):
     model = tiny_model("gpt_neox", vocabulary=VOCABULARY, positions=64).double().train()
     check_model(model)
-    return Learner(model, backend="dense", compiled=False, **how)
+    return Learner(model, backend="dense", compiled=False, **options)
 
 
 def loss_and_gradients(learner, batch):
@@ -73,9 +73,16 @@ def loss_and_gradients(learner, batch):
     return loss.item(), {name: weight.grad.clone() for name, weight in learner.named_parameters()}
 
 
-def batches_of(texts, size, *, conditioning=None, **how):
-    how = {"count": 100, "length": texts.tokens.shape[1], "seed": 0, "bos": BOS, "mask": MASK, "fixed": False} | how
-    return Batches(texts, size=size, conditioning=conditioning or Conditioning((Blocks(),)), **how)
+def batches_of(texts, size, *, conditioning=None, **options):
+    options = {
+        "count": 100,
+        "length": texts.tokens.shape[1],
+        "seed": 0,
+        "bos": BOS,
+        "mask": MASK,
+        "fixed": False,
+    } | options
+    return Batches(texts, size=size, conditioning=conditioning or Conditioning((Blocks(),)), **options)
 
 
 # ---- a batch --------------------------------------------------------------------------------------------------------
@@ -147,7 +154,7 @@ def test_a_fixed_shape_is_the_same_for_every_batch_that_fits():
 
 @pytest.mark.parametrize(("texts", "length", "size"), [(40, 12, 4), (64, 200, 64), (10, 127, 1)])
 def test_every_batch_of_a_run_has_one_shape_over_all_its_epochs(texts, length, size):
-    """Also where a round over the corpus is one step, so that nothing balances its rounds."""
+    """Holds also if an epoch is a single step, so that epochs cannot be balanced."""
     conditioning = Conditioning.from_dict({"r_max": 0.9, "unknown": 0.2})
     batches = batches_of(Texts(texts, length), size, conditioning=conditioning, count=60, seed=3, fixed=True)
     assert batches.budget is not None
@@ -160,10 +167,10 @@ def test_every_batch_of_a_run_has_one_shape_over_all_its_epochs(texts, length, s
 
 
 def test_a_causal_twin_reads_the_same_texts_in_the_same_order():
-    how = {"count": 30, "size": 2, "parts": 2, "length": 12, "seed": 3, "bos": BOS, "mask": MASK, "fixed": False}
+    options = {"count": 30, "size": 2, "parts": 2, "length": 12, "seed": 3, "bos": BOS, "mask": MASK, "fixed": False}
     given = Conditioning.from_dict({"r_max": 0.9, "empty": 0.3})
-    one = Batches(Texts(40, 12), conditioning=given, **how)
-    twin = Batches(Texts(40, 12), conditioning=Conditioning((Empty(),)), balance=given, **how)
+    one = Batches(Texts(40, 12), conditioning=given, **options)
+    twin = Batches(Texts(40, 12), conditioning=Conditioning((Empty(),)), balance=given, **options)
     for number in range(30):
         assert one.items_of(number)[1].tolist() == twin.items_of(number)[1].tolist()
         assert twin[number].segments.copies == 0
@@ -197,7 +204,7 @@ def test_unknown_tokens_need_a_mask_token():
 
 
 def test_a_target_is_never_shown_before_it_is_asked():
-    """What is unknown is nowhere among the ids, and what is asked only in its own text, once, and not as a copy."""
+    """Unknown tokens never occur among the ids; asked ones occur once, in their text, and never as a copy."""
     rng = np.random.default_rng(0)
     tokens = rng.permutation(np.arange(2, 44)).reshape(6, 7)  # all different
     _, roles = random_batch(1, texts=6)
@@ -274,8 +281,8 @@ def test_batches_are_balanced_and_lie_within_a_budget_that_wastes_little(conditi
 
 
 def test_the_budget_holds_every_batch_of_the_run_or_has_room_to_spare(monkeypatch):
-    how = {"conditioning": Conditioning((Blocks(),)), "fixed": True}
-    short, long = (batches_of(Texts(64, 500), 16, count=count, **how) for count in (4, 400))
+    options = {"conditioning": Conditioning((Blocks(),)), "fixed": True}
+    short, long = (batches_of(Texts(64, 500), 16, count=count, **options) for count in (4, 400))
     largest = [
         max(batches.sizes(e)[batches.order(e)].sum(1).max() for e in range(n))
         for batches, n in ((short, 1), (long, 100))
@@ -284,7 +291,7 @@ def test_the_budget_holds_every_batch_of_the_run_or_has_room_to_spare(monkeypatc
     assert largest[0] < largest[1]
     monkeypatch.setattr("acgpt.training.batches.FORESEEN", 64)  # one epoch is looked at
     monkeypatch.setattr("acgpt.training.batches.SLACK", 1.5)
-    unforeseen = batches_of(Texts(64, 500), 16, count=400, **how)
+    unforeseen = batches_of(Texts(64, 500), 16, count=400, **options)
     assert unforeseen.budget.copies == math.ceil(1.5 * largest[0] / ALIGN) * ALIGN
 
 

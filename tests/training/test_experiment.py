@@ -42,8 +42,8 @@ def made(output: Path | str = "out", **keys: Any) -> Experiment:
     return make(content | keys, "mine.yaml")
 
 
-def names(found: Experiment) -> list[str]:
-    return [cell.name for cell in found.cells]
+def names(experiment: Experiment) -> list[str]:
+    return [cell.name for cell in experiment.cells]
 
 
 def run_cli(*arguments: str | Path, code: int = 0) -> Any:
@@ -57,10 +57,10 @@ def run_cli(*arguments: str | Path, code: int = 0) -> Any:
 
 def test_every_combination_is_a_cell_with_its_own_recipe_and_folder():
     grid = {"model": ["tiny", "small"], "conditioning.r_max": [0.2, 1.0], "seed": [0, 1, 2]}
-    found = made(grid=grid, set={"corpus": "data/x", "steps": 50})
-    assert len(found.cells) == 12 and len(set(names(found))) == 12
-    assert names(found)[:4] == [f"tiny-r_max{r}-seed{s}" for r, s in ((0.2, 0), (0.2, 1), (0.2, 2), (1.0, 0))]
-    last = found.cells[-1]
+    experiment = made(grid=grid, set={"corpus": "data/x", "steps": 50})
+    assert len(experiment.cells) == 12 and len(set(names(experiment))) == 12
+    assert names(experiment)[:4] == [f"tiny-r_max{r}-seed{s}" for r, s in ((0.2, 0), (0.2, 1), (0.2, 2), (1.0, 0))]
+    last = experiment.cells[-1]
     assert (last.number, last.name, str(last.folder)) == (12, "small-r_max1.0-seed2", "out/small-r_max1.0-seed2")
     recipe = last.recipe
     assert (recipe.model, recipe.conditioning, recipe.seed) == ("small", {"r_max": 1.0}, 2)
@@ -80,12 +80,12 @@ def test_the_command_of_a_cell_gives_its_recipe():
 
 def test_a_method_that_reads_no_future_is_trained_once_and_asked_at_every_r_max():
     grid = {"method": ["ac-gpt", "gpt"], "conditioning.r_max": [0.8, 0.2], "seed": [0]}
-    found = made(grid=grid, set={"corpus": "c"}, evaluate={"splits": ["test", "validation"], "limit": 9})
-    assert names(found) == ["ac-gpt-r_max0.8-seed0", "ac-gpt-r_max0.2-seed0", "gpt-seed0"]
-    files = [[path.name for path in cell.evaluations] for cell in found.cells]
+    experiment = made(grid=grid, set={"corpus": "c"}, evaluate={"splits": ["test", "validation"], "limit": 9})
+    assert names(experiment) == ["ac-gpt-r_max0.8-seed0", "ac-gpt-r_max0.2-seed0", "gpt-seed0"]
+    files = [[path.name for path in cell.evaluations] for cell in experiment.cells]
     assert files[0] == ["test-r_max0.8-first9.json", "validation-r_max0.8-first9.json"]
     assert files[2] == [f"{split}-r_max{r}-first9.json" for split in ("test", "validation") for r in (0.2, 0.8)]
-    command = found.cells[1].commands[1]
+    command = experiment.cells[1].commands[1]
     assert command == (
         "acgpt evaluate out/ac-gpt-r_max0.2-seed0/model c --split test --r-max 0.2 --length 127 --seed 0 --limit 9 "
         "-o out/ac-gpt-r_max0.2-seed0/test-r_max0.2-first9.json"
@@ -96,7 +96,7 @@ def test_a_method_that_reads_no_future_is_trained_once_and_asked_at_every_r_max(
 
 def test_what_decides_an_evaluation_set_is_in_the_name_of_its_file():
     ways = [{}, {"limit": 5}, {"seed": 1}, {"conditioning": {"b_max": 4}}, {"conditioning": {"b_max": 5}}]
-    assert len({EvaluateSection(**way).name("test", 0.6) for way in ways}) == len(ways)
+    assert len({EvaluateSection(**options).name("test", 0.6) for options in ways}) == len(ways)
     assert EvaluateSection().name("a/b", 1.0) == "a_b-r_max1"
 
 
@@ -135,11 +135,11 @@ def test_cells_of_methods_that_take_many_passes_can_be_compiled_and_others_are_n
 def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at():
     grid = {"method": ["ac-gpt", "gpt"], "conditioning.r_max": [0.8, 0.2]}
     wanted = {"splits": ["a", "b"], "limit": 200, "dtype": "bfloat16"}
-    found = made(grid=grid, set={"corpus": "c"}, evaluate={}, generate=wanted)
-    folders = [[str(path) for path in cell.generations] for cell in found.cells]
+    experiment = made(grid=grid, set={"corpus": "c"}, evaluate={}, generate=wanted)
+    folders = [[str(path) for path in cell.generations] for cell in experiment.cells]
     assert folders[0] == [f"out/ac-gpt-r_max0.8/generations/{s}-r_max0.8-first200/index.json" for s in ("a", "b")]
     assert len(folders[2]) == 4  # one that reads no future, at every r_max
-    assert found.cells[0].commands[2] == (
+    assert experiment.cells[0].commands[2] == (
         "acgpt generate out/ac-gpt-r_max0.8/model c --split a --r-max 0.8 --length 127 --samples 1 "
         "--prompt 20 --top-p 0.95 --temperature 0.8 --seed 0 --set-seed 0 --limit 200 --dtype bfloat16 "
         "-o out/ac-gpt-r_max0.8/generations/a-r_max0.8-first200"
@@ -150,7 +150,7 @@ def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at()
         {}, {"limit": 5}, {"samples": 2}, {"prompt": 5}, {"top_p": 0.9}, {"temperature": 1}, {"seed": 1},
         {"set_seed": 1}, {"conditioning": {"b_max": 4}}, {"modes": ["training"]}, {"modes": ["infilling"]},
     ]  # fmt: skip
-    assert len({GenerateSection(**way).name("test", 0.6) for way in ways}) == len(ways)
+    assert len({GenerateSection(**options).name("test", 0.6) for options in ways}) == len(ways)
     fast = shipped("wikitext103-fast").cells[0]
     assert [path.parent.name for path in fast.generations] == [
         "validation-r_max0.6-first200"
@@ -160,8 +160,8 @@ def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at()
 def test_what_a_cell_draws_is_scored_folder_by_folder_in_every_way():
     wanted = {"split": "test", "count": 200, "features": "a/b", "asked_only": True, "judge": "out/gpt/model"}
     drawn = {"splits": ["a", "b"], "limit": 10}
-    found = made(grid={"method": ["ac-gpt"]}, set={"corpus": "c", "device": "cpu"}, generate=drawn, mauve=wanted)
-    (cell,) = found.cells
+    experiment = made(grid={"method": ["ac-gpt"]}, set={"corpus": "c", "device": "cpu"}, generate=drawn, mauve=wanted)
+    (cell,) = experiment.cells
     assert [path.parent for path in cell.scores] == [index.parent for index in cell.generations for _ in range(2)]
     whole, asked = cell.commands[3:5]
     folder = "out/ac-gpt/generations/a-r_max0.6-first10"
@@ -177,7 +177,7 @@ def test_what_a_cell_draws_is_scored_folder_by_folder_in_every_way():
         {}, {"split": "test"}, {"rule": "windows"}, {"length": 9}, {"skip": 0}, {"count": 10}, {"features": "a"},
         {"features": "x/a"}, {"features": "y/a"}, {"seeds": 1}, {"judge": "a"}, {"no_mauve": True},
     ]  # fmt: skip
-    assert len({name for way in ways for name in MauveSection(**way).scorings()}) == len(ways)
+    assert len({name for options in ways for name in MauveSection(**options).scorings()}) == len(ways)
 
 
 def test_an_adapter_is_evaluated_on_its_base_and_a_tuned_model_as_it_is():
@@ -292,8 +292,8 @@ def test_a_mistake_ends_the_command_with_code_2_before_anything_is_written(tmp_p
 
 def test_a_file_is_no_folder_of_an_experiment(tmp_path):
     (tmp_path / "mine.txt").write_text("text")
-    said = run_cli("tiny-cpu", "-o", tmp_path / "mine.txt", code=2).stderr
-    assert "mine.txt is a file: choose a folder with --output" in said
+    output = run_cli("tiny-cpu", "-o", tmp_path / "mine.txt", code=2).stderr
+    assert "mine.txt is a file: choose a folder with --output" in output
     assert (tmp_path / "mine.txt").read_text() == "text"
 
 
@@ -337,18 +337,18 @@ def test_what_could_not_be_scored_is_found_before_training(tmp_path, monkeypatch
         "set": {"corpus": str(corpus), "length": 31}, "generate": {"splits": ["validation"]} | drawn, "mauve": scored,
     }  # fmt: skip
     file.write_text(yaml.safe_dump(content))
-    said = run_cli(file, code=2).stderr
-    assert words in said and not (tmp_path / "out").exists()
+    output = run_cli(file, code=2).stderr
+    assert words in output and not (tmp_path / "out").exists()
     if "MAUVE needs" in words or "no windows" in words:
         for remedy in ("generate.limit", "mauve.split", "mauve.length", "mauve.skip", "--no-scoring"):
-            assert remedy in said
-        assert "--split" not in said and "--length" not in said and "--skip" not in said  # of another command
+            assert remedy in output
+        assert "--split" not in output and "--length" not in output and "--skip" not in output  # of another command
     if "no windows" in words:  # companions need no reference
         file.write_text(yaml.safe_dump(content | {"mauve": scored | {"no_mauve": True}}))
         rest = load_experiment(file)
         experiment_runner.check_scoring(rest, rest.cells)
     if "pip" in words:
-        assert "no_mauve" in said and "--no-scoring" in said
+        assert "no_mauve" in output and "--no-scoring" in output
         (cell,) = json.loads(run_cli(file, "--no-scoring", "--list", "--json").stdout)["cells"]
         assert (cell["generations"], cell["scores"]) == (1, 0)
         assert run_cli(file, "--no-scoring", "--print-commands").stdout.endswith("--no-scoring --only seed0\n")
@@ -362,20 +362,20 @@ def test_a_recipe_beside_the_file_is_found_from_anywhere(tmp_path):
 
 
 def test_cells_are_chosen_by_number_name_and_pattern():
-    found = made(grid={"method": ["ac-gpt", "gpt"], "seed": [0, 1]})
-    assert [cell.name for cell in found.chosen(["2", "gpt-*"])] == ["ac-gpt-seed1", "gpt-seed0", "gpt-seed1"]
-    assert [cell.name for cell in found.chosen(["gpt-seed1"])] == ["gpt-seed1"]
-    assert len(found.chosen()) == 4
+    experiment = made(grid={"method": ["ac-gpt", "gpt"], "seed": [0, 1]})
+    assert [cell.name for cell in experiment.chosen(["2", "gpt-*"])] == ["ac-gpt-seed1", "gpt-seed0", "gpt-seed1"]
+    assert [cell.name for cell in experiment.chosen(["gpt-seed1"])] == ["gpt-seed1"]
+    assert len(experiment.chosen()) == 4
     for wrong in ("5", "0", "ac-gpt-seed7"):
         with pytest.raises(InputError, match="there is no cell"):
-            found.chosen([wrong])
+            experiment.chosen([wrong])
 
 
 # ---- those that come with acgpt -------------------------------------------------------------------------------------
 
 
 def shipped(name: str) -> Experiment:
-    """With the methods that this version has."""
+    """Load a built-in experiment, limited to the methods of this version."""
     content = yaml.safe_load((BUILT_IN / f"{name}.yaml").read_text())
     grids = content["grid"] if isinstance(content["grid"], list) else [content["grid"]]
     for grid in grids:
@@ -393,18 +393,18 @@ def test_the_experiments_are_there():
 @pytest.mark.skipif(set(METHODS) == {"ac-gpt", "gpt"}, reason="a version with these two methods only")
 @pytest.mark.parametrize("name", NAMES)
 def test_an_experiment_names_methods_that_there_are(name):
-    found = load_experiment(name)
-    assert found.cells and set(found.evaluate.method_options) <= set(METHODS)
+    experiment = load_experiment(name)
+    assert experiment.cells and set(experiment.evaluate.method_options) <= set(METHODS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_experiment_says_how_its_corpus_is_made_and_its_cells_can_be_trained(name):
-    text, found = (BUILT_IN / f"{name}.yaml").read_text(), shipped(name)
+    text, experiment = (BUILT_IN / f"{name}.yaml").read_text(), shipped(name)
     (command,) = (line for line in text.splitlines() if line.startswith("#     acgpt prepare "))
-    assert {cell.recipe.corpus for cell in found.cells} == {command.split("-o ")[1]}
-    assert f"#     acgpt experiment {name}" in text and found.output == f"results/{name}"
+    assert {cell.recipe.corpus for cell in experiment.cells} == {command.split("-o ")[1]}
+    assert f"#     acgpt experiment {name}" in text and experiment.output == f"results/{name}"
     assert all(len(line) <= 120 for line in text.splitlines())
-    assert all(cell.evaluations for cell in found.cells)
+    assert all(cell.evaluations for cell in experiment.cells)
     assert f"`{name}`" in (ROOT / "docs" / "how-to" / "compare.md").read_text()
 
 
@@ -415,11 +415,11 @@ def test_the_ablation_is_the_papers():
     for key, name in (("model", "model"), ("conditioning.r_max", "r_max"), ("method", "method")):
         assert {row[name] for row in rows} <= set(grid[key])
     assert grid["seed"] == [0, 1, 2] and set(grid["method"]) == set(paper["methods"])
-    found = shipped("wikitext103-ablation")
-    causal = [cell for cell in found.cells if cell.recipe.method == "gpt"]
+    experiment = shipped("wikitext103-ablation")
+    causal = [cell for cell in experiment.cells if cell.recipe.method == "gpt"]
     assert len(causal) == 9 and all(len(cell.evaluations) == 2 * 5 for cell in causal)
     assert all((len(cell.generations), len(cell.scores)) == (5, 2 * 5) for cell in causal)
-    drawn, scored = found.generate, found.mauve
+    drawn, scored = experiment.generate, experiment.mauve
     assert (drawn.splits, drawn.limit, drawn.prompt, drawn.top_p, drawn.temperature) == (
         ("validation",), None, 20, 0.95, 0.8,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Running experiments: cells that are run, fail, are stopped and go on, and one as it is."""
+"""Running experiments: cells that run, fail, stop and resume, and a real tiny experiment."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ log(10)
 
 @pytest.fixture
 def told(tmp_path, monkeypatch):
-    """The folder that tells the stand-in what to do: NAME.waits, NAME.fails; and where it says that it has begun."""
+    """The folder of control files for the fake command: NAME.waits, NAME.fails, and those that it writes on start."""
     script, folder = tmp_path / "stand_in.py", tmp_path / "told"
     script.write_text(STAND_IN)
     folder.mkdir()
@@ -125,8 +125,8 @@ def test_a_cell_that_fails_is_reported_and_the_others_run(tmp_path, told):
     assert states["seed1"].error == "acgpt train ended with code 2: error: training has diverged"
     assert (states["seed0"].step, states["seed0"].evaluated, states["seed0"].left) == (10, 2, 0)
     assert ("seed0", "training") in shown and shown[-1] == ("seed2", "done")
-    said = found.cells[1].log.read_text()
-    assert said.startswith(f"$ {found.cells[1].commands[0]}\n") and "diverged" in said
+    output = found.cells[1].log.read_text()
+    assert output.startswith(f"$ {found.cells[1].commands[0]}\n") and "diverged" in output
     (told / "seed1.fails").unlink()
     assert {state.state for state in Runner(found.cells).run().values()} == {"done"}
     for cell in found.cells:  # those that were done were not trained again
@@ -150,14 +150,14 @@ def test_a_cell_draws_once_it_is_evaluated_and_never_twice(tmp_path, told):
     state = Runner([cell], show=lambda cell, state: shown.append(state.state)).run()["seed0"]
     assert (state.state, state.evaluated, state.generated, state.generations) == ("done", 1, 2, 2)
     assert list(dict.fromkeys(shown)) == ["training", "evaluating", "generating", "done"]
-    said = cell.log.read_text()
-    assert [line.split()[2] for line in said.splitlines()] == ["train", "evaluate", "generate", "generate"]
+    output = cell.log.read_text()
+    assert [line.split()[2] for line in output.splitlines()] == ["train", "evaluate", "generate", "generate"]
     next(iter(cell.generations)).unlink()
     next(iter(cell.generations)).parent.rmdir()
     state = state_of(cell)
     assert (state.state, state.generated) == ("stopped", 1)
     assert Runner([cell]).run()["seed0"].state == "done"
-    assert cell.log.read_text()[len(said) :] == f"$ {cell.commands[2]}\n"
+    assert cell.log.read_text()[len(output) :] == f"$ {cell.commands[2]}\n"
     file = tmp_path / "mine.yaml"
     content = {"recipe": "tiny-cpu", "output": found.output, "grid": {"seed": [0, 1]}} | keys
     file.write_text(yaml.safe_dump(content))
@@ -183,9 +183,9 @@ def test_a_cell_is_scored_once_it_has_drawn_and_what_is_there_is_not_scored_agai
     state = Runner([cell], show=lambda cell, state: shown.append((state.state, state.scored))).run()["seed0"]
     assert (state.state, state.scored, state.scores) == ("done", 4, 4)
     assert {each for each, _ in shown} == {"scoring", "done"} and shown[0] == ("scoring", 1)
-    said = [line.removeprefix("$ ") for line in cell.log.read_text().splitlines() if line.startswith("$")]
+    lines = [line.removeprefix("$ ") for line in cell.log.read_text().splitlines() if line.startswith("$")]
     train, *others = cell.commands
-    assert said == [train, *others[:2], others[2], others[2], others[3], others[5]]
+    assert lines == [train, *others[:2], others[2], others[2], others[3], others[5]]
     file = tmp_path / "mine.yaml"
     content = {"recipe": "tiny-cpu", "output": str(tmp_path / "out"), "grid": {"seed": [0, 1]}} | keys
     file.write_text(yaml.safe_dump(content | {"mauve": wanted}))
@@ -242,8 +242,8 @@ def test_when_time_is_up_nothing_more_is_begun(tmp_path, told):
     states = runner.run()
     asking.join()
     assert [state.state for state in states.values()] == ["done", "stopped", "waiting"]
-    said = three(tmp_path).cells[0].log.read_text()
-    assert 0 < float(said.partition(" --minutes ")[2].partition("\n")[0]) <= 1
+    output = three(tmp_path).cells[0].log.read_text()
+    assert 0 < float(output.partition(" --minutes ")[2].partition("\n")[0]) <= 1
 
 
 def test_when_time_is_up_an_evaluation_is_broken_off_and_can_be_had_later(tmp_path, told):
@@ -282,10 +282,15 @@ def test_two_runners_do_not_work_on_one_cell(tmp_path, told):
     assert all(cell.log.read_text().count("$ acgpt train") == 1 for cell in found.cells)
 
 
-def run_cli_on(found: Experiment, tmp_path: Path, *arguments: str) -> dict[str, Any]:
+def run_cli_on(made_experiment: Experiment, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     file = tmp_path / "mine.yaml"
-    content = {"recipe": found.recipe, "output": found.output, "grid": found.grid, "set": found.set}
-    file.write_text(yaml.safe_dump(content | {"evaluate": {"splits": list(found.evaluate.splits)}}))
+    content = {
+        "recipe": made_experiment.recipe,
+        "output": made_experiment.output,
+        "grid": made_experiment.grid,
+        "set": made_experiment.set,
+    }
+    file.write_text(yaml.safe_dump(content | {"evaluate": {"splits": list(made_experiment.evaluate.splits)}}))
     return json.loads(run_cli(file, *arguments).stdout)
 
 
@@ -349,8 +354,8 @@ def test_a_command_that_is_killed_fails_its_cell_alone_and_is_made_up_later(tmp_
         assert states[cell.name].error.startswith(f"acgpt {kind} ended with code -9: ")
     assert {state.state for state in Runner(cells).run().values()} == {"done"}
     for kind, cell in zip(kinds, cells, strict=False):
-        said = [line.split()[2] for line in cell.log.read_text().splitlines()]
-        assert said == [each for each in kinds for _ in range(1 + (each == kind))]
+        lines = [line.split()[2] for line in cell.log.read_text().splitlines()]
+        assert lines == [each for each in kinds for _ in range(1 + (each == kind))]
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(tmp_path, told):
@@ -381,8 +386,8 @@ def test_without_a_process_to_fork_from_commands_are_started_anew(tmp_path, told
     found = three(tmp_path)
     assert {state.state for state in Runner(found.cells[:2]).run().values()} == {"done"}
     assert not (told / "server.began").exists()
-    said = [line.split()[2] for line in found.cells[0].log.read_text().splitlines()]
-    assert said == ["train", "evaluate", "evaluate"]
+    lines = [line.split()[2] for line in found.cells[0].log.read_text().splitlines()]
+    assert lines == ["train", "evaluate", "evaluate"]
 
 
 @pytest.mark.skipif(not SUPPORTED, reason="commands are forked on Linux only")
@@ -495,7 +500,7 @@ class ForkedServer(CommandServer):
 
 
 def serve_commands(connection: socket.socket) -> None:
-    """What runs in a `ForkedServer`."""
+    """Body of the process of a `ForkedServer`."""
     import torch
 
     torch.set_num_threads(1)
@@ -505,7 +510,7 @@ def serve_commands(connection: socket.socket) -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """The folder of the tiny experiment, some cells of which have been run, and the words that ran them."""
+    """Folder of the tiny experiment with some finished cells, and the arguments of the command that ran them."""
     tmp_path = tmp_path_factory.mktemp("tiny")
     corpus, out = write_corpus(tmp_path / "corpus"), tmp_path / "results"
     small = {**SMALL, "steps": 4, "eval_every": 0, "corpus": str(corpus), "workers": 0}
@@ -533,14 +538,14 @@ def test_the_tiny_experiment_is_trained_evaluated_and_reported(tiny, tmp_path, m
         assert (index["training"] is None) is (cell["cell"] == "gpt-seed0") and cell["generated"] == 1
         assert len((folder / "unconditional.jsonl").read_text().splitlines()) == 3
         scored = json.loads((folder / "scores-no_mauve.json").read_text())["results"]
-        assert [each["mode"] for each in scored] == [mode for mode, there in index.items() if there]
+        assert [each["mode"] for each in scored] == [mode for mode, present in index.items() if present]
         assert {each["result"] for each in scored} == set(map(str, folder.glob("*.mauve.json")))
     asked: dict[float, dict[str, str]] = {}
     for cell in answer["cells"]:
         files = Path(cell["folder"]).glob("validation-r_max*.json")
         for path in (path for path in files if not path.name.endswith(ENDING)):
-            found = json.loads(path.read_text())
-            asked.setdefault(found["set"]["r_max"], {})[cell["cell"]] = found["set"]["hash"]
+            content = json.loads(path.read_text())
+            asked.setdefault(content["set"]["r_max"], {})[cell["cell"]] = content["set"]["hash"]
     assert {r_max: sorted(each) for r_max, each in asked.items()} == {
         0.4: ["ac-gpt-r_max0.4-seed0", "gpt-seed0"], 0.8: ["ac-gpt-r_max0.8-seed0", "gpt-seed0"],
     }  # fmt: skip
@@ -568,7 +573,7 @@ def test_a_cell_has_the_results_of_commands_that_are_run_one_by_one(tiny, tmp_pa
     for number, command in enumerate(commands):
         again = shlex.split(command.replace(str(out), str(alone)))[1:]
         done = Command(*again, output=tmp_path / f"{number}.txt")
-        assert done.wait() == 0, done.said()
+        assert done.wait() == 0, done.printed()
     cell = out / "ac-gpt-r_max0.4-seed0"
     files = sorted(path.relative_to(out) for path in cell.rglob("*") if path.is_file())
     assert files == sorted(path.relative_to(alone) for path in alone.rglob("*") if path.is_file())

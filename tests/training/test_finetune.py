@@ -36,7 +36,7 @@ def corpus(tmp_path_factory):
 
 
 def write_base(folder, corpus, architecture="llama", **more):
-    """A pretrained model, as one finds it: no word of acgpt."""
+    """A pretrained model without any metadata of acgpt."""
     tokenizer = Corpus.open(corpus).tokenizer()
     tiny_model(architecture, vocabulary=len(tokenizer), scale=0.05, **more).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -102,9 +102,9 @@ def test_the_results_are_those_of_the_adapter_that_was_written(run, base, corpus
 def test_an_adapter_learns_and_its_base_stays_as_it_was(run, base, corpus):
     losses = [float(row["loss"]) for row in read_rows(run)]
     assert losses[-1] < losses[0] - 0.05
-    said = Metadata.read(run / "adapter")
-    assert said.base_hash == weights_hash(AutoModelForCausalLM.from_pretrained(base))
-    assert said.tokenizer_hash == Corpus.open(corpus).manifest["tokenizer_hash"]
+    metadata = Metadata.read(run / "adapter")
+    assert metadata.base_hash == weights_hash(AutoModelForCausalLM.from_pretrained(base))
+    assert metadata.tokenizer_hash == Corpus.open(corpus).manifest["tokenizer_hash"]
     assert results_of(run)["parameters"] == sum(
         weight.numel() for weight in load_file(run / "adapter" / "adapter_model.safetensors").values()
     )
@@ -150,9 +150,9 @@ def test_every_linear_layer_of_the_blocks_is_a_target_by_default_and_the_head_is
 def test_every_architecture_learns_the_layout(architecture, lora, corpus, tmp_path):
     folder = write_base(tmp_path / "base", corpus, architecture)
     results = train(recipe_of(corpus, folder, tmp_path / "run", lora=lora, steps=4, eval_every=0), quiet=True)
-    place = tmp_path / "run" / ("adapter" if lora else "model")
-    assert results["model"] == str(place)
-    lm = acgpt.load(str(folder), adapter=str(place)) if lora else acgpt.load(str(place))
+    path = tmp_path / "run" / ("adapter" if lora else "model")
+    assert results["model"] == str(path)
+    lm = acgpt.load(str(folder), adapter=str(path)) if lora else acgpt.load(str(path))
     assert lm.metadata.reads_copies and isinstance(lm.log_prob("The {{cat}} sat.").log_prob, float)
 
 
@@ -234,7 +234,7 @@ def test_the_causal_twin_is_asked_the_same_and_says_that_it_is_causal(run, base,
 
 def test_an_adapter_learns_to_fill_in_the_middle(base, corpus, tmp_path):
     results = train(recipe_of(corpus, base, tmp_path / "run", method="fim", mask="<mask>", steps=30), quiet=True)
-    assert [mode for mode, found in results["evaluation"]["modes"].items() if found is None] == ["training"]
+    assert [mode for mode, result in results["evaluation"]["modes"].items() if result is None] == ["training"]
     losses = list(loss_of(tmp_path / "run").values())
     assert losses[-1] < losses[0] - 0.3
     lm = acgpt.load(str(base), adapter=str(tmp_path / "run" / "adapter"))
@@ -253,7 +253,7 @@ def test_checkpointing_changes_nothing_but_memory(lora, corpus, base, tmp_path):
 
 
 def words_of(recipe, folder):
-    """The command of a run: as a job is written that may be started again and again."""
+    """Return the command of a run with --resume, as in a job that may be restarted."""
     path = folder.with_suffix(".yaml")
     path.write_text(json.dumps(recipe.as_dict() | {"output": str(folder)}))
     return ("finetune", path, "--resume", "--quiet")
@@ -262,7 +262,7 @@ def words_of(recipe, folder):
 def run_to_the_end(recipe, folder):
     command = Command(*words_of(recipe, folder), output=folder.with_suffix(".said"))
     with ended(command):
-        assert command.wait() == 0, command.said()
+        assert command.wait() == 0, command.printed()
     return load_file(next(folder.glob("[am]*/*.safetensors")))
 
 
@@ -282,7 +282,7 @@ def test_a_run_that_is_killed_and_resumed_ends_as_one_that_never_stopped(lora, c
     whole = run_to_the_end(recipe, tmp_path / "whole")
     killed = Command(*words_of(recipe, folder), output=tmp_path / "said", before=die_at_step_7)
     with ended(killed):
-        assert killed.wait() == -signal.SIGKILL, killed.said()
+        assert killed.wait() == -signal.SIGKILL, killed.printed()
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["checkpoint-5"]
     again = run_to_the_end(recipe, folder)
     assert whole.keys() == again.keys() and all(torch.equal(whole[name], again[name]) for name in whole)
@@ -303,7 +303,7 @@ def test_two_processes_learn_what_one_does(parallel, lora, precision, corpus, ba
     shared = recipe_of(corpus, base, "", **keys, parallel=parallel)
     both = ranks(2, *words_of(shared, tmp_path / "both"), output=tmp_path / "said")
     with ended(*both):
-        assert [each.wait() for each in both] == [0, 0], both[0].said() + both[1].said()
+        assert [each.wait() for each in both] == [0, 0], both[0].printed() + both[1].printed()
     near = {"fp32": 1e-4, "bf16": 1e-2}[precision]
     assert loss_of(tmp_path / "both") == pytest.approx(loss_of(tmp_path / "alone"), rel=near)
     together = load_file(next((tmp_path / "both").glob("[am]*/*.safetensors")))
@@ -453,12 +453,12 @@ def test_a_model_that_was_tuned_before_keeps_its_bos(corpus, base, tmp_path):
 
 def test_arguments_become_keys_of_the_recipe_and_changes_have_the_last_word(monkeypatch):
     got = []
-    monkeypatch.setattr("acgpt.training.train.train", lambda recipe, **how: got.append((recipe, how)))
+    monkeypatch.setattr("acgpt.training.train.train", lambda recipe, **options: got.append((recipe, options)))
     acgpt.finetune("default", "c", "o", steps=None, epochs=2, rank=4, mix=0.5, resume=True, **{"lora.dropout": 0.1})
-    ((recipe, how),) = got
+    ((recipe, options),) = got
     assert (recipe.base, recipe.corpus, recipe.output, recipe.steps, recipe.epochs) == ("default", "c", "o", None, 2)
     assert (recipe.lora["rank"], recipe.lora["dropout"], recipe.conditioning["empty"]) == (4, 0.1, 0.5)
-    assert how == {"resume": True, "quiet": False, "minutes": None}
+    assert options == {"resume": True, "quiet": False, "minutes": None}
     with pytest.raises(InputError, match="`full` trains all weights, but `rank` and `four_bits` are for adapters"):
         acgpt.finetune("default", "c", "o", full=True, four_bits=True)
     with pytest.raises(InputError, match="minutes must be a number, above 0, not 0"):

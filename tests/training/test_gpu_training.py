@@ -46,10 +46,10 @@ class Texts:
 
 
 def batches(fixed: bool, length: int = 255, conditioning: dict | None = None) -> Batches:
-    how = Conditioning.from_dict(conditioning or {"r_max": 0.6})
+    distribution = Conditioning.from_dict(conditioning or {"r_max": 0.6})
     texts = Texts(64, 500)
     return Batches(
-        texts, count=100, size=8, length=length, conditioning=how, seed=1, bos=0, mask=None, fixed=fixed
+        texts, count=100, size=8, length=length, conditioning=distribution, seed=1, bos=0, mask=None, fixed=fixed
     )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def test_the_gradients_of_an_adapter_on_a_bf16_model_are_those_of_the_dense_mask
         assert relative(one, other) < 0.06, name
 
 
-OTHERS = [name for name, method in METHODS.items() if not method.drawn]
+OTHERS = [name for name, method in METHODS.items() if not method.drawable]
 NETWORKS = [(name, {}) for name in OTHERS] + [("sigma-gpt-random", {"target_positions": "table"})]
 
 

@@ -139,11 +139,11 @@ def test_evaluation_finds_a_model_as_it_was(monkeypatch):
 
 def losses(model, seeds=(0, 1, 0)):
     learner, (_, _, batch) = learner_of(model), batch_of(MIXED)
-    found = []
+    results = []
     for seed in seeds:
         torch.manual_seed(seed)
-        found.append(learner(batch).item())
-    return found
+        results.append(learner(batch).item())
+    return results
 
 
 @pytest.mark.parametrize("which", ["dropout", "attention_dropout"])
@@ -156,7 +156,7 @@ def test_dropout_changes_the_loss_of_a_training_step_by_its_seed_and_no_other(wh
 
 
 def test_attention_dropout_leaves_a_share_of_the_attention_weights_out():
-    """With all of them dropped, nothing but its own residual reaches a prediction: the copies no longer matter."""
+    """If all attention weights are dropped, only the residual reaches a prediction, so copies have no effect."""
     model = small_model(attention_dropout=0.999999)
     tokens, roles, batch = batch_of(Conditioning())
     other = tokens.copy()
@@ -278,7 +278,7 @@ def test_a_head_with_a_bias_is_no_plain_one():
 
 
 class Rows:
-    """What the loss kernel does to a row of logits, in plain words; called as Triton's kernels are."""
+    """A reference for the loss kernel on a row of logits, called like Triton's kernels."""
 
     def __getitem__(self, grid):
         def run(logits, targets, losses, **_):

@@ -1,4 +1,4 @@
-"""Who optimizes what, and at which rate."""
+"""Parameter groups of the optimizers, and the learning rate schedule."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def names_of(optimizer, model):
 
 
 def step(model, optimizer, seed):
-    """A step down the gradient of something that every parameter has a part in."""
+    """Take a step on a loss that depends on every parameter."""
     ids = torch.randint(32, (2, 8), generator=torch.Generator().manual_seed(seed))
     optimizer.zero_grad()
     model(input_ids=ids, use_cache=False).logits.log_softmax(-1)[..., 3].sum().neg().backward()
@@ -62,8 +62,8 @@ def test_muon_gets_the_matrices_of_the_blocks_and_nothing_else():
 
 @pytest.mark.parametrize("kind", ["rotary", "table"])
 def test_a_table_of_positions_is_no_matrix_of_a_block(kind):
-    how = {"network": SigmaGPTForCausalLM, "target_positions": kind}
-    model = new_model(Shape(2, 16, 2), vocabulary=32, positions=8, **how)
+    options = {"network": SigmaGPTForCausalLM, "target_positions": kind}
+    model = new_model(Shape(2, 16, 2), vocabulary=32, positions=8, **options)
     tables = {name for name, _ in model.named_parameters() if "embed" in name}
     assert len(tables) == 2  # of tokens, and of positions or offsets
     assert tables <= set(names_of(build_optimizer(model, muon=True, **RATES).optimizers[0], model)[0])
@@ -207,10 +207,10 @@ def test_the_rate_rises_in_a_straight_line_and_reaches_its_peak_after_warm_up():
 
 
 def test_cosine_is_half_a_wave_from_the_peak_to_the_final_share():
-    found = rates("cosine", steps=10, warmup=2, final=0.1)
-    assert found[2] == 1.0
-    assert found[4] == pytest.approx(0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2)  # a quarter of the way
-    assert found[6] == pytest.approx(0.55)  # half of it
+    result = rates("cosine", steps=10, warmup=2, final=0.1)
+    assert result[2] == 1.0
+    assert result[4] == pytest.approx(0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2)  # a quarter of the way
+    assert result[6] == pytest.approx(0.55)  # half of it
     assert rate(10, steps=10, warmup=2, shape="cosine", final=0.1, cooldown=1.0) == pytest.approx(0.1)
 
 

@@ -143,8 +143,8 @@ def test_a_shrunken_copy_of_a_recipe_runs(name, corpus, pretrained, tmp_path):
 
 def test_the_recipe_of_the_embedded_adapter_is_the_one_that_it_was_made_with():
     recipe = load_recipe("default-adapter")
-    said = json.loads((DEFAULT_ADAPTER / "acgpt.json").read_text())
-    assert Conditioning.from_dict(said["conditioning"]) == recipe.distribution
+    content = json.loads((DEFAULT_ADAPTER / "acgpt.json").read_text())
+    assert Conditioning.from_dict(content["conditioning"]) == recipe.distribution
     config = json.loads((DEFAULT_ADAPTER / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (recipe.adapter.rank, recipe.adapter.alpha)
     made = json.loads((RESULTS / "default-adapter.json").read_text())["recipe"]
@@ -295,6 +295,7 @@ def test_keys_that_contradict_each_other_are_refused(keys, words):
         ({"compile": 1}, "compile must be true or false or 'auto', not 1"),
         ({"optimizer": "sgd"}, "optimizer must be one of adamw, muon, not 'sgd'"),
         ({"method": "bert"}, "method must be one of ac-gpt, gpt"),
+        ({"method": "difusion"}, "Did you mean diffusion?"),
         ({"target_positions": "sum"}, "target_positions must be one of rotary, table or null, not 'sum'"),
         ({"betas": [0.9]}, "betas must be a list of 2 numbers"),
         ({"betas": 0.9}, "betas must be a list of 2 numbers"),
@@ -367,16 +368,16 @@ def test_a_resumed_run_may_differ_in_what_changes_neither_weights_nor_results():
 
 
 def explanations():
-    """What the dataclass says of each key."""
+    """Return the documentation of each key in the dataclass."""
     assert Recipe.__doc__ is not None
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for line in Recipe.__doc__.partition("Args:")[2].splitlines():
         if line.startswith(" " * 12):
-            found[list(found)[-1]] += " " + line.strip()
+            results[list(results)[-1]] += " " + line.strip()
         elif line.strip():
             name, _, words = line.strip().partition(": ")
-            found[name] = words
-    return found
+            results[name] = words
+    return results
 
 
 def test_a_missing_file_is_not_taken_for_the_built_in_recipe_of_its_name(tmp_path):

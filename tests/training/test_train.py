@@ -47,7 +47,7 @@ def recipe_of(corpus, output, **keys):
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
-    """A run with all that there is: Muon, dropout, a mixture with unknown tokens, two batches a step."""
+    """A run with every feature: Muon, dropout, a mixture with unknown tokens, two batches per step."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     keys = {"optimizer": "muon", "dropout": 0.1, "micro_batch": 4, "workers": 1, "schedule": "linear", "cooldown": 0.5}
     conditioning = {"r_max": 0.6, "empty": 0.2, "unknown": 0.1}
@@ -247,7 +247,7 @@ def whole_step(corpus, tmp_path_factory):
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 4])
 def test_a_step_is_the_same_however_many_batches_it_is_run_in(micro_batch, whole_step, corpus, tmp_path):
-    """Although they ask different numbers of tokens: the loss is the mean over the step's tokens, not over batches."""
+    """The loss is the mean over the tokens of a step, not over batches, which ask different numbers of tokens."""
     keys = {"steps": 3, "save_every": 1, "keep": 9, "warmup": 0, "clip": 0, "eval_every": 0}
     train(recipe_of(corpus, tmp_path / "run", micro_batch=micro_batch, **keys), quiet=True)
     for one, other in zip(gradients_of(whole_step), gradients_of(tmp_path / "run"), strict=True):
@@ -434,9 +434,9 @@ def test_a_folder_that_is_there_is_never_written_over(run, corpus, tmp_path):
         train(recipe_of(corpus, tmp_path), quiet=True)
 
 
-@pytest.mark.parametrize("place", ["/proc/no-such/run", "FILE/run"])
-def test_a_folder_that_cannot_be_written_is_named(place, corpus, tmp_path):
+@pytest.mark.parametrize("path", ["/proc/no-such/run", "FILE/run"])
+def test_a_folder_that_cannot_be_written_is_named(path, corpus, tmp_path):
     (tmp_path / "file").write_text("")
-    place = place.replace("FILE", str(tmp_path / "file"))
-    with pytest.raises(OutputError, match=f"cannot write {place}"):
-        train(recipe_of(corpus, place), quiet=True)
+    path = path.replace("FILE", str(tmp_path / "file"))
+    with pytest.raises(OutputError, match=f"cannot write {path}"):
+        train(recipe_of(corpus, path), quiet=True)

@@ -1,4 +1,4 @@
-"""`acgpt train`: what it prints, what ends it, and what it then says."""
+"""`acgpt train`: its output, signals, and messages at the end."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ def test_the_command_trains_and_prints_perplexities_and_again_when_it_is_finishe
     ("words", "message"),
     [
         (["no-such.yaml"], "cannot read the recipe"),
+        (["tiny-cup"], "did you mean tiny-cpu? Name a YAML file, or one of acgpt's own: fineweb-base, tiny-cpu,"),
         (["tiny-cpu", "stpes=3"], "did you mean 'steps'"),
         (["tiny-cpu", "corpus=/nowhere", "output=/tmp/x"], "not a prepared corpus"),
         ([], "choose a RECIPE"),
@@ -82,12 +83,13 @@ def test_bad_input_ends_with_code_2_and_one_message(words, message):
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+    assert done.stderr.startswith(("error: ", "Usage: "))
 
 
 def test_the_command_makes_no_noise_but_its_own(recipe_file, tmp_path):
     done = Command("train", recipe_file, f"output={tmp_path / 'run'}", "workers=2", output=tmp_path / "said")
     with ended(done):
-        assert done.wait() == 0, done.said()
+        assert done.wait() == 0, done.printed()
     ours = (
         "step ",
         "evaluating on 6 texts",
@@ -99,8 +101,8 @@ def test_the_command_makes_no_noise_but_its_own(recipe_file, tmp_path):
         "method ",
         "No intervals: ",
     )
-    for line in done.said().splitlines():
-        assert not line or line.startswith((*ours, str(tmp_path / "run"))), done.said()
+    for line in done.printed().splitlines():
+        assert not line or line.startswith((*ours, str(tmp_path / "run"))), done.printed()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -111,14 +113,14 @@ def test_a_signal_to_the_process_and_its_workers_ends_in_words_that_say_how_to_g
         until(lambda: (tmp_path / "run" / "checkpoints" / "checkpoint-4").is_dir())
         running.interrupt(number)
         assert running.wait() == 3
-    *_, last = running.said().splitlines()
+    *_, last = running.printed().splitlines()
     assert last.startswith("stopped. The same command with --resume continues after step ")
-    assert "Traceback" not in running.said()
+    assert "Traceback" not in running.printed()
 
 
 @pytest.fixture
 def listening():
-    """As in a terminal; tests that run in the background may ignore Ctrl-C."""
+    """Handle Ctrl-C as in a terminal; tests that run in the background may ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -187,8 +189,8 @@ def test_a_split_that_the_corpus_lacks_is_told_before_training(corpus, recipe_fi
 def test_an_evaluation_shows_how_far_it_has_come(corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("acgpt.training.log.ProgressLine.EVERY", 0.0)
     train(recipe_of(corpus, tmp_path / "run", steps=3, eval_every=0))
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluated ")]
-    assert said and said[-1] == f"evaluated {said[-1].split('/')[1].split()[0]}/{said[-1].split('/')[1]}"
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluated ")]
+    assert lines and lines[-1] == f"evaluated {lines[-1].split('/')[1].split()[0]}/{lines[-1].split('/')[1]}"
 
 
 @pytest.mark.parametrize(
@@ -200,8 +202,8 @@ def test_an_evaluation_shows_how_far_it_has_come(corpus, tmp_path, monkeypatch, 
 )
 def test_a_perplexity_on_the_way_says_if_it_is_a_bound(method, words, corpus, tmp_path, capsys):
     train(recipe_of(corpus, tmp_path / "run", steps=3, eval_every=1, final_texts=1, method=method))
-    said = capsys.readouterr().err.partition("step 1: perplexity ")[2].splitlines()[0]
-    assert re.fullmatch(words, said)
+    output = capsys.readouterr().err.partition("step 1: perplexity ")[2].splitlines()[0]
+    assert re.fullmatch(words, output)
 
 
 def test_quiet_is_quiet(recipe_file, tmp_path):

@@ -32,7 +32,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(corpus, tmp_path_factory):
-    """What one process learns."""
+    """Folder of the same run in one process."""
     folder = tmp_path_factory.mktemp("runs") / "alone"
     train(make(KEYS | {"corpus": str(corpus), "output": str(folder)}, "x"), quiet=True)
     return folder
@@ -52,7 +52,7 @@ def together(words, folder, before=None, detail=None, env=None):
         if codes[0] != 0:
             both[1].process.kill()
         codes.append(both[1].wait())
-    return codes, [command.said() for command in both]
+    return codes, [command.printed() for command in both]
 
 
 def check_learnt_the_same(run, alone, tolerance=CLOSE):
@@ -68,7 +68,7 @@ def check_learnt_the_same(run, alone, tolerance=CLOSE):
 
 
 def at_the_second_checkpoint(rank):
-    """Kill the first process when the checkpoint of step 4 is written and has no name yet."""
+    """Kill the first process after the checkpoint of step 4 is written, before it is renamed."""
 
     def make(old):
         def commit(partial, final):
@@ -98,17 +98,17 @@ def test_torchrun_trains_as_one_process_does_and_one_process_speaks(corpus, alon
 def test_two_processes_that_are_killed_go_on_bit_for_bit(corpus, tmp_path):
     """With dropout, so that each process must get back random numbers of its own."""
     whole, run = tmp_path / "whole", tmp_path / "run"
-    codes, said = together(words_of(corpus, whole, dropout=0.2), whole)
-    assert codes == [0, 0], said
+    codes, output = together(words_of(corpus, whole, dropout=0.2), whole)
+    assert codes == [0, 0], output
     words = words_of(corpus, run, dropout=0.2)
     codes, _ = together(words, run, before=at_the_second_checkpoint)
     assert codes[0] == -signal.SIGKILL and codes[1] != 0  # the other is killed, or finds its partner gone first
     assert [path.name for path in (run / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
-    codes, said = together(words, run)
-    assert codes == [0, 0], said
+    codes, output = together(words, run)
+    assert codes == [0, 0], output
     assert read_rows(run) == read_rows(whole)
-    for place in ("model", "checkpoints/checkpoint-6"):
-        assert (run / place / "model.safetensors").read_bytes() == (whole / place / "model.safetensors").read_bytes()
+    for name in ("model", "checkpoints/checkpoint-6"):
+        assert (run / name / "model.safetensors").read_bytes() == (whole / name / "model.safetensors").read_bytes()
     states = [torch.load(run / f"checkpoints/checkpoint-6/rng_state_{rank}.pth", weights_only=False) for rank in (0, 1)]
     assert not torch.equal(states[0]["cpu"], states[1]["cpu"])
 
@@ -132,12 +132,12 @@ def note_shares(path):
 def test_fsdp_trains_evaluates_exports_and_resumes_as_one_process_does(corpus, alone, tmp_path):
     run, share = tmp_path / "run", tmp_path / "share"
     words = words_of(corpus, run, parallel="fsdp")
-    codes, said = together(words, run, before=note_shares, detail=str(share))
-    assert codes[0] == -signal.SIGKILL and codes[1] != 0, said  # as above
+    codes, output = together(words, run, before=note_shares, detail=str(share))
+    assert codes[0] == -signal.SIGKILL and codes[1] != 0, output  # as above
     assert float(share.read_text()) == pytest.approx(0.5, abs=0.02)  # it really is shared out
-    codes, said = together(words, run)
-    assert codes == [0, 0], said
-    assert said[1] == ""
+    codes, output = together(words, run)
+    assert codes == [0, 0], output
+    assert output[1] == ""
     assert json.loads((run / "results.json").read_text())["fsdp"]
     check_learnt_the_same(run, alone)
     assert not [path for path in (run / "checkpoints" / "checkpoint-6").iterdir() if path.suffix == ".bin"]
@@ -149,17 +149,17 @@ def test_fsdp_as_accelerate_launches_it_from_the_configuration_that_is_shipped(c
     env = accelerate_environment(ROOT / "configs" / "accelerate-fsdp.yaml")
     run = tmp_path / "run"
     words = words_of(corpus, run)
-    codes, said = together(words, run, before=fail_to_export, env=env)
-    assert codes[0] == 1 and "cannot write" in said[0]
-    codes, said = together(words, run, env=env)
-    assert codes == [0, 0], said
+    codes, output = together(words, run, before=fail_to_export, env=env)
+    assert codes[0] == 1 and "cannot write" in output[0]
+    codes, output = together(words, run, env=env)
+    assert codes == [0, 0], output
     results = json.loads((run / "results.json").read_text())
     assert results["fsdp"] and results["recipe"]["parallel"] == "ddp"
     check_learnt_the_same(run, alone)
     refused = ranks(2, *words_of(corpus, tmp_path / "muon", optimizer="muon"), output=tmp_path / "refused", env=env)
     with ended(*refused):
         assert [command.wait() for command in refused] == [2, 2]
-    assert "Muon does not work with FSDP" in refused[0].said() and refused[1].said() == ""
+    assert "Muon does not work with FSDP" in refused[0].printed() and refused[1].printed() == ""
     assert not (tmp_path / "muon").exists()
 
 
@@ -202,5 +202,5 @@ def test_a_mistake_is_told_by_one_process(corpus, tmp_path):
     both = ranks(2, "train", "tiny-cpu", "stpes=3", output=tmp_path / "said")
     with ended(*both):
         assert [command.wait() for command in both] == [2, 2]
-    assert "did you mean 'steps'" in both[0].said()
-    assert both[1].said() == ""
+    assert "did you mean 'steps'" in both[0].printed()
+    assert both[1].printed() == ""
