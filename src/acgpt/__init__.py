@@ -24,17 +24,8 @@ if TYPE_CHECKING:
     from acgpt.evaluation.evaluate import evaluate
     from acgpt.evaluation.generate import generate
     from acgpt.evaluation.score_samples import score_samples
-    from acgpt.models.language_model import (
-        Fill,
-        FutureIgnored,
-        LanguageModel,
-        Piece,
-        Ranked,
-        Ranking,
-        Sample,
-        Score,
-        TokenScore,
-    )
+    from acgpt.models.answers import Fill, Piece, Ranked, Ranking, Sample, Score, TokenScore
+    from acgpt.models.language_model import FutureIgnored, LanguageModel
     from acgpt.models.loading import load
     from acgpt.models.merge import merge
     from acgpt.models.metadata import Metadata
@@ -45,16 +36,16 @@ if TYPE_CHECKING:
 
 # Names that need torch and transformers, which take seconds to import, and their modules. Imported on first use.
 LAZY = {
-    "Fill": "acgpt.models.language_model",
+    "Fill": "acgpt.models.answers",
     "FutureIgnored": "acgpt.models.language_model",
     "LanguageModel": "acgpt.models.language_model",
     "Metadata": "acgpt.models.metadata",
-    "Piece": "acgpt.models.language_model",
-    "Ranked": "acgpt.models.language_model",
-    "Ranking": "acgpt.models.language_model",
-    "Sample": "acgpt.models.language_model",
-    "Score": "acgpt.models.language_model",
-    "TokenScore": "acgpt.models.language_model",
+    "Piece": "acgpt.models.answers",
+    "Ranked": "acgpt.models.answers",
+    "Ranking": "acgpt.models.answers",
+    "Sample": "acgpt.models.answers",
+    "Score": "acgpt.models.answers",
+    "TokenScore": "acgpt.models.answers",
     "compare": "acgpt.report.compare",
     "evaluate": "acgpt.evaluation.evaluate",
     "finetune": "acgpt.training.finetune",

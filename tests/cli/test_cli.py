@@ -24,7 +24,8 @@ from acgpt.cli.main import app, tidy
 from acgpt.cli.templates import BATCH, questions, score_fields
 from acgpt.cli.ui import emit
 from acgpt.display.show import Page, print_score
-from acgpt.models.language_model import LanguageModel, Score, TokenScore
+from acgpt.models.answers import Score, TokenScore
+from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata
 
 TEMPLATE = "The capital of {{France}} is {{Paris}}, they say."

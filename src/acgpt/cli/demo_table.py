@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from acgpt.display.table import terminal_table
 from acgpt.models.adapters import Choice
-from acgpt.models.language_model import LanguageModel, Question, Score
+from acgpt.models.answers import Score
+from acgpt.models.language_model import LanguageModel, Question
 
 if TYPE_CHECKING:
     from acgpt.display.show import Page

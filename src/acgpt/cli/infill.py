@@ -18,7 +18,8 @@ from acgpt.models.options import SampleOptions
 from acgpt.query.template import Slot, parse
 
 if TYPE_CHECKING:
-    from acgpt.models.language_model import LanguageModel, Sample
+    from acgpt.models.answers import Sample
+    from acgpt.models.language_model import LanguageModel
 
 
 @with_options(SampleOptions)
@@ -66,7 +67,7 @@ def infill(
     seed = secrets.randbits(32) if options.seed is None else options.seed
     lm = load(options)
     from acgpt.display.show import Page, print_fills, print_samples
-    from acgpt.models.language_model import Fill
+    from acgpt.models.answers import Fill
 
     settings = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "future")}
 
@@ -96,7 +97,7 @@ def infill(
 
 def sample_fields(sample: Sample) -> dict[str, object]:
     """Return the JSON fields of a sample; those of the fill of a gap have its lengths and score, too."""
-    from acgpt.models.language_model import Fill
+    from acgpt.models.answers import Fill
 
     more = {"lengths": sample.lengths, "score": sample.score} if isinstance(sample, Fill) else {}
     return {"text": sample.text, "fills": sample.fills, **score_fields(sample), **more}

@@ -11,7 +11,8 @@ from acgpt.errors import QueryError
 from acgpt.models.options import QuestionOptions
 
 if TYPE_CHECKING:
-    from acgpt.models.language_model import LanguageModel, Score
+    from acgpt.models.answers import Score
+    from acgpt.models.language_model import LanguageModel
 
 COLUMNS = {"past only": False, "with future": True}  # of the table: whether the future is read
 

@@ -18,7 +18,8 @@ from acgpt.query.template import check_slots, parse
 
 if TYPE_CHECKING:
     from acgpt.display.show import Page
-    from acgpt.models.language_model import LanguageModel, Ranking, Score
+    from acgpt.models.answers import Ranking, Score
+    from acgpt.models.language_model import LanguageModel
 
 Answer = TypeVar("Answer")
 

@@ -40,7 +40,8 @@ from acgpt.query.text import encode, pieces
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from acgpt.models.language_model import Fill, LanguageModel, Ranking, Sample, Score
+    from acgpt.models.answers import Fill, Ranking, Sample, Score
+    from acgpt.models.language_model import LanguageModel
 
 SURPRISE = (
     (1, "black on green"),
