@@ -26,7 +26,8 @@ from acgpt.engine.attention import check_model
 from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
-from acgpt.models.fill import BONUS, Filler, Options, literals_of
+from acgpt.models.fill import BONUS, Filler, Options
+from acgpt.models.region import literals_of
 from acgpt.query.template import Slot, parse
 from acgpt.query.vocabulary import ByteVocabulary
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -37,8 +37,9 @@ from acgpt.engine.decoding import ActiveRow, Guide
 from acgpt.engine.meter import ignore
 from acgpt.errors import InputError, QueryError, TemplateError
 from acgpt.models.adapters import Choice
+from acgpt.models.region import RegionGuide, literals_of, pattern_of
 from acgpt.models.router import Route
-from acgpt.query.constraint import Constraint, Literals, Pattern, TokenTable, check_pattern
+from acgpt.query.constraint import Constraint
 from acgpt.query.gaps import Gapped, Region, encode_gaps
 from acgpt.query.query import Query
 from acgpt.query.template import Part, Slot
@@ -47,7 +48,6 @@ from acgpt.query.vocabulary import ByteVocabulary
 BONUS = 0.5  # nats per generated token, so that the best fill is not the shortest
 WAVE = 4  # lengths that are tried together
 PATIENCE = 4  # lengths in a row that may be no better before the search ends
-MOST_KEPT = 32  # constraints kept per tokenizer
 MAX_TOKENS = 32  # default for the longest gap
 
 
@@ -91,7 +91,6 @@ class Sums:
 
 # A search yields requests and is sent their results, so that the requests of many templates can be answered together.
 Result = TypeVar("Result")
-Kept = TypeVar("Kept")
 Search = Generator[Rows | Sums, Any, Result]
 
 
@@ -184,65 +183,6 @@ class Candidate:
         for position, token in zip(self.query.asked_positions, self.ids, strict=True):
             tokens[position - 1] = token
         return tokens
-
-
-class RegionGuide:
-    """Lets a row draw only tokens that fulfil the constraints of its regions; see `decoding.Guide`.
-
-    Args:
-        query: The query of the row.
-        spans: The positions of the regions' first and last tokens.
-        constraints: The constraint of each region.
-        vocabulary: Size of the vocabulary; asked tokens outside of regions are free.
-        ends: For a region that ends the text: tokens that end it early.
-        least: Minimum number of tokens before such an end.
-    """
-
-    def __init__(
-        self,
-        query: Query,
-        spans: Sequence[tuple[int, int]],
-        constraints: Sequence[Constraint],
-        vocabulary: int,
-        ends: Sequence[int] = (),
-        least: int = 0,
-    ) -> None:
-        self.positions = iter(query.asked_positions)
-        self.position = next(self.positions)
-        self.spans, self.constraints, self.ends, self.least = list(spans), list(constraints), tuple(ends), least
-        self.states = [constraint.start for constraint in constraints]
-        self.free = np.ones(vocabulary, dtype=np.bool_)
-        self.ended = False
-
-    def _region(self) -> int | None:
-        """Return the index of the region of the next token; `None` if it is in none."""
-        inside = (i for i, (first, last) in enumerate(self.spans) if first <= self.position <= last)
-        return next(inside, None)
-
-    def allowed(self) -> np.ndarray:
-        """Return which tokens may come next."""
-        region = self._region()
-        if region is None:
-            return self.free
-        constraint, state, (first, last) = self.constraints[region], self.states[region], self.spans[region]
-        if not (self.ends and region == len(self.spans) - 1):
-            return constraint.allowed(state, last - self.position + 1)
-        drawn, left = self.position - first, last - self.position + 1
-        allowed = constraint.allowed_between(state, self.least - drawn, left)
-        if constraint.accepts(state) and drawn >= self.least:
-            allowed = allowed.copy()
-            allowed[list(self.ends)] = True
-        return allowed
-
-    def advance(self, token: int) -> None:
-        """Note that a token has been drawn."""
-        region = self._region()
-        if region is not None:
-            if self.ends and token in self.ends and region == len(self.spans) - 1:
-                self.ended = True
-            else:
-                self.states[region] = self.constraints[region].advance(self.states[region], token)
-        self.position = next(self.positions, self.position + 1)
 
 
 class Filler:
@@ -681,39 +621,3 @@ class Filler:
                 first, last = encoded.slots[slot]
                 fills[slot] = "".join(self.lm.pieces([t for t in tokens[first - 1 : last] if t is not None]))
         return tuple(fills[slot] for slot in range(len(self.slots)))
-
-
-def kept(vocabulary: ByteVocabulary, key: Hashable, make: Callable[[], Kept]) -> Kept:
-    """Return what `make` has made for this key; the newest results are kept with the vocabulary."""
-    if key not in vocabulary.cache:
-        while len(vocabulary.cache) >= MOST_KEPT:
-            vocabulary.cache.pop(next(iter(vocabulary.cache)), None)
-        vocabulary.cache[key] = make()
-    result: Kept = vocabulary.cache[key]
-    return result
-
-
-def literals_of(vocabulary: ByteVocabulary, literals: tuple[bytes, ...]) -> Literals:
-    """Return the constraint of literals."""
-    table = kept(vocabulary, "table", lambda: TokenTable(vocabulary.tokens))
-    return kept(vocabulary, literals, lambda: Literals(table, literals))
-
-
-def pattern_of(vocabulary: ByteVocabulary, literals: tuple[bytes, ...], patterns: tuple[str | None, ...]) -> Pattern:
-    """Return the constraint of literals with regular expressions between them."""
-    for pattern in patterns:
-        if pattern is not None:
-            check_pattern(pattern)
-    expression = "".join(
-        escaped(literal) + ("" if i == len(patterns) else f"(?:{ANY if patterns[i] is None else patterns[i]})")
-        for i, literal in enumerate(literals)
-    )
-    return kept(vocabulary, (literals, patterns), lambda: Pattern(vocabulary.tokens, expression))
-
-
-ANY = r"(?s:.*)"
-
-
-def escaped(literal: bytes) -> str:
-    """Return a regular expression that matches a literal."""
-    return "".join(c if c.isalnum() and c.isascii() else f"\\x{{{ord(c):x}}}" for c in literal.decode())
