@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from acgpt.evaluation.generate import generate
     from acgpt.evaluation.score_samples import score_samples
     from acgpt.models.answers import Fill, Piece, Ranked, Ranking, Sample, Score, TokenScore
-    from acgpt.models.language_model import FutureIgnored, LanguageModel
+    from acgpt.models.language_model import LanguageModel
     from acgpt.models.loading import load
     from acgpt.models.merge import merge
     from acgpt.models.metadata import Metadata
     from acgpt.models.push import push
+    from acgpt.models.router import FutureIgnored
     from acgpt.report.compare import compare
     from acgpt.training.finetune import finetune
     from acgpt.training.train import train
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 # Names that need torch and transformers, which take seconds to import, and their modules. Imported on first use.
 LAZY = {
     "Fill": "acgpt.models.answers",
-    "FutureIgnored": "acgpt.models.language_model",
+    "FutureIgnored": "acgpt.models.router",
     "LanguageModel": "acgpt.models.language_model",
     "Metadata": "acgpt.models.metadata",
     "Piece": "acgpt.models.answers",

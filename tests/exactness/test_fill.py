@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tolerance import exactly
 from transformers import PreTrainedTokenizerFast
 
-from acgpt import InputError, LanguageModel, Metadata, Query, QueryError, TemplateError
+from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, Query, QueryError, TemplateError
 from acgpt.engine.attention import check_model
 from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
@@ -547,6 +547,26 @@ def test_methods_that_cannot_draw_under_constraints_say_so(method):
     lm = model_of(method)
     with pytest.raises(QueryError, match=f"method {method} cannot fill gaps"):
         lm.fill("The cat {{_}} on")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda lm: lm.fill("a {{_1-2}} b", 1),
+        lambda lm: lm.fill(["a {{_1-2}} b", "x {{_1-2}} y {{_1-1}} b"], 1),
+        lambda lm: lm.infill("a ", " b", max_tokens=2),
+        lambda lm: lm.sample("a {{_1-2}} b", candidates=2),
+        lambda lm: list(lm.stream("a {{_1-2}} b")),
+        lambda lm: lm.sample("a {{_2}} b"),
+        lambda lm: lm.log_prob("a {{x}} b"),
+    ],
+)
+def test_the_warning_of_an_ignored_future_points_at_the_line_of_the_caller(ask):
+    plain = LanguageModel(network(0), toy_tokenizer())
+    with pytest.warns(FutureIgnored) as caught:
+        ask(plain)
+    (warning,) = caught
+    assert (warning.filename, warning.lineno) == (__file__, ask.__code__.co_firstlineno)
 
 
 # ---- unknown tokens -------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from acgpt.engine.meter import ignore
 from acgpt.errors import InputError, QueryError, TemplateError
 from acgpt.models.adapters import Choice
 from acgpt.models.region import RegionGuide, literals_of, pattern_of
-from acgpt.models.router import Route
+from acgpt.models.router import Route, Router
 from acgpt.query.constraint import Constraint
 from acgpt.query.gaps import Gapped, Region, encode_gaps
 from acgpt.query.query import Query
@@ -101,10 +101,10 @@ class Model(Protocol):
     bos: int
     vocabulary: int
     positions: int
+    _router: Router
 
     def pieces(self, tokens: Sequence[int]) -> list[str]: ...  # noqa: D102
     def _too_long(self, tokens: int | str) -> QueryError: ...
-    def _routes(self, queries: Sequence[Query], future: bool | None, adapter: Choice) -> list[Route]: ...
     def _run(self, searches: Sequence[Search[Result]]) -> list[Result]: ...
     def _decode_steps(
         self,
@@ -295,7 +295,7 @@ class Filler:
         options = self.options
         encodings = {lengths: gapped.encoded(lengths) for lengths, _ in jobs if any(lengths) or any(gapped.asked)}
         questions = [encoded.query for encoded in encodings.values()]
-        routes = dict(zip(encodings, self.lm._routes(questions, options.future, options.adapter), strict=True))
+        routes = dict(zip(encodings, self.lm._router.routes(questions, options.future, options.adapter), strict=True))
         ends = self.ends() if gapped.open_ended else []
         drawn = [job for job in jobs if job[0] in encodings]
         request = Rows(replace(options.sampling, temperature=0) if greedy else options.sampling, self.stopped, options)
@@ -497,7 +497,7 @@ class Filler:
             yield candidates[0]
             return
         encoded = gapped.encoded(lengths)
-        route = self.lm._routes([encoded.query], options.future, options.adapter)[0]
+        route = self.lm._router.routes([encoded.query], options.future, options.adapter)[0]
         ends = self.ends() if gapped.open_ended else []
         spans = [encoded.slots[region.slots[0]] for region in gapped.regions]
         guide = RegionGuide(encoded.query, spans, self.constraints, self.lm.vocabulary, ends, gapped.regions[-1].least)

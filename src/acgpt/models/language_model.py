@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -33,26 +32,11 @@ from acgpt.models.adapters import BARE, Choice, common_bos, metadata_by_name, un
 from acgpt.models.answers import Fill, Piece, Ranked, Ranking, Sample, Score, token_scores
 from acgpt.models.fill import PATIENCE, Candidate, Filler, Options, Result, Rows, Search, Sums
 from acgpt.models.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
-from acgpt.models.router import Route, Router, lookup
+from acgpt.models.router import Route, Router, by_route, lookup
 from acgpt.query.gaps import has_gaps
 from acgpt.query.query import Query
 from acgpt.query.template import Part, Slot, escape, fillings, parse, rendered
 from acgpt.query.text import Encoded, encode, encode_text, pieces
-
-
-class FutureIgnored(UserWarning):
-    """Warning that given tokens after a slot were ignored: the model is not known to read the future."""
-
-
-FUTURE_UNSUPPORTED = (
-    "this model has no acgpt.json that says it can read the future, so the text after a slot is ignored. "
-    "Load an adapter that can, or set `future=False` to accept this or `future=True` to use the future anyway."
-)
-ADAPTER_DISABLED = (
-    "without its adapter this model reads from left to right, so the text after a slot is ignored. "
-    "Set `future=False` to accept this, or remove `adapter=False`."
-)
-
 
 Question = str | Query
 
@@ -156,8 +140,6 @@ class LanguageModel:
         most, memory = (2**16, 2**32) if self.model.device.type == "cuda" else (2**13, 2**30)
         self.budget = max(1024, min(most, memory // (4 * self.vocabulary)))
         self._engine = self.engine(self.mask)
-        self._warned = False
-        self.adapter_skipped = False  # the model has an adapter that reads the future, but adapter=False was passed
 
     def __repr__(self) -> str:
         kind, device, dtype = type(self.model).__name__, self.model.device, self.model.dtype
@@ -251,7 +233,7 @@ class LanguageModel:
             QueryError: The query does not fit the model (it is too long, for example), or an asked token has no id.
         """
         queries = [self._scorable(q) for q in as_list(query)]
-        results = self._score(queries, self._routes(queries, future, adapter))
+        results = self._score(queries, self._router.routes(queries, future, adapter))
         return results[0] if isinstance(query, str | Query) else results
 
     @overload
@@ -331,7 +313,7 @@ class LanguageModel:
         for (i, filler), chosen in zip(fillers.items(), drawn, strict=True):
             results[i] = [self._fill(filler, candidate) for candidate in chosen]
         numbers = list(encoded)
-        for route, members in by_route(self._routes([e.query for e in encoded.values()], future, adapter)):
+        for route, members in by_route(self._router.routes([e.query for e in encoded.values()], future, adapter)):
             queries = [encoded[numbers[i]].query for i in members]
             with self._inference(route):
                 engine = self._engine.with_mask(self._mask(route.adapter)).with_notice(notice)
@@ -519,14 +501,14 @@ class LanguageModel:
         used = not routed and self._router.reads_future(adapter) if future is None else future
         queries, compared = self._comparable(candidates, template) if used else None, "asked | given"
         # All queries have the same roles, and so the same route.
-        routes = [] if queries is None else self._routes(queries, future, adapter)
+        routes = [] if queries is None else self._router.routes(queries, future, adapter)
         if queries is None or not routes[0].future:
             compared = "whole text"
             ids = [encode_text(text, self.tokenizer) for text in texts]
             if not all(ids):
                 raise TemplateError("with one of the alternatives, no text is left to compare.", template, 0)
             queries = [Query(i, given=[False] * len(i)) for i in ids]
-            routes = self._routes(queries, False, adapter)
+            routes = self._router.routes(queries, False, adapter)
         for query in queries:
             self._check(query)
         answers = self._score(queries, routes)
@@ -649,19 +631,6 @@ class LanguageModel:
         """Return the id of the MASK token of an adapter, or of the base model."""
         return lookup(self._masks, adapter)
 
-    def _routes(self, queries: Sequence[Query], future: bool | None, adapter: Choice) -> list[Route]:
-        """Return the route of each query. Warn once per model if a future is ignored."""
-        routes = self._router.routes(queries, future, adapter)
-        ignored = future is None and any(
-            query.needs_future and not route.future for query, route in zip(queries, routes, strict=True)
-        )
-        if ignored and not self._warned:
-            self._warned = True
-            disabled = adapter is not None and self._router.resolve(adapter) is None and self.reads_future
-            message = ADAPTER_DISABLED if disabled or self.adapter_skipped else FUTURE_UNSUPPORTED
-            warnings.warn(message, FutureIgnored, stacklevel=3)
-        return routes
-
     def _score(self, queries: Sequence[Query], routes: Sequence[Route]) -> list[Score]:
         """Score each query along its route; results are in the order of the queries."""
         results: dict[int, Score] = {}
@@ -723,7 +692,7 @@ class LanguageModel:
     def _sums(self, queries: Sequence[tuple[Query, Choice]]) -> list[float]:
         """Return the log-probability of all asked tokens of each query, read from left to right."""
         results = [0.0] * len(queries)
-        routes = [self._routes([query], False, adapter)[0] for query, adapter in queries]
+        routes = [self._router.routes([query], False, adapter)[0] for query, adapter in queries]
         for route, members in by_route(routes):
             with self._inference(route):
                 engine = self._engine.with_mask(self._mask(route.adapter))
@@ -895,14 +864,6 @@ def as_list(query: Question | Sequence[Question]) -> list[Question]:
                 f"a question must be a template (a string) or a Query, not {type(question).__name__}: {question!r}."
             )
     return questions
-
-
-def by_route(routes: Sequence[Route]) -> list[tuple[Route, list[int]]]:
-    """Group query indices by route."""
-    groups: dict[Route, list[int]] = {}
-    for number, route in enumerate(routes):
-        groups.setdefault(route, []).append(number)
-    return list(groups.items())
 
 
 def positions_of(config: Any) -> int:

@@ -129,7 +129,7 @@ def load(
             attention=attention,
             router=True if router is None and routed(adapters) else router,
         )
-    lm.adapter_skipped = model is None and adapter is False
+    lm._router.adapter_skipped = model is None and adapter is False
     return lm
 
 

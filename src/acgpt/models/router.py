@@ -16,6 +16,8 @@ weights or earlier queries. `Router` also handles explicit choices: an adapter b
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -32,6 +34,20 @@ from acgpt.query.conditioning import Blocks, Infilling
 from acgpt.query.query import Query
 
 Value = TypeVar("Value")
+
+
+class FutureIgnored(UserWarning):
+    """Warning that given tokens after a slot were ignored: the model is not known to read the future."""
+
+
+FUTURE_UNSUPPORTED = (
+    "this model has no acgpt.json that says it can read the future, so the text after a slot is ignored. "
+    "Load an adapter that can, or set `future=False` to accept this or `future=True` to use the future anyway."
+)
+ADAPTER_DISABLED = (
+    "without its adapter this model reads from left to right, so the text after a slot is ignored. "
+    "Set `future=False` to accept this, or remove `adapter=False`."
+)
 
 
 @dataclass(frozen=True)
@@ -94,11 +110,18 @@ class Router:
         model: The base model with its adapters.
         by_name: Metadata of the base model (under the name "none") and of each adapter.
         enabled: Whether to choose an adapter for each query if the user names none.
+
+    Attributes:
+        adapters: The adapters by name.
+        adapter_skipped: Whether the model has an adapter that reads the future, which was not loaded because
+            `adapter=False` was passed. Can be set.
     """
 
     def __init__(self, model: PreTrainedModel, by_name: Mapping[str, Metadata | None], enabled: bool) -> None:
         self.model, self.by_name, self.enabled = model, by_name, enabled
         self.adapters = {name: Adapter.of(name, metadata) for name, metadata in by_name.items() if name != BARE}
+        self.adapter_skipped = False
+        self.warned = False  # of an ignored future
 
     def chooses_per_query(self, adapter: Choice) -> bool:
         """Return whether the adapter is chosen for each query, with this choice of the user."""
@@ -135,7 +158,24 @@ class Router:
         return model_method(self.metadata(self.resolve(adapter))).reads_future
 
     def routes(self, queries: Sequence[Query], future: bool | None, adapter: Choice) -> list[Route]:
-        """Return the route of each query; see `LanguageModel.log_prob` for the arguments."""
+        """Return the route of each query; see `LanguageModel.log_prob` for the arguments.
+
+        Warns:
+            FutureIgnored: Once per router, if the future of a query is ignored although `future` is `None`.
+        """
+        routes = self._choose(queries, future, adapter)
+        ignored = future is None and any(
+            query.needs_future and not route.future for query, route in zip(queries, routes, strict=True)
+        )
+        if ignored and not self.warned:
+            self.warned = True
+            disabled = adapter is not None and self.resolve(adapter) is None and self.reads_future(None)
+            message = ADAPTER_DISABLED if disabled or self.adapter_skipped else FUTURE_UNSUPPORTED
+            warnings.warn(message, FutureIgnored, stacklevel=caller_level())
+        return routes
+
+    def _choose(self, queries: Sequence[Query], future: bool | None, adapter: Choice) -> list[Route]:
+        """Return the route of each query."""
         if not (future is None or isinstance(future, bool)):
             raise InputError(f"future must be True, False or None, not {future!r}.")
         if self.chooses_per_query(adapter):
@@ -143,6 +183,22 @@ class Router:
         used = self.reads_future(adapter) if future is None else future
         # Nothing is switched if no adapter is named: the user may have activated one, and then means it.
         return [Route(self.resolve(adapter), used, keep_adapters=adapter is None or not self.adapters)] * len(queries)
+
+
+def by_route(routes: Sequence[Route]) -> list[tuple[Route, list[int]]]:
+    """Group query indices by route."""
+    groups: dict[Route, list[int]] = {}
+    for number, route in enumerate(routes):
+        groups.setdefault(route, []).append(number)
+    return list(groups.items())
+
+
+def caller_level() -> int:
+    """Return the `stacklevel` with which the caller of this function warns about the line that called this package."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def lookup(values: Mapping[str, Value], adapter: str | None) -> Value:
