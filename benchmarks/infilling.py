@@ -107,7 +107,7 @@ def run(
 ) -> tuple[list[str], dict[str, float]]:
     """Fill all tasks in one condition; return the fills, and what they cost."""
     drawn, scored = 0, 0
-    score = lm._sums
+    score = lm._executor.sums
 
     def count_drawn(tokens: int) -> None:
         nonlocal drawn
@@ -118,8 +118,8 @@ def run(
         scored += len(queries)
         return score(queries)
 
-    lm._sums = count_scored  # type: ignore[method-assign]
-    passes, start, fills = lm._engine.meter.calls, time.perf_counter(), [""] * len(tasks)
+    lm._executor.sums = count_scored  # type: ignore[method-assign]
+    passes, start, fills = lm._executor.engine.meter.calls, time.perf_counter(), [""] * len(tasks)
     order = sorted(range(len(tasks)), key=lambda i: len(tasks[i].prefix) + len(tasks[i].suffix))
     reads, _, told = condition.partition(", ")
     groups: dict[bool, list[int]] = {False: [], True: []}  # whether the fill ends at a newline
@@ -144,8 +144,8 @@ def run(
             )
             for i, answer in zip(group, answers, strict=True):
                 fills[i] = answer[0].fills[0] + ("\n" if to_newline else "")
-    lm._sums = score  # type: ignore[method-assign]
-    seconds, calls = time.perf_counter() - start, lm._engine.meter.calls - passes
+    lm._executor.sums = score  # type: ignore[method-assign]
+    seconds, calls = time.perf_counter() - start, lm._executor.engine.meter.calls - passes
     return fills, {"seconds": seconds, "drawn": drawn, "scored": scored, "passes": calls}
 
 

@@ -60,6 +60,19 @@ def whole_number(name: str, value: object, least: int | None = None) -> int:
     return number
 
 
+def too_long(tokens: int | str, positions: int) -> QueryError:
+    """Return the error for a text that does not fit the model.
+
+    Args:
+        tokens: Number of tokens of the text, in words if it is not known exactly.
+        positions: Number of positions of the model, of which BOS takes one.
+    """
+    return QueryError(
+        f"the text has {tokens} tokens; the model has {positions} positions, one of them for BOS, so at most "
+        f"{positions - 1} tokens are allowed."
+    )
+
+
 def reason(error: object) -> str:
     """Format an error of another library, or any value, as one line of limited length without a full stop.
 

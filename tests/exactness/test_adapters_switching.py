@@ -230,8 +230,8 @@ def test_a_decoder_that_is_kept_serves_every_adapter(both, monkeypatch):
     monkeypatch.setattr(Decoder, "play", watch)
     for name in ("mine", "other", False):
         both.sample("The {{_3}} sat.", adapter=name, future=True, seed=0)
-        both._engine.decoders[:] = [seen[-1]]  # as on CUDA
-    both._engine.decoders.clear()
+        both._executor.engine.decoders[:] = [seen[-1]]  # as on CUDA
+    both._executor.engine.decoders.clear()
     assert len(set(map(id, seen))) == 1  # room for a batch does not depend on the adapter
 
 

@@ -26,7 +26,7 @@ from acgpt.engine.attention import check_model
 from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
-from acgpt.models.fill import BONUS, Filler, Options
+from acgpt.models.fill import BONUS, Options
 from acgpt.models.region import literals_of
 from acgpt.query.template import Slot, parse
 from acgpt.query.vocabulary import ByteVocabulary
@@ -221,7 +221,7 @@ def enumerated():
 
 
 def filler_of(lm, template=TEMPLATE, **options):
-    return Filler(lm, parse(template), template, Options(**options))
+    return lm._filler(parse(template), template, Options(**options))
 
 
 def test_the_search_considers_all_lengths_that_have_a_candidate(lm, enumerated):
@@ -240,7 +240,7 @@ def test_candidates_are_drawn_with_the_renormalised_probabilities_of_the_allowed
     before, after, found = enumerated
     filler = filler_of(lm, sampling=sampling)
     jobs = [((length,), sample) for length in (2, 3) for sample in range(40)]
-    (drawn,) = lm._run([filler.draw(filler.gapped, filler.constraints, jobs, greedy=False)])
+    (drawn,) = lm._executor.run([filler.draw(filler.gapped, filler.constraints, jobs, greedy=False)])
     assert len({tuple(candidate.ids) for candidate in drawn}) > 5
     for candidate in drawn:
         ids = tuple(candidate.ids)
@@ -273,8 +273,8 @@ def test_weighted_candidates_have_the_probability_of_the_fill_given_its_context(
     candidates, log_q, _, target = exact_target
     filler = filler_of(lm)
     jobs = [((length,), sample) for length in (2, 3) for sample in range(60)]
-    (drawn,) = lm._run([filler.draw(filler.gapped, filler.constraints, jobs, greedy=False)])
-    lm._run([filler.score(filler.gapped, drawn)])
+    (drawn,) = lm._executor.run([filler.draw(filler.gapped, filler.constraints, jobs, greedy=False)])
+    lm._executor.run([filler.score(filler.gapped, drawn)])
     number = {ids: i for i, ids in enumerate(candidates)}
     seen = {number[tuple(candidate.ids)]: candidate.log_text - candidate.drawn_with for candidate in drawn}
     for one, weight in seen.items():  # weights of `sample`, up to a constant

@@ -25,96 +25,31 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from acgpt.engine.decode import GREEDY, Sampling, randomness
-from acgpt.engine.decoding import ActiveRow, Guide
+from acgpt.engine.decoding import ActiveRow
 from acgpt.engine.meter import ignore
-from acgpt.errors import InputError, QueryError, TemplateError
+from acgpt.errors import InputError, TemplateError, too_long
 from acgpt.models.adapters import Choice
+from acgpt.models.executor import Executor, Rows, Search, Sums
 from acgpt.models.region import RegionGuide, literals_of, pattern_of
-from acgpt.models.router import Route, Router
+from acgpt.models.router import Route
 from acgpt.query.constraint import Constraint
 from acgpt.query.gaps import Gapped, Region, encode_gaps
 from acgpt.query.query import Query
 from acgpt.query.template import Part, Slot
+from acgpt.query.text import pieces
 from acgpt.query.vocabulary import ByteVocabulary
 
 BONUS = 0.5  # nats per generated token, so that the best fill is not the shortest
 WAVE = 4  # lengths that are tried together
 PATIENCE = 4  # lengths in a row that may be no better before the search ends
 MAX_TOKENS = 32  # default for the longest gap
-
-
-@dataclass
-class Rows:
-    """A request to draw candidates. Its result is a list of rows that have ended.
-
-    Args:
-        sampling: Temperature, truncation and seed.
-        stopped: Tells whether a row ends early.
-        options: Options of the call; its `notice` is told of drawn tokens.
-        queries: The query of each row.
-        samples: The number of each sample.
-        routes: What answers each query.
-        guides: The guide of each row.
-    """
-
-    sampling: Sampling
-    stopped: Callable[[ActiveRow], bool]
-    options: Options
-    queries: list[Query] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
-    routes: list[Route] = field(default_factory=list)
-    guides: list[RegionGuide] = field(default_factory=list)
-
-    def add(self, query: Query, sample: int, route: Route, guide: RegionGuide) -> None:
-        """Add a row."""
-        self.queries.append(query)
-        self.samples.append(sample)
-        self.routes.append(route)
-        self.guides.append(guide)
-
-
-@dataclass
-class Sums:
-    """A request for the causal log-probability of all asked tokens of each query. Its result is a list of numbers."""
-
-    queries: list[Query]
-    adapter: Choice
-
-
-# A search yields requests and is sent their results, so that the requests of many templates can be answered together.
-Result = TypeVar("Result")
-Search = Generator[Rows | Sums, Any, Result]
-
-
-class Model(Protocol):
-    """What the search needs of `LanguageModel`; see there."""
-
-    tokenizer: PreTrainedTokenizerBase
-    bos: int
-    vocabulary: int
-    positions: int
-    _router: Router
-
-    def pieces(self, tokens: Sequence[int]) -> list[str]: ...  # noqa: D102
-    def _too_long(self, tokens: int | str) -> QueryError: ...
-    def _run(self, searches: Sequence[Search[Result]]) -> list[Result]: ...
-    def _decode_steps(
-        self,
-        queries: Sequence[Query],
-        samples: Sequence[int],
-        sampling: Sampling,
-        route: Route,
-        guides: Sequence[Guide],
-        stopped: Callable[[ActiveRow], bool],
-    ) -> Iterator[list[ActiveRow]]: ...
 
 
 @dataclass(frozen=True)
@@ -189,7 +124,9 @@ class Filler:
     """Fills the gaps of one template.
 
     Args:
-        lm: The model.
+        executor: Runs the queries of the search.
+        tokenizer: The model's tokenizer.
+        positions: Number of positions of the model, of which BOS takes one.
         parts: The parsed template.
         template: The template, so that errors can point into it.
         options: Options of the call.
@@ -199,11 +136,21 @@ class Filler:
         QueryError: The text is too long, or the model cannot draw under constraints.
     """
 
-    def __init__(self, lm: Model, parts: Sequence[Part], template: str, options: Options) -> None:
-        self.lm, self.parts, self.template, self.options = lm, list(parts), template, options
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: PreTrainedTokenizerBase,
+        positions: int,
+        parts: Sequence[Part],
+        template: str,
+        options: Options,
+    ) -> None:
+        self.executor, self.tokenizer, self.positions = executor, tokenizer, positions
+        self.parts, self.template, self.options = list(parts), template, options
+        self.size: int = executor.engine.model.config.get_text_config().vocab_size  # of the model's vocabulary
         self.slots = [part for part in parts if isinstance(part, Slot)]
-        self.vocabulary = ByteVocabulary.of(lm.tokenizer)
-        self.gapped = encode_gaps(parts, lm.tokenizer, template)
+        self.vocabulary = ByteVocabulary.of(tokenizer)
+        self.gapped = encode_gaps(parts, tokenizer, template)
         self.constraints = [self.constraint(region) for region in self.gapped.regions]
         self.lengths = [self.possible(i) for i in range(len(self.constraints))]
         self.checked()
@@ -233,13 +180,13 @@ class Filler:
         if not lengths or (open_ended and room < 1):
             at = self.slots[region.slots[0]].at
             if room < max(1, region.least):
-                raise self.lm._too_long(len(self.gapped.tokens) + max(1, region.least))
+                raise too_long(len(self.gapped.tokens) + max(1, region.least), self.positions)
             start = max(region.least, min(most, room) + 1)
             needs = next((n for n in range(start, start + 257) if constraint.possible(n)), None)
             if needs is None:
                 raise TemplateError("no text fits into this gap.", self.template, at)
             if needs <= most:
-                raise self.lm._too_long(len(self.gapped.tokens) + needs)
+                raise too_long(len(self.gapped.tokens) + needs, self.positions)
             raise TemplateError(
                 f"this gap needs at least {needs} tokens, with those of the given text that it is joined to, but may "
                 f"have at most {most}: allow more.",
@@ -251,7 +198,7 @@ class Filler:
     @property
     def room(self) -> int:
         """Maximum number of tokens of all regions together."""
-        return self.lm.positions - 1 - len(self.gapped.tokens)
+        return self.positions - 1 - len(self.gapped.tokens)
 
     def fitting(self, index: int, before: Sequence[int]) -> list[int]:
         """Return the lengths of a region that leave room for the later ones, if those before it have these lengths.
@@ -265,12 +212,12 @@ class Filler:
     def checked(self) -> None:
         """Check that the template fits into the model's positions, with its gaps as short as possible."""
         shortest = len(self.gapped.tokens) + sum(lengths[0] for lengths in self.lengths)
-        if shortest + 1 > self.lm.positions:
-            raise self.lm._too_long(shortest)
+        if shortest + 1 > self.positions:
+            raise too_long(shortest, self.positions)
 
     def ends(self) -> list[int]:
         """Return the tokens that end a text."""
-        ids = {self.lm.bos, self.lm.tokenizer.eos_token_id}
+        ids = {self.executor.engine.bos, self.tokenizer.eos_token_id}
         return sorted(
             i for i in ids if i is not None and i < len(self.vocabulary.tokens) and not self.vocabulary.tokens[i]
         )
@@ -295,14 +242,16 @@ class Filler:
         options = self.options
         encodings = {lengths: gapped.encoded(lengths) for lengths, _ in jobs if any(lengths) or any(gapped.asked)}
         questions = [encoded.query for encoded in encodings.values()]
-        routes = dict(zip(encodings, self.lm._router.routes(questions, options.future, options.adapter), strict=True))
+        found = self.executor.router.routes(questions, options.future, options.adapter)
+        routes = dict(zip(encodings, found, strict=True))
         ends = self.ends() if gapped.open_ended else []
         drawn = [job for job in jobs if job[0] in encodings]
-        request = Rows(replace(options.sampling, temperature=0) if greedy else options.sampling, self.stopped, options)
+        sampling = replace(options.sampling, temperature=0) if greedy else options.sampling
+        request = Rows(sampling, self.stopped, options.notice)
         for lengths, sample in drawn:
             encoded = encodings[lengths]
             spans = [encoded.slots[region.slots[0]] for region in gapped.regions]
-            guide = RegionGuide(encoded.query, spans, constraints, self.lm.vocabulary, ends, gapped.regions[-1].least)
+            guide = RegionGuide(encoded.query, spans, constraints, self.size, ends, gapped.regions[-1].least)
             request.add(encoded.query, sample, routes[lengths], guide)
         rows = (yield request) if drawn else []
         given = Query.trusted(gapped.tokens, gapped.given, gapped.asked)
@@ -490,19 +439,19 @@ class Filler:
     def stream(self) -> Iterator[tuple[int, str] | Candidate]:
         """Find the lengths of all regions, then draw one fill; yield (slot, new text) as it is made, then the fill."""
         gapped, options = self.gapped, self.options
-        lengths = self.lm._run([self.resolve()])[0]
+        lengths = self.executor.run([self.resolve()])[0]
         if not any(lengths) and not any(gapped.asked):
-            candidates = self.lm._run([self.draw(gapped, self.constraints, [(lengths, 0)], greedy=True)])[0]
-            self.lm._run([self.score(gapped, candidates)])
+            candidates = self.executor.run([self.draw(gapped, self.constraints, [(lengths, 0)], greedy=True)])[0]
+            self.executor.run([self.score(gapped, candidates)])
             yield candidates[0]
             return
         encoded = gapped.encoded(lengths)
-        route = self.lm._router.routes([encoded.query], options.future, options.adapter)[0]
+        route = self.executor.router.routes([encoded.query], options.future, options.adapter)[0]
         ends = self.ends() if gapped.open_ended else []
         spans = [encoded.slots[region.slots[0]] for region in gapped.regions]
-        guide = RegionGuide(encoded.query, spans, self.constraints, self.lm.vocabulary, ends, gapped.regions[-1].least)
+        guide = RegionGuide(encoded.query, spans, self.constraints, self.size, ends, gapped.regions[-1].least)
         shown = [""] * len(self.slots)
-        steps = self.lm._decode_steps(
+        steps = self.executor.decode_steps(
             [encoded.query], [options.sampling.first], options.sampling, route, [guide], self.stopped
         )
         row = next(steps)[0]
@@ -515,7 +464,7 @@ class Filler:
             if done or next(steps, None) is None:
                 break
         candidate = self.candidate(lengths, row, route)
-        self.lm._run([self.score(gapped, [candidate])])
+        self.executor.run([self.score(gapped, [candidate])])
         yield candidate
 
     def progress(
@@ -544,7 +493,7 @@ class Filler:
                 first, last = slots[slot]
                 known = [token for position, token, _ in row.drawn if first <= position <= last]
                 if len(known) == last - first + 1:
-                    yield slot, "".join(self.lm.pieces(known))
+                    yield slot, "".join(pieces(known, self.tokenizer))
 
     def at_random(self, candidates: int) -> Search[list[Candidate]]:
         """Draw fills from p(fill | context): resample candidates of all lengths with the weights p(text) / q."""
@@ -596,7 +545,7 @@ class Filler:
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token; for one that is not text, which a blank may have, its name."""
         known = self.vocabulary.tokens[token] if token < len(self.vocabulary.tokens) else None
-        return "".join(self.lm.pieces([token])).encode() if known is None else known
+        return "".join(pieces([token], self.tokenizer)).encode() if known is None else known
 
     def lengths_of(self, candidate: Candidate) -> tuple[int, ...]:
         """Return the number of tokens of the region of each gap."""
@@ -619,5 +568,5 @@ class Filler:
             elif slot not in fills:
                 assert encoded is not None  # a blank or a text is asked
                 first, last = encoded.slots[slot]
-                fills[slot] = "".join(self.lm.pieces([t for t in tokens[first - 1 : last] if t is not None]))
+                fills[slot] = "".join(pieces([t for t in tokens[first - 1 : last] if t is not None], self.tokenizer))
         return tuple(fills[slot] for slot in range(len(self.slots)))

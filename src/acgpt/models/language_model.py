@@ -5,12 +5,9 @@ Models are usually created with `acgpt.load`. The dataclasses that the class ret
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -19,18 +16,17 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import copy_config_permissions
-from acgpt.engine.attention import BACKENDS, check_model, choose_backend, compile_blocks, evaluating, possible_backends
+from acgpt.engine.attention import BACKENDS, check_model, choose_backend, compile_blocks, possible_backends
 from acgpt.engine.decode import Sampling, prefill_tokens
-from acgpt.engine.decoding import ActiveRow, Guide
 from acgpt.engine.engine import Engine
-from acgpt.engine.locks import turn
 from acgpt.engine.meter import ignore
-from acgpt.engine.peft import switched, trains_biases
-from acgpt.errors import InputError, ModelError, QueryError, TemplateError, whole_number
+from acgpt.engine.peft import trains_biases
+from acgpt.errors import InputError, ModelError, QueryError, TemplateError, too_long, whole_number
 from acgpt.methods import METHODS, Method
 from acgpt.models.adapters import BARE, Choice, common_bos, metadata_by_name, unwrap_named
 from acgpt.models.answers import Fill, Piece, Ranked, Ranking, Sample, Score, token_scores
-from acgpt.models.fill import PATIENCE, Candidate, Filler, Options, Result, Rows, Search, Sums
+from acgpt.models.executor import Executor
+from acgpt.models.fill import PATIENCE, Candidate, Filler, Options
 from acgpt.models.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
 from acgpt.models.router import Route, Router, by_route, lookup
 from acgpt.query.gaps import has_gaps
@@ -107,7 +103,6 @@ class LanguageModel:
         self._router = Router(self.model, by_name, len(names) > 1 if router is None else router)
         self.adapters = self._router.adapters
         self.metadata = self._router.metadata(self._router.active())
-        self._biased = trains_biases(model)
         check_model(self.model)
         if attention != "auto" and attention not in BACKENDS:
             raise InputError(f"attention must be 'auto' or one of {', '.join(map(repr, BACKENDS))}, not {attention!r}.")
@@ -129,17 +124,17 @@ class LanguageModel:
                     "that came with the model or adapter."
                 )
         self.bos = choose_bos(common_bos(self.adapters) if bos is None else bos, by_name[BARE], tokenizer)
-        self._masks = {name: None if entry is None else entry.mask_token_id for name, entry in by_name.items()}
+        masks = {name: None if entry is None else entry.mask_token_id for name, entry in by_name.items()}
         if mask is not None:
-            self._masks = dict.fromkeys(self._masks, token_id("mask", mask, tokenizer))
-        for role, token in (("bos", self.bos), *(("mask", token) for token in self._masks.values())):
+            masks = dict.fromkeys(masks, token_id("mask", mask, tokenizer))
+        for role, token in (("bos", self.bos), *(("mask", token) for token in masks.values())):
             if token is not None and not 0 <= token < self.vocabulary:
                 raise ModelError(f"the {role} token {token} is not one of the model's ids, 0 to {self.vocabulary - 1}.")
-        self.mask = self._mask(self._router.active())
+        self.mask = lookup(masks, self._router.active())
         # Enough tokens per pass to keep the device busy, but their logits in fp32 must fit into this many bytes.
         most, memory = (2**16, 2**32) if self.model.device.type == "cuda" else (2**13, 2**30)
         self.budget = max(1024, min(most, memory // (4 * self.vocabulary)))
-        self._engine = self.engine(self.mask)
+        self._executor = Executor(self.engine(self.mask), self._router, masks, biased=trains_biases(model))
 
     def __repr__(self) -> str:
         kind, device, dtype = type(self.model).__name__, self.model.device, self.model.dtype
@@ -306,18 +301,18 @@ class LanguageModel:
         questions = as_list(query)
         for i, question in enumerate(questions):
             if isinstance(question, str) and has_gaps(parts := parse(question)):
-                fillers[i] = Filler(self, parts, question, options)
+                fillers[i] = self._filler(parts, question, options)
             else:
                 encoded[i] = self._encode(question)
-        drawn = self._run([filler.at_random(candidates) for filler in fillers.values()])
+        drawn = self._executor.run([filler.at_random(candidates) for filler in fillers.values()])
         for (i, filler), chosen in zip(fillers.items(), drawn, strict=True):
             results[i] = [self._fill(filler, candidate) for candidate in chosen]
         numbers = list(encoded)
         for route, members in by_route(self._router.routes([e.query for e in encoded.values()], future, adapter)):
             queries = [encoded[numbers[i]].query for i in members]
-            with self._inference(route):
-                engine = self._engine.with_mask(self._mask(route.adapter)).with_notice(notice)
-                batch = self._router.method(route).sample(engine, queries, n, sampling, route.future)
+            with self._executor.inference(route) as engine:
+                method = self._router.method(route)
+                batch = method.sample(engine.with_notice(notice), queries, n, sampling, route.future)
             for i, samples in zip(members, batch, strict=True):
                 finished = [self._finish(encoded[numbers[i]], *sample, route, sampling.seed) for sample in samples]
                 results[numbers[i]] = finished
@@ -397,8 +392,8 @@ class LanguageModel:
         """
         sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
         options = fill_options(n, best_of, max_tokens, stop, sampling, distinct, future, adapter, notice, patience)
-        fillers = [Filler(self, parse_gaps(text), text, options) for text in as_templates(template)]
-        found = self._run([filler.best() for filler in fillers])
+        fillers = [self._filler(parse_gaps(text), text, options) for text in as_templates(template)]
+        found = self._executor.run([filler.best() for filler in fillers])
         results = [[self._fill(filler, c) for c in chosen] for filler, chosen in zip(fillers, found, strict=True)]
         return results[0] if isinstance(template, str) else results
 
@@ -441,7 +436,7 @@ class LanguageModel:
         """
         sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
         options = fill_options(1, None, max_tokens, stop, sampling, False, future, adapter, ignore)
-        filler = Filler(self, parse_gaps(template), template, options)
+        filler = self._filler(parse_gaps(template), template, options)
         return self._pieces(filler)
 
     def infill(self, prefix: str, suffix: str, n: int = 1, **options: Any) -> list[Fill]:
@@ -589,7 +584,7 @@ class LanguageModel:
                         f"a {kind} has no text to score; write it out, or {remedy} it (infill).", question, slot.at
                     )
             if (blank := sum(slot.tokens or 0 for slot in slots)) >= self.positions:
-                raise self._too_long(f"at least {blank}")
+                raise too_long(f"at least {blank}", self.positions)
             encoded = encode(parts, self.tokenizer, question)
         self._check(encoded.query)
         return encoded
@@ -605,19 +600,13 @@ class LanguageModel:
     def _check(self, query: Query) -> None:
         """Check that a query fits the model's positions and vocabulary."""
         if len(query) + 1 > self.positions:
-            raise self._too_long(len(query))
+            raise too_long(len(query), self.positions)
         for position, token in enumerate(query.tokens, start=1):
             if token is not None and token >= self.vocabulary:
                 raise QueryError(
                     f"the token at position {position} has the id {token}, but the model's largest id is "
                     f"{self.vocabulary - 1}."
                 )
-
-    def _too_long(self, tokens: int | str) -> QueryError:
-        return QueryError(
-            f"the text has {tokens} tokens; the model has {self.positions} positions, one of them for BOS, so at most "
-            f"{self.positions - 1} tokens are allowed."
-        )
 
     def _comparable(self, candidates: list[Any], template: str) -> list[Query] | None:
         """Return the candidates as queries if they differ only in their asked tokens, else `None`."""
@@ -627,22 +616,19 @@ class LanguageModel:
         given = {(q.given, tuple(t for t, g in zip(q.tokens, q.given, strict=True) if g)) for q in queries}
         return queries if len(given) == 1 else None
 
-    def _mask(self, adapter: str | None) -> int | None:
-        """Return the id of the MASK token of an adapter, or of the base model."""
-        return lookup(self._masks, adapter)
-
     def _score(self, queries: Sequence[Query], routes: Sequence[Route]) -> list[Score]:
         """Score each query along its route; results are in the order of the queries."""
-        results: dict[int, Score] = {}
-        for route, members in by_route(routes):
-            method = self._router.method(route)
-            with self._inference(route):
-                engine = self._engine.with_mask(self._mask(route.adapter))
-                answers = method.log_probs(engine, [queries[i] for i in members], future=route.future)
-            for i, answer in zip(members, answers, strict=True):
-                tokens = token_scores(queries[i], self._texts(queries[i], route.adapter), answer)
-                results[i] = Score(tokens, route.future, adapter=route.adapter, bound=method.bound)
-        return [results[i] for i in range(len(queries))]
+        answers = self._executor.log_probs(queries, routes)
+        results = []
+        for query, route, answer in zip(queries, routes, answers, strict=True):
+            tokens = token_scores(query, self._texts(query, route.adapter), answer)
+            bound = self._router.method(route).bound
+            results.append(Score(tokens, route.future, adapter=route.adapter, bound=bound))
+        return results
+
+    def _filler(self, parts: Sequence[Part], template: str, options: Options) -> Filler:
+        """Return the search for the fills of a parsed template."""
+        return Filler(self._executor, self.tokenizer, self.positions, parts, template, options)
 
     def _pieces(self, filler: Filler) -> Iterator[Piece]:
         """Yield the pieces of `stream`."""
@@ -669,96 +655,9 @@ class LanguageModel:
             score=candidate.score,
         )
 
-    def _run(self, searches: Sequence[Search[Result]]) -> list[Result]:
-        """Run searches to their ends, and return their results. Their requests are answered together."""
-        results: dict[int, Result] = {}
-        answers: dict[int, Any] = dict.fromkeys(range(len(searches)))  # for each active search
-        while answers:
-            requests: dict[int, Rows | Sums] = {}
-            for i, answer in answers.items():
-                try:
-                    requests[i] = searches[i].send(answer)
-                except StopIteration as end:
-                    results[i] = end.value
-            answers = {}
-            sums = {i: request for i, request in requests.items() if isinstance(request, Sums)}
-            scores = iter(self._sums([(query, r.adapter) for r in sums.values() for query in r.queries]))
-            answers.update({i: list(islice(scores, len(request.queries))) for i, request in sums.items()})
-            drawing = {i: request for i, request in requests.items() if isinstance(request, Rows)}
-            rows = iter(self._draw(list(drawing.values())))
-            answers.update({i: list(islice(rows, len(request.queries))) for i, request in drawing.items()})
-        return [results[i] for i in range(len(searches))]
-
-    def _sums(self, queries: Sequence[tuple[Query, Choice]]) -> list[float]:
-        """Return the log-probability of all asked tokens of each query, read from left to right."""
-        results = [0.0] * len(queries)
-        routes = [self._router.routes([query], False, adapter)[0] for query, adapter in queries]
-        for route, members in by_route(routes):
-            with self._inference(route):
-                engine = self._engine.with_mask(self._mask(route.adapter))
-                method = self._router.method(route)
-                answers = method.log_probs(engine, [queries[i][0] for i in members], future=False)
-            for i, answer in zip(members, answers, strict=True):
-                results[i] = math.fsum(answer)
-        return results
-
-    def _draw(self, requests: Sequence[Rows]) -> list[ActiveRow]:
-        """Draw the rows of requests, in batches of those that have the same route and sampling options."""
-        everything = [(request, i) for request in requests for i in range(len(request.queries))]
-        groups: dict[tuple[Route, Sampling], list[int]] = {}
-        for number, (request, i) in enumerate(everything):
-            groups.setdefault((request.routes[i], request.sampling), []).append(number)
-        results: dict[int, ActiveRow] = {}
-        for (route, sampling), numbers in groups.items():
-            numbers.sort(key=lambda number: len(everything[number][0].queries[everything[number][1]].asked_at))
-            for start in range(0, len(numbers), self._engine.most_rows):
-                batch = numbers[start : start + self._engine.most_rows]
-                members = [everything[number] for number in batch]
-                stops = {id(r.guides[i]): r.stopped for r, i in members}
-
-                def stopped(row: ActiveRow, stops: dict[int, Callable[[ActiveRow], bool]] = stops) -> bool:
-                    return stops[id(row.guide)](row)
-
-                queries, samples = [r.queries[i] for r, i in members], [r.samples[i] for r, i in members]
-                guides, notice = [r.guides[i] for r, i in members], members[0][0].options.notice
-                steps = self._decode_steps(queries, samples, sampling, route, guides, stopped)
-                rows = next(steps)
-                notice(len(rows))
-                for drawn in steps:
-                    notice(len(drawn))
-                results.update(zip(batch, rows, strict=True))
-        return [results[number] for number in range(len(everything))]
-
-    def _decode_steps(
-        self,
-        queries: Sequence[Query],
-        samples: Sequence[int],
-        sampling: Sampling,
-        route: Route,
-        guides: Sequence[Guide],
-        stopped: Callable[[ActiveRow], bool],
-    ) -> Iterator[list[ActiveRow]]:
-        """Draw one sample of each query under a guide, all in one batch; a row ends early when it is `stopped`.
-
-        Yields:
-            All rows after their prefill; then, after each step, those that drew a token.
-        """
-        with self._inference(route):
-            engine = self._engine.with_mask(self._mask(route.adapter))
-            decoding = self._router.method(route).decoding(engine, sampling, route.future)
-            rows = decoding.prefill(queries, samples, guides=guides)
-        yield rows
-        while True:
-            decoding.release([row for row in decoding.rows if row.done or stopped(row)])
-            if not decoding.rows:
-                return
-            with self._inference(route):
-                drawn = decoding.step()
-            yield drawn
-
     def _texts(self, query: Query, adapter: str | None) -> list[str]:
         """Return the text of each token; that of MASK (or BOS), as the model reads it, for a token without an id."""
-        mask = self._mask(adapter)
+        mask = self._executor.mask(adapter)
         # A MASK that was added to the model alone is not in the tokenizer.
         placeholder = self.bos if mask is None or mask >= len(self.tokenizer) else mask
         return self.pieces([placeholder if token is None else token for token in query.tokens])
@@ -780,18 +679,6 @@ class LanguageModel:
             seed=seed,
             query=query,
         )
-
-    @contextmanager
-    def _inference(self, route: Route) -> Iterator[None]:
-        """Lock the model, activate the adapter of a route, and switch off gradients and dropout, inside the context."""
-        if self._biased and route.adapter is None and not route.keep_adapters:
-            raise ModelError(
-                "the adapter has trained biases of the base model, so it cannot be switched off. Load the base model "
-                'alone, or train the adapter with bias="none".'
-            )
-        switch = nullcontext() if route.keep_adapters else switched(self.model, route.adapter)
-        with turn(self.model), switch, torch.inference_mode(), evaluating(self.model):
-            yield
 
 
 def as_templates(template: str | Sequence[str]) -> list[str]:

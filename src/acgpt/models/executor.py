@@ -1,0 +1,196 @@
+"""Running queries on the network: what is between the public methods of `LanguageModel` and a method's passes.
+
+    searches   ──► requests (`Rows`, `Sums`) of all of them ──► batches with the same route ──► passes of the method
+
+A search is a generator that yields requests and is sent their results, so that the requests of many templates are
+answered together. A request is split by the route of its queries, because a pass has one adapter. During a pass the
+network is locked, see `engine.locks`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+
+from acgpt.engine.attention import evaluating
+from acgpt.engine.decode import Sampling
+from acgpt.engine.decoding import ActiveRow, Guide
+from acgpt.engine.engine import Engine
+from acgpt.engine.locks import turn
+from acgpt.engine.meter import ignore
+from acgpt.engine.peft import switched
+from acgpt.errors import ModelError
+from acgpt.models.adapters import Choice
+from acgpt.models.router import Route, Router, by_route, lookup
+from acgpt.query.query import Query
+
+
+@dataclass
+class Rows:
+    """A request to draw candidates. Its result is a list of rows that have ended.
+
+    Args:
+        sampling: Temperature, truncation and seed.
+        stopped: Tells whether a row ends early.
+        notice: Called with the number of new tokens whenever some are drawn.
+        queries: The query of each row.
+        samples: The number of each sample.
+        routes: What answers each query.
+        guides: The guide of each row.
+    """
+
+    sampling: Sampling
+    stopped: Callable[[ActiveRow], bool]
+    notice: Callable[[int], object] = ignore
+    queries: list[Query] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    routes: list[Route] = field(default_factory=list)
+    guides: list[Guide] = field(default_factory=list)
+
+    def add(self, query: Query, sample: int, route: Route, guide: Guide) -> None:
+        """Add a row."""
+        self.queries.append(query)
+        self.samples.append(sample)
+        self.routes.append(route)
+        self.guides.append(guide)
+
+
+@dataclass
+class Sums:
+    """A request for the causal log-probability of all asked tokens of each query. Its result is a list of numbers."""
+
+    queries: list[Query]
+    adapter: Choice
+
+
+Result = TypeVar("Result")
+Search = Generator[Rows | Sums, Any, Result]
+
+
+class Executor:
+    """Runs queries on a network, each along its route.
+
+    Args:
+        engine: The engine of the network.
+        router: Chooses the routes, and the method of each.
+        masks: Ids of the MASK tokens of the base model (under the name "none") and of each adapter.
+        biased: Whether an adapter has trained biases of the base model, so that it cannot be switched off.
+    """
+
+    def __init__(self, engine: Engine, router: Router, masks: Mapping[str, int | None], *, biased: bool) -> None:
+        self.engine, self.router, self.masks, self.biased = engine, router, masks, biased
+
+    def mask(self, adapter: str | None) -> int | None:
+        """Return the id of the MASK token of an adapter, or of the base model."""
+        return lookup(self.masks, adapter)
+
+    @contextmanager
+    def inference(self, route: Route) -> Iterator[Engine]:
+        """Lock the model, activate the adapter of a route, and switch off gradients and dropout, inside the context.
+
+        Yields:
+            The engine, with the MASK token of the adapter.
+        """
+        if self.biased and route.adapter is None and not route.keep_adapters:
+            raise ModelError(
+                "the adapter has trained biases of the base model, so it cannot be switched off. Load the base model "
+                'alone, or train the adapter with bias="none".'
+            )
+        model = self.engine.model
+        switch = nullcontext() if route.keep_adapters else switched(model, route.adapter)
+        with turn(model), switch, torch.inference_mode(), evaluating(model):
+            yield self.engine.with_mask(self.mask(route.adapter))
+
+    def log_probs(self, queries: Sequence[Query], routes: Sequence[Route]) -> list[list[float]]:
+        """Return the log-probability of each asked token, for each query along its route."""
+        results: dict[int, list[float]] = {}
+        for route, members in by_route(routes):
+            method = self.router.method(route)
+            with self.inference(route) as engine:
+                answers = method.log_probs(engine, [queries[i] for i in members], future=route.future)
+            results.update(zip(members, answers, strict=True))
+        return [results[i] for i in range(len(queries))]
+
+    def run(self, searches: Sequence[Search[Result]]) -> list[Result]:
+        """Run searches to their ends, and return their results. Their requests are answered together."""
+        results: dict[int, Result] = {}
+        answers: dict[int, Any] = dict.fromkeys(range(len(searches)))  # for each active search
+        while answers:
+            requests: dict[int, Rows | Sums] = {}
+            for i, answer in answers.items():
+                try:
+                    requests[i] = searches[i].send(answer)
+                except StopIteration as end:
+                    results[i] = end.value
+            answers = {}
+            sums = {i: request for i, request in requests.items() if isinstance(request, Sums)}
+            scores = iter(self.sums([(query, r.adapter) for r in sums.values() for query in r.queries]))
+            answers.update({i: list(islice(scores, len(request.queries))) for i, request in sums.items()})
+            drawing = {i: request for i, request in requests.items() if isinstance(request, Rows)}
+            rows = iter(self.draw(list(drawing.values())))
+            answers.update({i: list(islice(rows, len(request.queries))) for i, request in drawing.items()})
+        return [results[i] for i in range(len(searches))]
+
+    def sums(self, queries: Sequence[tuple[Query, Choice]]) -> list[float]:
+        """Return the log-probability of all asked tokens of each query, read from left to right."""
+        routes = [self.router.routes([query], False, adapter)[0] for query, adapter in queries]
+        return [math.fsum(answer) for answer in self.log_probs([query for query, _ in queries], routes)]
+
+    def draw(self, requests: Sequence[Rows]) -> list[ActiveRow]:
+        """Draw the rows of requests, in batches of those that have the same route and sampling options."""
+        everything = [(request, i) for request in requests for i in range(len(request.queries))]
+        groups: dict[tuple[Route, Sampling], list[int]] = {}
+        for number, (request, i) in enumerate(everything):
+            groups.setdefault((request.routes[i], request.sampling), []).append(number)
+        results: dict[int, ActiveRow] = {}
+        for (route, sampling), numbers in groups.items():
+            numbers.sort(key=lambda number: len(everything[number][0].queries[everything[number][1]].asked_at))
+            for start in range(0, len(numbers), self.engine.most_rows):
+                batch = numbers[start : start + self.engine.most_rows]
+                members = [everything[number] for number in batch]
+                stops = {id(r.guides[i]): r.stopped for r, i in members}
+
+                def stopped(row: ActiveRow, stops: dict[int, Callable[[ActiveRow], bool]] = stops) -> bool:
+                    return stops[id(row.guide)](row)
+
+                queries, samples = [r.queries[i] for r, i in members], [r.samples[i] for r, i in members]
+                guides, notice = [r.guides[i] for r, i in members], members[0][0].notice
+                steps = self.decode_steps(queries, samples, sampling, route, guides, stopped)
+                rows = next(steps)
+                notice(len(rows))
+                for drawn in steps:
+                    notice(len(drawn))
+                results.update(zip(batch, rows, strict=True))
+        return [results[number] for number in range(len(everything))]
+
+    def decode_steps(
+        self,
+        queries: Sequence[Query],
+        samples: Sequence[int],
+        sampling: Sampling,
+        route: Route,
+        guides: Sequence[Guide],
+        stopped: Callable[[ActiveRow], bool],
+    ) -> Iterator[list[ActiveRow]]:
+        """Draw one sample of each query under a guide, all in one batch; a row ends early when it is `stopped`.
+
+        Yields:
+            All rows after their prefill; then, after each step, those that drew a token.
+        """
+        with self.inference(route) as engine:
+            decoding = self.router.method(route).decoding(engine, sampling, route.future)
+            rows = decoding.prefill(queries, samples, guides=guides)
+        yield rows
+        while True:
+            decoding.release([row for row in decoding.rows if row.done or stopped(row)])
+            if not decoding.rows:
+                return
+            with self.inference(route):
+                drawn = decoding.step()
+            yield drawn
