@@ -34,7 +34,7 @@ from transformers import PreTrainedTokenizerBase
 from acgpt.engine.decode import GREEDY, Sampling, randomness
 from acgpt.engine.decoding import ActiveRow
 from acgpt.engine.meter import ignore
-from acgpt.errors import InputError, TemplateError, too_long
+from acgpt.errors import InputError, TemplateError, too_long, whole_number
 from acgpt.models.adapters import Choice
 from acgpt.models.executor import Executor, Rows, Search, Sums
 from acgpt.models.region import RegionGuide, literals_of, pattern_of
@@ -60,25 +60,39 @@ class Options:
         n: Number of fills.
         best_of: Number of candidates to choose from. Default: what the search needs.
         max_tokens: Maximum number of tokens of a gap. Default: that of the gap, else `MAX_TOKENS`.
-        stop: A fill ends before the first of these strings.
+        stop: A fill ends before the first of these strings; one of them, or several. Stored as a tuple.
         sampling: Temperature, truncation and seed of candidates besides the likeliest one of each length.
         distinct: Whether no two fills are equal.
         future: Whether predictions see given tokens that come after an asked one.
         adapter: Name of the adapter to use.
         notice: Called with the number of new tokens whenever some are drawn.
         patience: Number of lengths in a row that may be no better before the search ends.
+
+    Raises:
+        InputError: A number is not a whole number of at least 1, or a stop string is empty or not a string.
     """
 
     n: int = 1
     best_of: int | None = None
     max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: str | Sequence[str] = ()
     sampling: Sampling = field(default_factory=Sampling)
     distinct: bool = True
     future: bool | None = None
     adapter: Choice = None
     notice: Callable[[int], object] = ignore
     patience: int = PATIENCE
+
+    def __post_init__(self) -> None:
+        checked = {
+            "n": whole_number("n", self.n, least=1),
+            "best_of": None if self.best_of is None else whole_number("best_of", self.best_of, least=1),
+            "max_tokens": None if self.max_tokens is None else whole_number("max_tokens", self.max_tokens, least=1),
+            "stop": stop_strings(self.stop),
+            "patience": whole_number("patience", self.patience, least=1),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass
@@ -570,3 +584,16 @@ class Filler:
                 first, last = encoded.slots[slot]
                 fills[slot] = "".join(pieces([t for t in tokens[first - 1 : last] if t is not None], self.tokenizer))
         return tuple(fills[slot] for slot in range(len(self.slots)))
+
+
+def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Return stop strings as a tuple.
+
+    Raises:
+        InputError: One of them is empty, or not a string.
+    """
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise InputError(f"stop must be strings that are not empty, not {string!r}.")
+    return strings

@@ -293,7 +293,9 @@ class LanguageModel:
         """
         n = whole_number("n", n, least=1)
         sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
-        options = fill_options(n, None, max_tokens, stop, sampling, False, future, adapter, notice)
+        options = Options(
+            n=n, max_tokens=max_tokens, stop=stop, sampling=sampling, future=future, adapter=adapter, notice=notice
+        )
         candidates = whole_number("candidates", candidates, least=1)
         results: dict[int, list[Sample]] = {}
         encoded: dict[int, Encoded] = {}
@@ -391,7 +393,10 @@ class LanguageModel:
             ModelError: The tokenizer is neither byte-level BPE nor SentencePiece with byte fallback.
         """
         sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
-        options = fill_options(n, best_of, max_tokens, stop, sampling, distinct, future, adapter, notice, patience)
+        options = Options(
+            n=n, best_of=best_of, max_tokens=max_tokens, stop=stop, sampling=sampling, distinct=distinct, future=future,
+            adapter=adapter, notice=notice, patience=patience,
+        )  # fmt: skip
         fillers = [self._filler(parse_gaps(text), text, options) for text in as_templates(template)]
         found = self._executor.run([filler.best() for filler in fillers])
         results = [[self._fill(filler, c) for c in chosen] for filler, chosen in zip(fillers, found, strict=True)]
@@ -435,7 +440,7 @@ class LanguageModel:
             TemplateError: As in `fill`.
         """
         sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
-        options = fill_options(1, None, max_tokens, stop, sampling, False, future, adapter, ignore)
+        options = Options(max_tokens=max_tokens, stop=stop, sampling=sampling, future=future, adapter=adapter)
         filler = self._filler(parse_gaps(template), template, options)
         return self._pieces(filler)
 
@@ -696,46 +701,6 @@ def parse_gaps(template: str) -> list[Part]:
     if not has_gaps(parts):
         raise TemplateError("there is no gap to fill: write {{_}}, or use sample.", template, len(template))
     return parts
-
-
-def fill_options(
-    n: int,
-    best_of: int | None,
-    max_tokens: int | None,
-    stop: str | Sequence[str],
-    sampling: Sampling,
-    distinct: bool,
-    future: bool | None,
-    adapter: Choice,
-    notice: Callable[[int], object],
-    patience: int = PATIENCE,
-) -> Options:
-    """Check the arguments of `LanguageModel.fill`."""
-    return Options(
-        n=whole_number("n", n, least=1),
-        best_of=None if best_of is None else whole_number("best_of", best_of, least=1),
-        max_tokens=None if max_tokens is None else whole_number("max_tokens", max_tokens, least=1),
-        stop=stop_strings(stop),
-        sampling=sampling,
-        distinct=distinct,
-        future=future,
-        adapter=adapter,
-        notice=notice,
-        patience=whole_number("patience", patience, least=1),
-    )
-
-
-def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
-    """Return stop strings as a tuple.
-
-    Raises:
-        InputError: One of them is empty, or not a string.
-    """
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    for string in strings:
-        if not isinstance(string, str) or not string:
-            raise InputError(f"stop must be strings that are not empty, not {string!r}.")
-    return strings
 
 
 def as_list(query: Question | Sequence[Question]) -> list[Question]:
