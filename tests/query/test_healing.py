@@ -15,7 +15,9 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from acgpt.errors import InputError, ModelError
 from acgpt.query import healing
-from acgpt.query.healing import encode_inside, stable_end, stable_span, stable_start
+from acgpt.query.gaps import encode_gaps
+from acgpt.query.healing import encode_inside, stable_end, stable_start
+from acgpt.query.template import Gap, Given, Slot
 from acgpt.query.text import encode_text
 from acgpt.query.vocabulary import ByteVocabulary
 
@@ -157,12 +159,13 @@ def test_kept_tokens_between_two_gaps_are_in_the_whole_text(
     text: tuple[str, str, str], any_kind: PreTrainedTokenizerBase
 ) -> None:
     before, middle, after = text
-    start, end = stable_span(middle, any_kind)
+    gap = Slot((), None, 0, gap=Gap())
+    gapped = encode_gaps([gap, *([Given(middle)] if middle else []), gap], any_kind)
     vocabulary = ByteVocabulary.of(any_kind)
-    kept = encode_inside(middle[start:end], any_kind)
+    kept = list(gapped.tokens)
     whole = encode_text(before + middle + after, any_kind)
     offsets = [len(vocabulary.decode(whole[:i])) for i in range(len(whole) + 1)]
-    following = len(normalised(middle[end:] + after, any_kind).encode())
+    following = len(normalised(gapped.regions[-1].literals[0].decode() + after, any_kind).encode())
     if kept:
         index = offsets.index(offsets[-1] - following)
         assert whole[index - len(kept) : index] == kept

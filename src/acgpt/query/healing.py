@@ -104,17 +104,6 @@ def stable_start(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
         size *= 4
 
 
-def stable_span(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """Return the part of a text between two gaps in which the tokens stay the same, whatever is put into the gaps.
-
-    Returns:
-        The offsets of its start and end, in characters. They are equal if no token is stable.
-    """
-    start = stable_start(text, tokenizer)
-    context = _context(tokenizer)
-    return start, start + max(0, stable_end(context + text[start:], tokenizer) - len(context))
-
-
 def encode_inside(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the token ids of a text that is preceded by other text: without the space that begins a document.
 
