@@ -15,7 +15,6 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
-from models import tiny_model
 from runs import Piped
 from typer.testing import CliRunner
 
@@ -25,34 +24,9 @@ from acgpt.cli.templates import BATCH, questions, score_fields
 from acgpt.cli.ui import emit
 from acgpt.display.show import Page, print_score
 from acgpt.models.answers import Score, TokenScore
-from acgpt.models.language_model import LanguageModel
-from acgpt.models.metadata import Metadata
 
 TEMPLATE = "The capital of {{France}} is {{Paris}}, they say."
 SOURCE = str(Path(acgpt.__file__).parents[1])
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Two folders with the same weights: one says that it reads the future, the other says nothing."""
-    from tokenizers import ByteLevelBPETokenizer
-    from transformers import PreTrainedTokenizerFast
-
-    bpe = ByteLevelBPETokenizer()
-    texts = ["The capital of France is Paris, they say.", "The cat sat on the mat; the dog did not."] * 20
-    bpe.train_from_iterator(texts, vocab_size=320, special_tokens=["<|endoftext|>"], show_progress=False)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="<|endoftext|>")
-    folders = {}
-    for name, metadata in (("reads", Metadata()), ("plain", None)):
-        folders[name] = str(tmp_path_factory.mktemp(name))
-        model = tiny_model(vocabulary=len(tokenizer), positions=64)
-        LanguageModel(model, tokenizer, metadata=metadata).save_pretrained(folders[name])
-    return folders
-
-
-@pytest.fixture(scope="module")
-def lms(models):
-    return {name: acgpt.load(folder, device="cpu") for name, folder in models.items()}
 
 
 @pytest.fixture

@@ -6,46 +6,28 @@ import json
 from contextlib import contextmanager
 
 import pytest
-from models import tiny_model
 from typer.testing import CliRunner
 
-import acgpt
 from acgpt.cli.main import app
 from acgpt.display.show import Page, print_fills, print_samples
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata
 
 GAP = "The capital of {{_}} is Paris."
-POSITIONS = 64
+POSITIONS = 64  # of the model
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A folder with a model of a byte-level tokenizer that reads the future."""
-    from tokenizers import ByteLevelBPETokenizer
-    from transformers import PreTrainedTokenizerFast
-
-    bpe = ByteLevelBPETokenizer()
-    texts = ["The capital of France is Paris, they say.", "The cat sat on the mat; the dog did not."] * 20
-    bpe.train_from_iterator(texts, vocab_size=320, special_tokens=["<|endoftext|>"], show_progress=False)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="<|endoftext|>")
-    folder = str(tmp_path_factory.mktemp("model"))
-    network = tiny_model(vocabulary=len(tokenizer), positions=POSITIONS)
-    LanguageModel(network, tokenizer, metadata=Metadata()).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def lm(model):
-    return acgpt.load(model, device="cpu")
+def lm(lms):
+    return lms["reads"]
 
 
 @pytest.fixture
-def cli(model):
+def cli(models):
     """Run a command in this process on the model."""
 
     def run(*arguments, command="infill", code=0, stdin=None):
-        words = [command, *arguments, "--model", model]
+        words = [command, *arguments, "--model", models["reads"]]
         result = CliRunner().invoke(app, words, input=stdin, env={"NO_COLOR": "1", "COLUMNS": "200"})
         assert result.exit_code == code, (result.output, result.exception)
         assert "Traceback" not in result.output
