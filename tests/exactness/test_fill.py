@@ -16,10 +16,8 @@ import pytest
 import torch
 from fuzz import examples
 from generators import model_of
-from models import by_definition, masked_logits, random_query, tiny_model, truncated
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from models import by_definition, masked_logits, random_query, tiny_model, toy_tokenizer, truncated
 from tolerance import exactly
-from transformers import PreTrainedTokenizerFast
 
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, Query, QueryError, TemplateError
 from acgpt.engine.attention import check_model
@@ -32,18 +30,6 @@ from acgpt.query.template import Slot, parse
 from acgpt.query.vocabulary import ByteVocabulary
 
 POSITIONS = 48
-
-
-@functools.cache
-def toy_tokenizer():
-    """A byte-level BPE of all bytes and a few merges."""
-    merges = [("Ġ", "x"), ("a", "y"), ("Ġx", "a"), ("a", "b"), ("x", "y"), ("Ġ", "a"), ("Ġa", "b")]
-    tokens = ["<bos>", "<eos>", "<mask>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<bos>", "<eos>", "<mask>"])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>")
 
 
 @functools.cache

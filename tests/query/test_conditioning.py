@@ -398,7 +398,10 @@ def test_the_short_and_the_long_notation_mean_the_same():
         ({"parts": [{"kind": "infilling", "b_max": 2}]}, "conditioning.parts[0] of kind infilling has no key 'b_max'"),
         ({"parts": [{"wieght": 2}]}, "did you mean 'weight'?"),
         ({"parts": [{}], "r_max": 0.5}, "conditioning with parts has no key 'r_max'"),
-        ({"parts": [{"kind": "block"}]}, "conditioning.parts[0]: kind is one of blocks, infilling, empty, not 'block'"),
+        (
+            {"parts": [{"kind": "block"}]},
+            "conditioning.parts[0]: kind is one of blocks, infilling, empty, gaps, not 'block'",
+        ),
         ({"parts": [{"kind": ["blocks"]}]}, "conditioning.parts[0]: kind is one of"),
         ({"parts": [{}, {"r_max": 2}]}, "conditioning.parts[1]: r_min and r_max"),
         ({"parts": {}}, "conditioning.parts must be a list"),

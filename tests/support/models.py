@@ -8,6 +8,7 @@ import random
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -54,6 +55,18 @@ def tiny_model(architecture="llama", *, vocabulary=50, width=32, layers=2, posit
         if parameter.ndim > 1:
             parameter.data.normal_(0, scale, generator=generator)
     return model
+
+
+@functools.cache
+def toy_tokenizer():
+    """A byte-level BPE of all bytes and a few merges."""
+    merges = [("Ġ", "x"), ("a", "y"), ("Ġx", "a"), ("a", "b"), ("x", "y"), ("Ġ", "a"), ("Ġa", "b")]
+    tokens = ["<bos>", "<eos>", "<mask>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<bos>", "<eos>", "<mask>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>")
 
 
 def random_query(seed, length, *, share=0.4, unknown=0.0, vocabulary=50):
@@ -105,17 +118,57 @@ def by_definition(query, *, future=True, bos=0, mask=1):
     return ids, positions, sees, predictions
 
 
+def by_hand(tokens, roles, gaps, lengths, distance, *, bos=0, mask=1):
+    """One question for the length of a gap (see `acgpt.query.lengths`), as `by_definition`.
+
+    Returns:
+        ids, positions, who sees whom, and the slot that predicts the length.
+    """
+    widths = list(lengths) + [distance] * (len(gaps) - len(lengths))
+    copies, text, predicts, position = [], [(bos, 0)], None, 0
+    for index in range(len(tokens) + 1):
+        for number, gap in enumerate(gaps):
+            if gap == index:
+                if number == len(lengths):
+                    predicts = len(text) - 1
+                position += widths[number]
+        if index == len(tokens):
+            break
+        position += 1
+        if roles[index] == 1:
+            copies.append((tokens[index], position))
+        if predicts is None and roles[index] != 0:
+            text.append((mask if roles[index] == 2 else tokens[index], position))
+    ids, positions = zip(*copies, *text, strict=True)
+    sees = [
+        [other < len(copies) or (len(copies) <= slot and other <= slot) for other in range(len(ids))]
+        for slot in range(len(ids))
+    ]
+    return list(ids), list(positions), sees, len(copies) + predicts
+
+
 def masked_logits(model, ids, positions, sees):
     """Logits of a model of transformers, under its own attention, with an explicit additive mask: (slots, V)."""
+    with torch.no_grad():
+        return model(**masked_inputs(model, ids, positions, sees)).logits[0]
+
+
+def masked_hidden(model, ids, positions, sees):
+    """The last hidden states, as `masked_logits`: (slots, width)."""
+    with torch.no_grad():
+        return model.base_model(**masked_inputs(model, ids, positions, sees)).last_hidden_state[0]
+
+
+def masked_inputs(model, ids, positions, sees):
+    """Inputs of a model of transformers for one sequence with an explicit additive mask."""
     hidden = ~torch.tensor(sees)
     mask = torch.zeros(hidden.shape, dtype=model.dtype).masked_fill(hidden, torch.finfo(model.dtype).min)
-    with torch.no_grad():
-        return model(
-            input_ids=torch.tensor([ids]),
-            position_ids=torch.tensor([positions]),
-            attention_mask=mask[None, None],
-            use_cache=False,
-        ).logits[0]
+    return {
+        "input_ids": torch.tensor([ids]),
+        "position_ids": torch.tensor([positions]),
+        "attention_mask": mask[None, None],
+        "use_cache": False,
+    }
 
 
 def expected_log_probs(model, query, *, future=True, bos=0, mask=1):

@@ -29,7 +29,7 @@ from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.errors import InputError, QueryError
 from acgpt.methods.base import Abilities, Method
 from acgpt.methods.registry import register
-from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Infilling
+from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Gaps, Infilling
 from acgpt.query.query import Query
 
 
@@ -100,7 +100,7 @@ class Fim(Method):
         if distribution.has_unknown:
             raise InputError("a model of method fim cannot leave a token unknown: leave out conditioning.unknown.")
         parts = tuple(
-            Infilling(r_min=part.r_min, r_max=part.r_max) if isinstance(part, Blocks) else part
+            Infilling(r_min=part.r_min, r_max=part.r_max) if isinstance(part, Blocks | Gaps) else part
             for part in distribution.parts
         )
         return Conditioning(parts, distribution.weights)

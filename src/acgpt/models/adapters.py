@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from acgpt.engine.peft import is_reserved, unwrap
 from acgpt.errors import InputError, ModelError
 from acgpt.models.metadata import Metadata
-from acgpt.query.conditioning import Blocks, Conditioning, Empty, Infilling
+from acgpt.query.conditioning import Blocks, Conditioning, Empty, Gaps, Infilling
 
 BARE = "none"  # name of the base model without an adapter
 MODES = {  # by adapter name
@@ -73,8 +73,8 @@ def mode_of(metadata: Metadata | None) -> str | None:
         return Blocks.kind
     weights = {Blocks.kind: 0.0, Infilling.kind: 0.0}  # the first wins a tie
     for part, weight in zip(conditioning.parts, conditioning.weights, strict=True):
-        if not isinstance(part, Empty):
-            weights[part.kind] += weight
+        if not isinstance(part, Empty):  # gaps are what is filled in, be it one or several
+            weights[Infilling.kind if isinstance(part, Gaps) else part.kind] += weight
     mode = max(weights, key=lambda kind: weights[kind])
     return mode if weights[mode] > 0 else None
 

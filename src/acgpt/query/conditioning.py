@@ -1,10 +1,11 @@
 """Conditioning sets: which tokens of a text are given, which are asked, and which are unknown.
 
-The distribution of section 3 of the paper, with the paper's names of parameters, and two others to mix it with:
+The distribution of section 3 of the paper, with the paper's names of parameters, and three others to mix it with:
 
     Blocks      |x_c| uniform in [r_min T, r_max T]; B blocks, B uniform in [b_min, b_max]; at random positions
     Infilling   |x_c| as above, all of it at the two ends; the left end's share uniform in [f_min, f_max]
     Empty       nothing is given: plain left-to-right language modelling
+    Gaps        |x_c| as above; words, lines and sentences of passages are asked, or the lengths of such gaps
 
 A `Conditioning` is a weighted mixture of such parts (with `Empty`: autoregressive mixing). In each part a share of the
 asked tokens can be made unknown. The set of a text depends only on (seed, epoch, item) (see `generator`), so neither
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from operator import index
 from typing import Any, ClassVar, Literal
@@ -37,6 +38,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from acgpt.errors import InputError
+from acgpt.query.passages import Passage, draw_passages
 
 Count = int | Literal["size"]
 
@@ -237,8 +239,87 @@ class Empty(Sets):
         return np.zeros(length, dtype=bool)
 
 
-Part = Blocks | Infilling | Empty
-KINDS: dict[str, type[Part]] = {kind.kind: kind for kind in (Blocks, Infilling, Empty)}
+@dataclass(frozen=True)
+class Gaps(Sized):
+    """All tokens but those of gaps in passages of the text (see `passages`).
+
+    Args:
+        r_min: Smallest share of the text that is given.
+        r_max: Largest share of the text that is given.
+        passages: Number of passages that a text is cut into; each is read by itself.
+        lengths: Share of the passages in which the length of a gap is asked, instead of the text of all gaps.
+        length_weight: Weight of a length in the training loss, where that of a token is 1.
+        unknown: Share of the asked tokens that is made unknown.
+    """
+
+    kind: ClassVar[str] = "gaps"
+
+    passages: int = 1
+    lengths: float = 0.0
+    length_weight: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.passages, int) or isinstance(self.passages, bool) or self.passages < 1:
+            raise InputError(f"passages must be a whole number from 1, not {self.passages!r}.")
+        if not is_number(self.lengths) or not 0 <= self.lengths <= 1:
+            raise InputError(
+                f"lengths is the share of passages asked for the length of a gap, from 0 to 1, not {self.lengths!r}."
+            )
+        if not is_number(self.length_weight) or not 0 < self.length_weight < math.inf:
+            raise InputError(f"length_weight must be a positive number, not {self.length_weight!r}.")
+
+    def place(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
+        """Return (length,) booleans with `size` given tokens, for a text whose words are not known."""
+        return self.draw(np.zeros(length, dtype=np.uint8), size, rng)[0]
+
+    def draw(
+        self, kinds: np.ndarray, size: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, list[Passage], list[int | None]]:
+        """Draw the passages of a text, and what is asked of each.
+
+        Args:
+            kinds: (T,) kinds of the text's tokens, see `passages.token_kinds`.
+            size: |x_c|.
+            rng: Source of randomness.
+
+        Returns:
+            (T,) booleans with `size` given tokens; the passages; and for each the index of the gap whose length is
+            asked, or `None` if the text of all its gaps is.
+        """
+        passages = draw_passages(kinds, self.passages, len(kinds) - size, rng)
+        given = np.ones(len(kinds), dtype=bool)
+        questions: list[int | None] = []
+        for passage in passages:
+            for first, count in passage.gaps:
+                given[first : first + count] = False
+            asks_length = passage.gaps and rng.random() < self.lengths
+            questions.append(int(rng.integers(len(passage.gaps))) if asks_length else None)
+        for i, question in enumerate(questions):
+            if question is not None:
+                passages[i] = passages[i].shortened(rng, at_start=len(passages) == 1)
+        return given, passages, questions
+
+
+Part = Blocks | Infilling | Empty | Gaps
+KINDS: dict[str, type[Part]] = {kind.kind: kind for kind in (Blocks, Infilling, Empty, Gaps)}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How one training text is asked.
+
+    Args:
+        roles: (T,) int8 roles of its tokens.
+        passages: Its passages; `None` if the text is read as a whole.
+        questions: For each passage the index of the gap whose length is asked; `None` where the text of all is.
+        length_weight: Weight of a length in the training loss.
+    """
+
+    roles: np.ndarray
+    passages: list[Passage] | None = None
+    questions: list[int | None] = field(default_factory=list)
+    length_weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -262,6 +343,19 @@ class Conditioning:
     def has_unknown(self) -> bool:
         """Whether tokens can be unknown."""
         return any(part.unknown and weight for part, weight in zip(self.parts, self.weights, strict=True))
+
+    @property
+    def passages(self) -> tuple[int, ...]:
+        """For each part, the largest number of sequences that a text of it becomes."""
+        return tuple(part.passages if isinstance(part, Gaps) else 1 for part in self.parts)
+
+    @property
+    def asks_lengths(self) -> bool:
+        """Whether lengths of gaps can be asked."""
+        return any(
+            isinstance(part, Gaps) and part.lengths > 0 and weight > 0
+            for part, weight in zip(self.parts, self.weights, strict=True)
+        )
 
     @property
     def r_max(self) -> float:
@@ -302,12 +396,28 @@ class Conditioning:
 
     def roles(self, length: int, rng: np.random.Generator) -> np.ndarray:
         """Return (length,) int8 roles `GIVEN`, `ASKED` or `UNKNOWN` of a text's tokens; at least one is asked."""
-        (part,), (size,) = self.sizes(length, rng.random((1, 2)))
-        roles: np.ndarray = self.parts[part].place(length, int(size), rng).astype(np.int8)
-        if hidden := int(self.parts[part].hidden(length - size)):
+        return self.draw(np.zeros(length, dtype=np.uint8), rng).roles
+
+    def draw(self, kinds: np.ndarray, rng: np.random.Generator) -> Draw:
+        """Draw how a text is asked; at least one of its tokens is.
+
+        Args:
+            kinds: (T,) kinds of the text's tokens, see `passages.token_kinds`; only `Gaps` reads them.
+            rng: Source of randomness.
+        """
+        (number,), (size,) = self.sizes(len(kinds), rng.random((1, 2)))
+        part = self.parts[number]
+        draw = Draw(np.empty(0))
+        if isinstance(part, Gaps):
+            given, passages, questions = part.draw(kinds, int(size), rng)
+            draw = Draw(given, passages, questions, part.length_weight)
+        else:
+            given = part.place(len(kinds), int(size), rng)
+        roles: np.ndarray = given.astype(np.int8)
+        if hidden := int(part.hidden(len(kinds) - size)):
             asked = np.flatnonzero(roles == ASKED)
             roles[rng.choice(asked, size=hidden, replace=False, shuffle=False)] = UNKNOWN
-        return roles
+        return replace(draw, roles=roles)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for `from_dict`, as written to `acgpt.json`, run folders and recipes."""
@@ -347,7 +457,7 @@ class Conditioning:
                 part_from_dict({**common, **entry}, f"conditioning.parts[{i}]") for i, entry in enumerate(entries)
             )
             return cls(parts, tuple(entry.get("weight", 1.0) for entry in entries))
-        names = {kind: [field.name for field in fields(KINDS[kind])] for kind in KINDS}
+        names = {kind: [field.name for field in fields(KINDS[kind])] for kind in ("blocks", "infilling", "empty")}
         check_keys(content, (*names["blocks"], *names["infilling"], "infilling", "empty"), "conditioning")
         weights = {kind: content.get(kind, 0.0) for kind in ("infilling", "empty")}
         if any(not is_number(share) or not 0 <= share <= 1 for share in weights.values()) or sum(weights.values()) > 1:

@@ -1,0 +1,218 @@
+r"""Gaps in passages of a training text: words, phrases, lines and sentences, as users leave them out.
+
+    text        … the end.\n│Paris is the capital of France.\n│It lies on the river Seine, and has …
+    passages                 └─ one sentence, with a gap: "Paris is ______ of France.\n"
+
+A training text of T tokens is cut into passages, each of which is read by itself, from BOS on, so that the model sees
+short texts too. Passages begin where documents, lines or sentences do, and gaps begin and end where words, lines or
+sentences do; some are placed at random, and some take in a token more at either end, as healing does (see `healing`).
+
+The number of given tokens is known before the text is: a batch has a fixed shape (see `training.batches`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from acgpt.errors import ModelError
+from acgpt.query.vocabulary import SPACE, ByteVocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+WORD, LINE_END, SENTENCE_END, DOCUMENT_END = 1, 2, 4, 8  # what a token can be, as bits
+SHORTEST = 8  # tokens of a passage
+LONGEST_PHRASE = 6  # words
+LONGEST_RANDOM = 96  # tokens of a gap between random tokens
+# How often a gap is of each kind, if its passage has such a place. Random gaps have lengths from 1 on, the short ones
+# as often as the long ones (log-uniform).
+GAP_KINDS = {"word": 0.3, "phrase": 0.2, "line": 0.15, "sentence": 0.15, "random": 0.2}
+KINDS_IN_TURN = np.repeat(list(GAP_KINDS), [round(100 * share) for share in GAP_KINDS.values()])
+AT_AN_END = 0.1  # how often a gap is moved to the start, and to the end, of its passage
+WIDER = 0.5  # how often a gap takes in one more token, at either end
+EMPTY = 0.04  # how often a place between two tokens counts as a gap of length 0
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A part of a text with gaps.
+
+    Args:
+        start: Index of its first token in the text.
+        end: Index after its last token.
+        gaps: The gaps, from left to right: index of the first token in the text, and number of tokens. Between two gaps
+            there is at least one token.
+    """
+
+    start: int
+    end: int
+    gaps: tuple[tuple[int, int], ...]
+
+    def shortened(self, rng: np.random.Generator, *, at_start: bool) -> Passage:
+        """Leave out tokens behind the last gap, and at the start before the first one; how many is random.
+
+        Where a text has a fixed number of tokens, those outside of a gap would tell how many there are in it.
+        """
+        (first, _), (last, size) = self.gaps[0], self.gaps[-1]
+        before, behind = first - self.start, self.end - last - size
+        start = first - fewer(before, rng) if at_start else self.start
+        return Passage(start, last + size + fewer(behind, rng), self.gaps)
+
+
+def fewer(count: int, rng: np.random.Generator) -> int:
+    """Return a random number from 1 to `count`, the small ones as often as the large ones; 0 if there is none."""
+    return int(np.exp(rng.uniform(0, np.log(count + 1)))) if count else 0
+
+
+def token_kinds(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """Return (V,) uint8 what each token of a vocabulary can be: `WORD`, `LINE_END`, … as bits.
+
+    A token is a `WORD` if a word begins with it: its text begins with white space. Ends of sentences are tokens whose
+    text ends in a full stop, an exclamation mark or a question mark; ends of documents are BOS and EOS.
+    """
+    try:
+        tokens = ByteVocabulary.of(tokenizer).tokens
+    except ModelError:  # another kind of tokenizer: by the names of its tokens
+        names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        tokens = [None if name is None else name.replace(SPACE, " ").encode() for name in names]
+    kinds = np.zeros(max(len(tokens), len(tokenizer)), dtype=np.uint8)
+    for i, token in enumerate(tokens):
+        if token:
+            kinds[i] |= WORD * token[:1].isspace()
+            kinds[i] |= LINE_END * (b"\n" in token)
+            kinds[i] |= SENTENCE_END * (token.rstrip(b" \n\"')]").endswith((b".", b"!", b"?")))
+    for special in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if special is not None and special < len(kinds):
+            kinds[special] |= DOCUMENT_END
+    return kinds
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Where words, lines and sentences of a text begin.
+
+    Args:
+        words: (T,) booleans; the first token of a text counts as a start of all three.
+        lines: (T,) booleans.
+        sentences: (T,) booleans; lines begin sentences.
+        documents: (T,) booleans; documents begin lines.
+    """
+
+    words: np.ndarray
+    lines: np.ndarray
+    sentences: np.ndarray
+    documents: np.ndarray
+
+    @classmethod
+    def of(cls, kinds: np.ndarray) -> Starts:
+        """Find them from the kinds of the text's tokens."""
+
+        def after(kind: int) -> np.ndarray:
+            return np.concatenate(([True], (kinds[:-1] & kind) > 0))
+
+        documents = after(DOCUMENT_END)
+        lines = documents | after(LINE_END)
+        words = lines | ((kinds & WORD) > 0)
+        return cls(words, lines, lines | (after(SENTENCE_END) & words), documents)
+
+
+def draw_passages(kinds: np.ndarray, count: int, asked: int, rng: np.random.Generator) -> list[Passage]:
+    """Cut a text into passages and choose gaps in them.
+
+    Args:
+        kinds: (T,) kinds of the text's tokens, see `token_kinds`.
+        count: Number of passages; fewer if the text has too few starts, or if they would be too short.
+        asked: Total number of tokens in gaps, less than T.
+        rng: Source of randomness.
+
+    Returns:
+        The passages, which together are the text. A passage has a token that is in no gap, unless `asked` leaves too
+        few. Gaps of length 0 can occur.
+    """
+    starts = Starts.of(kinds)
+    borders = cut(starts, count, rng)
+    free = np.ones(len(kinds), dtype=bool)  # tokens in no gap, and next to none
+    gaps: list[list[tuple[int, int]]] = [[] for _ in borders[1:]]
+    left = asked
+    tries = 0
+    order: list[int] = []
+    while left > 0 and tries < 8 * (len(gaps) + asked):
+        tries += 1
+        order = order or rng.permutation(len(gaps)).tolist()
+        number = order.pop()
+        begin, end = borders[number], borders[number + 1]
+        first, after = draw_gap(starts, begin, end, rng)
+        after = min(after, first + left)
+        if end - begin == after - first:
+            after -= 1
+        if after <= first or not free[first:after].all():
+            continue
+        if end - begin - sum(length for _, length in gaps[number]) <= after - first:
+            continue  # nothing of the passage would be left
+        gaps[number].append((first, after - first))
+        free[max(begin, first - 1) : after + 1] = False
+        left -= after - first
+    roles = np.zeros(len(kinds), dtype=bool)
+    for first, length in (gap for passage in gaps for gap in passage):
+        roles[first : first + length] = True
+    if left:  # rare: the rest anywhere, so that the number is exact
+        roles[rng.choice(np.flatnonzero(~roles), size=left, replace=False, shuffle=False)] = True
+    return [Passage(begin, end, runs(roles, begin, end, rng)) for begin, end in pairwise(borders)]
+
+
+def cut(starts: Starts, count: int, rng: np.random.Generator) -> list[int]:
+    """Return the borders of passages, 0 and T included: at starts of documents if there are some, else of sentences."""
+    length = len(starts.words)
+    count = min(count, length // SHORTEST)
+    borders = [0, length]
+    for candidates in (starts.documents, starts.sentences):
+        for place in rng.permutation(np.flatnonzero(candidates)).tolist():
+            if len(borders) > count:
+                break
+            if min(abs(place - border) for border in borders) >= SHORTEST:
+                borders.append(place)
+    return sorted(borders)
+
+
+def draw_gap(starts: Starts, begin: int, end: int, rng: np.random.Generator) -> tuple[int, int]:
+    """Draw a gap inside a passage; return the index of its first token, and that after its last."""
+    kind = rng.choice(KINDS_IN_TURN)
+    if kind == "random":
+        length = int(np.exp(rng.uniform(0, np.log(min(LONGEST_RANDOM, end - begin)))))
+        first = int(rng.integers(begin, end - length, endpoint=True))
+        after = first + length
+    else:
+        borders = {"word": starts.words, "phrase": starts.words, "line": starts.lines, "sentence": starts.sentences}
+        places = np.flatnonzero(borders[str(kind)][begin:end]) + begin
+        if not len(places):
+            return begin, begin
+        number = int(rng.integers(len(places)))
+        following = number + (int(rng.integers(2, LONGEST_PHRASE, endpoint=True)) if kind == "phrase" else 1)
+        first, after = int(places[number]), int(places[following]) if following < len(places) else end
+        if kind == "line":
+            after -= after < end  # the line's own end stays
+    if rng.random() < AT_AN_END:
+        first, after = begin, begin + after - first
+    elif rng.random() < AT_AN_END:
+        first, after = end - (after - first), end
+    first -= first > begin and rng.random() < WIDER
+    after += after < end and rng.random() < WIDER
+    return first, after
+
+
+def runs(roles: np.ndarray, begin: int, end: int, rng: np.random.Generator) -> tuple[tuple[int, int], ...]:
+    """Return the runs of true values inside a passage, and some places between two false ones as gaps of length 0."""
+    padded = np.concatenate(([False], roles[begin:end], [False]))
+    edges = np.flatnonzero(padded[1:] != padded[:-1]) + begin
+    found = [(int(first), int(after - first)) for first, after in zip(edges[::2], edges[1::2], strict=True)]
+    while rng.random() < EMPTY or not found:
+        places = [i for i in range(begin + 1, end) if not roles[i - 1] and not roles[i]]
+        places = [i for i in places if (i, 0) not in found]
+        if not places:
+            break
+        found.append((int(rng.choice(places)), 0))
+    return tuple(sorted(found))

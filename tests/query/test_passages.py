@@ -1,0 +1,149 @@
+"""Passages of training texts and the gaps in them: how many tokens, and where."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fuzz import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import toy_tokenizer
+
+from acgpt.errors import InputError
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, Gaps, generator
+from acgpt.query.passages import (
+    DOCUMENT_END,
+    LINE_END,
+    SENTENCE_END,
+    SHORTEST,
+    WORD,
+    Starts,
+    draw_gap,
+    draw_passages,
+    token_kinds,
+)
+
+KINDS = np.array([0, 0, 0, WORD, WORD, WORD, LINE_END, SENTENCE_END, WORD | SENTENCE_END, DOCUMENT_END], dtype=np.uint8)
+
+
+def random_kinds(seed, length):
+    return KINDS[np.random.default_rng(seed).integers(len(KINDS), size=length)]
+
+
+@given(seed=st.integers(0, 10**6), length=st.integers(1, 120), count=st.integers(1, 12), share=st.floats(0, 1))
+@settings(max_examples=examples(60), deadline=None)
+def test_passages_are_the_text_and_gaps_have_as_many_tokens_as_were_asked_for(seed, length, count, share):
+    asked = int(share * (length - 1))
+    passages = draw_passages(random_kinds(seed, length), count, asked, np.random.default_rng(seed))
+    assert [passages[0].start, *(p.end for p in passages)] == [*(p.start for p in passages), length]
+    assert 1 <= len(passages) <= count and all(p.end - p.start >= min(SHORTEST, length) for p in passages)
+    assert sum(size for passage in passages for _, size in passage.gaps) == asked
+    for passage in passages:
+        ends = [passage.start - 1]
+        for first, size in passage.gaps:
+            assert ends[-1] < first or (first == passage.start and len(ends) == 1)  # a token between two gaps
+            assert first + size <= passage.end
+            ends.append(first + size)
+
+
+def test_the_same_generator_gives_the_same_passages():
+    kinds = random_kinds(1, 200)
+    assert draw_passages(kinds, 6, 70, generator(1, 2, 3)) == draw_passages(kinds, 6, 70, generator(1, 2, 3))
+    assert draw_passages(kinds, 6, 70, generator(1, 2, 3)) != draw_passages(kinds, 6, 70, generator(1, 2, 4))
+
+
+def test_the_number_of_tokens_outside_of_a_gap_does_not_tell_how_many_are_inside():
+    """A text has a fixed number of tokens, so what is shown of it must have a random one."""
+    conditioning, totals, ends = Conditioning((Gaps(r_min=0.9, r_max=0.97, lengths=1.0),)), set(), set()
+    for item in range(40):
+        draw = conditioning.draw(random_kinds(item, 100), generator(0, 0, item))
+        (passage,) = draw.passages
+        totals.add(passage.end - passage.start)
+        ends.add((passage.start, passage.end))
+        first, (last, size) = passage.gaps[0][0], passage.gaps[-1]
+        assert 0 <= passage.start <= first and last + size <= passage.end <= 100
+        assert (passage.start < first) == (first > 0)  # something before a gap, and something behind it, if it was so
+        assert (last + size < passage.end) == (last + size < 100)
+    assert len(totals) > 20 and len(ends) > 30
+
+
+def test_passages_begin_with_documents_if_there_are_some():
+    kinds = np.zeros(100, dtype=np.uint8)
+    kinds[[29, 59]], kinds[[15, 45, 75]] = DOCUMENT_END, SENTENCE_END
+    passages = draw_passages(kinds, 3, 5, np.random.default_rng(0))
+    assert [passage.start for passage in passages] == [0, 30, 60]
+
+
+def test_gaps_lie_at_both_ends_inside_and_can_be_empty():
+    places = {"start": 0, "end": 0, "inside": 0, "empty": 0}
+    for seed in range(60):
+        kinds = random_kinds(seed, 60)
+        for passage in draw_passages(kinds, 4, 15, np.random.default_rng(seed)):
+            for first, size in passage.gaps:
+                places["empty"] += not size
+                places["start"] += first == passage.start
+                places["end"] += first + size == passage.end
+                places["inside"] += passage.start < first and first + size < passage.end
+    assert all(count >= 5 for count in places.values()), places
+
+
+def test_a_gap_of_words_begins_and_ends_between_words_give_or_take_a_token():
+    rng, kinds = np.random.default_rng(0), np.tile(np.array([WORD, 0, 0], dtype=np.uint8), 40)
+    starts = Starts.of(kinds)
+    borders = set(np.flatnonzero(starts.words)) | {120}
+    drawn = [draw_gap(starts, 0, 120, rng) for _ in range(400)]
+    near = [all(any(abs(edge - border) <= 1 for border in borders) for edge in gap) for gap in drawn]
+    exact = [all(edge in borders for edge in gap) for gap in drawn]
+    assert sum(exact) > 60 and sum(near) > 250
+
+
+def test_token_kinds_are_those_of_the_tokens_text():
+    tokenizer = toy_tokenizer()
+    kinds = token_kinds(tokenizer)
+    ids = {text: tokenizer.convert_tokens_to_ids(text) for text in ("Ġx", "Ġ", "x", "Ċ", ".", "<eos>", "<mask>")}
+    assert {text: int(kinds[i]) for text, i in ids.items()} == {
+        "Ġx": WORD, "Ġ": WORD, "x": 0, "Ċ": WORD | LINE_END, ".": SENTENCE_END, "<eos>": DOCUMENT_END, "<mask>": 0,
+    }  # fmt: skip
+
+
+# ---- as a part of a conditioning distribution ------------------------------------------------------------------------
+
+
+def test_the_part_survives_being_written_and_read():
+    content = {"parts": [{"kind": "gaps", "weight": 2, "passages": 5, "lengths": 0.4}, {"kind": "empty"}]}
+    conditioning = Conditioning.from_dict(content)
+    assert Conditioning.from_dict(conditioning.as_dict()) == conditioning
+    assert conditioning.asks_lengths and conditioning.passages == (5, 1)
+    assert not Conditioning.from_dict({"parts": [{"kind": "gaps"}]}).asks_lengths
+
+
+@pytest.mark.parametrize("seed", range(examples(10)))
+def test_given_tokens_are_as_many_as_foreseen_and_gaps_hold_the_rest(seed):
+    conditioning = Conditioning((Gaps(r_min=0.4, r_max=0.9, passages=4, lengths=0.5, unknown=0.3),))
+    kinds = random_kinds(seed, 64)
+    draw = conditioning.draw(kinds, generator(7, 0, seed))
+    (_,), (size,) = conditioning.sizes(64, generator(7, 0, seed).random((1, 2)))
+    assert (draw.roles == GIVEN).sum() == size
+    inside = np.zeros(64, dtype=bool)
+    for passage in draw.passages:
+        for first, count in passage.gaps:
+            inside[first : first + count] = True
+    assert (inside == np.isin(draw.roles, [ASKED, UNKNOWN])).all()
+    assert len(draw.questions) == len(draw.passages)
+    for passage, question in zip(draw.passages, draw.questions, strict=True):
+        assert question is None or 0 <= question < len(passage.gaps)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"passages": 0}, "passages must be a whole number from 1, not 0"),
+        ({"passages": True}, "passages"),
+        ({"lengths": 1.5}, "lengths is the share"),
+        ({"length_weight": 0}, "length_weight must be a positive number"),
+        ({"length": 1}, "did you mean 'lengths'"),
+    ],
+)
+def test_bad_values_are_refused(entry, message):
+    with pytest.raises(InputError, match=message):
+        Conditioning.from_dict({"parts": [{"kind": "gaps", **entry}]})
