@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from acgpt.evaluation.evaluate import evaluate
     from acgpt.evaluation.generate import generate
     from acgpt.evaluation.score_samples import score_samples
-    from acgpt.models.answers import Fill, Piece, Ranked, Ranking, Sample, Score, TokenScore
+    from acgpt.models.answers import Fill, Lengths, Piece, Ranked, Ranking, Sample, Score, TokenScore
     from acgpt.models.language_model import LanguageModel
     from acgpt.models.loading import load
     from acgpt.models.merge import merge
@@ -40,6 +40,7 @@ LAZY = {
     "Fill": "acgpt.models.answers",
     "FutureIgnored": "acgpt.models.router",
     "LanguageModel": "acgpt.models.language_model",
+    "Lengths": "acgpt.models.answers",
     "Metadata": "acgpt.models.metadata",
     "Piece": "acgpt.models.answers",
     "Ranked": "acgpt.models.answers",
@@ -64,6 +65,7 @@ __all__ = [
     "FutureIgnored",
     "InputError",
     "LanguageModel",
+    "Lengths",
     "Metadata",
     "ModelError",
     "OutputError",

@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -55,7 +55,8 @@ def infill(
       samples: text, fills (per slot), log_prob (in nats, at temperature 1),
                perplexity, tokens: text, id, position (from 1), log_prob
                and for gaps: lengths (tokens generated for each gap),
-               score (what fills are ordered by, in nats)
+               score (what fills are ordered by, in nats), and
+               length_log_prob if the model predicts lengths
     """
     if not 0 < options.top_p <= 1:
         raise typer.BadParameter(f"--top-p must be above 0 and at most 1, not {options.top_p:g}.")
@@ -99,7 +100,11 @@ def sample_fields(sample: Sample) -> dict[str, object]:
     """Return the JSON fields of a sample; those of the fill of a gap have its lengths and score, too."""
     from acgpt.models.answers import Fill
 
-    more = {"lengths": sample.lengths, "score": sample.score} if isinstance(sample, Fill) else {}
+    more: dict[str, Any] = {}
+    if isinstance(sample, Fill):
+        more = {"lengths": sample.lengths, "score": sample.score}
+        if sample.length_log_prob is not None:
+            more["length_log_prob"] = sample.length_log_prob
     return {"text": sample.text, "fills": sample.fills, **score_fields(sample), **more}
 
 

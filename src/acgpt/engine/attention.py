@@ -340,6 +340,8 @@ def run(
     keep: Tensor | int,
     cache: Any = None,
     target_positions: Tensor | None = None,
+    *,
+    hidden: bool = False,
 ) -> Tensor:
     """Run one forward pass of the model under `backend` and return the logits at the slots `keep`.
 
@@ -354,25 +356,30 @@ def run(
         cache: Keys and values of earlier calls, or a `Recorder` of this call's.
         target_positions: (rows, slots) the position that each slot predicts, for networks that take it as an input
             (`sigma_network`).
+        hidden: Return the last hidden states instead of logits.
 
     Returns:
-        (rows, kept slots, vocabulary) logits.
+        (rows, kept slots, vocabulary) logits, or (rows, kept slots, width) hidden states.
 
     Raises:
         ModelError: Not every layer called the backend exactly once.
     """
     backend.calls = 0
     with turn(model):
-        logits: Tensor = model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # 4-D: passed through, not read
-            past_key_values=cache,
-            use_cache=cache is not None,
-            logits_to_keep=keep,
-            **{NAME: backend},
-            **({} if target_positions is None else {"target_positions": target_positions}),
-        ).logits
+        inputs: dict[str, Any] = {
+            "input_ids": ids,
+            "position_ids": positions,
+            "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # passed through, not read
+            "past_key_values": cache,
+            "use_cache": cache is not None,
+            NAME: backend,
+        }
+        if target_positions is not None:
+            inputs["target_positions"] = target_positions
+        if hidden:
+            logits: Tensor = model.base_model(**inputs).last_hidden_state
+        else:
+            logits = model(**inputs, logits_to_keep=keep).logits
     layers = model.config.get_text_config().num_hidden_layers
     if backend.calls != layers and not (model.config._attn_implementation == NAME and is_compiled(model)):
         raise ModelError(miscount(model, backend.calls, layers))

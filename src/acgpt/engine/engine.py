@@ -32,11 +32,13 @@ from acgpt.engine.decode import (
     slot_bytes,
     weights_of,
 )  # fmt: skip
-from acgpt.engine.layout import Layout, batches, build, upload
+from acgpt.engine.layout import Layout, Sequences, batches, build, lay_out, upload
+from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import Meter, ignore
 from acgpt.engine.score import check_numbers, forbid, token_log_probs
 from acgpt.engine.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
+from acgpt.query.lengths import CLASSES, LengthQuestion
 from acgpt.query.query import Query
 
 
@@ -147,6 +149,35 @@ class Engine:
         backend = BACKENDS[self.backend](layout)
         logits = run(self.model, *layout.inputs(), backend, layout.rows, target_positions=layout.target_position_ids)[0]
         return forbid(logits, forbidden_token)
+
+    def length_log_probs(self, questions: Sequence[LengthQuestion], head: LengthHead) -> np.ndarray:
+        """Return (n, CLASSES) log p(length | given tokens, lengths of gaps before it) in nats, see `query.lengths`.
+
+        Args:
+            questions: The questions. They are packed together; each result is what the question would get alone, up to
+                rounding.
+            head: The model's head for lengths.
+        """
+        results = np.empty((len(questions), CLASSES))
+        order, start = np.argsort([len(question) for question in questions], kind="stable"), 0
+        while start < len(order):
+            # A question has a copy and a text slot per token at most, and batches are padded to their longest.
+            end = start + 1
+            while end < len(order) and 2 * (end + 1 - start) * len(questions[order[end]]) <= self.budget:
+                end += 1
+            group = [questions[i] for i in order[start:end]]
+            stops = np.array([question.at for question in group])
+            layout = lay_out(Sequences.of_lengths(group), bos=self.bos, mask=self.mask, copies=True, stops=stops)
+            layout = layout.to(self.model.device)
+            assert layout.length_rows is not None
+            backend = BACKENDS[self.backend](layout)
+            with self.meter.passes():
+                hidden = run(self.model, *layout.inputs(), backend, layout.length_rows, hidden=True)[0]
+            logits = head(hidden).double()
+            check_numbers(logits.cpu().numpy())
+            results[order[start:end]] = logits.log_softmax(-1).cpu().numpy()
+            start = end
+        return results
 
     # ---- samples ----------------------------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from torch import Tensor
 
 from acgpt.errors import QueryError
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
+from acgpt.query.lengths import LengthQuestion
 from acgpt.query.query import Query
 
 ALIGN = 128  # slots; matrix units work on whole tiles
@@ -53,13 +54,19 @@ class Budget:
 
     Args:
         copies: Number of slots for copies.
-        asked: Number of predictions.
+        asked: Number of predicted tokens.
         dummies: Minimum number of dummy sequences, which fill the batch up.
+        texts: Number of text slots, for batches in which it varies. Default: that of the batch.
+        sequences: Number of sequences without the dummies, for batches in which it varies. Default: that of the batch.
+        lengths: Number of predicted lengths of gaps.
     """
 
     copies: int
     asked: int
     dummies: int = 2
+    texts: int = 0
+    sequences: int = 0
+    lengths: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,9 @@ class Layout:
     asked: tuple[int, ...]  # (B) number of predictions of each query
     target_positions: Tensor | None = None  # (N,) position that each slot predicts, for σ-GPT networks
     weights: Tensor | None = None  # (A,) weight of each prediction in the training loss; default 1
+    length_rows: Tensor | None = None  # (G,) slots that predict the length of a gap
+    length_targets: Tensor | None = None  # (G,) these lengths, see `query.lengths`
+    length_weights: Tensor | None = None  # (G,) weight of each length in the training loss
 
     def to(self, device: torch.device) -> Layout:
         """Return the layout with its tensors on `device`."""
@@ -121,9 +131,11 @@ class Layout:
         copies, texts, predictions = sum(self.copies), sum(self.texts), len(self.rows)
         room = grow(budget.copies, copies), grow(budget.asked, predictions)
         spare = room[0] - copies
+        missing = max(0, budget.texts - texts)  # text slots
+        empty = max(0, budget.sequences - len(self.copies))  # sequences of no slots, so that their number is fixed
         dummies = max(budget.dummies, math.ceil(spare / longest))
         # Each dummy has at least one text slot: flash attention leaves gradients of keys that no text reads undefined.
-        filling = dummies + -(texts + dummies) % ALIGN
+        filling = missing + dummies + -(texts + missing + dummies) % ALIGN
         dummies = max(dummies, math.ceil(filling / longest))
 
         def slots_padded(tensor: Tensor, filler: int) -> Tensor:
@@ -137,16 +149,25 @@ class Layout:
         def split(total: int) -> tuple[int, ...]:
             return tuple(total // dummies + (number < total % dummies) for number in range(dummies))
 
+        def lengths_padded(tensor: Tensor | None, shift: int, filler: int) -> Tensor | None:
+            if tensor is None:
+                return None
+            unused = budget.lengths - len(tensor)
+            return torch.cat([tensor + shift, tensor.new_full((unused,), filler)]) if unused > 0 else tensor + shift
+
         return Layout(
             ids=slots_padded(self.ids, bos),
             positions=slots_padded(self.positions, 0),
-            copies=self.copies + split(spare),
-            texts=self.texts + split(filling),
+            copies=self.copies + (0,) * empty + split(spare),
+            texts=self.texts + (0,) * empty + split(filling),
             rows=predictions_padded(torch.where(self.rows < copies, self.rows, self.rows + spare), room[0]),
             targets=predictions_padded(self.targets, IGNORED),
-            asked=self.asked + (0,) * dummies,
+            asked=self.asked + (0,) * (empty + dummies),
             target_positions=None if self.target_positions is None else slots_padded(self.target_positions, 0),
             weights=None if self.weights is None else predictions_padded(self.weights, 0),
+            length_rows=lengths_padded(self.length_rows, spare, room[0]),
+            length_targets=lengths_padded(self.length_targets, 0, IGNORED),
+            length_weights=lengths_padded(self.length_weights, 0, 0),
         )
 
 
@@ -164,12 +185,17 @@ class Sequences:
         roles: (T) `GIVEN`, `ASKED` or `UNKNOWN`.
         lengths: (B,) number of tokens of each sequence.
         positions: (T) position of each token, from 1, if a method reads them in another order than the text's.
+        places: (T) position of each token, if some are skipped, as gaps without tokens are.
+        asks_length: (B,) weights of lengths in the training loss; 0 for a sequence that asks tokens. In others the only
+            asked token stands for a gap, and is the gap's length.
     """
 
     tokens: np.ndarray
     roles: np.ndarray
     lengths: np.ndarray
     positions: np.ndarray | None = None
+    places: np.ndarray | None = None
+    asks_length: np.ndarray | None = None
 
     @classmethod
     def of(cls, queries: Sequence[Query], positions: Sequence[np.ndarray] | None = None) -> Sequences:
@@ -179,6 +205,17 @@ class Sequences:
             np.concatenate([query.roles for query in queries]),
             np.array([len(query) for query in queries]),
             None if positions is None else np.concatenate(positions),
+        )
+
+    @classmethod
+    def of_lengths(cls, questions: Sequence[LengthQuestion]) -> Sequences:
+        """Return the sequences of questions for lengths of gaps."""
+        return cls(
+            np.concatenate([question.tokens for question in questions]),
+            np.concatenate([question.roles for question in questions]),
+            np.array([len(question) for question in questions]),
+            places=np.concatenate([question.places for question in questions]),
+            asks_length=np.ones(len(questions)),
         )
 
     @classmethod
@@ -212,7 +249,8 @@ def lay_out(
     stops = lengths if stops is None else stops
     owners = np.repeat(np.arange(len(lengths)), lengths)  # (T) sequence of each token
     indices = np.arange(len(tokens)) - (lengths.cumsum() - lengths)[owners] + 1  # (T) index in its sequence, from 1
-    positions = indices if sequences.positions is None else sequences.positions
+    positions = indices if sequences.places is None else sequences.places
+    positions = positions if sequences.positions is None else sequences.positions
     ends = stops[owners]
 
     unknown = roles == UNKNOWN
@@ -234,6 +272,9 @@ def lay_out(
     text_ids[slot[read]], text_positions[slot[read]] = tokens[read], positions[read]
     predicted = (roles == ASKED) & (indices <= ends)
     target_positions = None if sequences.positions is None else positions[indices <= ends]
+    weights = None if sequences.asks_length is None else sequences.asks_length[owners]
+    gaps = np.zeros_like(predicted) if weights is None else predicted & (weights > 0)
+    predicted &= ~gaps
 
     def joined(*parts: np.ndarray) -> Tensor:
         return torch.from_numpy(np.concatenate(parts).astype(np.int64))
@@ -247,6 +288,9 @@ def lay_out(
         targets=joined(tokens[predicted]),
         asked=tuple(np.bincount(owners[predicted], minlength=len(lengths)).tolist()),
         target_positions=None if target_positions is None else joined(target_positions),
+        length_rows=None if weights is None else joined(int(copied.sum()) + slot[gaps] - 1),
+        length_targets=None if weights is None else joined(tokens[gaps]),
+        length_weights=None if weights is None else torch.from_numpy(weights[gaps].astype(np.float32)),
     )
 
 

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ def evaluate(
         **setup.about,
         **evaluation.as_dict(),
         "options": options,
-        "metadata": None if lm.metadata is None else asdict(lm.metadata),
+        "metadata": None if lm.metadata is None else lm.metadata.as_dict(),
         "trained_r_max": trained_r_max(lm.metadata),
         "trained_r_maxes": trained_r_maxes(lm.metadata),
         "bos_token_id": lm.bos,

@@ -314,7 +314,7 @@ class Generator:
             "tokenizer_hash": self.tokenizer_hash,
             "sha256": sha256(lines),
             "config": dict(config),
-            "metadata": None if self.lm.metadata is None else asdict(self.lm.metadata),
+            "metadata": None if self.lm.metadata is None else self.lm.metadata.as_dict(),
             "device": str(self.lm.model.device),
             "dtype": config["dtype"],
             "hardware": torch.cuda.get_device_name(self.lm.model.device) if cuda else platform.machine(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,12 +87,35 @@ class Fill(Sample):
 
     Attributes:
         lengths: Number of tokens generated for each gap. Gaps without a kept token between them share their tokens.
-        score: What fills are ordered by: the causal log-probability of the fill and of all that follows it, plus 0.5
-            nats per generated token.
+        length_log_prob: Log-probability of these lengths; `None` if the model does not predict lengths. With `log_prob`
+            it is that of lengths and tokens together, log p(fill, lengths | context).
+        score: What fills are ordered by. For a model that predicts lengths: the log-probability of lengths and tokens
+            together; for others: the causal log-probability of the fill and of all that follows it. In both cases plus
+            0.5 nats per generated token.
     """
 
     lengths: tuple[int, ...] = ()
+    length_log_prob: float | None = None
     score: float = -math.inf
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The answer of `LanguageModel.lengths`: how long a gap is.
+
+    Attributes:
+        log_probs: Log-probability of each length that the gap may have, in tokens.
+    """
+
+    log_probs: Mapping[int, float]
+
+    def log_prob(self, length: int) -> float:
+        """Return the log-probability of a length in nats; minus infinity if the gap cannot have it."""
+        return self.log_probs.get(length, -math.inf)
+
+    def most_probable(self, n: int = 1) -> list[int]:
+        """Return the n most probable lengths, the most probable first."""
+        return sorted(self.log_probs, key=lambda length: -self.log_probs[length])[:n]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Running queries on the network: what is between the public methods of `LanguageModel` and a method's passes.
 
-    searches   ──► requests (`Rows`, `Sums`) of all of them ──► batches with the same route ──► passes of the method
+    searches   ──► requests (`Rows`, `Sums`, …) of all of them ──► batches with the same route ──► passes of the method
 
 A search is a generator that yields requests and is sent their results, so that the requests of many templates are
 answered together. A request is split by the route of its queries, because a pass has one adapter. During a pass the
@@ -16,18 +16,21 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from acgpt.engine.attention import evaluating
 from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import ActiveRow, Guide
 from acgpt.engine.engine import Engine
+from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import ignore
 from acgpt.engine.peft import switched
 from acgpt.errors import ModelError
-from acgpt.models.adapters import Choice
+from acgpt.models.adapters import BARE, Choice
 from acgpt.models.router import Route, Router, by_route, lookup
+from acgpt.query.lengths import LengthQuestion
 from acgpt.query.query import Query
 
 
@@ -69,8 +72,17 @@ class Sums:
     adapter: Choice
 
 
+@dataclass
+class LengthRequest:
+    """A request for the distribution of lengths of gaps. Its result is an array of (n, CLASSES) log-probabilities."""
+
+    questions: list[LengthQuestion]
+    route: Route
+
+
 Result = TypeVar("Result")
-Search = Generator[Rows | Sums, Any, Result]
+Request = Rows | Sums | LengthRequest
+Search = Generator[Request, Any, Result]
 
 
 class Executor:
@@ -80,15 +92,28 @@ class Executor:
         engine: The engine of the network.
         router: Chooses the routes, and the method of each.
         masks: Ids of the MASK tokens of the base model (under the name "none") and of each adapter.
+        heads: Heads for lengths of gaps of the base model (under the name "none") and of each adapter, if it has one.
         biased: Whether an adapter has trained biases of the base model, so that it cannot be switched off.
     """
 
-    def __init__(self, engine: Engine, router: Router, masks: Mapping[str, int | None], *, biased: bool) -> None:
-        self.engine, self.router, self.masks, self.biased = engine, router, masks, biased
+    def __init__(
+        self,
+        engine: Engine,
+        router: Router,
+        masks: Mapping[str, int | None],
+        heads: Mapping[str, LengthHead],
+        *,
+        biased: bool,
+    ) -> None:
+        self.engine, self.router, self.masks, self.heads, self.biased = engine, router, masks, heads, biased
 
     def mask(self, adapter: str | None) -> int | None:
         """Return the id of the MASK token of an adapter, or of the base model."""
         return lookup(self.masks, adapter)
+
+    def length_head(self, route: Route) -> LengthHead | None:
+        """Return the head that predicts lengths on a route; `None` if it has none, or does not read the future."""
+        return self.heads.get((route.adapter or BARE).partition("+")[0]) if route.future else None
 
     @contextmanager
     def inference(self, route: Route) -> Iterator[Engine]:
@@ -122,7 +147,7 @@ class Executor:
         results: dict[int, Result] = {}
         answers: dict[int, Any] = dict.fromkeys(range(len(searches)))  # for each active search
         while answers:
-            requests: dict[int, Rows | Sums] = {}
+            requests: dict[int, Request] = {}
             for i, answer in answers.items():
                 try:
                     requests[i] = searches[i].send(answer)
@@ -132,6 +157,8 @@ class Executor:
             sums = {i: request for i, request in requests.items() if isinstance(request, Sums)}
             scores = iter(self.sums([(query, r.adapter) for r in sums.values() for query in r.queries]))
             answers.update({i: list(islice(scores, len(request.queries))) for i, request in sums.items()})
+            asked = {i: request for i, request in requests.items() if isinstance(request, LengthRequest)}
+            answers.update(self.lengths(asked))
             drawing = {i: request for i, request in requests.items() if isinstance(request, Rows)}
             rows = iter(self.draw(list(drawing.values())))
             answers.update({i: list(islice(rows, len(request.queries))) for i, request in drawing.items()})
@@ -141,6 +168,20 @@ class Executor:
         """Return the log-probability of all asked tokens of each query, read from left to right."""
         routes = [self.router.routes([query], False, adapter)[0] for query, adapter in queries]
         return [math.fsum(answer) for answer in self.log_probs([query for query, _ in queries], routes)]
+
+    def lengths(self, requests: Mapping[int, LengthRequest]) -> dict[int, np.ndarray]:
+        """Return the log-probabilities of lengths of requests, by number."""
+        results: dict[int, np.ndarray] = {}
+        numbers = list(requests)
+        for route, members in by_route([request.route for request in requests.values()]):
+            head, chosen = self.length_head(route), [numbers[member] for member in members]
+            assert head is not None
+            questions = [question for number in chosen for question in requests[number].questions]
+            with self.inference(route) as engine:
+                answers = engine.length_log_probs(questions, head)
+            ends = np.cumsum([len(requests[number].questions) for number in chosen])
+            results.update(zip(chosen, np.split(answers, ends[:-1]), strict=True))
+        return results
 
     def draw(self, requests: Sequence[Rows]) -> list[ActiveRow]:
         """Draw the rows of requests, in batches of those that have the same route and sampling options."""

@@ -9,6 +9,10 @@ r"""Filling gaps of unknown length, at any character: the search behind `Languag
 A model of arbitrary conditionals answers p(fill | length, context), which is normalised for each length by itself.
 Fills of different lengths are compared by the causal probability of the whole text.
 
+**Models that predict lengths** (see `query.lengths`) need no search: p(length | context) is one more pass, and fills
+of different lengths are compared by p(length | context) · p(fill | length, context), which is normalised over all of
+them. What follows here is for the others.
+
 **The best fill.** The text of largest probability is nearly always too short: every token costs something. So
 `BONUS` nats are added per generated token. It was chosen on 300 gaps in prose and code that no benchmark here contains
 (docs/log.md): of 0 to 2.5 nats, 0.5 keeps most exact matches, 43 of the 47 that a known length gives.
@@ -25,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -34,13 +38,15 @@ from transformers import PreTrainedTokenizerBase
 from acgpt.engine.decode import GREEDY, Sampling, randomness
 from acgpt.engine.decoding import ActiveRow
 from acgpt.engine.meter import ignore
-from acgpt.errors import InputError, TemplateError, too_long, whole_number
+from acgpt.errors import InputError, QueryError, TemplateError, too_long, whole_number
 from acgpt.models.adapters import Choice
-from acgpt.models.executor import Executor, Rows, Search, Sums
+from acgpt.models.executor import Executor, LengthRequest, Rows, Search, Sums
 from acgpt.models.region import RegionGuide, literals_of, pattern_of
 from acgpt.models.router import Route
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.constraint import Constraint
 from acgpt.query.gaps import Gapped, Region, encode_gaps
+from acgpt.query.lengths import LONGEST, length_question, normalised
 from acgpt.query.query import Query
 from acgpt.query.template import Part, Slot
 from acgpt.query.text import pieces
@@ -50,6 +56,7 @@ BONUS = 0.5  # nats per generated token, so that the best fill is not the shorte
 WAVE = 4  # lengths that are tried together
 PATIENCE = 4  # lengths in a row that may be no better before the search ends
 MAX_TOKENS = 32  # default for the longest gap
+TRIED = 4  # lengths of which the best fill is chosen, if the model predicts lengths
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,7 @@ class Candidate:
         route: What answered.
         score: What candidates are ordered by.
         empty: Whether all its gaps are empty.
+        log_lengths: Log-probability of its lengths, if the model predicts them.
         log_text: Causal log-probability of the first region and what follows it.
     """
 
@@ -119,6 +127,7 @@ class Candidate:
     route: Route
     score: float = -math.inf
     log_text: float = -math.inf
+    log_lengths: float | None = None
     empty: bool = False
 
     def order(self) -> tuple[bool, float]:
@@ -166,6 +175,9 @@ class Filler:
         self.vocabulary = ByteVocabulary.of(tokenizer)
         self.gapped = encode_gaps(parts, tokenizer, template)
         self.constraints = [self.constraint(region) for region in self.gapped.regions]
+        query = self.gapped.encoded([1] * len(self.constraints)).query  # a route depends on roles alone
+        self.route = executor.router.routes([query], options.future, options.adapter)[0]
+        self.length_head = executor.length_head(self.route)
         self.lengths = [self.possible(i) for i in range(len(self.constraints))]
         self.checked()
 
@@ -184,7 +196,8 @@ class Filler:
         """Return the numbers of tokens that a region may have."""
         region, constraint = self.gapped.regions[index], self.constraints[index]
         room = self.room
-        bound = MAX_TOKENS if self.options.max_tokens is None else self.options.max_tokens
+        default = MAX_TOKENS if self.length_head is None else LONGEST
+        bound = default if self.options.max_tokens is None else self.options.max_tokens
         healed = sum(-(-len(literal) // 4) for literal in region.literals)  # about as many tokens as were given back
         most = bound + healed if region.most is None else region.most
         if self.options.max_tokens is not None:
@@ -236,6 +249,87 @@ class Filler:
             i for i in ids if i is not None and i < len(self.vocabulary.tokens) and not self.vocabulary.tokens[i]
         )
 
+    # ---- lengths, for models that predict them ----------------------------------------------------------------------
+
+    def distributions(self, index: int, before: Sequence[tuple[int, ...]]) -> Search[list[dict[int, float]]]:
+        """Return the log-probabilities of a region's lengths, for each of several choices of the lengths before it."""
+        assert self.length_head is not None
+        ids = np.array([-1 if token is None else token for token in self.gapped.tokens], dtype=np.int64)
+        given, asked = np.array(self.gapped.given, dtype=bool), np.array(self.gapped.asked, dtype=bool)
+        roles = np.where(given, GIVEN, np.where(asked, ASKED, UNKNOWN)).astype(np.int8)
+        places = [region.at for region in self.gapped.regions]
+        questions = [
+            length_question(ids, roles, places, lengths, distance=self.length_head.distance, positions=self.positions)
+            for lengths in before
+        ]
+        answers = yield LengthRequest(questions, self.route)
+        return [
+            normalised(answer, self.fitting(index, lengths)) for answer, lengths in zip(answers, before, strict=True)
+        ]
+
+    def next_length(self, known: tuple[int, ...]) -> Search[dict[int, float]]:
+        """Return the log-probabilities of the lengths of the region after those whose lengths are known."""
+        if self.length_head is None:
+            raise QueryError(
+                "this model does not predict lengths of gaps, or not on this route. Use a model that was trained with "
+                "a share of `lengths` in its conditioning, and with the future."
+            )
+        if len(known) >= len(self.constraints):
+            raise QueryError(f"the template has {len(self.constraints)} gaps, and {len(known)} lengths are known.")
+        for index, length in enumerate(known):
+            if length not in self.fitting(index, known[:index]):
+                raise QueryError(f"gap {index + 1} cannot have {length!r} tokens.")
+        (distribution,) = yield from self.distributions(len(known), [known])
+        return distribution
+
+    def draw_lengths(self, numbers: Sequence[int], *, greedy: bool) -> Search[list[tuple[tuple[int, ...], float]]]:
+        """Draw lengths of all regions from left to right, each given those before it.
+
+        A region that ends the text has no length that could be predicted: its rows end by themselves.
+
+        Args:
+            numbers: The numbers of the samples.
+            greedy: Take the likeliest lengths instead of drawing at random.
+
+        Returns:
+            For each sample the lengths, and their log-probability.
+        """
+        sampling = self.options.sampling
+        temperature = 0.0 if greedy else sampling.temperature
+        given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
+        rngs = [randomness(given, sampling.first + i, sampling.seed, "lengths") for i in numbers]
+        chosen: list[tuple[int, ...]] = [()] * len(numbers)
+        log_probs = [0.0] * len(numbers)
+        for index in range(len(self.constraints)):
+            before = sorted(set(chosen))
+            if self.gapped.open_ended and index == len(self.constraints) - 1:
+                tables = [{self.fitting(index, lengths)[-1]: 0.0} for lengths in before]
+            else:
+                tables = yield from self.distributions(index, before)
+            by_lengths = dict(zip(before, tables, strict=True))
+            for i, lengths in enumerate(chosen):
+                table = by_lengths[lengths]
+                values = np.array(list(table.values()))
+                if temperature < GREEDY:
+                    number = int(values.argmax())
+                else:
+                    weights = np.exp((values - values.max()) / temperature)
+                    number = int(rngs[i].choice(len(weights), p=weights / weights.sum()))
+                length = list(table)[number]
+                chosen[i], log_probs[i] = (*lengths, length), log_probs[i] + table[length]
+        return list(zip(chosen, log_probs, strict=True))
+
+    def weigh(self, candidates: Sequence[Candidate], log_lengths: Mapping[tuple[int, ...], float]) -> None:
+        """Set the scores of candidates whose lengths have these log-probabilities."""
+        for candidate in candidates:
+            lengths = candidate.lengths
+            if self.gapped.open_ended:  # it may have ended early
+                lengths = next(known for known in log_lengths if known[:-1] == lengths[:-1])
+            candidate.log_lengths = log_lengths[lengths]
+            log_prob = candidate.log_lengths + math.fsum(candidate.log_probs)
+            candidate.score = log_prob + BONUS * sum(candidate.lengths)
+            candidate.empty = not any(any(texts) for texts in self.gap_texts(self.gapped, candidate))
+
     # ---- drawing and scoring ----------------------------------------------------------------------------------------
 
     def draw(
@@ -267,11 +361,13 @@ class Filler:
             spans = [encoded.slots[region.slots[0]] for region in gapped.regions]
             guide = RegionGuide(encoded.query, spans, constraints, self.size, ends, gapped.regions[-1].least)
             request.add(encoded.query, sample, routes[lengths], guide)
-        rows = (yield request) if drawn else []
+        rows = iter((yield request) if drawn else [])
         given = Query.trusted(gapped.tokens, gapped.given, gapped.asked)
-        empty = [Candidate(job[0], given, [], [], 0.0, Route(None, False)) for job in jobs if job[0] not in encodings]
-        return empty + [
-            self.candidate(lengths, row, routes[lengths]) for (lengths, _), row in zip(drawn, rows, strict=True)
+        return [
+            self.candidate(lengths, next(rows), routes[lengths])
+            if lengths in encodings
+            else Candidate(lengths, given, [], [], 0.0, Route(None, False))
+            for lengths, _ in jobs
         ]
 
     def stopped(self, row: ActiveRow) -> bool:
@@ -303,6 +399,15 @@ class Filler:
             lengths = *lengths[:-1], lengths[-1] - (len(row.query.asked_at) - len(drawn))
         ids, log_probs = [token for _, token, _ in drawn], [log_prob for *_, log_prob in drawn]
         return Candidate(lengths, query, ids, log_probs, math.fsum(row.drawn_with), route)
+
+    def scored(
+        self, gapped: Gapped, candidates: Sequence[Candidate], log_lengths: Mapping[tuple[int, ...], float]
+    ) -> Search[None]:
+        """Set the scores of candidates: by `weigh` if there are log-probabilities of lengths, else by `score`."""
+        if log_lengths:
+            self.weigh(candidates, log_lengths)
+        else:
+            yield from self.score(gapped, candidates)
 
     def score(self, gapped: Gapped, candidates: Sequence[Candidate]) -> Search[None]:
         """Set the scores of candidates: the causal log-probability of what was drawn and of all that follows it."""
@@ -367,8 +472,22 @@ class Filler:
     def best(self) -> Search[list[Candidate]]:
         """Return candidates, the best first."""
         options, gapped = self.options, self.gapped
-        samples = 0 if options.best_of is None else -(-options.best_of // max(1, min(len(self.lengths[0]), 8)))
-        if len(gapped.regions) == 1 and not gapped.open_ended:
+        tried = TRIED if self.length_head is not None else 8
+        samples = 0 if options.best_of is None else -(-options.best_of // max(1, min(len(self.lengths[0]), tried)))
+        log_lengths: dict[tuple[int, ...], float] = {}
+        if self.length_head is not None:
+            if len(gapped.regions) == 1 and not gapped.open_ended:
+                (table,) = yield from self.distributions(0, [()])
+                likeliest = sorted(table, key=lambda length: -table[length])[:TRIED]
+                log_lengths = {(length,): table[length] for length in likeliest}
+            else:
+                log_lengths = dict((yield from self.draw_lengths([0], greedy=True)))
+            jobs = [(lengths, 0) for lengths in log_lengths]
+            candidates = yield from self.draw(gapped, self.constraints, jobs, greedy=True)
+            jobs = [(lengths, sample) for lengths in log_lengths for sample in range(samples)]
+            candidates += yield from self.draw(gapped, self.constraints, jobs, greedy=False)
+            yield from self.scored(gapped, candidates, log_lengths)
+        elif len(gapped.regions) == 1 and not gapped.open_ended:
             candidates = yield from self.search(gapped, self.constraints[0], self.lengths[0], samples)
         else:
             lengths = yield from self.resolve()
@@ -385,7 +504,7 @@ class Filler:
             jobs = [(lengths, drawn[lengths] + i) for i in range(count)]
             drawn[lengths] += count
             new = yield from self.draw(gapped, self.constraints, jobs, greedy=False)
-            yield from self.score(gapped, new)
+            yield from self.scored(gapped, new, log_lengths)
             candidates += new
             chosen, tries = self.ranked(candidates), tries + 1
         return chosen[: options.n]
@@ -407,6 +526,8 @@ class Filler:
 
     def resolve(self) -> Search[tuple[int, ...]]:
         """Return the lengths of all regions, found one by one from left to right."""
+        if self.length_head is not None:
+            return (yield from self.draw_lengths([0], greedy=True))[0][0]
         chosen: list[int] = []
         filled: list[list[int]] = []
         for index, constraint in enumerate(self.constraints):
@@ -453,10 +574,15 @@ class Filler:
     def stream(self) -> Iterator[tuple[int, str] | Candidate]:
         """Find the lengths of all regions, then draw one fill; yield (slot, new text) as it is made, then the fill."""
         gapped, options = self.gapped, self.options
-        lengths = self.executor.run([self.resolve()])[0]
+        log_lengths: dict[tuple[int, ...], float] = {}
+        if self.length_head is not None:
+            log_lengths = dict(self.executor.run([self.draw_lengths([0], greedy=True)])[0])
+            (lengths,) = log_lengths
+        else:
+            lengths = self.executor.run([self.resolve()])[0]
         if not any(lengths) and not any(gapped.asked):
             candidates = self.executor.run([self.draw(gapped, self.constraints, [(lengths, 0)], greedy=True)])[0]
-            self.executor.run([self.score(gapped, candidates)])
+            self.executor.run([self.scored(gapped, candidates, log_lengths)])
             yield candidates[0]
             return
         encoded = gapped.encoded(lengths)
@@ -478,7 +604,7 @@ class Filler:
             if done or next(steps, None) is None:
                 break
         candidate = self.candidate(lengths, row, route)
-        self.executor.run([self.score(gapped, [candidate])])
+        self.executor.run([self.scored(gapped, [candidate], log_lengths)])
         yield candidate
 
     def progress(
@@ -512,6 +638,8 @@ class Filler:
     def at_random(self, candidates: int) -> Search[list[Candidate]]:
         """Draw fills from p(fill | context): resample candidates of all lengths with the weights p(text) / q."""
         options, gapped = self.options, self.gapped
+        if self.length_head is not None:
+            return (yield from self.at_random_by_lengths(candidates))
         lengths_of: list[tuple[int, ...]]
         if len(gapped.regions) == 1:
             lengths_of = [(length,) for length in self.lengths[0]]
@@ -531,6 +659,42 @@ class Filler:
         log_weights = np.array([c.log_text / temperature - c.drawn_with - math.log(drawn_at[c.lengths]) for c in drawn])
         weights = np.exp(log_weights - log_weights.max())
         rng = randomness(drawn[0].query, options.sampling.first, options.sampling.seed, "resampling")
+        return [drawn[i] for i in rng.choice(len(drawn), size=options.n, p=weights / weights.sum())]
+
+    def at_random_by_lengths(self, candidates: int) -> Search[list[Candidate]]:
+        """Draw fills from p(length | context) · p(fill | length, context), for a model that predicts lengths.
+
+        A candidate is drawn under the constraint of its gaps, so its tokens come with a larger probability q than p.
+        It is accepted with the probability p / q, which makes the accepted ones exact draws. If too few are accepted of
+        `candidates` for each fill, all of them are resampled with these weights instead. So they are with another
+        temperature than 1, or a truncated distribution.
+        """
+        options, sampling = self.options, self.options.sampling
+        exact = sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k is None
+        most = candidates * options.n if exact else max(candidates, options.n)
+        drawn: list[Candidate] = []
+        accepted: list[Candidate] = []
+        given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
+        while len(drawn) < most and len(accepted) < options.n:
+            step = max(options.n, len(drawn), 4) if exact else most
+            numbers = range(len(drawn), min(most, len(drawn) + step))
+            lengths = yield from self.draw_lengths(numbers, greedy=False)
+            jobs = [(chosen, sampling.first + i) for (chosen, _), i in zip(lengths, numbers, strict=True)]
+            new = yield from self.draw(self.gapped, self.constraints, jobs, greedy=False)
+            self.weigh(new, dict(lengths))
+            drawn += new
+            if exact:
+                for i, candidate in zip(numbers, new, strict=True):
+                    rng = randomness(given, sampling.first + i, sampling.seed, "accepting")
+                    if rng.random() < math.exp(math.fsum(candidate.log_probs) - candidate.drawn_with):
+                        accepted.append(candidate)
+        if len(accepted) >= options.n:
+            return accepted[: options.n]
+        if sampling.temperature < GREEDY:
+            return drawn[: options.n]
+        log_weights = np.array([math.fsum(c.log_probs) / sampling.temperature - c.drawn_with for c in drawn])
+        weights = np.exp(log_weights - log_weights.max())
+        rng = randomness(given, sampling.first, sampling.seed, "resampling")
         return [drawn[i] for i in rng.choice(len(drawn), size=options.n, p=weights / weights.sum())]
 
     # ---- texts ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -19,12 +19,14 @@ from acgpt.common.files import copy_config_permissions
 from acgpt.engine.attention import BACKENDS, check_model, choose_backend, compile_blocks, possible_backends
 from acgpt.engine.decode import Sampling, prefill_tokens
 from acgpt.engine.engine import Engine
+from acgpt.engine.length_head import FILE as HEAD_FILE
+from acgpt.engine.length_head import LengthHead
 from acgpt.engine.meter import ignore
 from acgpt.engine.peft import trains_biases
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError, too_long, whole_number
 from acgpt.methods import METHODS, Method
 from acgpt.models.adapters import BARE, Choice, common_bos, metadata_by_name, unwrap_named
-from acgpt.models.answers import Fill, Piece, Ranked, Ranking, Sample, Score, token_scores
+from acgpt.models.answers import Fill, Lengths, Piece, Ranked, Ranking, Sample, Score, token_scores
 from acgpt.models.executor import Executor
 from acgpt.models.fill import PATIENCE, Candidate, Filler, Options
 from acgpt.models.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
@@ -65,6 +67,8 @@ class LanguageModel:
             that needs no adapter is answered by the base model. If false, the active adapter of the PEFT model answers
             every query. Default: true if there are several adapters. Can be changed later through the attribute
             `router`.
+        length_head: Head that predicts lengths of gaps (see `query.lengths`), of the model or of its active adapter.
+            With several adapters, a mapping from their names; "none" is the model without an adapter.
 
     Attributes:
         model: The Hugging Face model; for a PEFT model, the base model, whose layers hold the adapters.
@@ -93,6 +97,7 @@ class LanguageModel:
         mask: int | str | None = None,
         attention: str = "auto",
         router: bool | None = None,
+        length_head: LengthHead | Mapping[str, LengthHead] | None = None,
     ) -> None:
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ModelError(f"expected a tokenizer of transformers, not {type(tokenizer).__name__}.")
@@ -134,7 +139,12 @@ class LanguageModel:
         # Enough tokens per pass to keep the device busy, but their logits in fp32 must fit into this many bytes.
         most, memory = (2**16, 2**32) if self.model.device.type == "cuda" else (2**13, 2**30)
         self.budget = max(1024, min(most, memory // (4 * self.vocabulary)))
-        self._executor = Executor(self.engine(self.mask), self._router, masks, biased=trains_biases(model))
+        if isinstance(length_head, LengthHead):
+            length_head = {self._router.active() or BARE: length_head}
+        # Log-probabilities of lengths are computed in float32 at least.
+        precision = torch.promote_types(self.model.dtype, torch.float32)
+        heads = {name: head.to(self.model.device, precision).eval() for name, head in (length_head or {}).items()}
+        self._executor = Executor(self.engine(self.mask), self._router, masks, heads, biased=trains_biases(model))
 
     def __repr__(self) -> str:
         kind, device, dtype = type(self.model).__name__, self.model.device, self.model.dtype
@@ -402,6 +412,41 @@ class LanguageModel:
         results = [[self._fill(filler, c) for c in chosen] for filler, chosen in zip(fillers, found, strict=True)]
         return results[0] if isinstance(template, str) else results
 
+    def lengths(
+        self,
+        template: str,
+        known: Sequence[int] = (),
+        *,
+        max_tokens: int | None = None,
+        future: bool | None = None,
+        adapter: Choice = None,
+    ) -> Lengths:
+        """Return p(length of a gap | context), for a model that predicts lengths, without drawing anything.
+
+            lm.lengths("The capital of {{_}} is Paris.").most_probable(3)
+
+        With several gaps, p(text and lengths) is the product of p(length of each gap | lengths of those before it) and
+        p(texts | lengths); `Fill.length_log_prob` is the first factor, and `Fill.log_prob` the second.
+
+        Args:
+            template: A template with gaps, see `fill`.
+            known: Lengths of the first gaps. The distribution is that of the next one.
+            max_tokens: Maximum number of tokens of a gap, see `fill`.
+            future: Whether predictions see given tokens that come after an asked one, see `log_prob`.
+            adapter: Name of the adapter to use, see `log_prob`.
+
+        Returns:
+            The log-probability of each length that the gap may have; they are normalised. Lengths count the tokens
+            between kept ones, as in `Fill.lengths`.
+
+        Raises:
+            TemplateError: The template is malformed or has no gap.
+            QueryError: The model does not predict lengths, or `known` does not fit the template.
+        """
+        options = Options(max_tokens=max_tokens, future=future, adapter=adapter)
+        filler = self._filler(parse_gaps(template), template, options)
+        return Lengths(self._executor.run([filler.next_length(tuple(known))])[0])
+
     def stream(
         self,
         template: str,
@@ -561,15 +606,19 @@ class LanguageModel:
                 "the model has a PEFT adapter. Save the adapter with the PEFT model's save_pretrained and its metadata "
                 "with Metadata.write, or merge it first with acgpt merge."
             )
+        head = self._executor.heads.get(BARE)
         self.metadata = replace(
             self.metadata or Metadata(method=model_method(None).name),
             bos_token_id=self.bos,
             mask_token_id=self.mask,
             tokenizer_hash=tokenizer_hash(self.tokenizer),
+            lengths=None if head is None else {"file": HEAD_FILE, "distance": head.distance},
         )
-        self.model.config.acgpt = asdict(self.metadata)
+        self.model.config.acgpt = self.metadata.as_dict()
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+        if head is not None:
+            head.write(Path(folder))
         self.metadata.write(folder)
         copy_config_permissions(Path(folder))
 
@@ -657,6 +706,7 @@ class LanguageModel:
             seed=filler.options.sampling.seed,
             query=complete,
             lengths=filler.lengths_of(candidate),
+            length_log_prob=candidate.log_lengths,
             score=candidate.score,
         )
 

@@ -33,6 +33,7 @@ from transformers import (
 )
 
 from acgpt.engine.device import choose_device, choose_dtype
+from acgpt.engine.length_head import LengthHead
 from acgpt.engine.peft import DEFAULT, load_adapter, require
 from acgpt.errors import NO_CODE, InputError, ModelError, reason
 from acgpt.methods import METHODS
@@ -44,6 +45,7 @@ from acgpt.models.checkpoint import (
     check_finite,
     check_objects,
     check_size,
+    fetch,
     finite_answers,
     json_object,
     weight_files,
@@ -117,6 +119,11 @@ def load(
         network = add_adapters(network, adapters, metadata)
     if bos is None and not any(entry and entry.bos_token_id is not None for entry in metadata.values()):
         bos = default_bos(model, None)
+    heads = {
+        name: read_length_head(folder, entry, network)
+        for name, folder in {BARE: source, **adapters}.items()
+        if (entry := metadata[name]) is not None and entry.lengths is not None
+    }
     network = network.to(target).eval()
     check_finite(" + ".join([source, *adapters.values()]), network)
     with finite_answers(network):
@@ -128,6 +135,7 @@ def load(
             mask=mask,
             attention=attention,
             router=True if router is None and routed(adapters) else router,
+            length_head=heads,
         )
     lm._router.adapter_skipped = model is None and adapter is False
     return lm
@@ -367,6 +375,25 @@ def read_metadata(source: str | Path) -> Metadata | None:
         return None
     except ValueError as error:
         raise ModelError(f"{source} is neither a folder nor the name of a repository: {error}") from error
+
+
+def read_length_head(source: str, metadata: Metadata, network: Any) -> LengthHead:
+    """Read the head for lengths of gaps that the metadata of a model or adapter name.
+
+    Args:
+        source: Folder or hub id of the model or adapter.
+        metadata: Its metadata, with `lengths`.
+        network: The model, or the PEFT model.
+
+    Raises:
+        ModelError: The file is missing or damaged, or does not fit the model.
+    """
+    assert metadata.lengths is not None
+    name, distance = metadata.lengths["file"], metadata.lengths["distance"]
+    path = fetch(source, name)
+    if path is None:
+        raise ModelError(f"cannot load {source}: its {FILE} names {name}, which is missing. Copy it there too.")
+    return LengthHead.read(path, network.get_output_embeddings().weight.shape[1], distance)
 
 
 def metadata_of(source: str, adapter: str | None, config: PreTrainedConfig | None) -> Metadata | None:

@@ -21,7 +21,16 @@ from acgpt.errors import InputError, ModelError, OutputError
 from acgpt.models.card import adapter_base, is_hub_id, write_card
 from acgpt.models.checkpoint import check_finite
 from acgpt.models.language_model import LanguageModel
-from acgpt.models.loading import add_adapters, default_bos, is_default, load_base, metadata_of, read_metadata, resolve
+from acgpt.models.loading import (
+    add_adapters,
+    default_bos,
+    is_default,
+    load_base,
+    metadata_of,
+    read_length_head,
+    read_metadata,
+    resolve,
+)
 from acgpt.models.metadata import Metadata
 from acgpt.models.options import MergeOptions
 
@@ -70,8 +79,12 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
         network = merge_adapter(adapted)
     except ModelError as error:
         raise ModelError(f"the adapter {adapter_folder} cannot be merged: {error}") from error
+    own = read_metadata(adapter_folder)
+    head = None if own is None or own.lengths is None else read_length_head(adapter_folder, own, network)
     metadata = None if metadata is None else replace(metadata, base_hash=None)
-    lm = LanguageModel(network.to(output_dtype), tokenizer, metadata=metadata, bos=default_bos(base, metadata))
+    lm = LanguageModel(
+        network.to(output_dtype), tokenizer, metadata=metadata, bos=default_bos(base, metadata), length_head=head
+    )
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """Metadata of a model: `acgpt.json`, beside its weights or its adapter.
 
     {"format_version": 1, "method": "ac-gpt", "conditioning": {…}, "bos_token_id": 0, "mask_token_id": 3,
-     "base_hash": "…", "tokenizer_hash": "…"}
+     "base_hash": "…", "tokenizer_hash": "…", "lengths": {"file": "length_head.safetensors", "distance": 16}}
 
 Every model trained with acgpt has this file. A model without it is treated as an ordinary causal model, whose
 predictions copies make worse (docs/benchmarks.md says by how much). The same object is stored under `acgpt` in the
@@ -43,6 +43,8 @@ class Metadata:
             one.
         base_hash: For an adapter, `weights_hash` of its base model.
         tokenizer_hash: `tokenizer_hash` of the tokenizer used in training.
+        lengths: For a model that predicts lengths of gaps: the file of its head, and the width in positions of a gap
+            whose length is asked (see `query.lengths`).
         format_version: Version of the file format.
     """
 
@@ -52,6 +54,7 @@ class Metadata:
     mask_token_id: int | None = None
     base_hash: str | None = None
     tokenizer_hash: str | None = None
+    lengths: dict[str, Any] | None = None
     format_version: int = FORMAT_VERSION
 
     @property
@@ -79,6 +82,7 @@ class Metadata:
             "mask_token_id": (int, type(None)),
             "base_hash": (str, type(None)),
             "tokenizer_hash": (str, type(None)),
+            "lengths": (dict, type(None)),
         }
         known: dict[str, Any] = {name: content[name] for name in fields if name in content}
         for name, value in known.items():
@@ -86,6 +90,8 @@ class Metadata:
                 raise ModelError(f"{source}: {name} is {reason(repr(value))}, which is not of the right type.")
         if "method" not in known:
             raise ModelError(f"{source}: no method is named.")
+        if (lengths := known.get("lengths")) is not None:
+            check_lengths(lengths, source)
         return cls(**known, format_version=version)
 
     @classmethod
@@ -116,9 +122,22 @@ class Metadata:
         mask = base.mask_token_id if self.mask_token_id is None else self.mask_token_id
         return replace(self, bos_token_id=bos, mask_token_id=mask)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the contents of `acgpt.json`; `lengths` only if the model predicts them."""
+        return {name: value for name, value in asdict(self).items() if name != "lengths" or value is not None}
+
     def write(self, folder: str | Path) -> None:
         """Write `acgpt.json` into a folder, atomically."""
-        write_json(Path(folder) / FILE, asdict(self))
+        write_json(Path(folder) / FILE, self.as_dict())
+
+
+def check_lengths(lengths: dict[str, Any], source: str) -> None:
+    """Refuse an entry `lengths` of an `acgpt.json` that names no file of its folder, or no distance."""
+    file, distance = lengths.get("file"), lengths.get("distance")
+    if not isinstance(file, str) or file != Path(file).name or not file.endswith(".safetensors"):
+        raise ModelError(f"{source}: lengths.file is {reason(repr(file))}, which is not a .safetensors file beside it.")
+    if not isinstance(distance, int) or isinstance(distance, bool) or not 1 <= distance <= 4096:
+        raise ModelError(f"{source}: lengths.distance is {reason(repr(distance))}, not a whole number from 1 to 4096.")
 
 
 def model_method(metadata: Metadata | None) -> Method:

@@ -1,0 +1,277 @@
+"""Lengths of gaps: the question against its definition, the joint distribution against enumeration, and files."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from fuzz import examples
+from models import by_hand, masked_hidden, tiny_model, toy_tokenizer
+
+import acgpt
+from acgpt import LanguageModel, Metadata, ModelError, Query, QueryError
+from acgpt.engine.engine import Engine
+from acgpt.engine.length_head import FILE, LengthHead
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
+from acgpt.query.gaps import encode_gaps
+from acgpt.query.lengths import CLASSES, LONGEST, MORE, length_question, normalised
+from acgpt.query.template import parse
+from acgpt.query.vocabulary import ByteVocabulary
+
+POSITIONS, WIDTH, BOS, MASK = 48, 16, 0, 2
+LENGTHS = {"file": FILE, "distance": 5}
+
+
+def random_head(seed=0, distance=5):
+    """Return a head with large random weights, so that every hidden state matters."""
+    head, generator = LengthHead(WIDTH, distance).double(), torch.Generator().manual_seed(seed)
+    for weight in head.parameters():
+        weight.data.normal_(0, 0.3, generator=generator)
+    return head
+
+
+def network():
+    return tiny_model(vocabulary=len(toy_tokenizer()), width=WIDTH, layers=1, positions=POSITIONS, scale=0.25).double()
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return LanguageModel(
+        network(), toy_tokenizer(), metadata=Metadata(mask_token_id=MASK, lengths=LENGTHS), length_head=random_head()
+    )
+
+
+# ---- the question ---------------------------------------------------------------------------------------------------
+
+
+def random_question(seed):
+    rng = random.Random(seed)
+    tokens = np.array([rng.randrange(3, 200) for _ in range(rng.randrange(1, 9))])
+    roles = np.array([rng.choices([GIVEN, ASKED, UNKNOWN], [6, 1, 1])[0] for _ in tokens], dtype=np.int8)
+    gaps = sorted(rng.sample(range(len(tokens) + 1), min(len(tokens) + 1, rng.randrange(1, 4))))
+    lengths = [rng.randrange(4) for _ in range(rng.randrange(len(gaps)))]
+    return tokens, roles, gaps, lengths
+
+
+@pytest.mark.parametrize("seed", range(examples(20)))
+def test_the_answer_is_that_of_the_definition_alone_or_in_a_batch(seed):
+    model, reference, head = network(), network(), random_head()
+    reference.set_attn_implementation("sdpa")
+    acgpt.engine.attention.check_model(model)
+    engine = Engine(model, bos=BOS, mask=MASK)
+    asked = [random_question(1000 * seed + i) for i in range(3)]
+    questions = [length_question(*question, distance=5, positions=POSITIONS) for question in asked]
+    with torch.no_grad():
+        together = engine.length_log_probs(questions, head)
+        for question, built, answer in zip(asked, questions, together, strict=True):
+            ids, positions, sees, predicts = by_hand(*question, 5, bos=BOS, mask=MASK)
+            hidden = masked_hidden(reference, ids, positions, sees)[predicts]
+            expected = head(hidden[None])[0].log_softmax(-1).numpy()
+            np.testing.assert_allclose(answer, expected, atol=1e-9)
+            np.testing.assert_allclose(engine.length_log_probs([built], head)[0], expected, atol=1e-9)
+
+
+def test_no_input_depends_on_the_length_that_is_asked():
+    tokens, roles = np.arange(10, 20), np.full(10, GIVEN, dtype=np.int8)
+    short, long = (
+        length_question(tokens, roles, [2, 5], [3], distance=7, positions=100, length=length) for length in (0, 200)
+    )
+    assert (short.tokens[short.at - 1], long.tokens[long.at - 1]) == (0, 200)  # the target, which no slot reads
+    for name in ("tokens", "roles", "places"):
+        one, other = (np.delete(getattr(question, name), question.at - 1) for question in (short, long))
+        assert (one == other).all()
+    assert short.at == long.at == 6
+
+
+def test_tokens_beyond_the_last_position_are_left_out():
+    question = length_question(np.arange(10, 20), np.full(10, GIVEN), [2], [], distance=7, positions=15)
+    assert question.tokens.tolist() == [10, 11, 0, 12, 13, 14, 15, 16]
+    assert question.places.tolist() == [1, 2, 0, 10, 11, 12, 13, 14]
+
+
+def test_probabilities_are_normalised_over_what_is_allowed_and_long_lengths_share_theirs():
+    log_probs = np.log(np.random.default_rng(0).dirichlet(np.ones(CLASSES)))
+    assert math.fsum(map(math.exp, normalised(log_probs, range(LONGEST + 1)).values())) == pytest.approx(1)
+    some = normalised(log_probs, [3, 5, 300, 301])
+    assert math.fsum(map(math.exp, some.values())) == pytest.approx(1)
+    assert some[300] == some[301] == pytest.approx(some[3] + log_probs[MORE] - log_probs[3] - math.log(2))
+
+
+# ---- fills ----------------------------------------------------------------------------------------------------------
+
+FREE = "x.{{_0-2}}.y"
+ONE = "x.{{_0-1}}.y"  # any text of one token, or none
+SOME = "x.{{_0-1:[!-N]?}}.y"  # those of a pattern
+HEALED = "x {{_1-4:[ab]|ab}}y"  # given text next to the gap is generated again
+
+
+def completions(vocabulary, text, most):
+    """Return all sequences of at most this many tokens that spell a text."""
+    if not text:
+        return [()]
+    if not most:
+        return []
+    return [
+        (token, *rest)
+        for token, spelled in enumerate(vocabulary)
+        if spelled and text.startswith(spelled)
+        for rest in completions(vocabulary, text[len(spelled) :], most - 1)
+    ]
+
+
+def enumerated(lm, template, texts):
+    """Return p(length) · p(tokens | length) of all token sequences that spell these texts, normalised."""
+    gapped, vocabulary = encode_gaps(parse(template), lm.tokenizer), ByteVocabulary.of(lm.tokenizer).tokens
+    (region,), lengths = gapped.regions, lm.lengths(template)
+    before, after = region.literals
+    found = {
+        tokens: lengths.log_prob(len(tokens))
+        for text in texts
+        for tokens in completions(vocabulary, before + text + after, max(lengths.log_probs))
+        if len(tokens) in lengths.log_probs
+    }
+    for tokens in filter(None, found):
+        query, remaining = gapped.encoded([len(tokens)]).query, iter(tokens)
+        complete = [next(remaining) if asked else id for id, asked in zip(query.tokens, query.asked, strict=True)]
+        found[tokens] += lm.log_prob(Query(complete, query.given, query.asked)).log_prob
+    total = math.fsum(map(math.exp, found.values()))
+    return {tokens: math.exp(value) / total for tokens, value in found.items()}
+
+
+def frequencies(samples):
+    drawn = Counter(tuple(token.id for token in sample.tokens) for sample in samples)
+    return {tokens: count / len(samples) for tokens, count in drawn.items()}
+
+
+def close(shares, expected, count):
+    """Whether frequencies are within 4 standard errors of probabilities."""
+    assert set(shares) <= set(expected)
+    return all(
+        abs(shares.get(tokens, 0) - p) < 4 * math.sqrt(p * (1 - p) / count) + 1 / count
+        for tokens, p in expected.items()
+    )
+
+
+def test_fills_are_drawn_from_the_joint_distribution_of_length_and_text(lm):
+    """Of all texts of one token that are valid UTF-8, and the empty one."""
+    known = [token for token in ByteVocabulary.of(lm.tokenizer).tokens if token]
+    texts = [b"", *(token for token in known if token.decode(errors="replace").encode() == token)]
+    expected, count = enumerated(lm, ONE, texts), 1500
+    assert len(expected) > 100
+    assert close(frequencies(lm.sample(ONE, count, seed=5)), expected, count)
+
+
+def test_fills_of_a_pattern_are_drawn_from_the_joint_distribution_too(lm):
+    expected, count = enumerated(lm, SOME, [b"", *(bytes([byte]) for byte in range(ord("!"), ord("N") + 1))]), 1000
+    assert len(expected) > 40
+    assert close(frequencies(lm.sample(SOME, count, seed=7)), expected, count)
+
+
+def test_if_few_candidates_are_accepted_they_are_resampled_with_their_weights(lm):
+    expected, count = enumerated(lm, HEALED, [b"a", b"b", b"ab"]), 2000
+    assert len(expected) > 5
+    shares = frequencies(lm.sample(HEALED, count, seed=7, candidates=1))
+    assert sum(abs(shares.get(tokens, 0) - p) for tokens, p in expected.items()) / 2 < 0.1
+
+
+def test_lengths_that_a_template_allows_sum_to_one(lm):
+    for template, allowed in ((FREE, {0, 1, 2}), (ONE, {0, 1})):
+        lengths = lm.lengths(template)
+        assert set(lengths.log_probs) == allowed
+        assert math.fsum(map(math.exp, lengths.log_probs.values())) == pytest.approx(1)
+    assert math.fsum(map(math.exp, lm.lengths("x.{{_}}.y", max_tokens=7).log_probs.values())) == pytest.approx(1)
+
+
+def test_a_fill_has_the_probability_of_its_lengths_one_after_the_other(lm):
+    template = "x.{{_0-2}}.y.{{_}}.x{{_1-3}}.b"
+    for fill in [*lm.fill(template, 3, max_tokens=4, seed=0), *lm.sample(template, 3, max_tokens=4, seed=0)]:
+        log_probs = [lm.lengths(template, fill.lengths[:i], max_tokens=4).log_prob(fill.lengths[i]) for i in range(3)]
+        assert fill.length_log_prob == pytest.approx(math.fsum(log_probs), abs=1e-9)
+
+
+def test_the_best_fill_has_the_best_score_of_the_likeliest_lengths(lm):
+    likely = lm.lengths(FREE).most_probable(2)
+    fills = lm.fill(FREE, 3)
+    assert {fill.lengths[0] for fill in fills[:2]} <= {*likely, *lm.lengths(FREE).log_probs}
+    shown = [fill for fill in fills if fill.text != "x..y"]
+    assert [fill.score for fill in shown] == sorted((fill.score for fill in shown), reverse=True)
+    for fill in fills:
+        assert fill.score == pytest.approx(fill.length_log_prob + fill.log_prob + 0.5 * fill.lengths[0])
+
+
+def test_streaming_takes_the_likeliest_length(lm):
+    *_, last = lm.stream(FREE)
+    assert last.fill.lengths == (lm.lengths(FREE).most_probable()[0],)
+    assert last.fill.length_log_prob == pytest.approx(lm.lengths(FREE).log_prob(last.fill.lengths[0]))
+
+
+def test_samples_do_not_depend_on_their_number(lm):
+    few, many = lm.sample("x.{{_}}.y", 2, seed=9, max_tokens=4), lm.sample("x.{{_}}.y", 6, seed=9, max_tokens=4)
+    assert [sample.text for sample in few] == [sample.text for sample in many[:2]]
+
+
+def test_a_gap_that_ends_the_text_still_ends_by_itself(lm):
+    for fill in lm.fill("x.{{_1-2}}.y{{_}}", 2, max_tokens=3, seed=0):
+        assert len(fill.lengths) == 2 and fill.length_log_prob is not None
+
+
+def test_models_that_predict_no_lengths_say_so_and_search():
+    plain = LanguageModel(network(), toy_tokenizer(), metadata=Metadata())
+    with pytest.raises(QueryError, match="does not predict lengths"):
+        plain.lengths(FREE)
+    assert plain.fill(FREE, 1)[0].length_log_prob is None
+
+
+def test_without_the_future_lengths_are_searched(lm):
+    assert lm.fill(FREE, 1, future=False)[0].length_log_prob is None
+    with pytest.raises(QueryError, match="does not predict lengths"):
+        lm.lengths(FREE, future=False)
+
+
+@pytest.mark.parametrize(("known", "message"), [((1, 1), "has 1 gaps"), ((9,), "cannot have 9")])
+def test_known_lengths_must_fit_the_template(lm, known, message):
+    template = FREE if len(known) > 1 else f"{FREE} {FREE}"
+    with pytest.raises(QueryError, match=message):
+        lm.lengths(template, known)
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_model_answers_as_before(lm, tmp_path):
+    lm.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "acgpt.json").read_text())["lengths"] == LENGTHS
+    loaded = acgpt.load(tmp_path, dtype="float64")
+    before, after = lm.lengths(FREE).log_probs, loaded.lengths(FREE).log_probs
+    assert after == pytest.approx(before, abs=1e-5)  # the head is written in fp32
+
+
+def test_metadata_of_other_models_are_as_before(tmp_path):
+    Metadata().write(tmp_path)
+    assert "lengths" not in json.loads((tmp_path / "acgpt.json").read_text())
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "shape", "nan", "path", "distance"])
+def test_a_damaged_head_is_refused(lm, tmp_path, damage):
+    lm.save_pretrained(tmp_path)
+    path, metadata = tmp_path / FILE, json.loads((tmp_path / "acgpt.json").read_text())
+    weights = safetensors.torch.load_file(path)
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:100])
+    elif damage == "shape":
+        safetensors.torch.save_file({**weights, "bias": torch.zeros(3)}, path)
+    elif damage == "nan":
+        safetensors.torch.save_file({**weights, "bias": weights["bias"] * math.nan}, path)
+    else:
+        entry = {"path": {"file": "../x.safetensors"}, "distance": {"distance": 0}}[damage]
+        (tmp_path / "acgpt.json").write_text(json.dumps({**metadata, "lengths": LENGTHS | entry}))
+    with pytest.raises(ModelError, match=r"length_head|lengths\.(file|distance)"):
+        acgpt.load(tmp_path)
