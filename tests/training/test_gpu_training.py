@@ -15,6 +15,7 @@ from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import check_model
 from acgpt.engine.engine import Engine
 from acgpt.engine.kernels.loss import linear_cross_entropy
+from acgpt.engine.length_head import LengthHead
 from acgpt.engine.peft import add_lora
 from acgpt.evaluation.dataset import dataset_of_corpus
 from acgpt.evaluation.perplexity import evaluate
@@ -111,6 +112,40 @@ def test_loss_and_gradients_of_a_packed_step_are_those_of_the_dense_mask_in_fp32
         for one, other in zip(got, wanted, strict=True):
             assert torch.isfinite(one).all()
             assert relative(one, other) < 3e-2
+
+
+GAPS = {
+    "parts": [
+        {"kind": "blocks", "r_max": 0.6},
+        {"kind": "gaps", "r_min": 0.4, "r_max": 0.9, "passages": 6, "lengths": 0.5},
+        {"kind": "gaps", "r_min": 0.4, "r_max": 0.9, "lengths": 1.0},
+    ]
+}
+
+
+@pytest.mark.parametrize("backend", ["varlen", "fused"])
+def test_passages_and_lengths_of_a_packed_step_are_those_of_the_dense_mask_in_fp32(backend):
+    """Batches have many short sequences, and some of no slots at all."""
+    model, head = new_model(Shape(2, 128, 2), vocabulary=512, positions=256).cuda(), LengthHead(128).cuda()
+    learnt = [*model.parameters(), *head.parameters()]
+    head.weight.data.normal_(0, 0.1, generator=torch.Generator("cuda").manual_seed(0))
+    plain, padded = (batches(fixed, conditioning=GAPS) for fixed in (False, True))
+    for number in range(3):
+        reference = Learner(model, backend="dense", compiled=False, length_head=head)(on_gpu(plain[number]))
+        wanted = torch.autograd.grad(reference, learnt)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = Learner(model, backend=backend, compiled=False, length_head=head)(on_gpu(padded[number]))
+        assert loss.item() == pytest.approx(reference.item(), rel=2e-3)
+        for one, other in zip(torch.autograd.grad(loss, learnt), wanted, strict=True):
+            assert torch.isfinite(one).all()
+            assert relative(one, other) < 3e-2
+
+
+def test_a_compiled_step_that_learns_lengths_is_compiled_once():
+    model = new_model(Shape(2, 128, 2), vocabulary=512, positions=256).cuda()
+    learner = Learner(model, backend="fused", compiled=True, length_head=LengthHead(128).cuda())
+    losses = learn(learner, batches(True, conditioning=GAPS))
+    assert np.mean(losses[-5:]) < 0.9 * losses[0]
 
 
 def test_a_compiled_step_learns_and_every_batch_has_the_one_shape():

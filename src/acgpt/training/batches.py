@@ -20,7 +20,7 @@ per step, workers, processes or restarts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -30,11 +30,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from acgpt.engine.attention import Segments
-from acgpt.engine.layout import ALIGN, Budget, Layout
+from acgpt.engine.layout import ALIGN, Budget, Layout, Sequences, lay_out
 from acgpt.errors import InputError
 from acgpt.methods import Method
 from acgpt.methods.ac_gpt import AcGpt
-from acgpt.query.conditioning import Conditioning, first_draws, generator
+from acgpt.query.conditioning import Conditioning, Draw, Gaps, first_draws, generator
+from acgpt.query.lengths import DISTANCE, length_question
+from acgpt.query.passages import Passage
 
 FORESEEN = 2**24  # maximum number of texts whose sizes are computed before a run, in about ten seconds
 SLACK = 1.01  # ratio of the budget to the largest of these batches, if the run has more texts
@@ -66,6 +68,9 @@ class Batch:
     segments: Segments
     target_positions: Tensor | None = None
     weights: Tensor | None = None
+    length_rows: Tensor | None = None
+    length_targets: Tensor | None = None
+    length_weights: Tensor | None = None
     asked: int = 0  # predicted tokens
     slots: int = 0
     pairs: int = 0  # pairs of slots of which one reads the other
@@ -91,6 +96,9 @@ class Batch:
             replace(segments, longest=(longest, longest, 2 * longest)),  # the same for all batches
             full.target_positions,
             full.weights,
+            full.length_rows,
+            full.length_targets,
+            full.length_weights,
             asked=len(layout.rows) if layout.weights is None else round(float(layout.weights.double().sum())),
             slots=int(copies.sum() + texts.sum()),
             pairs=int((copies * (copies + texts)).sum() + (texts * (texts + 1) // 2).sum()),
@@ -102,7 +110,7 @@ class Batch:
         copies, texts = (
             tuple(starts.diff().tolist()) for starts in (self.segments.copy_starts, self.segments.text_starts)
         )
-        return Layout(self.ids, self.positions, copies, texts, self.rows, self.targets, ())
+        return Layout(self.ids, self.positions, copies, texts, self.rows, self.targets, ())  # what attention reads
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with a function applied to each of its tensors."""
@@ -139,6 +147,8 @@ class Batches(Dataset[Batch]):
             other run, so that it reads the same texts in the same order.
         method: The method, which lays out a text and its roles. Its random choices continue the generator of the roles,
             so they are a function of (seed, epoch, item) too.
+        kinds: (V,) kinds of tokens, see `passages.token_kinds`; needed if `conditioning` has `Gaps`.
+        distance: Width of gaps whose length is asked, see `query.lengths`.
     """
 
     def __init__(
@@ -156,11 +166,15 @@ class Batches(Dataset[Batch]):
         fixed: bool,
         balance: Conditioning | None = None,
         method: Method | None = None,
+        kinds: np.ndarray | None = None,
+        distance: int = DISTANCE,
     ) -> None:
         self.method = AcGpt() if method is None else method
         self.balance = conditioning if balance is None else balance
         self.texts, self.count, self.size, self.parts, self.length = texts, count, size, parts, length
         self.conditioning, self.seed, self.bos, self.mask = conditioning, seed, bos, mask
+        self.kinds, self.distance = kinds, distance
+        self.cuts = any(isinstance(part, Gaps) for part in conditioning.parts)  # texts into passages
         self.items = texts.chunks(length)
         self.step = size * parts  # texts
         self.per_epoch = self.items // self.step  # steps
@@ -184,10 +198,21 @@ class Batches(Dataset[Batch]):
         epoch, items = self.items_of(number)
         tokens = np.stack([self.texts.chunk(int(item), self.length) for item in items])
         rngs = [generator(self.seed, epoch, int(item)) for item in items]
-        roles = np.stack(
-            [self.conditioning.roles(self.length, rng) for rng in rngs]
-        )  # methods go on with the generators
-        layout = self.method.lay_out(tokens, roles, rngs, bos=self.bos, mask=self.mask)
+        kinds = np.zeros_like(tokens, dtype=np.uint8) if self.kinds is None else self.kinds[tokens]
+        draws = [self.conditioning.draw(kind, rng) for kind, rng in zip(kinds, rngs, strict=True)]
+        if self.cuts:
+            layout = lay_out_passages(
+                tokens,
+                draws,
+                bos=self.bos,
+                mask=self.mask,
+                distance=self.distance,
+                positions=self.length + 1,
+                lengths=self.conditioning.asks_lengths,
+            )
+        else:  # methods go on with the generators
+            roles = np.stack([draw.roles for draw in draws])
+            layout = self.method.lay_out(tokens, roles, rngs, bos=self.bos, mask=self.mask)
         return Batch.of(layout, longest=self.method.longest(self.length), bos=self.bos, budget=self.budget)
 
     def items_of(self, number: int) -> tuple[int, np.ndarray]:
@@ -221,17 +246,79 @@ class Batches(Dataset[Batch]):
 
         For a run of more than `FORESEEN` texts, only the first ones are measured, and `SLACK` is added.
         """
-        copies = asked = 0
+        copies = asked = sequences = 0
         least = math.inf
         epochs = math.ceil(self.count / (self.per_epoch * self.parts))
         foreseen = max(1, min(epochs, FORESEEN // self.items))
         for epoch in range(foreseen):
             order = self.order(epoch)[:, self.strata]  # (steps, parts, size)
-            asked_of = self.conditioning.asked(self.length, first_draws(self.seed, epoch, self.items))
+            draws = first_draws(self.seed, epoch, self.items)
+            asked_of = self.conditioning.asked(self.length, draws)
+            passages = np.array(self.conditioning.passages)[self.conditioning.sizes(self.length, draws)[0]]
+            sequences = max(sequences, int(passages[order].sum(-1).max()))
             room = self.method.room(self.length, self.sizes(epoch), asked_of)
             totals, predictions = (sizes[order].sum(-1) for sizes in room)
             copies, least = max(copies, int(totals.max())), min(least, int(totals.min()))
             asked = max(asked, int(predictions.max()))
         slack = 1.0 if foreseen == epochs else SLACK
         copies, asked = (math.ceil(most * slack / ALIGN) * ALIGN for most in (copies, asked))
-        return Budget(copies, asked, max(2, math.ceil((copies - least) / self.method.longest(self.length))))
+        longest = self.method.longest(self.length)
+        if not self.cuts:
+            return Budget(copies, asked, max(2, math.ceil((copies - least) / longest)))
+        # Questions for lengths leave tokens out. So many dummies can take all copies and all text slots of a batch.
+        texts, sequences = self.size * self.length, math.ceil(sequences * slack)
+        dummies = max(2, math.ceil(copies / longest), math.ceil((texts + ALIGN) / (longest - 1)))
+        lengths = sequences if self.conditioning.asks_lengths else 0
+        return Budget(copies, asked, dummies, texts, sequences, lengths)
+
+
+def lay_out_passages(
+    tokens: np.ndarray,
+    draws: Sequence[Draw],
+    *,
+    bos: int,
+    mask: int | None,
+    distance: int,
+    positions: int,
+    lengths: bool,
+) -> Layout:
+    """Lay out texts that may be cut into passages, with copies of the given tokens.
+
+    Args:
+        tokens: (B, T) token ids.
+        draws: How each text is asked.
+        bos: Id of the token at position 0.
+        mask: Id of the token that stands for unknown tokens.
+        distance: Width of gaps whose length is asked.
+        positions: Number of positions of the network, BOS included.
+        lengths: Whether the distribution asks for lengths at all. The layout then has an entry for them, even if it is
+            empty, so that all batches are alike.
+    """
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, int, float]] = []  # tokens, roles, places, stop, weight
+    for text, draw in zip(tokens, draws, strict=True):
+        everything = [Passage(0, len(text), ())] if draw.passages is None else draw.passages
+        for passage, question in zip(everything, draw.questions or [None], strict=True):
+            ids, roles = (array[passage.start : passage.end] for array in (text, draw.roles))
+            if question is None:
+                parts.append((ids, roles, np.arange(1, len(ids) + 1), len(ids), 0.0))
+                continue
+            inside = np.zeros(len(ids), dtype=bool)
+            for first, count in passage.gaps:
+                inside[first - passage.start : first - passage.start + count] = True
+            outside = np.concatenate(([0], (~inside).cumsum()))  # tokens in no gap before each token
+            asked = length_question(
+                ids[~inside],
+                roles[~inside],
+                [int(outside[first - passage.start]) for first, _ in passage.gaps],
+                [count for _, count in passage.gaps[:question]],
+                distance=distance,
+                positions=positions,
+                length=passage.gaps[question][1],
+            )
+            parts.append((asked.tokens, asked.roles, asked.places, asked.at, draw.length_weight))
+    ids, roles, places, stops, weights = zip(*parts, strict=True)
+    sequences = Sequences(
+        np.concatenate(ids), np.concatenate(roles), np.array([len(part) for part in ids]),
+        places=np.concatenate(places), asks_length=np.array(weights) if lengths else None,
+    )  # fmt: skip
+    return lay_out(sequences, bos=bos, mask=mask, copies=True, stops=np.array(stops))

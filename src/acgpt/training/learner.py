@@ -22,6 +22,7 @@ from acgpt.engine.attention import NAME, Dense, Fused, Varlen, blocks_of, evalua
 from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels.loss import linear_cross_entropy
 from acgpt.engine.layout import IGNORED
+from acgpt.engine.length_head import LengthHead
 from acgpt.engine.score import forbid
 from acgpt.training.batches import Batch
 from acgpt.training.recipe import Shape
@@ -106,14 +107,25 @@ class Learner(nn.Module):
         compiled: Compile the step with torch.compile; all batches must then have one shape. The blocks of a deep
             network share one graph, which compiles in seconds; a graph of the whole network would take minutes.
         forbidden_token: Token id that gets no probability.
+        length_head: Head that predicts lengths of gaps, if batches ask for them.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, backend: str, compiled: bool, forbidden_token: int | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        backend: str,
+        compiled: bool,
+        forbidden_token: int | None = None,
+        length_head: LengthHead | None = None,
     ) -> None:
         super().__init__()
         self.model, self.backend, self.forbidden_token = model, backend, forbidden_token
+        self.length_head = length_head
+        self.hidden: list[Tensor] = []  # what the vocabulary projection has read, if lengths are learnt
         self.fused_loss = backend == "fused" and has_plain_head(model)
+        if length_head is not None and not self.fused_loss:
+            model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: self.hidden.append(inputs[0]))
         blocks = blocks_of(model) if compiled else []
         deep = len(blocks) >= DEEP
         self.run = torch.compile(self.loss, dynamic=False) if compiled and not deep else self.loss
@@ -155,15 +167,28 @@ class Learner(nn.Module):
         }
         if batch.target_positions is not None:
             inputs["target_positions"] = batch.target_positions[None]
+        lengths = batch.length_rows
         if self.fused_loss:
-            hidden = self.model.base_model(**inputs).last_hidden_state[0, rows].to(embedded.dtype)
+            states = self.model.base_model(**inputs).last_hidden_state[0]
             weight = self.model.get_output_embeddings().weight.to(embedded.dtype)
-            return linear_cross_entropy(hidden, weight, targets, weights, self.forbidden_token)
-        logits = forbid(self.model(**inputs, logits_to_keep=rows).logits[0], self.forbidden_token)
+            loss = linear_cross_entropy(states[rows].to(embedded.dtype), weight, targets, weights, self.forbidden_token)
+            return loss if lengths is None else loss + self.length_loss(states[lengths], batch)
+        kept = rows if lengths is None else torch.cat([rows, lengths])
+        self.hidden.clear()
+        logits = self.model(**inputs, logits_to_keep=kept).logits[0, : len(rows)]
+        logits = forbid(logits, self.forbidden_token)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if weights is None:
-            return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-        return (F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none") * weights).sum()
+            loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        else:
+            loss = (F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none") * weights).sum()
+        return loss if lengths is None else loss + self.length_loss(self.hidden.pop()[0, len(rows) :], batch)
+
+    def length_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """Return the weighted negative log-likelihood of the batch's lengths, from the hidden states before gaps."""
+        assert self.length_head is not None and batch.length_targets is not None and batch.length_weights is not None
+        losses = F.cross_entropy(self.length_head(hidden), batch.length_targets, ignore_index=IGNORED, reduction="none")
+        return (losses * batch.length_weights).sum()
 
 
 @torch.no_grad()

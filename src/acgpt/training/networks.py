@@ -24,6 +24,8 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from acgpt.common.files import copy_config_permissions
 from acgpt.engine import peft
 from acgpt.engine.attention import check_model, head_width
+from acgpt.engine.length_head import FILE as HEAD_FILE
+from acgpt.engine.length_head import LengthHead
 from acgpt.engine.peft import add_lora
 from acgpt.errors import InputError, ModelError
 from acgpt.methods import METHODS, Method, method_of
@@ -36,6 +38,7 @@ from acgpt.training.plan import Plan
 from acgpt.training.recipe import Lora, Shape
 
 WEIGHTS, ADAPTER_WEIGHTS = "model.safetensors", peft.WEIGHTS[0]
+HEAD = "length_head."  # prefix of the head's weights in a `Learner`
 
 
 class Tuned:
@@ -47,6 +50,9 @@ class Tuned:
         metadata: Contents of its acgpt.json.
         dtype: Data type of the final weights. A checkpoint holds them as they are trained.
         base: Public name of the pretrained model; empty if there is none.
+
+    Attributes:
+        length_head: The head for lengths of gaps, if the metadata name one. It is trained and written with the network.
     """
 
     folder = "model"  # subfolder of the run for the final model
@@ -60,7 +66,15 @@ class Tuned:
         base: str = "",
     ) -> None:
         self.model, self.tokenizer, self.metadata, self.dtype, self.base = model, tokenizer, metadata, dtype, base
-        self.kept = self.trained()
+        self.length_head: LengthHead | None = None
+        if metadata.lengths is not None:
+            width = model.get_output_embeddings().weight.shape[1]
+            self.length_head = LengthHead(width, metadata.lengths["distance"]).to(model.device)
+        self.kept = self.trained() | {f"{HEAD}{name}" for name in self.head_weights()}
+
+    def head_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the head for lengths; none if there is no head."""
+        return {} if self.length_head is None else self.length_head.state_dict()
 
     @property
     def vocabulary(self) -> int | None:
@@ -76,18 +90,37 @@ class Tuned:
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Load the weights of a checkpoint."""
-        load(self.model, weights, self.kept)
+        if set(weights) != self.kept:
+            raise SafetensorError("its weights are not those of this network.")
+        network, head = split_head(weights)
+        load(self.model, network)
+        if self.length_head is not None:
+            self.length_head.load_state_dict(head)
 
     def write(self, weights: Mapping[str, Tensor], folder: Path) -> None:
         """Write a checkpoint as a Hugging Face folder."""
-        safetensors.torch.save_file(dict(weights), folder / WEIGHTS, metadata={"format": "pt"})
+        network, head = split_head(weights)
+        safetensors.torch.save_file(network, folder / WEIGHTS, metadata={"format": "pt"})
+        self.write_head(head, folder)
         self.model.config.architectures = [type(self.model).__name__]
         self.model.config.save_pretrained(folder)
         self.write_companions(folder)
 
     def read(self, folder: Path) -> dict[str, Tensor]:
         """Read the weights of a checkpoint."""
-        return safetensors.torch.load_file(folder / WEIGHTS)
+        return {**safetensors.torch.load_file(folder / WEIGHTS), **self.read_head(folder)}
+
+    def write_head(self, weights: Mapping[str, Tensor], folder: Path) -> None:
+        """Write the head for lengths, in fp32, if there is one."""
+        if weights:
+            safetensors.torch.save_file(dict(weights), folder / HEAD_FILE, metadata={"format": "pt"})
+
+    def read_head(self, folder: Path) -> dict[str, Tensor]:
+        """Read the head for lengths from a checkpoint, with the names that its weights have in training."""
+        if self.length_head is None:
+            return {}
+        weights = safetensors.torch.load_file(folder / HEAD_FILE)
+        return {f"{HEAD}{name}": weight for name, weight in weights.items()}
 
     def write_companions(self, folder: Path) -> None:
         """Write the files that go with the weights."""
@@ -100,12 +133,24 @@ class Tuned:
 
         It is built again on the CPU: the network in training may be sharded over processes.
         """
+        network, head = split_head(weights)
         model = type(self.model)(self.model.config)
         model.generation_config = self.model.generation_config
-        load(model, weights, self.kept)
+        load(model, network)
         self.trim(model)
-        LanguageModel(model.to(self.dtype).eval(), self.tokenizer, metadata=self.metadata).save_pretrained(folder)
+        lm = LanguageModel(
+            model.to(self.dtype).eval(), self.tokenizer, metadata=self.metadata, length_head=self.exported_head(head)
+        )
+        lm.save_pretrained(folder)
         return sum(parameter.numel() for parameter in model.parameters())
+
+    def exported_head(self, weights: Mapping[str, Tensor]) -> LengthHead | None:
+        """Return the head for lengths on the CPU, with its final weights; `None` if there is none."""
+        if self.length_head is None:
+            return None
+        head = LengthHead(self.length_head.weight.shape[1], self.length_head.distance)
+        head.load_state_dict(weights)
+        return head
 
     def trim(self, model: PreTrainedModel) -> None:
         """Remove what only training needed."""
@@ -148,7 +193,9 @@ class Adapted(Tuned):
 
     def write(self, weights: Mapping[str, Tensor], folder: Path) -> None:
         """Write the adapter as PEFT does."""
-        named = {peft.file_name(name): weight.contiguous() for name, weight in weights.items()}
+        network, head = split_head(weights)
+        named = {peft.file_name(name): weight.contiguous() for name, weight in network.items()}
+        self.write_head(head, folder)
         safetensors.torch.save_file(named, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         self.config.target_modules = sorted(self.config.target_modules)  # a set: its order would change from run to run
         self.config.save_pretrained(folder)
@@ -158,19 +205,25 @@ class Adapted(Tuned):
         """The weights of an adapter that `write` has written."""
         weights = safetensors.torch.load_file(folder / ADAPTER_WEIGHTS)
         names = {peft.file_name(name): name for name in self.kept}
-        return {names.get(name, name): weight for name, weight in weights.items()}
+        return {names.get(name, name): weight for name, weight in weights.items()} | self.read_head(folder)
 
     def export(self, weights: Mapping[str, Tensor], folder: Path) -> int:
         """Write the adapter and return its number of parameters."""
         folder.mkdir(parents=True)
-        self.write({name: weight.to(self.dtype) for name, weight in weights.items()}, folder)
-        return sum(weight.numel() for weight in weights.values())
+        network, head = split_head(weights)
+        rounded = {name: weight.to(self.dtype) for name, weight in network.items()}
+        self.write(rounded | {f"{HEAD}{name}": weight for name, weight in head.items()}, folder)
+        return sum(weight.numel() for weight in network.values())
 
 
-def load(model: PreTrainedModel, weights: Mapping[str, Tensor], names: set[str]) -> None:
-    """Load weights into a model; they must have exactly these names."""
-    if set(weights) != names:
-        raise SafetensorError("its weights are not those of this network.")
+def split_head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the weights of the network, and those of the head for lengths under the names it has for them."""
+    head = {name.removeprefix(HEAD): weight for name, weight in weights.items() if name.startswith(HEAD)}
+    return {name: weight for name, weight in weights.items() if not name.startswith(HEAD)}, head
+
+
+def load(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    """Load the trained weights of a model."""
     model.load_state_dict(weights, strict=False)
     model.tie_weights()
 

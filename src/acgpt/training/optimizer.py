@@ -104,6 +104,7 @@ def orthogonalise(matrices: Tensor, coefficients: tuple[float, float, float], st
 
 def build_optimizer(
     model: PreTrainedModel,
+    length_head: nn.Module | None = None,
     *,
     muon: bool,
     lr: float,
@@ -115,6 +116,7 @@ def build_optimizer(
 
     Args:
         model: A causal language model.
+        length_head: Its head for lengths of gaps, if it has one: with AdamW, without weight decay.
         muon: Whether to use Muon for the matrices of the blocks.
         lr: Learning rate of AdamW.
         muon_lr: Learning rate of Muon, on AdamW's scale: a matrix moves as far as with AdamW at this rate
@@ -130,6 +132,8 @@ def build_optimizer(
         if parameter.requires_grad:
             matrix = parameter.ndim == 2
             (rest if not matrix else matrices if muon and id(parameter) not in tables else decayed).append(parameter)
+    if length_head is not None:
+        rest += length_head.parameters()
     groups = [{"params": decayed, "weight_decay": 0.0 if muon else weight_decay}, {"params": rest, "weight_decay": 0.0}]
     groups, fused = [group for group in groups if group["params"]], model.device.type == "cuda"
     adamw = (

@@ -29,13 +29,16 @@ from transformers import PreTrainedTokenizerBase
 from acgpt.common.options import keywords, split_keywords
 from acgpt.common.provenance import versions
 from acgpt.data.corpus import Corpus, Tokens
+from acgpt.engine.length_head import FILE as HEAD_FILE
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.per_text import write_per_text
 from acgpt.methods import Method, method_of
 from acgpt.models.card import write_card
 from acgpt.models.metadata import Metadata
-from acgpt.query.conditioning import Conditioning, Sized
+from acgpt.query.conditioning import Conditioning, Gaps, Sized
+from acgpt.query.lengths import DISTANCE
+from acgpt.query.passages import token_kinds
 from acgpt.training.batches import Batches
 from acgpt.training.learner import Learner
 from acgpt.training.log import draw_curve
@@ -104,14 +107,14 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
     texts = corpus.tokens("train")
     plan = settle(recipe, texts.chunks(recipe.length), head_dim=head_dim(recipe.base) if recipe.base else None)
     product = network_for(recipe, method, corpus.tokenizer(), texts, plan)
-    batches = batches_for(recipe, method, product.metadata, texts, plan)
+    batches = batches_for(recipe, method, product, texts, plan)
     evaluation_sets = build_evaluation_sets(
         corpus, method, recipe.distribution, length=recipe.length, split=recipe.eval_split,
         during=recipe.eval_texts, final=recipe.final_texts,
     )  # fmt: skip
     learner = Learner(
         product.model, backend=plan.attention, compiled=plan.compiled,
-        forbidden_token=product.metadata.mask_token_id if method.needs_mask else None,
+        forbidden_token=product.metadata.mask_token_id if method.needs_mask else None, length_head=product.length_head,
     )  # fmt: skip
     args = arguments(
         plan, output=folder, seed=recipe.seed, lr=recipe.lr, clip=recipe.clip, log_every=recipe.log_every,
@@ -177,6 +180,8 @@ def network_for(recipe: Recipe, method: Method, tokenizer: PreTrainedTokenizerBa
     """Make the network that a recipe asks for, and check that it has the MASK token that training needs."""
     conditioning = method.conditioning(recipe.distribution)
     metadata = Metadata(method.name, conditioning.as_dict() if method.reads_future else None)
+    if conditioning.asks_lengths:
+        metadata = replace(metadata, lengths={"file": HEAD_FILE, "distance": DISTANCE})
     if recipe.base:
         product = pretrained(
             recipe.base, tokenizer, metadata, plan, length=recipe.length, mask=recipe.mask, lora=recipe.adapter,
@@ -204,12 +209,17 @@ def network_for(recipe: Recipe, method: Method, tokenizer: PreTrainedTokenizerBa
     return product
 
 
-def batches_for(recipe: Recipe, method: Method, metadata: Metadata, texts: Tokens, plan: Plan) -> Batches:
+def batches_for(recipe: Recipe, method: Method, product: Tuned, texts: Tokens, plan: Plan) -> Batches:
     """Make the batches of the run."""
+    metadata, conditioning = product.metadata, method.conditioning(recipe.distribution)
+    gaps = any(isinstance(part, Gaps) for part in conditioning.parts)
+    if gaps and not method.reads_copies:
+        raise InputError(f"conditioning of kind gaps is for method=ac-gpt, not for method={method.name}.")
     return Batches(
         texts, count=plan.steps * plan.parts, size=plan.micro_batch, parts=plan.parts, length=recipe.length,
-        conditioning=method.conditioning(recipe.distribution), seed=recipe.seed, bos=metadata.bos_token_id or 0,
-        mask=metadata.mask_token_id, fixed=plan.compiled, balance=recipe.distribution, method=method,
+        conditioning=conditioning, seed=recipe.seed, bos=metadata.bos_token_id or 0, mask=metadata.mask_token_id,
+        fixed=plan.compiled, balance=recipe.distribution, method=method,
+        kinds=token_kinds(product.tokenizer) if gaps else None,
     )  # fmt: skip
 
 

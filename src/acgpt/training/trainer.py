@@ -72,7 +72,7 @@ class AcTrainer(Trainer):
         fsdp: Whether each process holds a shard of the network.
         keep: Number of checkpoints to keep.
         workers: Number of processes that prepare batches.
-        optimizer: Makes the optimizer of a network.
+        optimizer: Makes the optimizer of a network and of its head for lengths, if it has one.
         schedule: Learning rate of a step, from 0, as a share of its peak.
     """
 
@@ -86,7 +86,7 @@ class AcTrainer(Trainer):
         fsdp: bool,
         keep: int,
         workers: int,
-        optimizer: Callable[[PreTrainedModel], torch.optim.Optimizer],
+        optimizer: Callable[[PreTrainedModel, nn.Module | None], torch.optim.Optimizer],
         schedule: Callable[[int], float],
     ) -> None:
         self.product, self.fsdp, self.keep, self.workers = product, fsdp, keep, min(workers, cores())
@@ -165,7 +165,7 @@ class AcTrainer(Trainer):
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Make the optimizer."""
-        self.optimizer = self.make_optimizer(self.network)
+        self.optimizer = self.make_optimizer(self.network, self.accelerator.unwrap_model(self.model).length_head)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:

@@ -1,0 +1,115 @@
+"""Runs that teach lengths of gaps, from scratch and through an adapter: what they write, resume and learn."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from models import tiny_model
+from runs import SMALL, write_corpus
+from safetensors.torch import load_file
+from test_gap_batches import batch_of, head_of, texts_and_draws
+
+import acgpt
+from acgpt.data.corpus import Corpus
+from acgpt.engine.attention import check_model
+from acgpt.engine.length_head import FILE
+from acgpt.errors import InputError
+from acgpt.training.learner import Learner
+from acgpt.training.recipe import make
+from acgpt.training.train import train
+
+GAPS = {
+    "parts": [
+        {"kind": "blocks", "weight": 1, "r_max": 0.6},
+        {"kind": "gaps", "weight": 2, "r_min": 0.4, "r_max": 0.9, "passages": 3, "lengths": 0.5},
+        {"kind": "gaps", "weight": 1, "r_min": 0.4, "r_max": 0.9, "lengths": 1.0},
+    ]
+}
+TEMPLATE = "The cat {{_}} the mat."
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def recipe_of(corpus, output, **keys):
+    return make(SMALL | {"corpus": str(corpus), "output": str(output), "conditioning": GAPS} | keys, "mine")
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(recipe_of(corpus, folder), quiet=True)
+    return folder
+
+
+def test_a_run_writes_a_head_that_its_model_names(run):
+    metadata = json.loads((run / "model" / "acgpt.json").read_text())
+    assert metadata["lengths"] == {"file": FILE, "distance": 16}
+    weights = load_file(run / "model" / FILE)
+    assert weights["weight"].abs().max() > 0 and weights["weight"].dtype == torch.float32
+    lm = acgpt.load(run / "model")
+    assert math.fsum(map(math.exp, lm.lengths(TEMPLATE).log_probs.values())) == pytest.approx(1)
+    assert lm.fill(TEMPLATE, 1, max_tokens=4)[0].length_log_prob is not None
+
+
+def test_a_resumed_run_ends_with_the_same_head(run, corpus, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(run, again)
+    config = json.loads((again / "config.json").read_text())
+    config["recipe"]["output"] = str(again)
+    (again / "config.json").write_text(json.dumps(config))
+    for leftover in ("results.json", "results.per-text.json"):
+        (again / leftover).unlink(missing_ok=True)
+    shutil.rmtree(again / "model")
+    last = max((again / "checkpoints").iterdir(), key=lambda path: int(path.name.rpartition("-")[2]))
+    shutil.rmtree(last)
+    train(recipe_of(corpus, again), resume=True, quiet=True)
+    for name in (FILE, "model.safetensors"):
+        one, other = load_file(run / "model" / name), load_file(again / "model" / name)
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_an_adapter_carries_its_head_and_a_merged_model_keeps_it(corpus, tmp_path):
+    base, output = tmp_path / "base", tmp_path / "run"
+    tokenizer = Corpus.open(corpus).tokenizer()
+    tiny_model("llama", vocabulary=len(tokenizer), scale=0.05).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    keys = {name: value for name, value in SMALL.items() if name != "model"}
+    content = {"corpus": str(corpus), "base": str(base), "output": str(output), "conditioning": GAPS}
+    train(make(keys | content | {"lora": {"rank": 4, "alpha": 8.0}}, "mine"), quiet=True)
+    assert (output / "adapter" / FILE).is_file()
+    lm = acgpt.load(base, adapter=output / "adapter")
+    lengths = lm.lengths(TEMPLATE).log_probs
+    assert lm.fill(TEMPLATE, 1, max_tokens=4)[0].adapter is not None
+    acgpt.merge(base, output / "adapter", tmp_path / "merged")
+    assert acgpt.load(tmp_path / "merged").lengths(TEMPLATE).log_probs == pytest.approx(lengths, abs=1e-3)
+
+
+def test_other_methods_refuse_gaps(corpus, tmp_path):
+    with pytest.raises(InputError, match="kind gaps is for method=ac-gpt"):
+        train(recipe_of(corpus, tmp_path / "run", method="mlm"), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_lengths_are_learnt():
+    """Of one batch, by heart."""
+    tokens, draws = texts_and_draws(3, lengths=1.0, weight=1.0)
+    model = tiny_model("gpt_neox", vocabulary=50, positions=64, scale=0.1).double().train()
+    check_model(model)
+    learner = Learner(model, backend="dense", compiled=False, length_head=head_of())
+    batch = batch_of(tokens, draws)
+    optimizer = torch.optim.AdamW(learner.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = learner(batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.2 * losses[0]
