@@ -45,6 +45,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from common import machine, report
+from render import cloze_rows
 
 import acgpt
 from acgpt.errors import InputError
@@ -339,34 +340,6 @@ def comparison(graded: Mapping[str, Mapping[str, Any]]) -> dict[str, int] | None
     right = [(entry["future"]["rank"] == 1, entry["past"]["rank"] == 1) for entry in entries]
     names = {"both": (True, True), "only_future": (True, False), "only_past": (False, True), "neither": (False, False)}
     return {name: right.count(outcome) for name, outcome in names.items()}
-
-
-def cloze_rows(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Return columns and rows of the table; the last row has the intervals of all queries."""
-    conditions = [condition for condition in CONDITIONS if any(condition in entry for entry in results.values())]
-    measures = [
-        (condition, measure, heading)
-        for condition in conditions
-        for measure, heading in (("top_1", "top-1"), ("top_5", "top-5"), ("mrr", "MRR"))
-        if condition != "known length" or measure == "top_1"
-    ]
-
-    def cell(entry: Mapping[str, Any], condition: str, measure: str) -> str:
-        if condition not in entry:
-            return ""
-        value = entry[condition][measure]
-        return f"{value:.2f}" if measure == "mrr" else f"{value['accepted']} ({value['percent']:.0f} %)"
-
-    rows = [
-        [name, str(entry["queries"]), *(cell(entry, condition, measure) for condition, measure, _ in measures)]
-        for name, entry in results.items()
-    ]
-    intervals = ["95 % interval", ""]
-    for condition, measure, _ in measures:
-        value = results["all"].get(condition, {}).get(measure)
-        bounds = value["interval"] if isinstance(value, dict) else None
-        intervals.append(f"{bounds[0]:.0f} to {bounds[1]:.0f} %" if bounds else "")
-    return ["", "queries", *(f"{condition}: {heading}" for condition, _, heading in measures)], [*rows, intervals]
 
 
 if __name__ == "__main__":

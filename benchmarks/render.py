@@ -449,6 +449,39 @@ def infilling(record: dict[str, Any]) -> str:
     return "\n\n".join([*tables, f"`{record['fills_command']}`, then `--from-fills`; patience {record['patience']}."])
 
 
+def cloze_rows(results: Mapping[str, Mapping[str, Any]]) -> Rows:
+    """Return how many short queries get an accepted fill; the last row has the intervals of all queries."""
+    conditions = [name for name in results["all"] if name != "queries"]
+    measures = [
+        (condition, measure, heading)
+        for condition in conditions
+        for measure, heading in (("top_1", "top-1"), ("top_5", "top-5"), ("mrr", "MRR"))
+        if condition != "known length" or measure == "top_1"
+    ]
+
+    def cell(entry: Mapping[str, Any], condition: str, measure: str) -> str:
+        if condition not in entry:
+            return ""
+        value = entry[condition][measure]
+        return f"{value:.2f}" if measure == "mrr" else f"{value['accepted']} ({value['percent']:.0f} %)"
+
+    rows = [
+        [name, str(entry["queries"]), *(cell(entry, condition, measure) for condition, measure, _ in measures)]
+        for name, entry in results.items()
+    ]
+    intervals = ["95 % interval", ""]
+    for condition, measure, _ in measures:
+        value = results["all"].get(condition, {}).get(measure)
+        bounds = value["interval"] if isinstance(value, dict) else None
+        intervals.append(f"{bounds[0]:.0f} to {bounds[1]:.0f} %" if bounds else "")
+    return ["", "queries", *(f"{condition}: {heading}" for condition, _, heading in measures)], [*rows, intervals]
+
+
+def cloze(record: dict[str, Any]) -> str:
+    """Render the short queries with accepted answers."""
+    return f"{markdown(*cloze_rows(record['results']))}\n\n`{record['fills_command']}`, then:"
+
+
 def worth_rows(worth: dict[str, Any]) -> Rows:
     """Return perplexity with and without the future, a row per model."""
     rows = []
@@ -539,6 +572,7 @@ TABLES = {
     "from_scratch": from_scratch,
     "gaps": gaps,
     "healing": healing,
+    "cloze": cloze,
     "infilling": infilling,
     "generation": generation,
     "resume": resume,
