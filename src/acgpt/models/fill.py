@@ -666,12 +666,12 @@ class Filler:
 
         A candidate is drawn under the constraint of its gaps, so its tokens come with a larger probability q than p.
         It is accepted with the probability p / q, which makes the accepted ones exact draws. If too few are accepted of
-        `candidates` for each fill, all of them are resampled with these weights instead. So they are with another
-        temperature than 1, or a truncated distribution.
+        `candidates`, or of eight for each fill, all of them are resampled with these weights instead. So they are with
+        another temperature than 1, or a truncated distribution.
         """
         options, sampling = self.options, self.options.sampling
         exact = sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k is None
-        most = candidates * options.n if exact else max(candidates, options.n)
+        most = max(candidates, 8 * options.n if exact else options.n)
         drawn: list[Candidate] = []
         accepted: list[Candidate] = []
         given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
