@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from acgpt import Metadata, ModelError
 from acgpt.models.metadata import FILE, FORMAT_VERSION, tokenizer_hash, weights_hash
 
-FULL = Metadata("ac-gpt", {"distribution": "uniform", "r_max": 0.6}, 0, 2, "base", "tokenizer")
+LENGTHS = {"file": "length_head.safetensors", "distance": 16}
+FULL = Metadata("ac-gpt", {"distribution": "uniform", "r_max": 0.6}, 0, 2, "base", "tokenizer", LENGTHS)
 
 
 def test_what_is_written_is_read_again(tmp_path):

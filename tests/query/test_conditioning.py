@@ -529,7 +529,7 @@ def test_the_page_on_conditioning_says_what_is_so():
     results = doctest.testfile(str(page), module_relative=False)
     assert results.attempted > 0 and results.failed == 0
     examples = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         Conditioning.from_dict(yaml.safe_load(example)["conditioning"])
     named = re.findall(r"`(\w+_\w+_\w+_\w+)`", text)
