@@ -188,6 +188,25 @@ def test_lengths_that_a_template_allows_sum_to_one(lm):
     assert math.fsum(map(math.exp, lm.lengths("x.{{_}}.y", max_tokens=7).log_probs.values())) == pytest.approx(1)
 
 
+def test_a_list_of_templates_is_asked_together_and_answered_as_one_by_one(lm):
+    templates = ["x.{{_}}.y", FREE, "x.ab.x.{{_0-3}}.y.{{_}}.x", ONE]
+    calls = lm._executor.engine.meter.calls
+    together = lm.lengths(templates, max_tokens=5)
+    assert lm._executor.engine.meter.calls == calls + 1
+    for template, answer in zip(templates, together, strict=True):
+        assert answer.log_probs == pytest.approx(lm.lengths(template, max_tokens=5).log_probs, abs=1e-9)
+    assert lm.lengths([FREE])[0].log_probs == pytest.approx(lm.lengths(FREE).log_probs, abs=1e-9)
+    assert lm.lengths([]) == []
+
+
+def test_lengths_that_are_known_are_those_of_every_template_of_a_list(lm):
+    templates = ["x.{{_0-2}}.y.{{_0-4}}.b", "x.ab.{{_0-3}}.y.{{_0-2}}.b"]
+    for template, answer in zip(templates, lm.lengths(templates, [1]), strict=True):
+        assert answer.log_probs == pytest.approx(lm.lengths(template, [1]).log_probs, abs=1e-9)
+    with pytest.raises(QueryError, match="cannot have 3"):
+        lm.lengths(templates, [3])
+
+
 def test_a_fill_has_the_probability_of_its_lengths_one_after_the_other(lm):
     template = "x.{{_0-2}}.y.{{_}}.x{{_1-3}}.b"
     for fill in [*lm.fill(template, 3, max_tokens=4, seed=0), *lm.sample(template, 3, max_tokens=4, seed=0)]:

@@ -412,15 +412,25 @@ class LanguageModel:
         results = [[self._fill(filler, c) for c in chosen] for filler, chosen in zip(fillers, found, strict=True)]
         return results[0] if isinstance(template, str) else results
 
+    @overload
+    def lengths(  # type: ignore[overload-overlap]
+        self, template: str, known: Sequence[int] = (), *, max_tokens: int | None = None, future: bool | None = None,
+        adapter: Choice = None,
+    ) -> Lengths: ...  # fmt: skip
+    @overload
+    def lengths(
+        self, template: Sequence[str], known: Sequence[int] = (), *, max_tokens: int | None = None,
+        future: bool | None = None, adapter: Choice = None,
+    ) -> list[Lengths]: ...  # fmt: skip
     def lengths(
         self,
-        template: str,
+        template: str | Sequence[str],
         known: Sequence[int] = (),
         *,
         max_tokens: int | None = None,
         future: bool | None = None,
         adapter: Choice = None,
-    ) -> Lengths:
+    ) -> Lengths | list[Lengths]:
         """Return p(length of a gap | context), for a model that predicts lengths, without drawing anything.
 
             lm.lengths("The capital of {{_}} is Paris.").most_probable(3)
@@ -429,23 +439,25 @@ class LanguageModel:
         p(texts | lengths); `Fill.length_log_prob` is the first factor, and `Fill.log_prob` the second.
 
         Args:
-            template: A template with gaps, see `fill`.
-            known: Lengths of the first gaps. The distribution is that of the next one.
+            template: A template with gaps, see `fill`. Or a list of templates, which are asked in batches.
+            known: Lengths of the first gaps, of each template. The distribution is that of the next one.
             max_tokens: Maximum number of tokens of a gap, see `fill`.
             future: Whether predictions see given tokens that come after an asked one, see `log_prob`.
             adapter: Name of the adapter to use, see `log_prob`.
 
         Returns:
             The log-probability of each length that the gap may have; they are normalised. Lengths count the tokens
-            between kept ones, as in `Fill.lengths`.
+            between kept ones, as in `Fill.lengths`. For a list of templates, a list of such answers, in its order.
 
         Raises:
             TemplateError: The template is malformed or has no gap.
             QueryError: The model does not predict lengths, or `known` does not fit the template.
         """
         options = Options(max_tokens=max_tokens, future=future, adapter=adapter)
-        filler = self._filler(parse_gaps(template), template, options)
-        return Lengths(self._executor.run([filler.next_length(tuple(known))])[0])
+        fillers = [self._filler(parse_gaps(text), text, options) for text in as_templates(template)]
+        found = self._executor.run([filler.next_length(tuple(known)) for filler in fillers])
+        results = [Lengths(log_probs) for log_probs in found]
+        return results[0] if isinstance(template, str) else results
 
     def stream(
         self,
