@@ -42,12 +42,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from common import machine, report
+from common import Parser, load_adapted, machine, report
 from render import cloze_rows
 
-import acgpt
 from acgpt.errors import InputError
 from acgpt.query.template import Slot, parse
 
@@ -58,18 +57,11 @@ FILLS = 5  # per query
 Z = 1.959964  # 97.5 % quantile of the normal distribution
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
-
-
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=Path, default=QUERIES, help="default: cloze.jsonl, next to this program")
     parser.add_argument("--model", default="default", help="default: the embedded model")
-    parser.add_argument("--adapter", help="default: that of the embedded model")
+    parser.add_argument("--adapter", help="a folder, or none; default: that of the embedded model")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--limit", type=int, help="use the first queries only")
     parser.add_argument("--kinds", nargs="+", metavar="KIND", help="use queries of these kinds only")
@@ -211,7 +203,7 @@ def select(queries: Sequence[Query], kinds: Sequence[str] | None, limit: int | N
 
 def fill_all(args: argparse.Namespace, queries: Sequence[Query]) -> dict[str, Any]:
     """Fill all queries in all conditions; return the fills with what is needed to repeat them."""
-    lm = acgpt.load(args.model, args.adapter, args.device)
+    lm = load_adapted(args.model, args.adapter, args.device)
     ask: dict[str, Callable[[list[Query]], list[Any]]] = {
         "future": lambda group: lm.fill([q.template for q in group], FILLS, seed=args.seed),
         "past": lambda group: lm.fill([q.template for q in group], FILLS, seed=args.seed, future=False),

@@ -1,7 +1,8 @@
-"""Shared by the benchmark programs: models of the paper's sizes, a clock, a table, and the final JSON line."""
+"""Shared by the benchmark programs: models, adapters to compare, intervals, a clock, a table, the final JSON line."""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import math
@@ -10,18 +11,23 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn
 
+import numpy as np
 import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 import acgpt
+from acgpt.errors import InputError
+from acgpt.evaluation.bootstrap import RESAMPLES, SEED, percentiles, resampled_means
 
+BOOTSTRAP = {"resamples": RESAMPLES, "seed": SEED}  # of intervals, for the record
 SIZES = {"tiny": (2, 128, 4), "82M": (6, 768, 12), "124M": (12, 768, 12), "204M": (12, 1024, 16)}
 VOCABULARY = 50257
 
@@ -45,6 +51,65 @@ def build_model(size: str, device: str, dtype: torch.dtype, positions: int = 204
     )
     torch.manual_seed(0)
     return GPTNeoXForCausalLM(config).to(device, dtype).eval()
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
+
+
+def by_label(values: Sequence[str], what: str) -> dict[str, str]:
+    """Return the values of an option by label: `LABEL=VALUE`, or a value that is its own label.
+
+    Raises:
+        InputError: Two values have the same label. `what` names the option.
+    """
+    result: dict[str, str] = {}
+    for text in values:
+        label, separator, value = text.partition("=")
+        if not separator or Path(text).exists():
+            label = value = text
+        if label in result:
+            raise InputError(f"{what} has two values with the label {label!r}: write LABEL=VALUE.")
+        result[label] = value
+    return result
+
+
+def load_adapted(model: str | None, adapter: str | None, device: str, dtype: str = "auto") -> acgpt.LanguageModel:
+    """Load a model with an adapter, so that adapters can be compared: each is asked as the embedded one is.
+
+    That is, if it reads the future, it answers the queries that need the future, and the model without it the others.
+
+    Args:
+        model: As in `acgpt.load`.
+        adapter: As in `acgpt.load`, or "none".
+        device: As in `acgpt.load`.
+        dtype: As in `acgpt.load`.
+    """
+    disable_progress_bar()
+    choice: str | Literal[False] | None = False if adapter == "none" else adapter
+    lm = acgpt.load(model, choice, device, dtype)
+    lm.router = lm.router or lm.reads_future
+    return lm
+
+
+def check_limit(limit: int | None) -> None:
+    """Check the value of `--limit`."""
+    if limit is not None and limit < 1:
+        raise InputError(f"--limit {limit} leaves nothing to measure: use a number from 1 on.")
+
+
+def resampled(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the means of columns on resamples of their rows, the same ones for all columns."""
+    return resampled_means({name: (values, np.ones(len(values))) for name, values in columns.items()}, SEED)
+
+
+def mean_with_interval(mean: float, means: np.ndarray, rows: int) -> dict[str, Any]:
+    """Return a mean, or a difference of means, and its 95 % interval from its values on resamples of so many rows."""
+    interval = percentiles(means, rows)
+    return {"mean": float(mean), "interval": None if interval is None else list(interval)}
 
 
 def clock(work: Callable[[], object], *, repeats: int = 3, warm_up: int = 1) -> float:

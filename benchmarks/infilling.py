@@ -3,6 +3,9 @@
     python benchmarks/infilling_tasks.py --humaneval HumanEval-SingleLineInfilling.jsonl.gz -o humaneval.jsonl
     python benchmarks/infilling_tasks.py --prose test.jsonl --count 400 -o prose.jsonl
     python benchmarks/infilling.py humaneval.jsonl prose.jsonl --device cuda
+    python benchmarks/infilling.py humaneval.jsonl prose.jsonl --device cuda --fills before.json
+    python benchmarks/infilling.py humaneval.jsonl prose.jsonl --device cuda --adapter FOLDER --fills after.json
+    python benchmarks/infilling.py humaneval.jsonl prose.jsonl --from-fills after.json --against before.json
 
 | condition | what the model reads and is told |
 |---|---|
@@ -14,8 +17,9 @@
 All of them heal the tokens at the borders of the gap (docs/how-to/fill-gaps.md), and take the likeliest token at each
 step. A fill is an exact match if it is the true text to the letter. HumanEval's programs are run with their tests
 (pass@1; an empty line passes some of them). *Calls* counts what the model is asked to compute: one for each token
-drawn, and one for each text scored, which a known length does not need; *passes* are forward passes, which serve many
-tasks at once here. The 95 % intervals resample tasks.
+drawn, one for each text scored, which a known length does not need, and one for each question for a length; *passes*
+are forward passes, which serve many tasks at once here. The 95 % intervals resample tasks, the same ones for both files
+of fills, so that differences to those of `--against` are paired. Similarity of meaning is measured by similarity.py.
 """
 
 from __future__ import annotations
@@ -25,17 +29,18 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import machine, report
+from common import Parser, check_limit, load_adapted, machine, mean_with_interval, report, resampled
 from infilling_tasks import Task, by_kind, read_tasks
-from render import infilling_costs, infilling_rows
+from render import infilling_costs, infilling_differences, infilling_rows
 from sandbox import passes_all
 
 import acgpt
+from acgpt.errors import InputError
 from acgpt.models.fill import PATIENCE
 from acgpt.query.gaps import encode_gaps
 from acgpt.query.template import parse
@@ -45,10 +50,10 @@ RESAMPLES = 2000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="+", type=Path, help="files of infilling_tasks.py")
     parser.add_argument("--model", help="default: the embedded model")
-    parser.add_argument("--adapter", help="default: that of the embedded model")
+    parser.add_argument("--adapter", help="a folder, or none; default: that of the embedded model")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--limit", type=int, help="use the first tasks of each file only")
@@ -58,23 +63,34 @@ def main() -> None:
     parser.add_argument("--patience", type=int, default=PATIENCE, help="of the search for unknown lengths")
     parser.add_argument("--fills", type=Path, help="write the fills to this file, and run no program")
     parser.add_argument("--from-fills", type=Path, help="read the fills from this file; their programs are run here")
+    parser.add_argument("--against", type=Path, help="compare with the fills in this file, of another model or adapter")
     parser.add_argument("--workers", type=int, default=2, help="programs run at a time")
     args = parser.parse_args()
-    tasks = [task for path in args.tasks for task in read_tasks(path)[: args.limit]]
-    record = json.loads(args.from_fills.read_text(encoding="utf-8")) if args.from_fills else fill_all(args, tasks)
-    if args.fills:
-        args.fills.write_text(json.dumps(record), encoding="utf-8")
-        return
-    record["kinds"] = summary(tasks, record["lengths"], record["fills"], args.workers)
-    for name in ("lengths", "fills"):
-        del record[name]
+    try:
+        check_limit(args.limit)
+        tasks = [task for path in args.tasks for task in read_tasks(path)[: args.limit]]
+        record = read_fills(args.from_fills, tasks) if args.from_fills else fill_all(args, tasks)
+        if args.fills:
+            args.fills.write_text(json.dumps(record), encoding="utf-8")
+            return
+        against = read_fills(args.against, tasks) if args.against else None
+    except (InputError, OSError) as error:
+        parser.error(str(error))
+    hits = grade(tasks, record["fills"], args.workers)
+    record["kinds"] = summary(tasks, record["lengths"], hits)
+    if against:
+        record["against"] = {key: against.get(key) for key in ("fills_command", "model", "adapter")}
+        record["differences"] = differences(tasks, hits, grade(tasks, against["fills"], args.workers))
+    for name in ("lengths", "fills", "names"):
+        record.pop(name, None)
     columns, rows = infilling_rows(record["kinds"])
-    report("Fills of gaps", columns, rows, record, infilling_costs(record["costs"]))
+    more = infilling_differences(record["differences"]) if against else infilling_costs(record["costs"])
+    report("Fills of gaps", columns, rows, record, more)
 
 
 def fill_all(args: argparse.Namespace, tasks: Sequence[Task]) -> dict[str, Any]:
     """Fill all tasks in all conditions."""
-    lm = acgpt.load(args.model, args.adapter, args.device, args.dtype)
+    lm = load_adapted(args.model, args.adapter, args.device, args.dtype)
     lengths = [true_length(lm, task) for task in tasks]
     fills: dict[str, list[str]] = {}
     costs: dict[str, dict[str, float]] = {}
@@ -84,10 +100,31 @@ def fill_all(args: argparse.Namespace, tasks: Sequence[Task]) -> dict[str, Any]:
     if known := costs.get("future, known"):
         for cost in costs.values():
             scored = 0 if cost is known else cost["scored"]  # a known length needs no scores
-            cost["calls_ratio"] = (cost["drawn"] + scored) / known["drawn"]
+            cost["calls_ratio"] = (cost["drawn"] + scored + cost["asked_lengths"]) / known["drawn"]
             cost["seconds_ratio"] = cost["seconds"] / known["seconds"]
     command = {"benchmark": "infilling", "fills_command": shlex.join(["python", *sys.argv]), "patience": args.patience}
-    return command | machine(lm.model.device.type) | {"costs": costs, "lengths": lengths, "fills": fills}
+    command |= {"model": args.model or "default", "adapter": args.adapter, "seed": 0}
+    answers = {"lengths": lengths, "names": [task.name for task in tasks], "fills": fills}
+    return command | machine(lm.model.device.type) | {"costs": costs} | answers
+
+
+def read_fills(path: Path, tasks: Sequence[Task]) -> dict[str, Any]:
+    """Read the fills that `--fills` wrote.
+
+    Raises:
+        InputError: The file is something else, or its fills are those of other tasks.
+    """
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        counts = {len(texts) for texts in record["fills"].values()}
+        complete = record["benchmark"] == "infilling"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        complete = False
+    if not complete:
+        raise InputError(f"{path} has no fills: name a file that infilling.py --fills wrote.")
+    if counts != {len(tasks)} or record.get("names", [task.name for task in tasks]) != [task.name for task in tasks]:
+        raise InputError(f"{path} has the fills of other tasks: name the task files and --limit of its command.")
+    return record
 
 
 def true_length(lm: acgpt.LanguageModel, task: Task) -> int:
@@ -106,8 +143,8 @@ def run(
     lm: acgpt.LanguageModel, tasks: Sequence[Task], lengths: Sequence[int], condition: str, args: argparse.Namespace
 ) -> tuple[list[str], dict[str, float]]:
     """Fill all tasks in one condition; return the fills, and what they cost."""
-    drawn, scored = 0, 0
-    score = lm._executor.sums
+    drawn, scored, asked = 0, 0, 0
+    score, ask = lm._executor.sums, lm._executor.lengths
 
     def count_drawn(tokens: int) -> None:
         nonlocal drawn
@@ -118,7 +155,13 @@ def run(
         scored += len(queries)
         return score(queries)
 
+    def count_asked(requests: Mapping[int, Any]) -> dict[int, np.ndarray]:
+        nonlocal asked
+        asked += sum(len(request.questions) for request in requests.values())
+        return ask(requests)
+
     lm._executor.sums = count_scored  # type: ignore[method-assign]
+    lm._executor.lengths = count_asked  # type: ignore[method-assign]
     passes, start, fills = lm._executor.engine.meter.calls, time.perf_counter(), [""] * len(tasks)
     order = sorted(range(len(tasks)), key=lambda i: len(tasks[i].prefix) + len(tasks[i].suffix))
     reads, _, told = condition.partition(", ")
@@ -144,29 +187,59 @@ def run(
             )
             for i, answer in zip(group, answers, strict=True):
                 fills[i] = answer[0].fills[0] + ("\n" if to_newline else "")
-    lm._executor.sums = score  # type: ignore[method-assign]
+    lm._executor.sums, lm._executor.lengths = score, ask  # type: ignore[method-assign]
     seconds, calls = time.perf_counter() - start, lm._executor.engine.meter.calls - passes
-    return fills, {"seconds": seconds, "drawn": drawn, "scored": scored, "passes": calls}
+    return fills, {"seconds": seconds, "drawn": drawn, "scored": scored, "asked_lengths": asked, "passes": calls}
 
 
-def summary(tasks: Sequence[Task], lengths: Sequence[int], fills: dict[str, list[str]], workers: int) -> dict[str, Any]:
-    """Return exact matches and passed tests by kind of task."""
+Hits = dict[str, dict[str, np.ndarray]]  # by condition and measure: (tasks,) 1 for a hit, 0 for none, nan for no test
+
+
+def grade(tasks: Sequence[Task], fills: dict[str, list[str]], workers: int) -> Hits:
+    """Return which fills are exact matches, and which pass the tests of their task."""
     runnable = [i for i, task in enumerate(tasks) if task.test]
-    passed: dict[str, dict[int, bool]] = {}
+    hits: Hits = {}
     for condition, texts in fills.items():
-        verdicts = passes_all([tasks[i].program(texts[i]) for i in runnable], workers) if runnable else []
-        passed[condition] = dict(zip(runnable, verdicts, strict=True))
+        passed = np.full(len(tasks), np.nan)
+        passed[runnable] = passes_all([tasks[i].program(texts[i]) for i in runnable], workers) if runnable else []
+        exact = np.array([float(text == task.fill) for text, task in zip(texts, tasks, strict=True)])
+        hits[condition] = {"exact": exact, "pass": passed}
+    return hits
+
+
+def members(tasks: Sequence[Task]) -> dict[str, list[int]]:
+    """Return the numbers of the tasks of each kind, and of all if there are several kinds."""
+    groups = {kind: [i for i, task in enumerate(tasks) if task.kind == kind] for kind in by_kind(tasks)}
+    return groups if len(groups) == 1 else {**groups, "all": list(range(len(tasks)))}
+
+
+def summary(tasks: Sequence[Task], lengths: Sequence[int], hits: Hits) -> dict[str, Any]:
+    """Return exact matches and passed tests by kind of task."""
     kinds: dict[str, Any] = {}
-    groups = by_kind(tasks)
-    for kind, members in (groups if len(groups) == 1 else {**groups, "all": list(tasks)}).items():
-        numbers = [i for i, task in enumerate(tasks) if kind == "all" or task.kind == kind]
-        kinds[kind] = {"tasks": len(members), "mean_tokens": float(np.mean([lengths[i] for i in numbers]))}
-        for condition, texts in fills.items():
-            entry = {"exact": share(np.array([texts[i] == tasks[i].fill for i in numbers]))}
-            if all(i in passed[condition] for i in numbers):
-                entry["pass"] = share(np.array([passed[condition][i] for i in numbers]))
-            kinds[kind][condition] = entry
+    for kind, numbers in members(tasks).items():
+        kinds[kind] = {"tasks": len(numbers), "mean_tokens": float(np.mean([lengths[i] for i in numbers]))}
+        for condition, by_measure in hits.items():
+            kinds[kind][condition] = {
+                measure: share(values[numbers])
+                for measure, values in by_measure.items()
+                if not np.isnan(values[numbers]).any()
+            }
     return kinds
+
+
+def differences(tasks: Sequence[Task], ours: Hits, theirs: Hits) -> dict[str, Any]:
+    """Return by how many points more fills of ours are hits, by kind, condition and measure, with paired intervals."""
+    result: dict[str, Any] = {}
+    for kind, numbers in members(tasks).items():
+        result[kind] = {}
+        for condition in (condition for condition in ours if condition in theirs):
+            pairs = {name: 100 * (ours[condition][name] - theirs[condition][name])[numbers] for name in ours[condition]}
+            pairs = {name: values for name, values in pairs.items() if not np.isnan(values).any()}
+            means = resampled(pairs)
+            result[kind][condition] = {
+                name: mean_with_interval(values.mean(), means[name], len(numbers)) for name, values in pairs.items()
+            }
+    return result
 
 
 def share(hits: np.ndarray) -> dict[str, Any]:

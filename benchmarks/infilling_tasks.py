@@ -36,6 +36,8 @@ from pathlib import Path
 
 from common import report
 
+from acgpt.errors import InputError
+
 CONTEXT = (400, 800)  # characters of prose on each side: least and most
 PHRASE = (2, 6)  # words: least and most
 SENTENCE = (4, 50)
@@ -124,9 +126,21 @@ def main() -> None:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """Return the tasks that `write_tasks` wrote."""
-    with path.open(encoding="utf-8") as lines:
-        return [Task(**json.loads(line)) for line in lines]
+    """Return the tasks that `write_tasks` wrote.
+
+    Raises:
+        InputError: A line is no task, or there is none.
+    """
+    tasks = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        try:
+            if line:
+                tasks.append(Task(**json.loads(line)))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{path}, line {number}, is no task of infilling_tasks.py: {error}") from error
+    if not tasks:
+        raise InputError(f"{path} has no tasks.")
+    return tasks
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:

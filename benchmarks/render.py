@@ -414,6 +414,14 @@ def healing(record: dict[str, Any]) -> str:
     return markdown(*healing_rows(record["results"]))
 
 
+def mean_cell(value: Mapping[str, Any] | None, spec: str) -> str:
+    """Return a mean and its interval as text."""
+    if value is None:
+        return "--"
+    interval = "" if value["interval"] is None else " [{:{spec}}, {:{spec}}]".format(*value["interval"], spec=spec)
+    return f"{value['mean']:{spec}}{interval}"
+
+
 def infilling_rows(kinds: Mapping[str, Any]) -> Rows:
     """Return exact matches and passed programs, a row for each kind of task and condition."""
 
@@ -432,6 +440,16 @@ def infilling_rows(kinds: Mapping[str, Any]) -> Rows:
     return ["tasks", "condition", "exact match", "pass@1"], rows
 
 
+def infilling_differences(kinds: Mapping[str, Any]) -> Rows:
+    """Return how many points more fills are hits than those of another model, a row for each kind and condition."""
+    rows = [
+        [kind, condition, *(mean_cell(entry.get(measure), "+.1f") for measure in ("exact", "pass"))]
+        for kind, conditions in kinds.items()
+        for condition, entry in conditions.items()
+    ]
+    return ["difference in points", "condition", "exact match", "pass@1"], rows
+
+
 def infilling_costs(costs: Mapping[str, Mapping[str, float]]) -> Rows:
     """Return what the fills cost, a row per condition."""
     headings = ["condition", "tokens drawn", "texts scored", "passes", "seconds", "calls / known", "seconds / known"]
@@ -446,6 +464,7 @@ def infilling_costs(costs: Mapping[str, Mapping[str, float]]) -> Rows:
 def infilling(record: dict[str, Any]) -> str:
     """Render the fills of gaps whose true text is known."""
     tables = [markdown(*infilling_rows(record["kinds"])), markdown(*infilling_costs(record["costs"]))]
+    tables += [markdown(*infilling_differences(record["differences"]))] if "differences" in record else []
     return "\n\n".join([*tables, f"`{record['fills_command']}`, then `--from-fills`; patience {record['patience']}."])
 
 
