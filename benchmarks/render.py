@@ -501,6 +501,41 @@ def cloze(record: dict[str, Any]) -> str:
     return f"{markdown(*cloze_rows(record['results']))}\n\n`{record['fills_command']}`, then:"
 
 
+LENGTH_MEASURES = {"nats": "nats", "top_1": "top-1, %", "top_5": "top-5, %", "error": "error, tokens"}
+LENGTH_FORMATS = {"nats": ".2f", "top_1": ".1f", "top_5": ".1f", "error": ".2f"}
+
+
+def length_rows(kinds: Mapping[str, Any]) -> Rows:
+    """Return how good predicted lengths are, a row for each kind of task and predictor."""
+    rows = []
+    for kind, entry in kinds.items():
+        for name, measures in entry["predictors"].items():
+            cells = [mean_cell(measures.get(measure), LENGTH_FORMATS[measure]) for measure in LENGTH_MEASURES]
+            ece = f"{measures['ece']:.1f}" if "ece" in measures else "--"
+            rows.append([f"{entry['tasks']:,} {kind}, mean {entry['mean_length']:.1f}", name, *cells, ece])
+    return ["tasks", "predictor", *LENGTH_MEASURES.values(), "ECE, %"], rows
+
+
+def length_differences(kinds: Mapping[str, Any]) -> Rows | None:
+    """Return the paired differences between predictors of lengths; `None` if there are none."""
+    rows = [
+        [
+            f"{entry['tasks']:,} {kind}",
+            name,
+            *(mean_cell(by.get(measure), f"+{LENGTH_FORMATS[measure]}") for measure in LENGTH_MEASURES),
+        ]
+        for kind, entry in kinds.items()
+        for name, by in entry["differences"].items()
+    ]
+    return (["tasks", "difference", *LENGTH_MEASURES.values()], rows) if rows else None
+
+
+def lengths(record: dict[str, Any]) -> str:
+    """Render how good p(length | context) is."""
+    more = length_differences(record["kinds"])
+    return "\n\n".join([markdown(*length_rows(record["kinds"])), *([markdown(*more)] if more else [])])
+
+
 def worth_rows(worth: dict[str, Any]) -> Rows:
     """Return perplexity with and without the future, a row per model."""
     rows = []
@@ -593,6 +628,7 @@ TABLES = {
     "healing": healing,
     "cloze": cloze,
     "infilling": infilling,
+    "lengths": lengths,
     "generation": generation,
     "resume": resume,
     "scoring": scoring,
