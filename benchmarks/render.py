@@ -536,6 +536,45 @@ def lengths(record: dict[str, Any]) -> str:
     return "\n\n".join([markdown(*length_rows(record["kinds"])), *([markdown(*more)] if more else [])])
 
 
+def unknown_rows(shares: Mapping[str, Any]) -> Rows:
+    """Return perplexities by the share of unknown tokens, a row for each share and adapter."""
+    rows, previous = [], None
+    for share, by_label in shares.items():
+        for label, entry in by_label.items():
+            left_out = f"{entry['left out']:.2f}" if "below_left_out" in entry else "--"
+            below = [mean_cell(entry.get(key), ".1f") for key in ("below_left_out", "below_first")]
+            shown = f"{float(share):.0%}" if share != previous else ""
+            rows.append([shown, label, f"{entry['MASK']:.2f}", left_out, *below])
+            previous = share
+    headings = ["unknown", "adapter", "MASK", "left out", "MASK below left out, %", "MASK below the first adapter's, %"]
+    return headings, rows
+
+
+def marginal_rows(marginals: Mapping[str, Any]) -> Rows:
+    """Return nats of a token after an unknown one, a row for each adapter."""
+    names = {
+        "known": "it is known",
+        "summed": "sum over its values",
+        "MASK": "MASK",
+        "left out": "left out",
+        "MASK - summed": "MASK - sum",
+        "|MASK - summed|": "absolute",
+        "left out - summed": "left out - sum",
+    }
+    rows = [
+        [label, *(mean_cell(entry[key], "+.3f" if " - summed" in key else ".3f") for key in names)]
+        for label, entry in marginals.items()
+    ]
+    return ["nats of a token after one unknown token", *names.values()], rows
+
+
+def unknown_tokens(record: dict[str, Any]) -> str:
+    """Render what unknown tokens cost."""
+    tables = [markdown(*unknown_rows(record["shares"]))]
+    tables += [markdown(*marginal_rows(record["marginals"]))] if record["marginals"] else []
+    return "\n\n".join(tables)
+
+
 def worth_rows(worth: dict[str, Any]) -> Rows:
     """Return perplexity with and without the future, a row per model."""
     rows = []
@@ -634,6 +673,7 @@ TABLES = {
     "scoring": scoring,
     "target_positions": target_positions,
     "training": training,
+    "unknown_tokens": unknown_tokens,
     "where": where,
     "with_future": with_future,
 }
