@@ -575,6 +575,27 @@ def unknown_tokens(record: dict[str, Any]) -> str:
     return "\n\n".join(tables)
 
 
+def similarity_rows(kinds: Mapping[str, Any]) -> Rows:
+    """Return similarities to the true sentence, a row for each kind of task, condition and file of fills."""
+    rows = [
+        [
+            f"{group['tasks']:,} {kind}",
+            entry["condition"],
+            entry["label"],
+            mean_cell(entry["similarity"], ".3f"),
+            mean_cell(entry.get("difference"), "+.3f"),
+        ]
+        for kind, group in kinds.items()
+        for entry in sorted(group["entries"], key=lambda entry: entry["condition"])
+    ]
+    return ["tasks", "condition", "fills", "similarity", "difference to the first"], rows
+
+
+def similarity(record: dict[str, Any]) -> str:
+    """Render the similarity of fills to the true text."""
+    return markdown(*similarity_rows(record["kinds"]))
+
+
 def worth_rows(worth: dict[str, Any]) -> Rows:
     """Return perplexity with and without the future, a row per model."""
     rows = []
@@ -671,6 +692,7 @@ TABLES = {
     "generation": generation,
     "resume": resume,
     "scoring": scoring,
+    "similarity": similarity,
     "target_positions": target_positions,
     "training": training,
     "unknown_tokens": unknown_tokens,
