@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from fuzz import examples
 from models import by_hand, masked_hidden, tiny_model, toy_tokenizer
+from transformers import AutoModelForCausalLM
 
 import acgpt
 from acgpt import LanguageModel, Metadata, ModelError, Query, QueryError
@@ -215,9 +216,9 @@ def test_a_fill_has_the_probability_of_its_lengths_one_after_the_other(lm):
 
 
 def test_the_best_fill_has_the_best_score_of_the_likeliest_lengths(lm):
-    likely = lm.lengths(FREE).most_probable(2)
+    likely = lm.lengths("x.{{_1-9}}.y").most_probable(4)
+    assert {fill.lengths[0] for fill in lm.fill("x.{{_1-9}}.y", 4)} == set(likely) != {1, 2, 3, 4}
     fills = lm.fill(FREE, 3)
-    assert {fill.lengths[0] for fill in fills[:2]} <= {*likely, *lm.lengths(FREE).log_probs}
     shown = [fill for fill in fills if fill.text != "x..y"]
     assert [fill.score for fill in shown] == sorted((fill.score for fill in shown), reverse=True)
     for fill in fills:
@@ -225,9 +226,105 @@ def test_the_best_fill_has_the_best_score_of_the_likeliest_lengths(lm):
 
 
 def test_streaming_takes_the_likeliest_length(lm):
-    *_, last = lm.stream(FREE)
-    assert last.fill.lengths == (lm.lengths(FREE).most_probable()[0],)
-    assert last.fill.length_log_prob == pytest.approx(lm.lengths(FREE).log_prob(last.fill.lengths[0]))
+    template = "x.{{_1-9}}.y"
+    *_, last = lm.stream(template)
+    assert last.fill.lengths == (lm.lengths(template).most_probable()[0],)
+    assert last.fill.length_log_prob == pytest.approx(lm.lengths(template).log_prob(last.fill.lengths[0]))
+    drawn = {[*lm.stream(template, temperature=1, seed=seed)][-1].fill.lengths for seed in range(12)}
+    assert len(drawn) > 2
+
+
+def test_greedy_fills_of_several_gaps_are_not_empty_though_nothing_is_likeliest():
+    head = random_head()
+    head.bias.data[0] = 50.0
+    model = LanguageModel(network(), toy_tokenizer(), metadata=Metadata(lengths=LENGTHS), length_head=head)
+    assert model.lengths(FREE).most_probable() == [0]
+    assert all(model.fill("x.{{_0-2}}.y.{{_0-2}}.b", 1)[0].fills)
+    assert [*model.stream(FREE)][-1].fill.fills[0]
+
+
+def test_greedy_samples_are_drawn_once(lm):
+    drawn = []
+    samples = lm.sample("x.{{_2-2}}.y", 3, temperature=0, notice=drawn.append)
+    assert len({sample.text for sample in samples}) == 1 and len(samples) == 3 and sum(drawn) == 2
+
+
+def test_a_gap_that_ends_the_text_is_drawn_as_by_a_model_without_lengths(lm):
+    """The end of the text is one of the tokens, so its probability counts among those of the fill."""
+    plain = LanguageModel(network(), toy_tokenizer(), metadata=Metadata(mask_token_id=MASK))
+    template, count = "x.y.{{_0-3}}", 600
+    for options in ({}, {"temperature": 0.7}, {"top_p": 0.8}):
+        with_head, without = (
+            Counter(sample.lengths[-1] for sample in model.sample(template, count, seed=2, **options))
+            for model in (lm, plain)
+        )
+        share = [abs(with_head[n] - without[n]) / count for n in range(4)]
+        assert max(share) < (0.08 if options else 0.6), (options, with_head, without)
+        if options:
+            assert with_head[3] > 0
+
+
+def test_other_temperatures_draw_lengths_and_tokens_one_after_the_other(lm):
+    template, count = "x.{{_0-2}}.y", 1500
+    for temperature in (0.5, 2.0):
+        log_probs = {n: value / temperature for n, value in lm.lengths(template).log_probs.items()}
+        total = math.log(math.fsum(map(math.exp, log_probs.values())))
+        drawn = Counter(s.lengths[0] for s in lm.sample(template, count, seed=4, temperature=temperature))
+        for n, value in log_probs.items():
+            p = math.exp(value - total)
+            assert abs(drawn[n] / count - p) < 4 * math.sqrt(p * (1 - p) / count)
+
+
+def test_two_gaps_are_drawn_from_the_joint_distribution(lm):
+    """Lengths of both, each given the one before; texts of a pattern, so that few are refused."""
+    template, count = "x.{{_1-2:[!-~]+}}.y.{{_1-2:[!-~]+}}.b", 600
+    samples = lm.sample(template, count, seed=8, candidates=10**4)
+    assert all(sample.length_log_prob is not None for sample in samples)
+    pairs = Counter(sample.lengths for sample in samples)
+    assert set(pairs) == {(1, 1), (1, 2), (2, 1), (2, 2)}
+    weights = Counter()
+    for first in (1, 2):
+        for second in (1, 2):
+            lengths = [lm.lengths(template).log_prob(first), lm.lengths(template, [first]).log_prob(second)]
+            weights[first, second] = math.exp(math.fsum(lengths)) * accepted(lm, template, (first, second))
+    total = sum(weights.values())
+    for key, weight in weights.items():
+        assert abs(pairs[key] / count - weight / total) < 0.08
+
+
+def accepted(lm, template, lengths, count=400):
+    """Estimate the probability that texts of these lengths fit the gaps: how often free draws do."""
+    query = encode_gaps(parse(template), lm.tokenizer).encoded(lengths).query
+    drawn = lm.sample(query, count, seed=11)
+    fits = [all("!" <= c <= "~" for token in sample.tokens for c in token.text) for sample in drawn]
+    return sum(fits) / count
+
+
+def test_unknown_tokens_and_blanks_beside_a_gap_are_part_of_the_question(lm):
+    for template in ("x.{{?2}}.{{_0-2}}.y", "x.{{_0-2}}.{{_2}}.y", "x. {{ab}}.{{_0-2}}.y"):
+        lengths = lm.lengths(template)
+        assert set(lengths.log_probs) == {0, 1, 2}
+        fill = lm.fill(template, 1)[0]
+        assert fill.length_log_prob == pytest.approx(lengths.log_prob(next(n for n in fill.lengths)))
+
+
+def test_heads_of_adapters_that_are_not_there_or_do_not_fit_are_refused():
+    with pytest.raises(acgpt.InputError, match="length_head has 'infil'"):
+        LanguageModel(network(), toy_tokenizer(), length_head={"infil": random_head()})
+    with pytest.raises(ModelError, match="a width of 8, the model one of 16"):
+        LanguageModel(network(), toy_tokenizer(), length_head=LengthHead(8))
+
+
+def test_a_gap_that_ends_the_text_has_no_length(lm):
+    with pytest.raises(QueryError, match="ends the text"):
+        lm.lengths("x.y.{{_}}")
+
+
+def test_a_default_bound_is_the_longest_length_that_can_be_told():
+    wide = tiny_model(vocabulary=len(toy_tokenizer()), width=WIDTH, layers=1, positions=400).double()
+    model = LanguageModel(wide, toy_tokenizer(), metadata=Metadata(lengths=LENGTHS), length_head=random_head())
+    assert max(model.lengths("x {{_}}y").log_probs) == LONGEST
+    assert max(model.lengths("x {{_}}y", max_tokens=300).log_probs) == 300
 
 
 def test_samples_do_not_depend_on_their_number(lm):
@@ -253,7 +350,7 @@ def test_without_the_future_lengths_are_searched(lm):
         lm.lengths(FREE, future=False)
 
 
-@pytest.mark.parametrize(("known", "message"), [((1, 1), "has 1 gaps"), ((9,), "cannot have 9")])
+@pytest.mark.parametrize(("known", "message"), [((1, 1), "has 2 lengths"), ((9,), "cannot have 9")])
 def test_known_lengths_must_fit_the_template(lm, known, message):
     template = FREE if len(known) > 1 else f"{FREE} {FREE}"
     with pytest.raises(QueryError, match=message):
@@ -276,7 +373,16 @@ def test_metadata_of_other_models_are_as_before(tmp_path):
     assert "lengths" not in json.loads((tmp_path / "acgpt.json").read_text())
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "shape", "nan", "path", "distance"])
+def test_a_model_that_transformers_saved_again_is_loaded_without_its_head(lm, tmp_path):
+    lm.save_pretrained(tmp_path / "one")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "one").save_pretrained(tmp_path / "other")
+    lm.tokenizer.save_pretrained(tmp_path / "other")
+    with pytest.warns(UserWarning, match="does not predict lengths"):
+        loaded = acgpt.load(tmp_path / "other")
+    assert loaded.fill(FREE, 1)[0].length_log_prob is None
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "shape", "nan", "large", "path", "distance"])
 def test_a_damaged_head_is_refused(lm, tmp_path, damage):
     lm.save_pretrained(tmp_path)
     path, metadata = tmp_path / FILE, json.loads((tmp_path / "acgpt.json").read_text())
@@ -287,6 +393,8 @@ def test_a_damaged_head_is_refused(lm, tmp_path, damage):
         path.write_bytes(path.read_bytes()[:100])
     elif damage == "shape":
         safetensors.torch.save_file({**weights, "bias": torch.zeros(3)}, path)
+    elif damage == "large":
+        safetensors.torch.save_file({**weights, "bias": weights["bias"].double() + 1e300}, path)
     elif damage == "nan":
         safetensors.torch.save_file({**weights, "bias": weights["bias"] * math.nan}, path)
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from fuzz import examples
@@ -52,19 +54,43 @@ def test_the_same_generator_gives_the_same_passages():
     assert draw_passages(kinds, 6, 70, generator(1, 2, 3)) != draw_passages(kinds, 6, 70, generator(1, 2, 4))
 
 
-def test_the_number_of_tokens_outside_of_a_gap_does_not_tell_how_many_are_inside():
-    """A text has a fixed number of tokens, so what is shown of it must have a random one."""
-    conditioning, totals, ends = Conditioning((Gaps(r_min=0.9, r_max=0.97, lengths=1.0),)), set(), set()
-    for item in range(40):
-        draw = conditioning.draw(random_kinds(item, 100), generator(0, 0, item))
-        (passage,) = draw.passages
-        totals.add(passage.end - passage.start)
-        ends.add((passage.start, passage.end))
-        first, (last, size) = passage.gaps[0][0], passage.gaps[-1]
-        assert 0 <= passage.start <= first and last + size <= passage.end <= 100
-        assert (passage.start < first) == (first > 0)  # something before a gap, and something behind it, if it was so
-        assert (last + size < passage.end) == (last + size < 100)
-    assert len(totals) > 20 and len(ends) > 30
+def surprise(pairs):
+    """Return the mean of -log p(second | first) in nats, each pair predicted from the counts of all others."""
+    both, firsts = Counter(pairs), Counter(first for first, _ in pairs)
+    classes = len({second for _, second in pairs})
+    return np.mean([
+        -np.log((both[pair] - 1 + 0.5) / (firsts[pair[0]] - 1 + 0.5 * classes)) for pair in pairs
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("passages", [1, 6])
+def test_what_is_missing_of_a_text_does_not_tell_how_long_a_gap_is(passages):
+    """A text has a fixed number of tokens. If all of it were shown, those that are missing would be in the gap."""
+    conditioning, pairs = Conditioning((Gaps(r_min=0.5, r_max=0.95, lengths=1.0, passages=passages),)), []
+    for item in range(400):
+        draw = conditioning.draw(random_kinds(item, 256), generator(0, 0, item))
+        for passage, question in zip(draw.passages, draw.questions, strict=True):
+            if question is not None:
+                lengths = [size for _, size in passage.gaps]
+                shown = passage.end - passage.start - sum(lengths[question:])  # with gaps of known length
+                pairs.append((256 - shown, min(lengths[question], 8)))
+    missing, lengths = zip(*pairs, strict=True)
+    shuffled = list(zip(np.random.default_rng(0).permutation(missing).tolist(), lengths, strict=True))
+    assert surprise(pairs) > surprise(shuffled) - 0.1  # nats
+
+
+@pytest.mark.parametrize("passages", [1, 6])
+def test_many_questions_have_one_gap_in_a_long_text(passages):
+    conditioning, alone = Conditioning((Gaps(r_min=0.6, r_max=0.97, lengths=1.0, passages=passages),)), []
+    for item in range(60):
+        draw = conditioning.draw(random_kinds(item, 400), generator(0, 0, item))
+        (_,), (size,) = conditioning.sizes(400, generator(0, 0, item).random((1, 2)))
+        questions = zip(draw.passages, draw.questions, strict=True)
+        asked = [passage for passage, question in questions if question is not None]
+        alone += [len(passage.gaps) == 1 for passage in asked]
+        shown = sum(passage.end - passage.start - sum(n for _, n in passage.gaps) for passage in asked)
+        assert shown <= size  # a batch has no room for more copies
+    assert np.mean(alone) > 0.25
 
 
 def test_passages_begin_with_documents_if_there_are_some():
@@ -91,7 +117,8 @@ def test_a_gap_of_words_begins_and_ends_between_words_give_or_take_a_token():
     rng, kinds = np.random.default_rng(0), np.tile(np.array([WORD, 0, 0], dtype=np.uint8), 40)
     starts = Starts.of(kinds)
     borders = set(np.flatnonzero(starts.words)) | {120}
-    drawn = [draw_gap(starts, 0, 120, rng) for _ in range(400)]
+    places = starts.inside(0, 120)
+    drawn = [draw_gap(places, 0, 120, rng, at_an_end=True) for _ in range(400)]
     near = [all(any(abs(edge - border) <= 1 for border in borders) for edge in gap) for gap in drawn]
     exact = [all(edge in borders for edge in gap) for gap in drawn]
     assert sum(exact) > 60 and sum(near) > 250
@@ -119,7 +146,7 @@ def test_the_part_survives_being_written_and_read():
 
 @pytest.mark.parametrize("seed", range(examples(10)))
 def test_given_tokens_are_as_many_as_foreseen_and_gaps_hold_the_rest(seed):
-    conditioning = Conditioning((Gaps(r_min=0.4, r_max=0.9, passages=4, lengths=0.5, unknown=0.3),))
+    conditioning = Conditioning((Gaps(r_min=0.4, r_max=0.9, passages=4, unknown=0.3),))
     kinds = random_kinds(seed, 64)
     draw = conditioning.draw(kinds, generator(7, 0, seed))
     (_,), (size,) = conditioning.sizes(64, generator(7, 0, seed).random((1, 2)))

@@ -120,7 +120,7 @@ def test_batches_of_a_run_have_one_shape_and_are_a_function_of_the_seed():
 
 
 def test_networks_of_other_architectures_learn_lengths():
-    tokens, draws = texts_and_draws(0)
+    tokens, draws = texts_and_draws(0, lengths=1.0)
     for architecture in ("gpt2", "qwen3"):
         model = tiny_model(architecture, vocabulary=VOCABULARY, positions=64).double().train()
         check_model(model)

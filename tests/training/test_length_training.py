@@ -91,6 +91,22 @@ def test_an_adapter_carries_its_head_and_a_merged_model_keeps_it(corpus, tmp_pat
     assert acgpt.load(tmp_path / "merged").lengths(TEMPLATE).log_probs == pytest.approx(lengths, abs=1e-3)
 
 
+def test_a_run_may_ask_for_lengths_alone(corpus, tmp_path):
+    parts = {"parts": [{"kind": "gaps", "r_min": 0.4, "r_max": 0.9, "lengths": 1.0}]}
+    results = train(recipe_of(corpus, tmp_path / "run", conditioning=parts, steps=4, warmup=1), quiet=True)
+    assert math.isfinite(results["loss"])
+
+
+def test_evaluating_keeps_no_hidden_states():
+    model = tiny_model("gpt_neox", vocabulary=50, positions=64).double()
+    check_model(model)
+    learner = Learner(model, backend="dense", compiled=False, length_head=head_of())
+    with torch.no_grad():
+        for _ in range(3):
+            model(input_ids=torch.tensor([[1, 2, 3]]))
+    assert not learner.hidden
+
+
 def test_other_methods_refuse_gaps(corpus, tmp_path):
     with pytest.raises(InputError, match="kind gaps is for method=ac-gpt"):
         train(recipe_of(corpus, tmp_path / "run", method="mlm"), quiet=True)

@@ -377,7 +377,7 @@ def run(
         if target_positions is not None:
             inputs["target_positions"] = target_positions
         if hidden:
-            logits: Tensor = model.base_model(**inputs).last_hidden_state
+            logits: Tensor = model.base_model(**inputs).last_hidden_state[:, keep]
         else:
             logits = model(**inputs, logits_to_keep=keep).logits
     layers = model.config.get_text_config().num_hidden_layers

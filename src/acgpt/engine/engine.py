@@ -173,7 +173,7 @@ class Engine:
             backend = BACKENDS[self.backend](layout)
             with self.meter.passes():
                 hidden = run(self.model, *layout.inputs(), backend, layout.length_rows, hidden=True)[0]
-            logits = head(hidden).double()
+            logits = head.to(hidden.device)(hidden).double()
             check_numbers(logits.cpu().numpy())
             results[order[start:end]] = logits.log_softmax(-1).cpu().numpy()
             start = end

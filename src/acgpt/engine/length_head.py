@@ -11,7 +11,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from acgpt.errors import ModelError, reason
@@ -58,18 +58,20 @@ class LengthHead(nn.Module):
         Raises:
             ModelError: The file is damaged, or the head is that of a model of another width.
         """
+        head = cls(width, distance)
+        expected = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}
         try:
-            weights = safetensors.torch.load_file(path)
-        except (OSError, SafetensorError) as error:
+            with safe_open(path, "pt") as file:
+                found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+                if found != expected:
+                    shapes = ", ".join(f"{name} {list(shape)}" for name, shape in sorted(found.items())[:4])
+                    raise ModelError(f"cannot load {path}: it has {shapes}, and this model needs {expected}.")
+                weights = {name: file.get_tensor(name).float() for name in found}
+        except (OSError, SafetensorError, RuntimeError) as error:
             raise ModelError(
                 f"cannot load {path}: it is damaged or cut off ({reason(error)}). Copy it again."
             ) from error
-        head = cls(width, distance)
-        expected = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}
-        found = {name: tuple(weight.shape) for name, weight in weights.items()}
-        if found != expected:
-            raise ModelError(f"cannot load {path}: its weights are {found}, and this model needs {expected}.")
-        head.load_state_dict(weights)
         if not all(weight.isfinite().all() for weight in weights.values()):
             raise ModelError(f"cannot load {path}: it has weights that are not finite numbers. Copy it again.")
+        head.load_state_dict(weights)
         return head

@@ -116,6 +116,7 @@ class Candidate:
         score: What candidates are ordered by.
         empty: Whether all its gaps are empty.
         log_lengths: Log-probability of its lengths, if the model predicts them.
+        log_end: Log-probability of the token that ended the text early, which `log_probs` do not have.
         log_text: Causal log-probability of the first region and what follows it.
     """
 
@@ -128,11 +129,17 @@ class Candidate:
     score: float = -math.inf
     log_text: float = -math.inf
     log_lengths: float | None = None
+    log_end: float = 0.0
     empty: bool = False
 
     def order(self) -> tuple[bool, float]:
         """Return a key to sort by, the best first. Empty fills come last: a gap asks for something."""
         return self.empty, -self.score
+
+    @property
+    def log_prob(self) -> float:
+        """Log-probability under the model of all that was drawn."""
+        return math.fsum([*self.log_probs, self.log_end])
 
     @property
     def tokens(self) -> list[int | None]:
@@ -196,14 +203,15 @@ class Filler:
         """Return the numbers of tokens that a region may have."""
         region, constraint = self.gapped.regions[index], self.constraints[index]
         room = self.room
-        default = MAX_TOKENS if self.length_head is None else LONGEST
-        bound = default if self.options.max_tokens is None else self.options.max_tokens
+        open_ended = self.gapped.open_ended and index == len(self.constraints) - 1
+        bound = MAX_TOKENS if self.options.max_tokens is None else self.options.max_tokens
         healed = sum(-(-len(literal) // 4) for literal in region.literals)  # about as many tokens as were given back
         most = bound + healed if region.most is None else region.most
+        if self.length_head is not None and region.most is None and self.options.max_tokens is None and not open_ended:
+            most = LONGEST  # as long as a length can be told from others
         if self.options.max_tokens is not None:
             most = min(most, self.options.max_tokens)
         lengths = [n for n in constraint.lengths(min(most, max(0, room))) if n >= region.least]
-        open_ended = self.gapped.open_ended and index == len(self.constraints) - 1
         if not lengths or (open_ended and room < 1):
             at = self.slots[region.slots[0]].at
             if room < max(1, region.least):
@@ -275,7 +283,15 @@ class Filler:
                 "a share of `lengths` in its conditioning, and with the future."
             )
         if len(known) >= len(self.constraints):
-            raise QueryError(f"the template has {len(self.constraints)} gaps, and {len(known)} lengths are known.")
+            raise QueryError(
+                f"`known` has {len(known)} lengths, and the template asks for {len(self.constraints)}: leave one to be "
+                "predicted. Gaps without a kept token between them count as one."
+            )
+        if self.gapped.open_ended and len(known) == len(self.constraints) - 1:
+            raise QueryError(
+                "the last gap ends the text: it ends where the model ends it, and has no length to predict. Write what "
+                "follows it."
+            )
         for index, length in enumerate(known):
             if length not in self.fitting(index, known[:index]):
                 raise QueryError(f"gap {index + 1} cannot have {length!r} tokens.")
@@ -310,8 +326,10 @@ class Filler:
             for i, lengths in enumerate(chosen):
                 table = by_lengths[lengths]
                 values = np.array(list(table.values()))
-                if temperature < GREEDY:
-                    number = int(values.argmax())
+                if temperature < GREEDY:  # not nothing, if a gap can have something
+                    number = int(
+                        np.where([length == 0 and len(table) > 1 for length in table], -np.inf, values).argmax()
+                    )
                 else:
                     weights = np.exp((values - values.max()) / temperature)
                     number = int(rngs[i].choice(len(weights), p=weights / weights.sum()))
@@ -326,8 +344,7 @@ class Filler:
             if self.gapped.open_ended:  # it may have ended early
                 lengths = next(known for known in log_lengths if known[:-1] == lengths[:-1])
             candidate.log_lengths = log_lengths[lengths]
-            log_prob = candidate.log_lengths + math.fsum(candidate.log_probs)
-            candidate.score = log_prob + BONUS * sum(candidate.lengths)
+            candidate.score = candidate.log_lengths + candidate.log_prob + BONUS * sum(candidate.lengths)
             candidate.empty = not any(any(texts) for texts in self.gap_texts(self.gapped, candidate))
 
     # ---- drawing and scoring ----------------------------------------------------------------------------------------
@@ -398,7 +415,8 @@ class Filler:
             query = Query.trusted(query.tokens[:size], query.given[:size], query.asked[:size])
             lengths = *lengths[:-1], lengths[-1] - (len(row.query.asked_at) - len(drawn))
         ids, log_probs = [token for _, token, _ in drawn], [log_prob for *_, log_prob in drawn]
-        return Candidate(lengths, query, ids, log_probs, math.fsum(row.drawn_with), route)
+        log_end = row.drawn[-1][-1] if guide.ended else 0.0
+        return Candidate(lengths, query, ids, log_probs, math.fsum(row.drawn_with), route, log_end=log_end)
 
     def scored(
         self, gapped: Gapped, candidates: Sequence[Candidate], log_lengths: Mapping[tuple[int, ...], float]
@@ -576,7 +594,8 @@ class Filler:
         gapped, options = self.gapped, self.options
         log_lengths: dict[tuple[int, ...], float] = {}
         if self.length_head is not None:
-            log_lengths = dict(self.executor.run([self.draw_lengths([0], greedy=True)])[0])
+            greedy = options.sampling.temperature < GREEDY
+            log_lengths = dict(self.executor.run([self.draw_lengths([0], greedy=greedy)])[0])
             (lengths,) = log_lengths
         else:
             lengths = self.executor.run([self.resolve()])[0]
@@ -666,33 +685,34 @@ class Filler:
 
         A candidate is drawn under the constraint of its gaps, so its tokens come with a larger probability q than p.
         It is accepted with the probability p / q, which makes the accepted ones exact draws. If too few are accepted of
-        `candidates`, or of eight for each fill, all of them are resampled with these weights instead. So they are with
-        another temperature than 1, or a truncated distribution.
+        `candidates`, or of eight for each fill, all of them are resampled with these weights instead.
+
+        With another temperature than 1, or a truncated distribution, lengths and tokens are drawn one after the other,
+        as usual, and there is nothing to correct.
         """
         options, sampling = self.options, self.options.sampling
         exact = sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k is None
-        most = max(candidates, 8 * options.n if exact else options.n)
+        greedy = sampling.temperature < GREEDY
+        most = max(candidates, 8 * options.n) if exact else 1 if greedy else options.n
         drawn: list[Candidate] = []
         accepted: list[Candidate] = []
         given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
         while len(drawn) < most and len(accepted) < options.n:
-            step = max(options.n, len(drawn), 4) if exact else most
-            numbers = range(len(drawn), min(most, len(drawn) + step))
-            lengths = yield from self.draw_lengths(numbers, greedy=False)
+            numbers = range(len(drawn), min(most, len(drawn) + max(options.n, len(drawn), 4)))
+            lengths = yield from self.draw_lengths(numbers, greedy=greedy)
             jobs = [(chosen, sampling.first + i) for (chosen, _), i in zip(lengths, numbers, strict=True)]
             new = yield from self.draw(self.gapped, self.constraints, jobs, greedy=False)
             self.weigh(new, dict(lengths))
             drawn += new
-            if exact:
-                for i, candidate in zip(numbers, new, strict=True):
-                    rng = randomness(given, sampling.first + i, sampling.seed, "accepting")
-                    if rng.random() < math.exp(math.fsum(candidate.log_probs) - candidate.drawn_with):
-                        accepted.append(candidate)
+            for i, candidate in zip(numbers, new, strict=True):
+                rng = randomness(given, sampling.first + i, sampling.seed, "accepting")
+                if not exact or rng.random() < math.exp(candidate.log_prob - candidate.drawn_with):
+                    accepted.append(candidate)
+        if greedy:
+            return accepted * options.n
         if len(accepted) >= options.n:
             return accepted[: options.n]
-        if sampling.temperature < GREEDY:
-            return drawn[: options.n]
-        log_weights = np.array([math.fsum(c.log_probs) / sampling.temperature - c.drawn_with for c in drawn])
+        log_weights = np.array([candidate.log_prob - candidate.drawn_with for candidate in drawn])
         weights = np.exp(log_weights - log_weights.max())
         rng = randomness(given, sampling.first, sampling.seed, "resampling")
         return [drawn[i] for i in rng.choice(len(drawn), size=options.n, p=weights / weights.sum())]

@@ -25,7 +25,7 @@ from acgpt.engine.meter import ignore
 from acgpt.engine.peft import trains_biases
 from acgpt.errors import InputError, ModelError, QueryError, TemplateError, too_long, whole_number
 from acgpt.methods import METHODS, Method
-from acgpt.models.adapters import BARE, Choice, common_bos, metadata_by_name, unwrap_named
+from acgpt.models.adapters import BARE, Choice, common_bos, metadata_by_name, unknown_name, unwrap_named
 from acgpt.models.answers import Fill, Lengths, Piece, Ranked, Ranking, Sample, Score, token_scores
 from acgpt.models.executor import Executor
 from acgpt.models.fill import PATIENCE, Candidate, Filler, Options
@@ -140,7 +140,15 @@ class LanguageModel:
         most, memory = (2**16, 2**32) if self.model.device.type == "cuda" else (2**13, 2**30)
         self.budget = max(1024, min(most, memory // (4 * self.vocabulary)))
         if isinstance(length_head, LengthHead):
-            length_head = {self._router.active() or BARE: length_head}
+            length_head = {(self._router.active() or BARE).partition("+")[0]: length_head}
+        for name, head in (length_head or {}).items():
+            if name not in by_name:
+                raise InputError(f"length_head has {name!r}, {unknown_name(tuple(self.adapters))}")
+            if head.weight.shape[1] != (width := self.model.get_output_embeddings().weight.shape[1]):
+                raise ModelError(
+                    f"the head for lengths has a width of {head.weight.shape[1]}, the model one of {width}. Use the one "
+                    "that was trained with this model."
+                )
         # Log-probabilities of lengths are computed in float32 at least.
         precision = torch.promote_types(self.model.dtype, torch.float32)
         heads = {name: head.to(self.model.device, precision).eval() for name, head in (length_head or {}).items()}
@@ -275,7 +283,8 @@ class LanguageModel:
 
         Gaps of unknown length, `{{_}}`, are sampled from p(fill | context), too: `candidates` fills of all lengths are
         drawn, and n of them are chosen at random with weights that make up for how they were drawn. With several gaps,
-        the lengths are those that `fill` finds, and the texts are drawn given these. For the best fills use `fill`.
+        the lengths are those that `fill` finds, and the texts are drawn given these. A model that predicts lengths
+        draws them, each given those before it, then the texts. For the best fills use `fill`.
 
         Args:
             query: A template such as "The cat {{_3}} on the {{_1}}.", a `Query`, or a list of these. A slot with text,
@@ -372,7 +381,8 @@ class LanguageModel:
             lm.fill("def area(r):\n    return {{_}} * r ** 2\n", n=1)[0].fills
 
         Lengths are tried from the shortest on. At each one the likeliest fill is taken, and more are drawn at random if
-        `best_of` asks for them. The finished text contains the given text to the letter.
+        `best_of` asks for them. A model that predicts lengths fills the likeliest ones instead, without a search. The
+        finished text contains the given text to the letter.
 
         Args:
             template: A template with gaps: `{{_}}`, `{{_3-12}}` (tokens) or `{{_:\d+}}` (a regular expression). It may
@@ -380,8 +390,9 @@ class LanguageModel:
             n: Number of fills.
             best_of: Number of candidates to choose from. Default: one for each length that is tried.
             patience: Number of lengths in a row that may be no better before the search ends. A larger number finds
-                more of the long fills, and takes more time.
-            max_tokens: Maximum number of tokens of a gap. Default: 32, unless the template says more.
+                more of the long fills, and takes more time. Without effect on a model that predicts lengths.
+            max_tokens: Maximum number of tokens of a gap. Default: 32, unless the template says more; 255 for a model
+                that predicts lengths, except for a gap that ends the text.
             stop: One or several strings. A fill ends before the first of them; its log-probability is that of what was
                 drawn.
             temperature: Sampling temperature of the candidates that are drawn at random.
@@ -440,7 +451,8 @@ class LanguageModel:
 
         Args:
             template: A template with gaps, see `fill`. Or a list of templates, which are asked in batches.
-            known: Lengths of the first gaps, of each template. The distribution is that of the next one.
+            known: Lengths of the first gaps, of each template. The distribution is that of the next one. Gaps without a
+                kept token between them have one length together.
             max_tokens: Maximum number of tokens of a gap, see `fill`.
             future: Whether predictions see given tokens that come after an asked one, see `log_prob`.
             adapter: Name of the adapter to use, see `log_prob`.
@@ -451,10 +463,13 @@ class LanguageModel:
 
         Raises:
             TemplateError: The template is malformed or has no gap.
-            QueryError: The model does not predict lengths, or `known` does not fit the template.
+            QueryError: The model does not predict lengths, `known` does not fit the template, or the gap ends the text.
+            InputError: `known` is not a list.
         """
         options = Options(max_tokens=max_tokens, future=future, adapter=adapter)
         fillers = [self._filler(parse_gaps(text), text, options) for text in as_templates(template)]
+        if not isinstance(known, list | tuple):
+            raise InputError(f"known must be a list of lengths such as [3], not {known!r}.")
         found = self._executor.run([filler.next_length(tuple(known)) for filler in fillers])
         results = [Lengths(log_probs) for log_probs in found]
         return results[0] if isinstance(template, str) else results

@@ -120,9 +120,9 @@ def load(
     if bos is None and not any(entry and entry.bos_token_id is not None for entry in metadata.values()):
         bos = default_bos(model, None)
     heads = {
-        name: read_length_head(folder, entry, network)
+        name: head
         for name, folder in {BARE: source, **adapters}.items()
-        if (entry := metadata[name]) is not None and entry.lengths is not None
+        if (entry := metadata[name]) is not None and (head := read_length_head(folder, entry, network)) is not None
     }
     network = network.to(target).eval()
     check_finite(" + ".join([source, *adapters.values()]), network)
@@ -377,20 +377,27 @@ def read_metadata(source: str | Path) -> Metadata | None:
         raise ModelError(f"{source} is neither a folder nor the name of a repository: {error}") from error
 
 
-def read_length_head(source: str, metadata: Metadata, network: Any) -> LengthHead:
-    """Read the head for lengths of gaps that the metadata of a model or adapter name.
+def read_length_head(source: str, metadata: Metadata, network: Any) -> LengthHead | None:
+    """Read the head for lengths of gaps that the metadata of a model or adapter name; `None` if they name none.
+
+    Tools that copy only the files they know leave it behind. If they leave `acgpt.json` behind too, the model is loaded
+    without it.
 
     Args:
         source: Folder or hub id of the model or adapter.
-        metadata: Its metadata, with `lengths`.
+        metadata: Its metadata.
         network: The model, or the PEFT model.
 
     Raises:
         ModelError: The file is missing or damaged, or does not fit the model.
     """
-    assert metadata.lengths is not None
+    if metadata.lengths is None:
+        return None
     name, distance = metadata.lengths["file"], metadata.lengths["distance"]
     path = fetch(source, name)
+    if path is None and read_metadata(source) is None:  # the metadata are those in its config
+        warnings.warn(f"{source} has no {name}, so the model does not predict lengths of gaps.", stacklevel=3)
+        return None
     if path is None:
         raise ModelError(f"cannot load {source}: its {FILE} names {name}, which is missing. Copy it there too.")
     return LengthHead.read(path, network.get_output_embeddings().weight.shape[1], distance)

@@ -80,7 +80,7 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
     except ModelError as error:
         raise ModelError(f"the adapter {adapter_folder} cannot be merged: {error}") from error
     own = read_metadata(adapter_folder)
-    head = None if own is None or own.lengths is None else read_length_head(adapter_folder, own, network)
+    head = None if own is None else read_length_head(adapter_folder, own, network)
     metadata = None if metadata is None else replace(metadata, base_hash=None)
     lm = LanguageModel(
         network.to(output_dtype), tokenizer, metadata=metadata, bos=default_bos(base, metadata), length_head=head

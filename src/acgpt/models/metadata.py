@@ -20,6 +20,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import write_json
+from acgpt.engine.length_head import FILE as HEAD_FILE
 from acgpt.errors import InputError, ModelError, reason
 from acgpt.methods import METHODS, Method, method_of
 
@@ -134,8 +135,8 @@ class Metadata:
 def check_lengths(lengths: dict[str, Any], source: str) -> None:
     """Refuse an entry `lengths` of an `acgpt.json` that names no file of its folder, or no distance."""
     file, distance = lengths.get("file"), lengths.get("distance")
-    if not isinstance(file, str) or file != Path(file).name or not file.endswith(".safetensors"):
-        raise ModelError(f"{source}: lengths.file is {reason(repr(file))}, which is not a .safetensors file beside it.")
+    if file != HEAD_FILE:
+        raise ModelError(f"{source}: lengths.file is {reason(repr(file))}, not {HEAD_FILE}.")
     if not isinstance(distance, int) or isinstance(distance, bool) or not 1 <= distance <= 4096:
         raise ModelError(f"{source}: lengths.distance is {reason(repr(distance))}, not a whole number from 1 to 4096.")
 

@@ -42,6 +42,7 @@ from acgpt.query.passages import Passage, draw_passages
 
 Count = int | Literal["size"]
 
+ALONE = 0.5  # how often the other gaps of a passage are given, where the length of one is asked
 ASKED, GIVEN, UNKNOWN = 0, 1, 2  # roles of a token; a boolean conditioning set cast to int is an array of roles
 
 
@@ -284,20 +285,32 @@ class Gaps(Sized):
             rng: Source of randomness.
 
         Returns:
-            (T,) booleans with `size` given tokens; the passages; and for each the index of the gap whose length is
-            asked, or `None` if the text of all its gaps is.
+            (T,) booleans with `size` given tokens, besides gaps that are given where the length of another is asked;
+            the passages; and for each the index of the gap whose length is asked, or `None` if the text of all is.
         """
         passages = draw_passages(kinds, self.passages, len(kinds) - size, rng)
         given = np.ones(len(kinds), dtype=bool)
+        for first, count in (gap for passage in passages for gap in passage.gaps):
+            given[first : first + count] = False
         questions: list[int | None] = []
-        for passage in passages:
-            for first, count in passage.gaps:
-                given[first : first + count] = False
-            asks_length = passage.gaps and rng.random() < self.lengths
-            questions.append(int(rng.integers(len(passage.gaps))) if asks_length else None)
-        for i, question in enumerate(questions):
-            if question is not None:
-                passages[i] = passages[i].shortened(rng, at_start=len(passages) == 1)
+        for i, passage in enumerate(passages):
+            if not passage.gaps or rng.random() >= self.lengths:
+                questions.append(None)
+                continue
+            number = int(rng.integers(len(passage.gaps)))
+            asked, alone, part = passage.gaps[number], rng.random() < ALONE, passage
+            if len(passages) == 1:  # its size is known
+                part = passage.around(number, rng, alone=alone)
+            elif alone:
+                part = replace(passage, gaps=(asked,))
+            # A batch has room for as many copies as were foreseen.
+            if len(part.gaps) == 1 and part.end - part.start - asked[1] <= given[passage.start : passage.end].sum():
+                given[part.start : part.end] = True
+                given[asked[0] : sum(asked)] = False
+            else:
+                part = replace(part, gaps=tuple(g for g in passage.gaps if part.start <= g[0] and sum(g) <= part.end))
+            passages[i] = part
+            questions.append(part.gaps.index(asked))
         return given, passages, questions
 
 
@@ -416,6 +429,7 @@ class Conditioning:
         roles: np.ndarray = given.astype(np.int8)
         if hidden := int(part.hidden(len(kinds) - size)):
             asked = np.flatnonzero(roles == ASKED)
+            hidden = min(hidden, max(0, len(asked) - 1))
             roles[rng.choice(asked, size=hidden, replace=False, shuffle=False)] = UNKNOWN
         return replace(draw, roles=roles)
 

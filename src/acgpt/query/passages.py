@@ -12,6 +12,7 @@ The number of given tokens is known before the text is: a batch has a fixed shap
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -31,8 +32,7 @@ LONGEST_RANDOM = 96  # tokens of a gap between random tokens
 # How often a gap is of each kind, if its passage has such a place. Random gaps have lengths from 1 on, the short ones
 # as often as the long ones (log-uniform).
 GAP_KINDS = {"word": 0.3, "phrase": 0.2, "line": 0.15, "sentence": 0.15, "random": 0.2}
-KINDS_IN_TURN = np.repeat(list(GAP_KINDS), [round(100 * share) for share in GAP_KINDS.values()])
-AT_AN_END = 0.1  # how often a gap is moved to the start, and to the end, of its passage
+AT_AN_END = 0.1  # how often a passage has a gap at its start, and at its end
 WIDER = 0.5  # how often a gap takes in one more token, at either end
 EMPTY = 0.04  # how often a place between two tokens counts as a gap of length 0
 
@@ -52,15 +52,25 @@ class Passage:
     end: int
     gaps: tuple[tuple[int, int], ...]
 
-    def shortened(self, rng: np.random.Generator, *, at_start: bool) -> Passage:
-        """Leave out tokens behind the last gap, and at the start before the first one; how many is random.
+    def around(self, number: int, rng: np.random.Generator, *, alone: bool) -> Passage:
+        """Return a part of the passage around one of its gaps; how much is random on both sides.
 
         Where a text has a fixed number of tokens, those outside of a gap would tell how many there are in it.
+
+        Args:
+            number: Index of the gap.
+            rng: Source of randomness.
+            alone: Take the tokens of the other gaps for given.
         """
-        (first, _), (last, size) = self.gaps[0], self.gaps[-1]
-        before, behind = first - self.start, self.end - last - size
-        start = first - fewer(before, rng) if at_start else self.start
-        return Passage(start, last + size + fewer(behind, rng), self.gaps)
+        first, size = self.gaps[number]
+        start, end = first - fewer(first - self.start, rng), first + size + fewer(self.end - first - size, rng)
+        for other, width in self.gaps:  # no border inside of another gap
+            if other < start < other + width:
+                start = other + width
+            if other < end < other + width:
+                end = other
+        gaps = [gap for gap in self.gaps if start <= gap[0] and sum(gap) <= end]
+        return Passage(start, end, (self.gaps[number],) if alone else tuple(gaps))
 
 
 def fewer(count: int, rng: np.random.Generator) -> int:
@@ -119,6 +129,13 @@ class Starts:
         words = lines | ((kinds & WORD) > 0)
         return cls(words, lines, lines | (after(SENTENCE_END) & words), documents)
 
+    def inside(self, begin: int, end: int) -> dict[str, np.ndarray]:
+        """Return where gaps of each kind may begin in a passage."""
+        words, lines, sentences = (
+            np.flatnonzero(starts[begin:end]) + begin for starts in (self.words, self.lines, self.sentences)
+        )
+        return {"word": words, "phrase": words, "line": lines, "sentence": sentences}
+
 
 def draw_passages(kinds: np.ndarray, count: int, asked: int, rng: np.random.Generator) -> list[Passage]:
     """Cut a text into passages and choose gaps in them.
@@ -140,12 +157,13 @@ def draw_passages(kinds: np.ndarray, count: int, asked: int, rng: np.random.Gene
     left = asked
     tries = 0
     order: list[int] = []
+    places = [starts.inside(begin, end) for begin, end in pairwise(borders)]
     while left > 0 and tries < 8 * (len(gaps) + asked):
         tries += 1
         order = order or rng.permutation(len(gaps)).tolist()
         number = order.pop()
         begin, end = borders[number], borders[number + 1]
-        first, after = draw_gap(starts, begin, end, rng)
+        first, after = draw_gap(places[number], begin, end, rng, at_an_end=not gaps[number])
         after = min(after, first + left)
         if end - begin == after - first:
             after -= 1
@@ -178,29 +196,46 @@ def cut(starts: Starts, count: int, rng: np.random.Generator) -> list[int]:
     return sorted(borders)
 
 
-def draw_gap(starts: Starts, begin: int, end: int, rng: np.random.Generator) -> tuple[int, int]:
-    """Draw a gap inside a passage; return the index of its first token, and that after its last."""
-    kind = rng.choice(KINDS_IN_TURN)
-    if kind == "random":
+def draw_gap(
+    places: Mapping[str, np.ndarray], begin: int, end: int, rng: np.random.Generator, *, at_an_end: bool
+) -> tuple[int, int]:
+    """Draw a gap inside a passage.
+
+    Args:
+        places: Where words, lines and sentences of the passage begin, see `Starts.inside`.
+        begin: Index of the passage's first token.
+        end: Index after its last token.
+        rng: Source of randomness.
+        at_an_end: Whether the gap may be moved to an end of the passage.
+
+    Returns:
+        Index of the gap's first token, and that after its last.
+    """
+    kind, at, wider_before, wider_behind, moved = rng.random(5).tolist()
+    kinds = iter(GAP_KINDS.items())
+    name, share = next(kinds)
+    while kind >= share and (following := next(kinds, None)):
+        kind -= share
+        name, share = following
+    if name == "random":
         length = int(np.exp(rng.uniform(0, np.log(min(LONGEST_RANDOM, end - begin)))))
-        first = int(rng.integers(begin, end - length, endpoint=True))
+        first = begin + int(at * (end - length - begin + 1))
         after = first + length
     else:
-        borders = {"word": starts.words, "phrase": starts.words, "line": starts.lines, "sentence": starts.sentences}
-        places = np.flatnonzero(borders[str(kind)][begin:end]) + begin
-        if not len(places):
+        borders = places[name]
+        if not len(borders):
             return begin, begin
-        number = int(rng.integers(len(places)))
-        following = number + (int(rng.integers(2, LONGEST_PHRASE, endpoint=True)) if kind == "phrase" else 1)
-        first, after = int(places[number]), int(places[following]) if following < len(places) else end
-        if kind == "line":
+        number = int(at * len(borders))
+        behind = number + (int(rng.integers(2, LONGEST_PHRASE, endpoint=True)) if name == "phrase" else 1)
+        first, after = int(borders[number]), int(borders[behind]) if behind < len(borders) else end
+        if name == "line":
             after -= after < end  # the line's own end stays
-    if rng.random() < AT_AN_END:
+    if at_an_end and moved < AT_AN_END:
         first, after = begin, begin + after - first
-    elif rng.random() < AT_AN_END:
+    elif at_an_end and moved > 1 - AT_AN_END:
         first, after = end - (after - first), end
-    first -= first > begin and rng.random() < WIDER
-    after += after < end and rng.random() < WIDER
+    first -= first > begin and wider_before < WIDER
+    after += after < end and wider_behind < WIDER
     return first, after
 
 
@@ -209,7 +244,7 @@ def runs(roles: np.ndarray, begin: int, end: int, rng: np.random.Generator) -> t
     padded = np.concatenate(([False], roles[begin:end], [False]))
     edges = np.flatnonzero(padded[1:] != padded[:-1]) + begin
     found = [(int(first), int(after - first)) for first, after in zip(edges[::2], edges[1::2], strict=True)]
-    while rng.random() < EMPTY or not found:
+    while rng.random() < EMPTY:
         places = [i for i in range(begin + 1, end) if not roles[i - 1] and not roles[i]]
         places = [i for i in places if (i, 0) not in found]
         if not places:

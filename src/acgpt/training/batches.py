@@ -72,6 +72,7 @@ class Batch:
     length_targets: Tensor | None = None
     length_weights: Tensor | None = None
     asked: int = 0  # predicted tokens
+    weight: float = 0.0  # of all predictions in the loss: one for each token, and that of each length
     slots: int = 0
     pairs: int = 0  # pairs of slots of which one reads the other
 
@@ -86,6 +87,7 @@ class Batch:
             budget: Shape to pad to.
         """
         copies, texts = np.array(layout.copies), np.array(layout.texts)
+        asked = len(layout.rows) if layout.weights is None else round(float(layout.weights.double().sum()))
         full = layout if budget is None else layout.padded(budget, longest=longest, bos=bos)
         segments = Segments.of(full.copies, full.texts, torch.device("cpu"))
         return cls(
@@ -99,7 +101,8 @@ class Batch:
             full.length_rows,
             full.length_targets,
             full.length_weights,
-            asked=len(layout.rows) if layout.weights is None else round(float(layout.weights.double().sum())),
+            asked=asked,
+            weight=asked + (0.0 if layout.length_weights is None else float(layout.length_weights.double().sum())),
             slots=int(copies.sum() + texts.sum()),
             pairs=int((copies * (copies + texts)).sum() + (texts * (texts + 1) // 2).sum()),
         )

@@ -125,7 +125,7 @@ class Learner(nn.Module):
         self.hidden: list[Tensor] = []  # what the vocabulary projection has read, if lengths are learnt
         self.fused_loss = backend == "fused" and has_plain_head(model)
         if length_head is not None and not self.fused_loss:
-            model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: self.hidden.append(inputs[0]))
+            model.get_output_embeddings().register_forward_pre_hook(self.record)
         blocks = blocks_of(model) if compiled else []
         deep = len(blocks) >= DEEP
         self.run = torch.compile(self.loss, dynamic=False) if compiled and not deep else self.loss
@@ -174,7 +174,6 @@ class Learner(nn.Module):
             loss = linear_cross_entropy(states[rows].to(embedded.dtype), weight, targets, weights, self.forbidden_token)
             return loss if lengths is None else loss + self.length_loss(states[lengths], batch)
         kept = rows if lengths is None else torch.cat([rows, lengths])
-        self.hidden.clear()
         logits = self.model(**inputs, logits_to_keep=kept).logits[0, : len(rows)]
         logits = forbid(logits, self.forbidden_token)
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -183,6 +182,11 @@ class Learner(nn.Module):
         else:
             loss = (F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none") * weights).sum()
         return loss if lengths is None else loss + self.length_loss(self.hidden.pop()[0, len(rows) :], batch)
+
+    def record(self, head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Keep what the vocabulary projection reads in a training step; evaluations have no gradients."""
+        if torch.is_grad_enabled():
+            self.hidden[:] = inputs[:1]
 
     def length_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Return the weighted negative log-likelihood of the batch's lengths, from the hidden states before gaps."""

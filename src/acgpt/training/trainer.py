@@ -42,7 +42,7 @@ from transformers.trainer_callback import PrinterCallback
 from acgpt.errors import InputError
 from acgpt.training.batches import Batch, Batches
 from acgpt.training.learner import Learner, flops
-from acgpt.training.networks import Tuned
+from acgpt.training.networks import HEAD, Tuned
 from acgpt.training.run_folder import CHECKPOINT, CHECKPOINTS, PARTIAL, checkpoints, commit, discard, step_of, writing
 
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
@@ -145,7 +145,7 @@ class AcTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Tensor]:
-        """Return the batches of one step, and the number of tokens that all processes predict in it."""
+        """Return the batches of one step, and the weight of all that all processes predict in it."""
         start = time.perf_counter()
         inputs = [next(epoch_iterator) for _ in range(num_batches)]
         self.watch.waited += time.perf_counter() - start
@@ -153,8 +153,9 @@ class AcTrainer(Trainer):
         counts = {name: sum(getattr(batch, name) for batch in batches) for name in ("slots", "pairs", "asked")}
         self.watch.flops += flops(self.network, **counts)
         self.watch.steps += 1
-        asked = torch.tensor(counts["asked"], device=device, dtype=torch.float32)
-        return inputs, self.accelerator.reduce(asked, "sum") if self.args.world_size > 1 else asked
+        weight = torch.tensor(sum(batch.weight for batch in batches), device=device, dtype=torch.float32)
+        weight = self.accelerator.reduce(weight, "sum") if self.args.world_size > 1 else weight
+        return inputs, weight.clamp(min=1)  # a step may predict nothing
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -235,7 +236,9 @@ class AcTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         weights = self.product.read(Path(resume_from_checkpoint))
         if self.fsdp:
-            prefixed: dict[str, Any] = {f"model.{name}": weight for name, weight in weights.items()}
+            prefixed: dict[str, Any] = {
+                name if name.startswith(HEAD) else f"model.{name}": weight for name, weight in weights.items()
+            }
             set_model_state_dict(self.model, prefixed, options=TRAINED)
         else:
             self.product.load(weights)
