@@ -13,8 +13,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from test_loading import lora, network, scores, tokenizer
-from transformers import AutoModelForCausalLM
+from test_loading import network, scores, tokenizer
 
 import acgpt
 from acgpt import FutureIgnored, LanguageModel, Metadata, ModelError
@@ -22,26 +21,11 @@ from acgpt.cli.ui import chosen_adapter, model_title
 from acgpt.evaluation.setup import resolve_model
 from acgpt.models import loading
 from acgpt.models.loading import adapter_source, resolve
-from acgpt.models.metadata import tokenizer_hash, weights_hash
 
 pytestmark = pytest.mark.usefixtures("offline")
 
 
 # ---- adapters ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def adapted(tmp_path):
-    """An ordinary base model and an adapter for it that reads the future: two folders, and their answers."""
-    base, adapter = tmp_path / "base", tmp_path / "adapter"
-    LanguageModel(network(), tokenizer()).save_pretrained(base)
-    model = AutoModelForCausalLM.from_pretrained(base)
-    fingerprint = weights_hash(model)
-    peft_model = lora(model)
-    peft_model.save_pretrained(adapter)
-    metadata = Metadata(bos_token_id=1, base_hash=fingerprint, tokenizer_hash=tokenizer_hash(tokenizer()))
-    metadata.write(adapter)
-    return base, adapter, scores(LanguageModel(peft_model, tokenizer(), metadata=metadata))
 
 
 def test_an_adapter_is_put_on_its_base(adapted):
@@ -99,31 +83,6 @@ def test_an_adapter_made_with_another_tokenizer_is_refused(adapted):
 
 
 # ---- the embedded default ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def embedded(tmp_path, monkeypatch):
-    """A package with a GGUF file in it, which is read as a tiny model; returns that file and the cache."""
-    package = tmp_path / "packages" / "acgpt_test_default"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    gguf = package / "tiny.gguf"
-    gguf.write_bytes(b"GGUF, or so it says")
-    monkeypatch.syspath_prepend(package.parent)
-    monkeypatch.setattr(loading, "DEFAULT_PACKAGE", package.name)
-    monkeypatch.setattr(loading, "DEFAULT_BOS", "<mask>")
-    cache = tmp_path / "cache"
-    monkeypatch.setenv("ACGPT_CACHE", str(cache))
-    true_load_base, reads = loading.load_base, []
-
-    def load_base(source, dtype):
-        if Path(source).suffix != ".gguf":
-            return true_load_base(source, dtype)
-        reads.append(source)
-        return network(), tokenizer()
-
-    monkeypatch.setattr(loading, "load_base", load_base)
-    return gguf, cache, reads
 
 
 def test_without_its_package_the_default_says_how_to_install_it(monkeypatch):
@@ -185,15 +144,6 @@ def test_others_may_read_the_converted_model(embedded):
     (converted,) = cache.iterdir()
     assert converted.stat().st_mode & 0o555 == 0o555
     assert all(file.stat().st_mode & 0o444 == 0o444 for file in converted.iterdir())
-
-
-def test_a_damaged_conversion_says_what_to_delete(embedded):
-    _, cache, _ = embedded
-    acgpt.load(adapter=False)
-    (converted,) = cache.iterdir()
-    (converted / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(ModelError, match=f"(?s){converted.name}.*delete it"):
-        acgpt.load(adapter=False)
 
 
 def test_what_a_killed_conversion_left_is_swept_away_in_time(embedded):

@@ -454,6 +454,12 @@ def check_model(model: PreTrainedModel) -> None:
             raise ModelError(f"{name} cannot use acgpt's attention: {reason}") from error
 
 
+def accept(model: PreTrainedModel) -> None:
+    """Set the attention implementation of a model that `check_model` has accepted before, with the same libraries."""
+    with turn(model):
+        model.set_attn_implementation(NAME)
+
+
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
     """Switch off dropout inside the context; afterwards restore the mode of every module.

@@ -203,6 +203,24 @@ def load_adapter(model: Any, source: str, name: str) -> tuple[Any, list[str], li
     return model, missing, list(report.unexpected_keys)
 
 
+def load_verified(model: PreTrainedModel, source: str, name: str) -> Any:
+    """Load an adapter that is known to fit a model, and return the PEFT model.
+
+    `load_adapter` initialises the adapter at random and reads its file twice, to be able to report what does not fit.
+
+    Args:
+        model: The base model, in float32.
+        source: Folder of the adapter. Its file must hold all weights of the adapter.
+        name: Name to give to the adapter.
+    """
+    from peft import PeftModel
+    from transformers.initialization import no_init_weights
+
+    with quiet(), no_init_weights():
+        # The adapter has the dtype of the model, whatever that of its file; PEFT need not look for others to convert.
+        return PeftModel.from_pretrained(model, source, adapter_name=name, autocast_adapter_dtype=False)
+
+
 def merge_adapter(model: Any) -> PreTrainedModel:
     """Merge the adapter of a PEFT model into the weights, and return the Hugging Face model.
 

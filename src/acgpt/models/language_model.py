@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import copy_config_permissions
-from acgpt.engine.attention import BACKENDS, check_model, choose_backend, compile_blocks, possible_backends
+from acgpt.engine.attention import BACKENDS, accept, check_model, choose_backend, compile_blocks, possible_backends
 from acgpt.engine.decode import Sampling, prefill_tokens
 from acgpt.engine.engine import Engine
 from acgpt.engine.length_head import FILE as HEAD_FILE
@@ -69,6 +69,8 @@ class LanguageModel:
             `router`.
         length_head: Head that predicts lengths of gaps (see `query.lengths`), of the model or of its active adapter.
             With several adapters, a mapping from their names; "none" is the model without an adapter.
+        verified: Whether the model and its tokenizer have passed the checks of this class before, so that they are not
+            checked again. Set by `acgpt.load` for the embedded model, see `acgpt.models.embedded`.
 
     Attributes:
         model: The Hugging Face model; for a PEFT model, the base model, whose layers hold the adapters.
@@ -98,6 +100,7 @@ class LanguageModel:
         attention: str = "auto",
         router: bool | None = None,
         length_head: LengthHead | Mapping[str, LengthHead] | None = None,
+        verified: bool = False,
     ) -> None:
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ModelError(f"expected a tokenizer of transformers, not {type(tokenizer).__name__}.")
@@ -108,7 +111,7 @@ class LanguageModel:
         self._router = Router(self.model, by_name, len(names) > 1 if router is None else router)
         self.adapters = self._router.adapters
         self.metadata = self._router.metadata(self._router.active())
-        check_model(self.model)
+        (accept if verified else check_model)(self.model)
         if attention != "auto" and attention not in BACKENDS:
             raise InputError(f"attention must be 'auto' or one of {', '.join(map(repr, BACKENDS))}, not {attention!r}.")
         if attention != "auto" and attention not in (possible := possible_backends(self.model)):
@@ -120,7 +123,7 @@ class LanguageModel:
         config = self.model.config.get_text_config()
         self.vocabulary: int = config.vocab_size
         self.positions = positions_of(config) + 1 - model_method(self.metadata).overhead  # the tokens and BOS
-        for name in names or (BARE,):
+        for name in () if verified else names or (BARE,):
             entry = by_name[name]
             if entry and entry.tokenizer_hash and entry.tokenizer_hash != tokenizer_hash(tokenizer):
                 owner = f"the adapter {name}" if len(names) > 1 else "this model"

@@ -6,7 +6,6 @@ Everything is checked by `checkpoint` before it is built, and no code from a che
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import json
 import os
@@ -14,7 +13,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +33,7 @@ from transformers import (
 
 from acgpt.engine.device import choose_device, choose_dtype
 from acgpt.engine.length_head import LengthHead
-from acgpt.engine.peft import DEFAULT, load_adapter, require
+from acgpt.engine.peft import DEFAULT, load_adapter, load_verified, require
 from acgpt.errors import NO_CODE, InputError, ModelError, reason
 from acgpt.methods import METHODS
 from acgpt.models.adapters import BARE, check_name
@@ -50,6 +49,7 @@ from acgpt.models.checkpoint import (
     json_object,
     weight_files,
 )
+from acgpt.models.embedded import Checks, converted_folder, read
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import ADAPTER_CONFIG, DEFAULT_HUB_ID, FILE, Metadata, weights_hash
 from acgpt.models.metadata import DEFAULT as EMBEDDED
@@ -107,16 +107,19 @@ def load(
     model = None if is_default(model) else model
     source, adapters = resolve_all(model, adapter)
     quantised = model is None or source.endswith(".gguf")
-    try:
-        network, tokenizer = load_base(source, choose_dtype(dtype, target, quantised))
-    except ModelError as error:
-        if model is not None or source.endswith(".gguf"):
-            raise
-        raise ModelError(f"{error} It is a copy of the embedded model: delete it, and it is made again.") from error
+    weights_dtype = choose_dtype(dtype, target, quantised)
+    if model is not None or source.endswith(".gguf"):
+        checks, verified = None, False
+        network, tokenizer = load_base(source, weights_dtype)
+    else:
+        checks = embedded_checks(Path(source), adapters, target, weights_dtype)
+        network, tokenizer, verified = load_embedded(Path(source), weights_dtype, checks)
     metadata = {name: read_metadata(folder) for name, folder in adapters.items()}
     metadata[BARE] = metadata_of(source, None, network.config)
+    if checks is not None and not verified and not made_for(network, metadata.values()):
+        checks = None  # every load warns
     if adapters:
-        network = add_adapters(network, adapters, metadata)
+        network = add_adapters(network, adapters, metadata, verified=verified)
     if bos is None and not any(entry and entry.bos_token_id is not None for entry in metadata.values()):
         bos = default_bos(model, None)
     heads = {
@@ -125,7 +128,8 @@ def load(
         if (entry := metadata[name]) is not None and (head := read_length_head(folder, entry, network)) is not None
     }
     network = network.to(target).eval()
-    check_finite(" + ".join([source, *adapters.values()]), network)
+    if not verified:
+        check_finite(" + ".join([source, *adapters.values()]), network)
     with finite_answers(network):
         lm = LanguageModel(
             network,
@@ -136,14 +140,58 @@ def load(
             attention=attention,
             router=True if router is None and routed(adapters) else router,
             length_head=heads,
+            verified=verified,
         )
+    if checks is not None and not verified:
+        checks.write()
     lm._router.adapter_skipped = model is None and adapter is False
     return lm
 
 
+def embedded_checks(
+    folder: Path, adapters: Mapping[str, str], device: torch.device, dtype: torch.dtype | str
+) -> Checks | None:
+    """Return the checks of the embedded model that may be left out; `None` if it has another adapter than its own."""
+    if adapters and not is_embedded(adapters):
+        return None
+    return Checks.of(folder, DEFAULT_ADAPTER if adapters else None, device, dtype)
+
+
+def load_embedded(
+    folder: Path, dtype: torch.dtype | str, checks: Checks | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, bool]:
+    """Load the converted copy of the embedded model; convert it again if it is damaged.
+
+    Returns:
+        The model, its tokenizer, and whether the checks have passed before, so that they need not run again.
+    """
+    if checks is not None and checks.passed():
+        with contextlib.suppress(ModelError):  # read it with all checks
+            return *read(folder), True
+    damaged = folder.stat().st_ino
+    try:
+        network, tokenizer = load_base(folder, dtype)
+        check_finite(str(folder), network)
+    except ModelError:
+        discard(folder, damaged)
+        network, tokenizer = load_base(embedded_default(), dtype)
+    return network, tokenizer, False
+
+
+def is_embedded(adapters: Mapping[str, str]) -> bool:
+    """Return whether the only adapter is the embedded one, under the default name."""
+    return adapters == {DEFAULT: str(DEFAULT_ADAPTER)}
+
+
+def made_for(network: PreTrainedModel, metadata: Iterable[Metadata | None]) -> bool:
+    """Return whether adapters were made for the weights of a model, by their metadata."""
+    hashes = {entry.base_hash for entry in metadata if entry is not None} - {None}
+    return not hashes or hashes == {weights_hash(network)}
+
+
 def routed(adapters: Mapping[str, str]) -> bool:
     """Return whether the router is on by default: with several adapters, or with the embedded one."""
-    return len(adapters) > 1 or adapters == {DEFAULT: str(DEFAULT_ADAPTER)}
+    return len(adapters) > 1 or is_embedded(adapters)
 
 
 def resolve_all(
@@ -428,13 +476,20 @@ def base_of_adapter(adapter: Path) -> str:
     return str(embedded_default() if embedded else base)
 
 
-def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata: Mapping[str, Metadata | None]) -> Any:
+def add_adapters(
+    network: PreTrainedModel,
+    adapters: Mapping[str, str],
+    metadata: Mapping[str, Metadata | None],
+    *,
+    verified: bool = False,
+) -> Any:
     """Load PEFT adapters onto a model and activate the first. Warn if one was made for other weights.
 
     Args:
         network: The base model.
         adapters: Folders or hub ids of the adapters, by name.
         metadata: Metadata of the adapters, by name.
+        verified: There is one adapter, which is known to fit these weights: it is loaded without checks.
 
     Returns:
         The PEFT model.
@@ -442,10 +497,12 @@ def add_adapters(network: PreTrainedModel, adapters: Mapping[str, str], metadata
     Raises:
         ModelError: An adapter does not fit the model, or cannot be used together with the others.
     """
-    embedded = adapters == {DEFAULT: str(DEFAULT_ADAPTER)}
-    if embedded:
+    if is_embedded(adapters):
         require("the embedded model's adapter", "pip install 'acgpt[default]', or leave it out with `adapter=False`.")
     require("an adapter")
+    if verified:
+        ((name, source),) = adapters.items()
+        return load_verified(network, source, name)
     base_hashes = {name: entry.base_hash for name in adapters if (entry := metadata[name]) and entry.base_hash}
     fingerprint = weights_hash(network) if base_hashes else None
     weights = list(network.parameters()) if len(adapters) > 1 else []
@@ -496,6 +553,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("ACGPT_CACHE") or user_cache)
 
 
+def discard(folder: Path, inode: int) -> None:
+    """Remove a damaged copy of the embedded model, unless another process has replaced it already.
+
+    It is renamed first, so that no process finds a folder that is half removed.
+    """
+    with contextlib.suppress(OSError):
+        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
+        if folder.stat().st_ino == inode:
+            folder.rename(aside / folder.name)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def embedded_default() -> Path:
     """Return the folder of the embedded model, converted from its GGUF file to safetensors on first use.
 
@@ -508,10 +577,8 @@ def embedded_default() -> Path:
     if not files:
         raise ModelError(f"the embedded default model is not installed. Install it with: {DEFAULT_INSTALL}")
     gguf = files[0]
-    with gguf.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     cache = cache_folder()
-    converted = cache / f"{gguf.stem}-{digest[:12]}"
+    converted = converted_folder(gguf, cache)
     if os.access(converted / "config.json", os.R_OK):
         return converted
     try:

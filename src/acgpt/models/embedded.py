@@ -1,0 +1,220 @@
+"""The converted copy of the embedded model, read without the checks that it has passed before.
+
+    ~/.cache/acgpt/SmolLM2-135M-Instruct.Q4_1-b179c9523d0e/
+        config.json, model.safetensors, tokenizer.json, …    converted from the GGUF file on first use
+        checked.json                                         the record: which checks passed, with what
+
+`acgpt.load` checks every model: its files fit together, its weights are finite, its answers are exact. For the embedded
+model and its adapter the outcome is the same every time, and the checks take longer than the answer. So the first load
+runs them and writes the record, and later ones on a CPU rely on it. They also read the folder directly, without what
+transformers does for any architecture and any tokenizer (`read`); the result is the same.
+
+The record is valid for one state of the files, of this package and of the libraries. It is ignored if it could have
+been written by another user.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from acgpt.common.files import read_json_object, write_json
+from acgpt.errors import ModelError, reason
+from acgpt.models.checkpoint import check_config, check_objects
+
+RECORD = "checked.json"
+TEMPLATE = "chat_template.jinja"
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "peft", "accelerate", "numpy")
+CODE = ("common", "engine", "methods", "models", "query")  # packages of acgpt that the outcome of the checks depends on
+KEPT = 8  # number of entries in a record: environments that share a cache
+
+State = list[int]
+
+
+def state_of(path: Path) -> State:
+    """Return what changes when a file is written or replaced: its size and its times of modification and change."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def states_in(folder: Path) -> dict[str, State]:
+    """Return the states of the files in a folder, by name, without the record."""
+    return {path.name: state_of(path) for path in sorted(folder.iterdir()) if path.name != RECORD and path.is_file()}
+
+
+def is_own(path: Path) -> bool:
+    """Return whether only this user and root can write a file or folder. True on systems other than Unix."""
+    if os.name != "posix":
+        return True
+    status = path.stat()
+    return status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Read the record of a converted folder; empty if there is none, or none that can be relied on."""
+    try:
+        if all(map(is_own, (folder, *folder.iterdir()))):
+            return read_json_object(folder / RECORD)
+    except (OSError, ValueError):  # missing or damaged: the checks run again
+        pass
+    return {}
+
+
+def write_record(folder: Path, **content: object) -> None:
+    """Update keys of the record of a converted folder, atomically; do nothing if the folder is not writable."""
+    with suppress(OSError):
+        write_json(folder / RECORD, {**read_record(folder), **content})
+        (folder / RECORD).chmod(0o644)  # the user's default may let a group write it
+
+
+# ---- the GGUF file ---------------------------------------------------------------------------------------------------
+
+
+def converted_folder(gguf: Path, cache: Path) -> Path:
+    """Return the folder for the converted model, whose name contains the hash of the GGUF file.
+
+    Hashing takes half a second, so the record names the state of the file that it was last computed for.
+    """
+    expected = [str(gguf), *state_of(gguf)]
+    for folder in cache.glob(f"{gguf.stem}-*") if cache.is_dir() else ():
+        if read_record(folder).get("gguf") == expected:
+            return folder
+    with gguf.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    folder = cache / f"{gguf.stem}-{digest[:12]}"
+    if folder.is_dir():
+        write_record(folder, gguf=expected)
+    return folder
+
+
+# ---- the checks ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Checks:
+    """The checks of the embedded model with its adapter, on this machine.
+
+    Args:
+        folder: The converted folder.
+        files: States of its files before they are read.
+        key: Identifies everything else that the outcome depends on.
+    """
+
+    folder: Path
+    files: dict[str, State]
+    key: str
+
+    @classmethod
+    def of(cls, folder: Path, adapter: Path | None, device: torch.device, dtype: torch.dtype | str) -> Checks | None:
+        """Return the checks of a model; `None` if they always run: the device is no CPU, or the dtype not float32.
+
+        Args:
+            folder: The converted folder.
+            adapter: Folder of the embedded adapter, if it is used.
+            device: Device of the model.
+            dtype: Data type of the weights.
+        """
+        if device.type != "cpu" or dtype != torch.float32:
+            return None
+        package = Path(__file__).parent.parent
+        code = [state_of(path) for name in CODE for path in sorted((package / name).rglob("*.py"))]
+        content = [
+            {name: installed(name) for name in LIBRARIES},
+            [platform.python_version(), platform.node(), torch.backends.cpu.get_cpu_capability()],
+            None if adapter is None else states_in(adapter),
+            code,
+        ]
+        return cls(folder, states_in(folder), hashlib.sha256(json.dumps(content).encode()).hexdigest())
+
+    def passed(self) -> bool:
+        """Return whether the record says that the checks passed."""
+        return self.key in self._keys()
+
+    def write(self) -> None:
+        """Record that the checks passed."""
+        others = [key for key in self._keys() if key != self.key]
+        write_record(self.folder, files=self.files, passed=[*others, self.key][-KEPT:])
+
+    def _keys(self) -> list[str]:
+        """Return the keys in the record that hold for the files as they are."""
+        record = read_record(self.folder)
+        keys = record.get("passed")
+        return keys if isinstance(keys, list) and record.get("files") == self.files else []
+
+
+def installed(package: str) -> str | None:
+    """Return the version of an installed package; `None` if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Read the converted model in float32, and its tokenizer. Its weights are mapped from the file, not copied.
+
+    Raises:
+        ModelError: The folder is damaged.
+    """
+    try:
+        check_objects(folder)
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        check_config(str(folder), config)
+        return read_network(folder, config), read_tokenizer(folder)
+    except Exception as error:  # every format has its own classes of errors
+        raise ModelError(f"cannot load {folder}: {reason(error)}.") from error
+
+
+def read_network(folder: Path, config: Any) -> PreTrainedModel:
+    """Read the network as `AutoModelForCausalLM.from_pretrained` does.
+
+    That also compiles the patterns by which transformers renames the weights of all architectures, which takes most of
+    its time.
+    """
+    from transformers.initialization import no_init_weights  # here: if a version lacks it, the folder is read slowly
+
+    with no_init_weights():
+        network: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
+    weights = load_file(folder / "model.safetensors")
+    missing, unexpected = network.load_state_dict(weights, strict=False, assign=True)
+    network.tie_weights()
+    own = dict(network.named_parameters())  # a tied weight is listed once, under the name that is in the file
+    if unexpected or not own.keys() <= weights.keys() or any(weight.dtype != torch.float32 for weight in own.values()):
+        raise ValueError(f"model.safetensors does not fit config.json: {', '.join([*missing, *unexpected][:3])}")
+    network.generation_config = GenerationConfig.from_pretrained(str(folder))
+    return network.eval()
+
+
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Read the tokenizer as `AutoTokenizer.from_pretrained` does, which parses its 3.5 MB of JSON twice more."""
+    settings = read_json_object(folder / "tokenizer_config.json")
+    if (kind := settings.pop("tokenizer_class", None)) != PreTrainedTokenizerFast.__name__:
+        raise ValueError(f"tokenizer_config.json names the class {reason(kind)}")
+    if (folder / TEMPLATE).is_file():
+        settings["chat_template"] = (folder / TEMPLATE).read_text(encoding="utf-8")
+    file = str(folder / "tokenizer.json")
+    return PreTrainedTokenizerFast(tokenizer_file=file, name_or_path=str(folder), **settings)
