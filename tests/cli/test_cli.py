@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import math
@@ -21,8 +22,9 @@ from typer.testing import CliRunner
 import acgpt
 from acgpt.cli.main import app, tidy
 from acgpt.cli.templates import BATCH, questions, score_fields
-from acgpt.cli.ui import emit
+from acgpt.cli.ui import emit, without_collection
 from acgpt.display.show import Page, print_score
+from acgpt.methods import METHODS
 from acgpt.models.answers import Score, TokenScore
 
 TEMPLATE = "The capital of {{France}} is {{Paris}}, they say."
@@ -282,7 +284,7 @@ def test_what_needs_no_model_does_not_import_torch(tmp_path):
         ["rank", "a {{b}}"],
         ["infill", "a", "-n", "0"],
     ]
-    commands += [[command, "--help"] for command in ("score", "infill", "rank", "show", "report")]
+    commands += [[command.callback.__name__, "--help"] for command in app.registered_commands] + [["draw", "--help"]]
     commands += [["score", "--file", str(tmp_path / "none")], ["score", "{{a}}", "--dtype", "float7"], ["show", "{{a"]]
     code = f"""
 import sys
@@ -296,12 +298,53 @@ print("imported", [name for name in ("torch", "transformers", "numpy") if name i
 """
     env = os.environ | {"PYTHONPATH": SOURCE, "PYTHONUTF8": "1", "COLUMNS": "100"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, encoding="utf-8", timeout=60)
+    assert len(app.registered_commands) > 10
     lines = done.stdout.splitlines()
     assert lines[:2] == [f"acgpt {acgpt.__version__}", "code 0"]
     assert lines[-1] == "imported []"
     assert [line for line in lines if line.startswith("code")].count("code 2") == 7
     for word in ("Usage", "{{cat|dog|carburettor}}", "{{_3}}", "Keys of --json"):
         assert word in done.stdout
+
+
+def test_methods_and_missing_models_do_not_import_torch(tmp_path):
+    nowhere = str(tmp_path / "nowhere")
+    commands = [["methods"], ["methods", "--json"]]
+    commands += [[command, "{{a}}", "--model", nowhere] for command in ("score", "infill")]
+    commands += [["rank", "{{a|b}}", "--adapter", nowhere], ["score", "{{a}}", "--adapter", f"mine={nowhere}"]]
+    code = f"""
+import sys
+from acgpt.cli.main import main
+for sys.argv[1:] in {commands}:
+    try:
+        main()
+    except SystemExit as end:
+        print("code", end.code)
+print("imported", [name for name in ("torch", "transformers", "huggingface_hub") if name in sys.modules])
+"""
+    env = os.environ | {"PYTHONPATH": SOURCE, "PYTHONUTF8": "1", "COLUMNS": "100"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, encoding="utf-8", timeout=60)
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("code")] == ["code 0"] * 2 + ["code 2"] * 4
+    assert lines[-1] == "imported []"
+    assert done.stderr.count(f"there is no folder {nowhere}.") == 4
+    assert all(name in done.stdout for name in METHODS)
+
+
+def test_a_pause_of_the_garbage_collector_ends():
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), without_collection():
+        assert not gc.isenabled()
+        raise ZeroDivisionError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with without_collection():
+            pass
+        assert not gc.isenabled()  # whoever has disabled it keeps it so
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 # ---- processes ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from importlib.metadata import entry_points
 from typing import Annotated
 
 from acgpt.cli.ui import emit, option, silence_libraries
@@ -36,10 +37,13 @@ def methods(
     left_to_right, single_pass, fine_tunes (null: it is one), note, bound,
     options (of acgpt evaluate --method-option)
     """
-    silence_libraries()
     from acgpt.display.show import Page
     from acgpt.display.table import terminal_table
     from acgpt.methods import METHODS
+    from acgpt.methods.registry import GROUP
+
+    if entry_points(group=GROUP):  # only methods of other packages import libraries that print
+        silence_libraries()
 
     if as_json:
         entries = {

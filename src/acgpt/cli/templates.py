@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import typer
 
-from acgpt.cli.ui import silence_libraries
+from acgpt.cli.ui import silence_libraries, without_collection
 from acgpt.errors import InputError
 from acgpt.models.options import QuestionOptions
+from acgpt.models.paths import check_paths
 from acgpt.query.template import check_slots, parse
 
 if TYPE_CHECKING:
@@ -122,10 +123,12 @@ def score_fields(score: Score) -> dict[str, Any]:
 
 def load(options: QuestionOptions) -> LanguageModel:
     """Load the model; print nothing but a progress bar on a terminal."""
-    silence_libraries()
-    from acgpt.models.loading import load
+    check_paths(options.model, options.adapter)
+    with without_collection():
+        silence_libraries()
+        from acgpt.models.loading import load
 
-    return load(options.model, options.adapter, options.device, options.dtype)
+        return load(options.model, options.adapter, options.device, options.dtype)
 
 
 def answered_by(lm: LanguageModel, answer: Score | Ranking) -> dict[str, str | None]:

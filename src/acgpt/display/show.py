@@ -23,7 +23,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
@@ -31,7 +30,6 @@ from rich.text import Text
 
 from acgpt.common.files import disk_errors
 from acgpt.display.table import print_table, terminal_table
-from acgpt.engine.layout import body_tokens, build, visible
 from acgpt.errors import CONTROLS, InputError, QueryError
 from acgpt.query.query import Query
 from acgpt.query.template import Given, parse
@@ -284,6 +282,10 @@ def figure(
         mask: Id of MASK; needed only if the query has unknown tokens.
         future: Use copies of given tokens; otherwise read left to right.
     """
+    import torch
+
+    from acgpt.engine.layout import body_tokens, build, visible
+
     layout = build([query], bos=bos, mask=mask, future=future)
     if len(layout.ids) > MOST_LAID_OUT:
         raise QueryError(f"the layout has {len(layout.ids)} slots; up to {MOST_LAID_OUT} can be shown.")

@@ -14,12 +14,21 @@ from acgpt.errors import InputError, ModelError
 from acgpt.methods.base import Abilities, Method
 from acgpt.methods.registry import METHODS, register
 
-for module in iter_modules(__path__):  # each file of a method registers it
-    import_module(f"{__name__}.{module.name}")
+# Modules that methods import when they need them. Those of networks register classes with transformers.
+SUPPORT = ("masked", "sigma_network")
+for module in iter_modules(__path__):  # each file of a method registers it; none of them imports torch
+    if module.name not in SUPPORT:
+        import_module(f"{__name__}.{module.name}")
 
-__all__ = ["METHODS", "Abilities", "Method", "method_of", "register", "split_option"]
+__all__ = ["METHODS", "Abilities", "Method", "import_networks", "method_of", "register", "split_option"]
 
 CAUSAL = "gpt"  # the method of a model that names none
+
+
+def import_networks() -> None:
+    """Register the networks of this package with transformers, so that their checkpoints can be loaded."""
+    for name in SUPPORT:
+        import_module(f"{__name__}.{name}")
 
 
 def split_option(text: str) -> tuple[str, str]:

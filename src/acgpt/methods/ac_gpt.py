@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from acgpt.engine.decode import Answer, Sampling
-from acgpt.engine.decoding import Decoding
-from acgpt.engine.engine import Engine
-from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.methods.base import Abilities, Method
 from acgpt.methods.registry import register
 from acgpt.query.query import Query
+
+if TYPE_CHECKING:
+    from acgpt.engine.decode import Answer, Sampling
+    from acgpt.engine.decoding import Decoding
+    from acgpt.engine.engine import Engine
+    from acgpt.engine.layout import Layout
 
 
 @register
@@ -50,6 +52,8 @@ class AcGpt(Method):
 
     def decoding(self, engine: Engine, sampling: Sampling, future: bool) -> Decoding:
         """Return a `Decoding` with copies of given tokens, unless `future` is false."""
+        from acgpt.engine.decoding import Decoding
+
         return Decoding(engine, sampling, future=future)
 
     def lay_out(
@@ -62,6 +66,8 @@ class AcGpt(Method):
         mask: int | None,
     ) -> Layout:
         """Lay out copies of the given tokens, then BOS and the text."""
+        from acgpt.engine.layout import Sequences, lay_out
+
         return lay_out(Sequences.rows(tokens, roles), bos=bos, mask=mask, copies=True)
 
     def room(self, length: int, given: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

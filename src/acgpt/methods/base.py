@@ -6,19 +6,23 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from operator import or_
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from transformers import GPTNeoXForCausalLM
 
-from acgpt.engine.decode import Answer, Drawn, Sampling, gather_samples
-from acgpt.engine.decoding import Decoding
-from acgpt.engine.engine import Engine
-from acgpt.engine.layout import Layout
 from acgpt.errors import InputError, QueryError
 from acgpt.query.conditioning import Conditioning
 from acgpt.query.query import Query
+
+if TYPE_CHECKING:
+    from transformers import GPTNeoXForCausalLM
+
+    from acgpt.engine.decode import Answer, Drawn, Sampling
+    from acgpt.engine.decoding import Decoding
+    from acgpt.engine.engine import Engine
+    from acgpt.engine.layout import Layout
 
 # Old names of class attributes, which plugins may still use.
 RENAMED = {"says": "description", "drawn": "drawable"}
@@ -43,6 +47,21 @@ class Abilities:
     single_pass: bool
     fine_tunes: bool | None
     note: str = ""
+
+
+class Imported:
+    """A class attribute that is imported each time it is read: torch and transformers take seconds to import."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.name = module, name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return getattr(import_module(self.module), self.name)
+
+
+def imported(module: str, name: str) -> Any:
+    """Return a class attribute that stands for a name of a module, which is imported when the attribute is read."""
+    return Imported(module, name)
 
 
 class Method(ABC):
@@ -79,7 +98,7 @@ class Method(ABC):
         "The cat {{_3}}",
     )
     drawable: ClassVar[bool] = False  # whether `acgpt show` can draw its layout
-    network: ClassVar[type[GPTNeoXForCausalLM]] = GPTNeoXForCausalLM  # the class that is trained from scratch
+    network: ClassVar[type[GPTNeoXForCausalLM]] = imported("transformers", "GPTNeoXForCausalLM")  # to train
     overhead: ClassVar[int] = 1  # positions of a text besides those of its tokens: BOS
     options: ClassVar[Mapping[str, str]] = {}  # names and descriptions of the options of `configured`
     # Recipe keys of the method, with their allowed values, the default first. `loss` is passed to `with_loss`,
@@ -192,6 +211,8 @@ class Method(ABC):
         self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> list[list[Drawn]]:
         """Return n samples of each query; see `stream` for the arguments."""
+        from acgpt.engine.decode import gather_samples
+
         return gather_samples(self.stream(engine, queries, n, sampling, future), queries, n)
 
     def decoding(self, engine: Engine, sampling: Sampling, future: bool) -> Decoding:

@@ -27,20 +27,21 @@ one run of asked tokens at a time:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from acgpt.engine.decode import Answer, Sampling, randomness, sample_numbers
-from acgpt.engine.engine import Engine
-from acgpt.engine.layout import Layout
 from acgpt.errors import InputError
-from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Method
 from acgpt.methods.registry import register
 from acgpt.methods.sigma_gpt import whole_number
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.query import Query
+
+if TYPE_CHECKING:
+    from acgpt.engine.decode import Answer, Sampling
+    from acgpt.engine.engine import Engine
+    from acgpt.engine.layout import Layout
 
 
 @register
@@ -100,6 +101,8 @@ class Diffusion(Method):
 
     def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
         """Return the contribution of each asked token to the bound; the sum over a query is an unbiased estimate."""
+        from acgpt.methods import masked
+
         bos, mask = engine.bos, self.mask(engine.mask)
         assert mask is not None
         answers = [np.zeros(len(query.asked_positions)) for query in queries]
@@ -127,6 +130,8 @@ class Diffusion(Method):
         It depends on the asked tokens too. Otherwise all texts with nothing given would have the same masks, and the
         mean of many such estimates would be as noisy as one.
         """
+        from acgpt.engine.decode import randomness
+
         rng, n = randomness(query, 0, self.seed, f"masks of {query.tokens}"), len(query.asked_positions)
         times = (np.arange(self.draws) + rng.random()) / self.draws  # spread evenly: less noise than independent times
         sizes = 1 + (times * n).astype(np.int64)
@@ -146,6 +151,9 @@ class Diffusion(Method):
         of each token can be drawn beforehand, and a step without tokens takes no pass. The log-probabilities are those
         with which the tokens were drawn.
         """
+        from acgpt.engine.decode import randomness, sample_numbers
+        from acgpt.methods import masked
+
         mask = self.mask(engine.mask)
         assert mask is not None
         rows = sample_numbers(queries, n)
@@ -199,6 +207,8 @@ class Diffusion(Method):
         mask: int | None,
     ) -> Layout:
         """Mask and predict k of the n asked tokens of each text, with weight n/k; k is uniform from 1 to n."""
+        from acgpt.methods import masked
+
         assert mask is not None
         asked = roles == ASKED
         counts = asked.sum(axis=1)

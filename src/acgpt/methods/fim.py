@@ -19,18 +19,20 @@ recipe gives blocks, the same number of tokens is given at the two ends.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from acgpt.engine.decode import Answer, Sampling
-from acgpt.engine.engine import Engine
-from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.errors import InputError, QueryError
 from acgpt.methods.base import Abilities, Method
 from acgpt.methods.registry import register
 from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Gaps, Infilling
 from acgpt.query.query import Query
+
+if TYPE_CHECKING:
+    from acgpt.engine.decode import Answer, Sampling
+    from acgpt.engine.engine import Engine
+    from acgpt.engine.layout import Layout
 
 
 @register
@@ -115,6 +117,8 @@ class Fim(Method):
         mask: int | None,
     ) -> Layout:
         """Lay out BOS, prefix, MASK, suffix, MASK, and the middle without its last token."""
+        from acgpt.engine.layout import Sequences, lay_out
+
         assert mask is not None
         read, read_roles = [], []
         for text, kinds in zip(tokens, roles, strict=True):

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import or_
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from acgpt.engine.decode import Answer, Sampling
-from acgpt.engine.decoding import Decoding
-from acgpt.engine.engine import Engine
-from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.methods.base import Abilities, Method
 from acgpt.methods.registry import register
 from acgpt.query.conditioning import Conditioning, Empty
 from acgpt.query.query import Query
+
+if TYPE_CHECKING:
+    from acgpt.engine.decode import Answer, Sampling
+    from acgpt.engine.decoding import Decoding
+    from acgpt.engine.engine import Engine
+    from acgpt.engine.layout import Layout
 
 
 @register
@@ -71,6 +73,8 @@ class Gpt(Method):
 
     def decoding(self, engine: Engine, sampling: Sampling, future: bool) -> Decoding:
         """Return a `Decoding` without copies."""
+        from acgpt.engine.decoding import Decoding
+
         return Decoding(engine, sampling, future=False)
 
     def lay_out(
@@ -83,4 +87,6 @@ class Gpt(Method):
         mask: int | None,
     ) -> Layout:
         """Lay out BOS and the text."""
+        from acgpt.engine.layout import Sequences, lay_out
+
         return lay_out(Sequences.rows(tokens, roles), bos=bos, mask=mask, copies=False)

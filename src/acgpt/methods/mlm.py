@@ -12,21 +12,21 @@ over tokens and over texts, and only one position of each goes through the vocab
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from acgpt.engine.decode import Answer, Sampling, noise, sample_numbers
-from acgpt.engine.engine import Engine
-from acgpt.engine.layout import Layout
-from acgpt.engine.score import check_numbers, target_log_probs
-from acgpt.methods import masked
 from acgpt.methods.base import Abilities, Method
 from acgpt.methods.registry import register
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.query import Query
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from acgpt.engine.decode import Answer, Sampling
+    from acgpt.engine.engine import Engine
+    from acgpt.engine.layout import Layout
 
 
 @register
@@ -57,6 +57,11 @@ class Mlm(Method):
         ones is not below the number of the pass. So nothing is transferred, or waited for, between passes over texts of
         the same lengths.
         """
+        import torch
+
+        from acgpt.engine.score import check_numbers, target_log_probs
+        from acgpt.methods import masked
+
         model, bos, mask = engine.model, engine.bos, self.mask(engine.mask)
         assert mask is not None
         if not queries:
@@ -98,6 +103,9 @@ class Mlm(Method):
         self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
     ) -> Iterator[list[Answer]]:
         """Sample with one pass per token; without the future, given tokens are shown when they are reached."""
+        from acgpt.engine.decode import noise, sample_numbers
+        from acgpt.methods import masked
+
         mask = self.mask(engine.mask)
         assert mask is not None
         rows = sample_numbers(queries, n)
@@ -128,6 +136,8 @@ class Mlm(Method):
         mask: int | None,
     ) -> Layout:
         """Mask all tokens that are not given, and predict all asked tokens at once."""
+        from acgpt.methods import masked
+
         assert mask is not None
         return masked.lay_out(tokens, roles != GIVEN, roles == ASKED, bos=bos, mask=mask)
 

@@ -25,20 +25,22 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from operator import itemgetter
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
-from acgpt.engine.decode import Answer, Sampling, randomness
-from acgpt.engine.engine import Engine
-from acgpt.engine.layout import Layout, Sequences, lay_out
 from acgpt.errors import InputError, ModelError
-from acgpt.methods.base import Abilities, Method
+from acgpt.methods.base import Abilities, Method, imported
 from acgpt.methods.registry import register
-from acgpt.methods.sigma_network import SigmaGPTForCausalLM
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.query import Query
+
+if TYPE_CHECKING:
+    from transformers import GPTNeoXForCausalLM, PreTrainedModel
+
+    from acgpt.engine.decode import Answer, Sampling
+    from acgpt.engine.engine import Engine
+    from acgpt.engine.layout import Layout
 
 RANK = np.array([1, 0, 2])  # by role: given tokens come first, then asked ones, then unknown ones, which are not read
 
@@ -57,7 +59,7 @@ class SigmaGptTemporal(Method):
         note="the paper's row is for random orders, of which this variant uses only the one from left to right",
     )  # fmt: skip
     reads_future: ClassVar[bool] = True
-    network: ClassVar[type[GPTNeoXForCausalLM]] = SigmaGPTForCausalLM
+    network: ClassVar[type[GPTNeoXForCausalLM]] = imported("acgpt.methods.sigma_network", "SigmaGPTForCausalLM")
     training_options: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "loss": ("asked", "all"),
         "target_positions": ("rotary", "table"),
@@ -156,6 +158,8 @@ class SigmaGptTemporal(Method):
         if self.learns_given:
             kinds = np.where(kinds == UNKNOWN, UNKNOWN, ASKED)
         kinds = np.where(kinds == UNKNOWN, GIVEN, kinds)  # unmasked, because no prediction attends to it
+        from acgpt.engine.layout import Sequences, lay_out
+
         return lay_out(Sequences.rows(ordered, kinds, order + 1), bos=bos, mask=mask, copies=False)
 
 
@@ -203,6 +207,8 @@ class SigmaGptRandom(SigmaGptTemporal):
         """Return the order of `SigmaGptTemporal`, or one shuffled within the given and within the asked tokens."""
         if not self.random:
             return super().order(query, number)
+        from acgpt.engine.decode import randomness
+
         rng = randomness(query, number, self.seed, "order")
         return np.concatenate([rng.permutation(part.copy()) for part in (query.given_at, query.asked_at)])
 
@@ -210,6 +216,8 @@ class SigmaGptRandom(SigmaGptTemporal):
         """Return a uniformly random index: a sample from a mean of distributions is a sample from a random one."""
         if self.orders == 1:
             return 0
+        from acgpt.engine.decode import randomness
+
         return int(randomness(query, sample, seed, "which order").integers(self.orders))
 
     def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
@@ -243,6 +251,8 @@ def whole_number(name: str, text: str) -> int:
 
 def check_network(model: PreTrainedModel) -> None:
     """Refuse a network that does not take target positions."""
+    from acgpt.methods.sigma_network import SigmaGPTForCausalLM
+
     if not isinstance(model, SigmaGPTForCausalLM):
         raise ModelError(
             f"σ-GPT needs a network that takes target positions, and {type(model).__name__} is not one. Use the "

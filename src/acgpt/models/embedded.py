@@ -205,7 +205,7 @@ def read_network(folder: Path, config: Any) -> PreTrainedModel:
     own = dict(network.named_parameters())  # a tied weight is listed once, under the name that is in the file
     if unexpected or not own.keys() <= weights.keys() or any(weight.dtype != torch.float32 for weight in own.values()):
         raise ValueError(f"model.safetensors does not fit config.json: {', '.join([*missing, *unexpected][:3])}")
-    network.generation_config = GenerationConfig.from_pretrained(str(folder))
+    network.generation_config = GenerationConfig.from_pretrained(str(folder), trust_remote_code=False)
     return network.eval()
 
 

