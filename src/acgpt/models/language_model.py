@@ -149,8 +149,8 @@ class LanguageModel:
                 raise InputError(f"length_head has {name!r}, {unknown_name(tuple(self.adapters))}")
             if head.weight.shape[1] != (width := self.model.get_output_embeddings().weight.shape[1]):
                 raise ModelError(
-                    f"the head for lengths has a width of {head.weight.shape[1]}, the model one of {width}. Use the one "
-                    "that was trained with this model."
+                    f"the head for lengths has a width of {head.weight.shape[1]}, the model one of {width}. Use the "
+                    "one that was trained with this model."
                 )
         # Log-probabilities of lengths are computed in float32 at least.
         precision = torch.promote_types(self.model.dtype, torch.float32)
