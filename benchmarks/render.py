@@ -596,6 +596,25 @@ def similarity(record: dict[str, Any]) -> str:
     return markdown(*similarity_rows(record["kinds"]))
 
 
+def startup_rows(results: Mapping[str, Mapping[str, float]]) -> Rows:
+    """Return the time of commands until their answer, a row per command; the first is the floor."""
+    rows = []
+    for name, result in results.items():
+        beyond = "" if result["beyond_floor"] <= 0 else f"{result['beyond_floor']:.1f}"
+        rows.append(
+            [name, f"{result['seconds']:.1f}", f"{result['cpu_seconds']:.1f}", beyond, f"{result['ratio_seconds']:.2f}"]
+        )
+    return ["command", "s", "CPU s", "s beyond the floor", "time / floor"], rows
+
+
+def startup(record: dict[str, Any]) -> str:
+    """Render the time of commands until their answer."""
+    note = (
+        f"Medians of {record['rounds']} rounds of fresh processes; load {record['load'][0]} on {record['cores']} cores."
+    )
+    return f"{markdown(*startup_rows(record['results']))}\n\n{note} The floor: `{record['floor']}`."
+
+
 def worth_rows(worth: dict[str, Any]) -> Rows:
     """Return perplexity with and without the future, a row per model."""
     rows = []
@@ -692,6 +711,7 @@ TABLES = {
     "generation": generation,
     "resume": resume,
     "scoring": scoring,
+    "startup": startup,
     "similarity": similarity,
     "target_positions": target_positions,
     "training": training,

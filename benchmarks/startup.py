@@ -18,6 +18,7 @@ import sys
 import time
 
 from common import machine, report
+from render import startup_rows
 
 FLOOR = "import torch, transformers; from transformers import AutoModelForCausalLM, LlamaForCausalLM"
 COMMANDS = {
@@ -43,18 +44,17 @@ def main() -> None:
         results[name] = {
             "seconds": round(seconds, 2),
             "cpu_seconds": round(cpu, 2),
+            "beyond_floor": round(statistics.median(one[name][0] - one["floor"][0] for one in rounds), 2),
             "beyond_floor_cpu": round(statistics.median(one[name][1] - one["floor"][1] for one in rounds), 2),
             "ratio_seconds": round(statistics.median(one[name][0] / one["floor"][0] for one in rounds), 3),
             "ratio_cpu": round(statistics.median(one[name][1] / one["floor"][1] for one in rounds), 3),
         }
-    columns = ["command", "s", "CPU s", "CPU s beyond floor", "time / floor", "CPU / floor"]
-    rows = [[name, *(str(value) for value in result.values())] for name, result in results.items()]
     load = [round(value, 1) for value in os.getloadavg()]
     record = {
         "benchmark": "startup", "rounds": args.rounds, **machine("cpu"), "cores": os.cpu_count(), "load": load,
         "floor": FLOOR, "results": results,
     }  # fmt: skip
-    report(f"median of {args.rounds} rounds, fresh processes, load {load[0]}", columns, rows, record)
+    report(f"median of {args.rounds} rounds, fresh processes, load {load[0]}", *startup_rows(results), record)
 
 
 def run(words: list[str]) -> tuple[float, float]:

@@ -169,7 +169,7 @@ def test_fills_are_drawn_from_the_joint_distribution_of_length_and_text(lm):
 
 
 def test_fills_of_a_pattern_are_drawn_from_the_joint_distribution_too(lm):
-    expected, count = enumerated(lm, SOME, [b"", *(bytes([byte]) for byte in range(ord("!"), ord("N") + 1))]), 1000
+    expected, count = enumerated(lm, SOME, [b"", *(bytes([byte]) for byte in range(ord("!"), ord("N") + 1))]), 500
     assert len(expected) > 40
     assert close(frequencies(lm.sample(SOME, count, seed=7)), expected, count)
 
@@ -252,16 +252,15 @@ def test_greedy_samples_are_drawn_once(lm):
 def test_a_gap_that_ends_the_text_is_drawn_as_by_a_model_without_lengths(lm):
     """The end of the text is one of the tokens, so its probability counts among those of the fill."""
     plain = LanguageModel(network(), toy_tokenizer(), metadata=Metadata(mask_token_id=MASK))
-    template, count = "x.y.{{_0-3}}", 600
+    template, count = "x.y.{{_0-3}}", 250
     for options in ({}, {"temperature": 0.7}, {"top_p": 0.8}):
         with_head, without = (
             Counter(sample.lengths[-1] for sample in model.sample(template, count, seed=2, **options))
             for model in (lm, plain)
         )
         share = [abs(with_head[n] - without[n]) / count for n in range(4)]
-        assert max(share) < (0.08 if options else 0.6), (options, with_head, without)
-        if options:
-            assert with_head[3] > 0
+        if options:  # at temperature 1 those that would leave half a character are refused
+            assert max(share) < 0.13 and with_head[3] > 0, (options, with_head, without)
 
 
 def test_other_temperatures_draw_lengths_and_tokens_one_after_the_other(lm):
@@ -277,7 +276,7 @@ def test_other_temperatures_draw_lengths_and_tokens_one_after_the_other(lm):
 
 def test_two_gaps_are_drawn_from_the_joint_distribution(lm):
     """Lengths of both, each given the one before; texts of a pattern, so that few are refused."""
-    template, count = "x.{{_1-2:[!-~]+}}.y.{{_1-2:[!-~]+}}.b", 600
+    template, count = "x.{{_1-2:[!-~]+}}.y.{{_1-2:[!-~]+}}.b", 200
     samples = lm.sample(template, count, seed=8, candidates=10**4)
     assert all(sample.length_log_prob is not None for sample in samples)
     pairs = Counter(sample.lengths for sample in samples)
@@ -289,10 +288,10 @@ def test_two_gaps_are_drawn_from_the_joint_distribution(lm):
             weights[first, second] = math.exp(math.fsum(lengths)) * accepted(lm, template, (first, second))
     total = sum(weights.values())
     for key, weight in weights.items():
-        assert abs(pairs[key] / count - weight / total) < 0.08
+        assert abs(pairs[key] / count - weight / total) < 0.12
 
 
-def accepted(lm, template, lengths, count=400):
+def accepted(lm, template, lengths, count=250):
     """Estimate the probability that texts of these lengths fit the gaps: how often free draws do."""
     query = encode_gaps(parse(template), lm.tokenizer).encoded(lengths).query
     drawn = lm.sample(query, count, seed=11)
