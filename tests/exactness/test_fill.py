@@ -25,7 +25,7 @@ from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.models.fill import BONUS, Options
-from acgpt.models.region import literals_of
+from acgpt.models.region import MOST_KEPT, literals_of
 from acgpt.query.template import Slot, parse
 from acgpt.query.vocabulary import ByteVocabulary
 
@@ -676,6 +676,14 @@ def test_a_tokenizer_is_freed_with_its_constraints():
     del tokenizer
     gc.collect()
     assert alive() is None
+
+
+def test_what_all_constraints_share_is_made_once_however_many_there_are():
+    vocabulary = ByteVocabulary.of(copy.deepcopy(toy_tokenizer()))
+    table = literals_of(vocabulary, (b"a", b"b")).table
+    for number in range(2 * MOST_KEPT):
+        assert literals_of(vocabulary, (str(number).encode(), b"")).table is table
+    assert len(vocabulary.cache) <= MOST_KEPT
 
 
 def test_constraints_know_tokens_that_were_added_later():

@@ -80,13 +80,14 @@ class RegionGuide:
 
 
 def kept(vocabulary: ByteVocabulary, key: Hashable, make: Callable[[], Kept]) -> Kept:
-    """Return what `make` has made for this key; the newest results are kept with the vocabulary."""
-    if key not in vocabulary.cache:
+    """Return what `make` has made for this key; what was used last is kept with the vocabulary."""
+    found: Kept | None = vocabulary.cache.pop(key, None)
+    if found is None:
+        found = make()
         while len(vocabulary.cache) >= MOST_KEPT:
             vocabulary.cache.pop(next(iter(vocabulary.cache)), None)
-        vocabulary.cache[key] = make()
-    result: Kept = vocabulary.cache[key]
-    return result
+    vocabulary.cache[key] = found  # the newest comes last
+    return found
 
 
 def literals_of(vocabulary: ByteVocabulary, literals: tuple[bytes, ...]) -> Literals:
