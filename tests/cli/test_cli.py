@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 import acgpt
 from acgpt.cli.main import app, tidy
 from acgpt.cli.templates import BATCH, questions, score_fields
-from acgpt.cli.ui import emit, without_collection
+from acgpt.cli.ui import emit
+from acgpt.common.memory import gc_paused
 from acgpt.display.show import Page, print_score
 from acgpt.methods import METHODS
 from acgpt.models.answers import Score, TokenScore
@@ -333,13 +334,13 @@ print("imported", [name for name in ("torch", "transformers", "huggingface_hub")
 
 def test_a_pause_of_the_garbage_collector_ends():
     assert gc.isenabled()
-    with pytest.raises(ZeroDivisionError), without_collection():
+    with pytest.raises(ZeroDivisionError), gc_paused(freeze=True):
         assert not gc.isenabled()
         raise ZeroDivisionError
     assert gc.isenabled()
     gc.disable()
     try:
-        with without_collection():
+        with gc_paused(freeze=True):
             pass
         assert not gc.isenabled()  # whoever has disabled it keeps it so
     finally:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import typer
 
-from acgpt.cli.ui import silence_libraries, without_collection
+from acgpt.cli.ui import silence_libraries
+from acgpt.common.memory import gc_paused
 from acgpt.errors import InputError
 from acgpt.models.options import QuestionOptions
 from acgpt.models.paths import check_paths
@@ -124,7 +125,7 @@ def score_fields(score: Score) -> dict[str, Any]:
 def load(options: QuestionOptions) -> LanguageModel:
     """Load the model; print nothing but a progress bar on a terminal."""
     check_paths(options.model, options.adapter)
-    with without_collection():
+    with gc_paused(freeze=True):
         silence_libraries()
         from acgpt.models.loading import load
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import gc
 import inspect
 import io
 import json
@@ -270,23 +269,6 @@ def silence_libraries(quiet: bool = False) -> None:
     logging.set_verbosity_error()
     if silent:
         logging.disable_progress_bar()
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Pause the garbage collector inside the context, and exempt what was allocated in it from later collections.
-
-    For imports and for loading a model: nearly everything that they allocate stays, and searching it for garbage takes
-    a tenth of their time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.freeze()
-            gc.enable()
 
 
 class Bars:

@@ -16,8 +16,6 @@ that was not (on a CPU; a GPU is not deterministic). Finished samples are turned
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import platform
 import re
 import time
@@ -34,6 +32,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from acgpt.common.files import disk_errors, write_atomically, write_json
+from acgpt.common.memory import gc_paused
 from acgpt.common.provenance import date_and_command, versions
 from acgpt.engine.attention import evaluating
 from acgpt.engine.decode import GREEDY, Answer, Sampling
@@ -395,18 +394,6 @@ def make_groups(queries: Sequence[Query], samples: int, rows: int) -> list[Group
             group_owners = tuple(owners[first : first + rows])
             groups.append(Group((items[0],), range(first, first + len(group_owners)), group_owners))
     return groups
-
-
-@contextlib.contextmanager
-def gc_paused() -> Iterator[None]:
-    """Disable garbage collection: it would repeatedly walk through all token lists without freeing anything."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 # ---- lines of the file ----------------------------------------------------------------------------------------------

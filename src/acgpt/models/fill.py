@@ -544,8 +544,6 @@ class Filler:
 
     def resolve(self) -> Search[tuple[int, ...]]:
         """Return the lengths of all regions, found one by one from left to right."""
-        if self.length_head is not None:
-            return (yield from self.draw_lengths([0], greedy=True))[0][0]
         chosen: list[int] = []
         filled: list[list[int]] = []
         for index, constraint in enumerate(self.constraints):
