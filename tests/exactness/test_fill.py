@@ -207,7 +207,7 @@ def enumerated():
 
 
 def filler_of(lm, template=TEMPLATE, **options):
-    return lm._filler(parse(template), template, Options(**options))
+    return lm.searches.filler(parse(template), template, Options(**options))
 
 
 def test_the_search_considers_all_lengths_that_have_a_candidate(lm, enumerated):

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from acgpt.display.table import terminal_table
 from acgpt.models.adapters import Choice
 from acgpt.models.answers import Score
-from acgpt.models.language_model import LanguageModel, Question
+from acgpt.models.language_model import LanguageModel
+from acgpt.models.searches import Question
 
 if TYPE_CHECKING:
     from acgpt.display.show import Page

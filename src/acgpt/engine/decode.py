@@ -144,6 +144,28 @@ def draw_among(
     return token, log_probs.gather(1, token[:, None])[:, 0], drawn_with
 
 
+def draw_each(
+    logits: Tensor, uniform: Tensor, samplings: Sequence[Sampling], allowed: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Draw one token per row as `draw_among` does, with sampling options for each row."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for row, sampling in enumerate(samplings):
+        groups.setdefault((sampling.temperature, sampling.top_p, sampling.top_k), []).append(row)
+    if len(groups) == 1:
+        return draw_among(logits, uniform, samplings[0], allowed)
+    tokens, log_probs, drawn_with = [], [], []
+    for rows in groups.values():
+        chosen = upload(np.array(rows), logits.device)
+        some = None if allowed is None else allowed[chosen]
+        token, log_prob, with_which = draw_among(logits[chosen], uniform[chosen], samplings[rows[0]], some)
+        tokens.append(token)
+        log_probs.append(log_prob)
+        drawn_with.append(torch.zeros_like(log_prob) if with_which is None else with_which)
+    order = upload(np.argsort(np.concatenate([np.array(rows) for rows in groups.values()])), logits.device)
+    token, log_prob = torch.cat(tokens)[order], torch.cat(log_probs)[order]
+    return token, log_prob, None if allowed is None else torch.cat(drawn_with)[order]
+
+
 def truncated(p: Tensor, key: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor | None]:
     """Truncate distributions with top_k and top_p.
 
@@ -265,7 +287,7 @@ class Decoder:
         # Positions that each row reads and draws at each step, and -1 (nothing) at one more step, where it stays.
         self.reads, self.draws = zeros(rows, steps + 1, width) - 1, zeros(rows, steps + 1) - 1
         self.clock, self.ends = zeros(rows), zeros(rows)  # current step of each row, and the one where it stays
-        self.graphs: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[object, ...], tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]] = {}
         self.warm: set[tuple[object, ...]] = set()  # shapes that have been run once, as capturing them needs
 
     def fits(self, size: tuple[int, ...]) -> bool:
@@ -279,7 +301,7 @@ class Decoder:
         *,
         bos: int,
         mask: int | None,
-        sampling: Sampling,
+        samplings: Sequence[Sampling],
         orders: Sequence[np.ndarray] | None = None,
     ) -> None:
         """Write the text, noise, steps and number of copies of new rows into the buffers.
@@ -289,14 +311,15 @@ class Decoder:
             steps: The rows and their steps.
             bos: Id of the BOS token.
             mask: Id of the MASK token; needed only if there are unknown tokens.
-            sampling: Options with the seed and the number of the first sample.
+            samplings: For each row, options with the seed and the number of the first sample.
             orders: Positions of each query's tokens, by number of the query; see `layout.build`.
         """
         rows, (count, _, width) = steps.rows, steps.reads.shape
         new = slice(first, first + len(rows))
         text, uniform = np.zeros((len(rows), self.size[2]), dtype=np.int64), np.zeros((len(rows), self.size[2]))
-        for r, row in enumerate(rows):
-            text[r, 0], text[r, 1 : len(row.query) + 1] = bos, body_tokens(row.query, mask)
+        for r, (row, sampling) in enumerate(zip(rows, samplings, strict=True)):
+            text[r, 0] = bos if row.query.start is None else row.query.start
+            text[r, 1 : len(row.query) + 1] = body_tokens(row.query, mask)
             uniform[r, : len(row.query) + 1] = noise(row.query, sampling.first + row.sample, sampling.seed)
         write(self.text[new, :-1], text)
         write(self.noise[new, :-1], uniform)
@@ -348,21 +371,24 @@ class Decoder:
         rows: int,
         width: int,
         capacity: int,
-        sampling: Sampling,
+        sampling: Sampling | None,
         ordered: bool,
         forbidden_token: int | None,
         constrained: bool = False,
-    ) -> None:
+    ) -> tuple[Tensor, Tensor]:
         """Advance rows by one step of their schedules.
 
         Args:
             rows: Number of rows to advance, from the first on.
             width: Positions read per step.
             capacity: Slots of the cache that may be read.
-            sampling: Temperature and truncation.
+            sampling: Temperature and truncation. `None`: nothing is drawn; `draw` does it.
             ordered: The texts are in another order, given by `position_ids`.
             forbidden_token: A token that is not drawn.
             constrained: Draw only tokens that were allowed with `allow`.
+
+        Returns:
+            (rows, V) the logits, and (rows,) the columns to draw.
         """
         now, row = self.clock[:rows], torch.arange(rows, device=self.clock.device)
         reads, columns = self.reads[row, now, :width], self.draws[row, now]
@@ -379,10 +405,26 @@ class Decoder:
             else Cached(self.cache.slots, capacity, self.cache.dtype)
         )
         logits = run(self.model, ids, positions, backend, keep=1, cache=self.cache, target_positions=target_positions)
-        allowed = self.allowed[:rows] if constrained and self.allowed is not None else None
         logits = forbid(logits[:, -1], forbidden_token)
-        self.put(row, columns, *draw_among(logits, self.noise[row, columns], sampling, allowed))
+        if sampling is not None:
+            allowed = self.allowed[:rows] if constrained and self.allowed is not None else None
+            self.put(row, columns, *draw_among(logits, self.noise[row, columns], sampling, allowed))
         self.clock[:rows] = torch.minimum(now + 1, self.ends[:rows])
+        return logits, columns
+
+    def draw(self, logits: Tensor, columns: Tensor, samplings: Sequence[Sampling], constrained: bool) -> None:
+        """Draw what a step without sampling options has left to draw.
+
+        Args:
+            logits: What the step returned.
+            columns: Likewise.
+            samplings: Options of each row; rows beyond these draw nothing.
+            constrained: Draw only tokens that were allowed with `allow`.
+        """
+        row = torch.arange(len(samplings), device=columns.device)
+        logits, columns = logits[: len(row)], columns[: len(row)]
+        allowed = self.allowed[: len(row)] if constrained and self.allowed is not None else None
+        self.put(row, columns, *draw_each(logits, self.noise[row, columns], samplings, allowed))
 
     def drawn(self, rows: list[Row], start: int, end: int) -> Callable[[], list[Answer]]:
         """Start an asynchronous copy of the samples of rows `start` … `end` - 1; call the result to wait for it."""
@@ -399,29 +441,33 @@ class Decoder:
 
         return answers
 
-    def play(self, times: int, *shape: Any) -> None:
-        """Take `times` steps with the arguments `shape` of `step`.
+    def play(self, times: int, *shape: Any) -> tuple[Tensor, Tensor] | None:
+        """Take `times` steps with the arguments `shape` of `step`, and return what the last one does.
 
         On CUDA the first step of a shape is run; the second is captured as a graph, which is replayed from then on.
         """
+        result = None
         if self.clock.device.type != "cuda":
             for _ in range(times):
-                self.step(*shape)
-            return
+                result = self.step(*shape)
+            return result
         key = (adapters_at_work(self.adapter_layers), *shape)
         if key not in self.warm:
-            self.step(*shape)
+            result = self.step(*shape)
             self.warm.add(key)
             times -= 1
         if times and key not in self.graphs:
             if len(self.graphs) == MOST_GRAPHS:
                 self.graphs.clear()
-            pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-            self.graphs[key] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graphs[key], pool=pool):
-                self.step(*shape)
+            pool = next(iter(self.graphs.values()))[0].pool() if self.graphs else None
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                outputs = self.step(*shape)
+            self.graphs[key] = graph, outputs
         for _ in range(times):
-            self.graphs[key].replay()
+            graph, result = self.graphs[key]
+            graph.replay()
+        return result
 
 
 def sample_numbers(queries: Sequence[Query], n: int | Sequence[Sequence[int]]) -> list[tuple[int, int]]:

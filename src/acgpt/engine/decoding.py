@@ -56,6 +56,7 @@ class ActiveRow:
         step: Number of steps taken.
         failed: The model's logits for this row were not numbers; it draws no more tokens.
         guide: Constrains the tokens; `None` if all are allowed.
+        sampling: Temperature, truncation and seed of the row.
         drawn_with: With a guide, the log-probabilities with which the tokens were drawn: among the allowed tokens, with
             temperature and truncation. 0 for greedy decoding.
     """
@@ -68,6 +69,7 @@ class ActiveRow:
     step: int = 0
     failed: bool = False
     guide: Guide | None = None
+    sampling: Sampling = field(default_factory=Sampling)
     drawn_with: list[float] = field(default_factory=list)
 
     @property
@@ -83,7 +85,7 @@ class Decoding:
 
     Args:
         engine: The engine of the model.
-        sampling: Temperature and truncation of all rows, and their default seed.
+        sampling: Default of the rows' temperature, truncation and seed.
         future: Condition on given tokens after an asked one, see `layout.build`.
     """
 
@@ -100,6 +102,7 @@ class Decoding:
         samples: Sequence[int] | None = None,
         *,
         seed: int | None = None,
+        samplings: Sequence[Sampling] | None = None,
         guides: Sequence[Guide | None] | None = None,
     ) -> list[ActiveRow]:
         """Add rows: read each query up to its first blank, and draw its first asked token.
@@ -108,6 +111,7 @@ class Decoding:
             queries: One query for each new row. Rows whose queries are the same object share their prefill.
             samples: For each row, the number of its sample. Default: 0.
             seed: Seed of the noise. Default: that of the sampling options.
+            samplings: For each row, its sampling options. Default: those of the decoding.
             guides: For each row, what constrains its tokens. Default: nothing.
 
         Returns:
@@ -125,6 +129,7 @@ class Decoding:
         new = [Row(*fields) for fields in zip(queries, shared, numbers, strict=True)]
         index_of = {id(row): index for index, row in enumerate(new)}  # the steps sort the rows
         guide_of = guides or [None] * len(queries)
+        sampling_of = samplings or [sampling] * len(queries)
         self.width = self.width or choose_width(new, self.engine.step_cost)
         steps, call, first = steps_of(new, self.width, self.future), Call(sampling, self.future), len(self.rows)
         with self.engine.on_device(), turn(self.engine.model):
@@ -132,13 +137,14 @@ class Decoding:
             for prefill in self.engine.prefills({i: queries[i] for i in first_use.values()}, [], call):
                 decoder = self.room(steps.slots, max(map(len, queries)) + 1, len(steps.draws), len(new), prefill.states)
                 logits.append(self.engine.fill(decoder, first, steps.rows, prefill))
-            joined = [
-                ActiveRow(row.query, row.sample, schedule(row.query, self.width), int(copies), guide=guide)
-                for row, copies, guide in zip(
-                    steps.rows, steps.copies, [guide_of[index_of[id(row)]] for row in steps.rows], strict=True
-                )
-            ]
-            self.engine.begin(decoder, first, steps, logits, call, self.permitted(joined))
+            joined = []
+            for row, copies in zip(steps.rows, steps.copies, strict=True):
+                number, reads = index_of[id(row)], schedule(row.query, self.width)
+                new_row = ActiveRow(row.query, row.sample, reads, int(copies), guide=guide_of[number])
+                new_row.sampling = sampling_of[number]
+                joined.append(new_row)
+            own_samplings = [row.sampling for row in joined]
+            self.engine.begin(decoder, first, steps, logits, call, self.permitted(joined), own_samplings)
             indices = range(first, first + len(joined))
             tokens = self.read(indices, [int(row.query.asked_at[0]) for row in joined])
             try:
@@ -171,14 +177,19 @@ class Decoding:
         working = len(self.rows)
         if self.engine.cuda:  # a step is captured for each number of rows, so use few
             working = min(int(few_shapes(np.array([working, self.decoder.size[0]]))[0]), self.decoder.size[0])
-        sampling = replace(self.sampling, seed=0, first=0)  # the noise covers these
+        # The noise covers seeds and numbers of samples. Rows that differ in the rest are drawn after the step.
+        samplings = [replace(row.sampling, seed=0, first=0) for row in self.rows]
+        sampling = samplings[0] if len(set(samplings)) == 1 else None
         drawing = [index for index in active if self.rows[index].schedule.draws[self.rows[index].step] >= 0]
         constrained = any(row.guide is not None for row in self.rows)
         allowed = self.permitted([self.rows[index] for index in drawing]) if constrained else None
         with self.engine.on_device(), turn(self.engine.model), self.engine.meter.passes():
             if allowed is not None:
                 self.decoder.allow(drawing, allowed)
-            self.decoder.play(1, working, self.width, capacity, sampling, False, None, constrained)
+            result = self.decoder.play(1, working, self.width, capacity, sampling, False, None, constrained)
+            if sampling is None:
+                assert result is not None
+                self.decoder.draw(*result, samplings, constrained)
         indices, positions = [], []
         for index in active:
             row = self.rows[index]

@@ -13,20 +13,21 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from acgpt.engine.attention import BACKENDS, can_decode_ragged, choose_backend, run
+from acgpt.engine.attention import BACKENDS, Cached, can_decode_ragged, choose_backend, run
 from acgpt.engine.decode import (
     Answer,
     Decoder,
     Drawn,
     Recorder,
     Sampling,
-    draw_among,
+    draw_each,
     gather_samples,
     sample_numbers,
     slot_bytes,
@@ -36,7 +37,8 @@ from acgpt.engine.layout import Layout, Sequences, batches, build, lay_out, uplo
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import Meter, ignore
-from acgpt.engine.score import check_numbers, forbid, token_log_probs
+from acgpt.engine.prefixes import Extension, Prefixes, part_of
+from acgpt.engine.score import TopScore, check_numbers, forbid, token_log_probs, top_scores
 from acgpt.engine.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
 from acgpt.query.lengths import CLASSES, LengthQuestion
 from acgpt.query.query import Query
@@ -96,6 +98,7 @@ class Engine:
         self.grain = 128 if self.cuda else 32  # the cache is read in multiples of this many slots
         self.meter = Meter(model.device)  # of all passes
         self.decoders: list[Decoder] = []  # kept between calls; at most one
+        self.prefixes: Prefixes | None = None  # set by a server, whose queries share their beginnings
 
     def with_mask(self, mask: int | None) -> Engine:
         """Return an engine with another MASK that shares the decoder and the meter."""
@@ -142,6 +145,17 @@ class Engine:
         scores = token_log_probs(logits, layout.targets.to(logits.device)).numpy()
         check_numbers(scores)
         return np.split(scores, np.cumsum(layout.asked)[:-1])
+
+    def top_log_probs(self, queries: Sequence[Query], k: int, *, future: bool) -> list[list[TopScore]]:
+        """Return log-probabilities as `log_probs` does, each with the k most probable tokens in its place."""
+        results: list[list[TopScore]] = [[] for _ in queries]
+        for group in batches(dict(enumerate(queries)), self.budget, future):
+            layout = build([queries[i] for i in group], bos=self.bos, mask=self.mask, future=future)
+            logits = self.logits(layout)
+            scores = iter(top_scores(logits, layout.targets.to(logits.device), k))
+            for i, asked in zip(group, layout.asked, strict=True):
+                results[i] = list(islice(scores, asked))
+        return results
 
     def logits(self, layout: Layout, forbidden_token: int | None = None) -> Tensor:
         """Return the (A, V) logits of a layout's predictions; -inf for a forbidden token."""
@@ -318,6 +332,12 @@ class Engine:
         yield from ready
         done = {number for prefill in ready for number in prefill.numbers}
         missing = {number: query for number, query in queries.items() if number not in done}
+        sharing = self.prefixes if call.orders is None else None
+        if sharing is not None:
+            for number, query in list(missing.items()):
+                if (prefill := self.extend(sharing, number, query, call)) is not None:
+                    del missing[number]
+                    yield prefill
         for group in batches(
             missing, self.prefill_budget, call.future, first_only=True, packed=self.backend != "dense"
         ):
@@ -328,7 +348,42 @@ class Engine:
             backend, target_positions = BACKENDS[self.backend](on_device), on_device.target_position_ids
             with self.meter.passes():
                 logits = run(self.model, *on_device.inputs(), backend, on_device.rows, recorder, target_positions)[0]
+            if sharing is not None:
+                for i, question in enumerate(questions):
+                    alone = self.first_only(question, call)
+                    sharing.keep(alone, part_of(layout, recorder.states, i, alone))
             yield Prefill(group, layout, recorder.states, forbid(logits, call.forbidden_token))
+
+    def first_only(self, query: Query, call: Call) -> Layout:
+        """Return the layout of the prefill of one query."""
+        return build([query], bos=self.bos, mask=self.mask, future=call.future, first_only=True)
+
+    def extend(self, prefixes: Prefixes, number: int, query: Query, call: Call) -> Prefill | None:
+        """Return the prefill of a query that shares a prefix: only what comes after it is run.
+
+        Args:
+            prefixes: The prefixes that are kept.
+            number: Number of the query.
+            query: The query.
+            call: Options of the call.
+
+        Returns:
+            The prefill, which is kept, too; `None` if there is nothing to share.
+        """
+        layout = self.first_only(query, call)
+        found = prefixes.longest(layout)
+        if found is None:
+            return None
+        states, start = found
+        device, size, cache = self.model.device, len(layout.ids), Extension(states)
+        ids, positions = (upload(x[start:].numpy(), device)[None] for x in (layout.ids, layout.positions))
+        slots = torch.arange(start, size, device=device)[None]
+        with self.meter.passes():
+            logits = run(self.model, ids, positions, Cached(slots, size, states[0][1].dtype), keep=1, cache=cache)[
+                :, -1
+            ]
+        prefixes.keep(layout, cache.states)
+        return Prefill([number], layout, cache.states, forbid(logits, call.forbidden_token))
 
     def fill(self, decoder: Decoder, first: int, rows: list[Row], prefill: Prefill) -> tuple[list[int], Tensor]:
         """Copy a prefill into the caches of the rows whose queries it has; rows start at index `first`.
@@ -352,6 +407,7 @@ class Engine:
         logits: Sequence[tuple[list[int], Tensor]],
         call: Call,
         allowed: np.ndarray | None = None,
+        samplings: Sequence[Sampling] | None = None,
     ) -> None:
         """Add rows to the decoder from index `first` on, and draw their first tokens from what `fill` returned.
 
@@ -362,12 +418,15 @@ class Engine:
             logits: For each prefill, indices into the rows and the logits of their first asked tokens.
             call: Options of the call.
             allowed: (rows, V) tokens that each row may draw first. Default: all.
+            samplings: Sampling options of each row. Default: those of the call.
         """
-        decoder.join(first, steps, bos=self.bos, mask=self.mask, sampling=call.sampling, orders=call.orders)
+        samplings = [call.sampling] * len(steps.rows) if samplings is None else samplings
+        decoder.join(first, steps, bos=self.bos, mask=self.mask, samplings=samplings, orders=call.orders)
         members = [member for group, _ in logits for member in group]
         first_asked = np.array([steps.rows[member].query.asked_at[0] for member in members])
         r, positions = (upload(numbers, self.model.device) for numbers in (first + np.array(members), first_asked))
         first_logits = torch.cat([group_logits for _, group_logits in logits])
         permitted = None if allowed is None else upload(allowed[members], self.model.device)
-        decoder.put(r, positions, *draw_among(first_logits, decoder.noise[r, positions], call.sampling, permitted))
+        each = [samplings[member] for member in members]
+        decoder.put(r, positions, *draw_each(first_logits, decoder.noise[r, positions], each, permitted))
         self.notice(len(members))

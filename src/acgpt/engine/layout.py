@@ -188,6 +188,7 @@ class Sequences:
         places: (T) position of each token, if some are skipped, as gaps without tokens are.
         asks_length: (B,) weights of lengths in the training loss; 0 for a sequence that asks tokens. In others the only
             asked token stands for a gap, and is the gap's length.
+        starts: (B,) token at position 0 of each sequence; -1 for BOS. Default: BOS.
     """
 
     tokens: np.ndarray
@@ -196,6 +197,7 @@ class Sequences:
     positions: np.ndarray | None = None
     places: np.ndarray | None = None
     asks_length: np.ndarray | None = None
+    starts: np.ndarray | None = None
 
     @classmethod
     def of(cls, queries: Sequence[Query], positions: Sequence[np.ndarray] | None = None) -> Sequences:
@@ -205,6 +207,7 @@ class Sequences:
             np.concatenate([query.roles for query in queries]),
             np.array([len(query) for query in queries]),
             None if positions is None else np.concatenate(positions),
+            starts=np.array([-1 if query.start is None else query.start for query in queries]),
         )
 
     @classmethod
@@ -267,6 +270,9 @@ def lay_out(
     # x_p is predicted at slot p - 1, so slots 0 … stop - 1 are run: BOS and the tokens before the last predicted one.
     starts = stops.cumsum() - stops
     text_ids, text_positions = np.full(stops.sum(), bos), np.zeros(stops.sum(), dtype=np.int64)
+    if sequences.starts is not None:
+        own = sequences.starts >= 0
+        text_ids[starts[own]] = sequences.starts[own]
     read = indices < ends
     slot = starts[owners] + indices  # in the text, of each token that is read
     text_ids[slot[read]], text_positions[slot[read]] = tokens[read], positions[read]

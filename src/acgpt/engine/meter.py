@@ -11,8 +11,8 @@ import torch
 MOST_EVENTS = 1000  # that are held before those of finished passes are added up
 
 
-def ignore(tokens: int) -> None:
-    """Do nothing: the default callback for drawn tokens."""
+def ignore(news: object) -> None:
+    """Do nothing: the default of callbacks, for drawn tokens say."""
 
 
 class Meter:

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from acgpt.errors import ModelError
+
+
+@dataclass(frozen=True)
+class TopScore:
+    """The log-probability of a token, and the most probable tokens in its place.
+
+    Args:
+        log_prob: Log-probability of the token.
+        ids: The most probable tokens, the most probable first.
+        log_probs: Their log-probabilities. If the token is one of them, it has the same number here to the last bit.
+    """
+
+    log_prob: float
+    ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
 
 
 def forbid(logits: Tensor, token: int | None) -> Tensor:
@@ -35,3 +52,19 @@ def target_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
         rows = rows if rows.dtype == torch.float64 else rows.float()
         chunks.append(rows.gather(1, target[:, None])[:, 0] - rows.logsumexp(-1))
     return torch.cat(chunks)
+
+
+def top_scores(logits: Tensor, targets: Tensor, k: int) -> list[TopScore]:
+    """Return the log-probability of each target under (A, V) logits, and the k most probable tokens in its place."""
+    results = []
+    for rows, target in zip(logits.split(1024), targets.split(1024), strict=True):
+        rows = rows if rows.dtype == torch.float64 else rows.float()
+        total = rows.logsumexp(-1)
+        values, ids = rows.topk(min(k, rows.shape[-1]), dim=-1)
+        own = (rows.gather(1, target[:, None])[:, 0] - total).cpu().double().numpy()
+        others = (values - total[:, None]).cpu().double().numpy()
+        check_numbers(own)
+        check_numbers(others)
+        for log_prob, best, log_probs in zip(own.tolist(), ids.tolist(), others.tolist(), strict=True):
+            results.append(TopScore(log_prob, tuple(best), tuple(log_probs)))
+    return results

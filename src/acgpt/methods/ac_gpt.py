@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from acgpt.engine.decoding import Decoding
     from acgpt.engine.engine import Engine
     from acgpt.engine.layout import Layout
+    from acgpt.engine.score import TopScore
 
 
 @register
@@ -31,6 +32,7 @@ class AcGpt(Method):
     abilities: ClassVar[Abilities] = Abilities(True, True, True, True, True)
     reads_future: ClassVar[bool] = True
     reads_copies: ClassVar[bool] = True
+    any_start: ClassVar[bool] = True
 
     def answers(self, query: Query) -> bool:
         """Return true: it answers every query."""
@@ -43,6 +45,12 @@ class AcGpt(Method):
     def log_probs(self, engine: Engine, queries: Sequence[Query], *, future: bool = True) -> list[list[float]]:
         """Score queries, without copies if `future` is false."""
         return engine.log_probs(queries, future=future)
+
+    def top_log_probs(
+        self, engine: Engine, queries: Sequence[Query], k: int, *, future: bool = True
+    ) -> list[list[TopScore]]:
+        """Score queries, with the most probable tokens; without copies if `future` is false."""
+        return engine.top_log_probs(queries, k, future=future)
 
     def stream(
         self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True

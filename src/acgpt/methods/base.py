@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from acgpt.engine.decoding import Decoding
     from acgpt.engine.engine import Engine
     from acgpt.engine.layout import Layout
+    from acgpt.engine.score import TopScore
 
 # Old names of class attributes, which plugins may still use.
 RENAMED = {"says": "description", "drawn": "drawable"}
@@ -90,6 +91,7 @@ class Method(ABC):
     reads_copies: ClassVar[bool] = False  # whether its network is trained on copies of the given tokens
     bound: ClassVar[bool] = False  # whether its log-probabilities are lower bounds instead of exact
     needs_mask: ClassVar[bool] = False  # whether it needs a MASK token, which it then never predicts
+    any_start: ClassVar[bool] = False  # whether it scores and draws texts that begin without BOS (`Query.start`)
     compiles: ClassVar[bool] = False  # whether torch.compile pays off: it needs many passes over whole texts
     texts_at_once: ClassVar[int | None] = None  # for slow methods: an evaluation saves its progress after this many
     description: ClassVar[str]  # description of a model, for its card
@@ -182,6 +184,19 @@ class Method(ABC):
             [score for score, position in zip(scores, full.asked_positions, strict=True) if query.asked[position - 1]]
             for query, full, scores in zip(queries, read, answers, strict=True)
         ]
+
+    def top_log_probs(
+        self, engine: Engine, queries: Sequence[Query], k: int, *, future: bool = True
+    ) -> list[list[TopScore]]:
+        """Return what `log_probs` does, each with the k most probable tokens in its place.
+
+        Raises:
+            QueryError: The method does not predict one token after the other.
+        """
+        raise QueryError(
+            f"a model of method {self.name} has no most probable tokens. Leave them out, or use a model that was "
+            "trained with ac-gpt."
+        )
 
     @abstractmethod
     def stream(

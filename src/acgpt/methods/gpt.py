@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from acgpt.engine.decoding import Decoding
     from acgpt.engine.engine import Engine
     from acgpt.engine.layout import Layout
+    from acgpt.engine.score import TopScore
 
 
 @register
@@ -33,6 +34,7 @@ class Gpt(Method):
     drawable: ClassVar[bool] = True
     abilities: ClassVar[Abilities] = Abilities(False, False, True, True, None)
     reads_future: ClassVar[bool] = False
+    any_start: ClassVar[bool] = True
     examples: ClassVar[tuple[str, str]] = ("The capital of Italy is {{Rome}}", "The cat {{_3}}")
     refusal: ClassVar[str] = (
         "it gives a token after an asked one, or leaves one before it unknown. Use a model that was trained with "
@@ -54,6 +56,14 @@ class Gpt(Method):
         if future:
             return super().log_probs(engine, queries)
         return engine.log_probs(queries, future=False)
+
+    def top_log_probs(
+        self, engine: Engine, queries: Sequence[Query], k: int, *, future: bool = True
+    ) -> list[list[TopScore]]:
+        """Score queries in one causal pass, with the most probable tokens."""
+        if future:
+            self.check(queries)
+        return engine.with_mask(engine.bos).top_log_probs(queries, k, future=False)
 
     def stream(
         self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True

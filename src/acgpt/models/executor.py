@@ -1,10 +1,11 @@
 """Running queries on the network: what is between the public methods of `LanguageModel` and a method's passes.
 
-    searches   ──► requests (`Rows`, `Sums`, …) of all of them ──► batches with the same route ──► passes of the method
+    searches   ──► requests (`Rows`, `Scores`, …) of all of them ──► batches with the same route ──► passes
 
-A search is a generator that yields requests and is sent their results, so that the requests of many templates are
-answered together. A request is split by the route of its queries, because a pass has one adapter. During a pass the
-network is locked, see `engine.locks`.
+A search is a generator that yields requests and is sent their results, so that the requests of many questions are
+answered together (`models.searches` makes them). A request is split by the route of its queries, because a pass has one
+adapter. During a pass the network is locked, see `engine.locks`. `Executor` runs searches to their ends, all in step;
+`serving.scheduler` answers the same requests as they come.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import numpy as np
 import torch
 
 from acgpt.engine.attention import evaluating
-from acgpt.engine.decode import Sampling
+from acgpt.engine.decode import Drawn, Sampling
 from acgpt.engine.decoding import ActiveRow, Guide
 from acgpt.engine.engine import Engine
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import ignore
 from acgpt.engine.peft import switched
+from acgpt.engine.score import TopScore
 from acgpt.errors import ModelError
 from acgpt.models.adapters import BARE, Choice
 from acgpt.models.router import Route, Router, by_route, lookup
@@ -42,6 +44,7 @@ class Rows:
         sampling: Temperature, truncation and seed.
         stopped: Tells whether a row ends early.
         notice: Called with the number of new tokens whenever some are drawn.
+        progress: Called with a row whenever it has drawn a token.
         queries: The query of each row.
         samples: The number of each sample.
         routes: What answers each query.
@@ -51,6 +54,7 @@ class Rows:
     sampling: Sampling
     stopped: Callable[[ActiveRow], bool]
     notice: Callable[[int], object] = ignore
+    progress: Callable[[ActiveRow], object] = ignore
     queries: list[Query] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     routes: list[Route] = field(default_factory=list)
@@ -62,6 +66,48 @@ class Rows:
         self.samples.append(sample)
         self.routes.append(route)
         self.guides.append(guide)
+
+
+@dataclass
+class Samples:
+    """A request for n samples of each query. Its result has a list of n samples for each of them.
+
+    Args:
+        queries: The queries.
+        routes: What answers each query.
+        n: Number of samples per query.
+        sampling: Temperature, truncation and seed.
+        notice: Called with the number of new tokens whenever some are drawn.
+    """
+
+    queries: list[Query]
+    routes: list[Route]
+    n: int
+    sampling: Sampling
+    notice: Callable[[int], object] = ignore
+
+
+@dataclass
+class Scores:
+    """A request for the log-probabilities of the asked tokens of each query. Its result is a list for each of them."""
+
+    queries: list[Query]
+    routes: list[Route]
+
+
+@dataclass
+class Top:
+    """A request for `Scores` with the k most probable tokens in each place. Its result has a list of `TopScore` each.
+
+    Args:
+        queries: The queries.
+        routes: What answers each query.
+        k: Number of tokens.
+    """
+
+    queries: list[Query]
+    routes: list[Route]
+    k: int
 
 
 @dataclass
@@ -81,7 +127,7 @@ class LengthRequest:
 
 
 Result = TypeVar("Result")
-Request = Rows | Sums | LengthRequest
+Request = Rows | Samples | Scores | Top | Sums | LengthRequest
 Search = Generator[Request, Any, Result]
 
 
@@ -142,6 +188,16 @@ class Executor:
             results.update(zip(members, answers, strict=True))
         return [results[i] for i in range(len(queries))]
 
+    def top_log_probs(self, queries: Sequence[Query], routes: Sequence[Route], k: int) -> list[list[TopScore]]:
+        """Return the log-probability of each asked token, and the k most probable tokens in its place."""
+        results: dict[int, list[TopScore]] = {}
+        for route, members in by_route(routes):
+            method = self.router.method(route)
+            with self.inference(route) as engine:
+                answers = method.top_log_probs(engine, [queries[i] for i in members], k, future=route.future)
+            results.update(zip(members, answers, strict=True))
+        return [results[i] for i in range(len(queries))]
+
     def run(self, searches: Sequence[Search[Result]]) -> list[Result]:
         """Run searches to their ends, and return their results. Their requests are answered together."""
         results: dict[int, Result] = {}
@@ -154,6 +210,13 @@ class Executor:
                 except StopIteration as end:
                     results[i] = end.value
             answers = {}
+            scoring = {i: request for i, request in requests.items() if isinstance(request, Scores)}
+            routes = [route for request in scoring.values() for route in request.routes]
+            found = iter(self.log_probs([query for r in scoring.values() for query in r.queries], routes))
+            answers.update({i: list(islice(found, len(request.queries))) for i, request in scoring.items()})
+            answers.update({i: self.answer(request) for i, request in requests.items() if isinstance(request, Top)})
+            sampling = {i: request for i, request in requests.items() if isinstance(request, Samples)}
+            answers.update(zip(sampling, self.samples(list(sampling.values())), strict=True))
             sums = {i: request for i, request in requests.items() if isinstance(request, Sums)}
             scores = iter(self.sums([(query, r.adapter) for r in sums.values() for query in r.queries]))
             answers.update({i: list(islice(scores, len(request.queries))) for i, request in sums.items()})
@@ -163,6 +226,43 @@ class Executor:
             rows = iter(self.draw(list(drawing.values())))
             answers.update({i: list(islice(rows, len(request.queries))) for i, request in drawing.items()})
         return [results[i] for i in range(len(searches))]
+
+    def steps(self, search: Search[Result]) -> Iterator[None]:
+        """Run one search to its end, and yield after each decoding step, so that the caller can show what was drawn."""
+        answer: Any = None
+        while True:
+            try:
+                request = search.send(answer)
+            except StopIteration:
+                return
+            answer = (yield from self.drawing([request])) if isinstance(request, Rows) else self.answer(request)
+
+    def answer(self, request: Request) -> Any:
+        """Return the result of one request."""
+        if isinstance(request, Scores):
+            return self.log_probs(request.queries, request.routes)
+        if isinstance(request, Top):
+            return self.top_log_probs(request.queries, request.routes, request.k)
+        if isinstance(request, Samples):
+            return self.samples([request])[0]
+        if isinstance(request, Sums):
+            return self.sums([(query, request.adapter) for query in request.queries])
+        return self.lengths({0: request})[0] if isinstance(request, LengthRequest) else self.draw([request])
+
+    def samples(self, requests: Sequence[Samples]) -> list[list[list[Drawn]]]:
+        """Return the samples of each request; those with the same options are drawn together."""
+        results: list[list[list[Drawn]]] = [[[] for _ in request.queries] for request in requests]
+        groups: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+        for number, request in enumerate(requests):
+            for i, route in enumerate(request.routes):
+                groups.setdefault((route, request.n, request.sampling, request.notice), []).append((number, i))
+        for (route, n, sampling, notice), members in groups.items():
+            queries = [requests[number].queries[i] for number, i in members]
+            with self.inference(route) as engine:
+                batch = self.router.method(route).sample(engine.with_notice(notice), queries, n, sampling, route.future)
+            for (number, i), drawn in zip(members, batch, strict=True):
+                results[number][i] = drawn
+        return results
 
     def sums(self, queries: Sequence[tuple[Query, Choice]]) -> list[float]:
         """Return the log-probability of all asked tokens of each query, read from left to right."""
@@ -185,6 +285,16 @@ class Executor:
 
     def draw(self, requests: Sequence[Rows]) -> list[ActiveRow]:
         """Draw the rows of requests, in batches of those that have the same route and sampling options."""
+        steps = self.drawing(requests)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                rows: list[ActiveRow] = end.value
+                return rows
+
+    def drawing(self, requests: Sequence[Rows]) -> Generator[None, None, list[ActiveRow]]:
+        """Draw the rows of requests as `draw` does, and yield after each step."""
         everything = [(request, i) for request in requests for i in range(len(request.queries))]
         groups: dict[tuple[Route, Sampling], list[int]] = {}
         for number, (request, i) in enumerate(everything):
@@ -195,18 +305,21 @@ class Executor:
             for start in range(0, len(numbers), self.engine.most_rows):
                 batch = numbers[start : start + self.engine.most_rows]
                 members = [everything[number] for number in batch]
-                stops = {id(r.guides[i]): r.stopped for r, i in members}
+                request_of = {id(r.guides[i]): r for r, i in members}
 
-                def stopped(row: ActiveRow, stops: dict[int, Callable[[ActiveRow], bool]] = stops) -> bool:
-                    return stops[id(row.guide)](row)
+                def stopped(row: ActiveRow, request_of: dict[int, Rows] = request_of) -> bool:
+                    return request_of[id(row.guide)].stopped(row)
 
                 queries, samples = [r.queries[i] for r, i in members], [r.samples[i] for r, i in members]
                 guides, notice = [r.guides[i] for r, i in members], members[0][0].notice
                 steps = self.decode_steps(queries, samples, sampling, route, guides, stopped)
-                rows = next(steps)
-                notice(len(rows))
+                rows: list[ActiveRow] = []
                 for drawn in steps:
+                    rows = rows or drawn  # the first ones are all rows
                     notice(len(drawn))
+                    for row in drawn:
+                        request_of[id(row.guide)].progress(row)
+                    yield
                 results.update(zip(batch, rows, strict=True))
         return [results[number] for number in range(len(everything))]
 

@@ -28,6 +28,7 @@ are drawn by one query.
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -74,6 +75,7 @@ class Options:
         adapter: Name of the adapter to use.
         notice: Called with the number of new tokens whenever some are drawn.
         patience: Number of lengths in a row that may be no better before the search ends.
+        seconds: Time after which no more lengths are tried, from the start of the search. Default: no limit.
 
     Raises:
         InputError: A number is not a whole number of at least 1, or a stop string is empty or not a string.
@@ -89,6 +91,7 @@ class Options:
     adapter: Choice = None
     notice: Callable[[int], object] = ignore
     patience: int = PATIENCE
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         checked = {
@@ -187,6 +190,7 @@ class Filler:
         self.length_head = executor.length_head(self.route)
         self.lengths = [self.possible(i) for i in range(len(self.constraints))]
         self.checked()
+        self.deadline = math.inf  # no more lengths are tried after it
 
     # ---- what may be drawn ------------------------------------------------------------------------------------------
 
@@ -355,6 +359,7 @@ class Filler:
         constraints: Sequence[Constraint],
         jobs: Sequence[tuple[tuple[int, ...], int]],
         greedy: bool,
+        progress: Callable[[ActiveRow], object] = ignore,
     ) -> Search[list[Candidate]]:
         """Draw candidates.
 
@@ -363,6 +368,7 @@ class Filler:
             constraints: Constraints of its regions.
             jobs: For each candidate the numbers of tokens of the regions, and the number of the sample.
             greedy: Take the likeliest tokens instead of drawing at random.
+            progress: Called with a row whenever it has drawn a token.
         """
         options = self.options
         encodings = {lengths: gapped.encoded(lengths) for lengths, _ in jobs if any(lengths) or any(gapped.asked)}
@@ -372,7 +378,7 @@ class Filler:
         ends = self.ends() if gapped.open_ended else []
         drawn = [job for job in jobs if job[0] in encodings]
         sampling = replace(options.sampling, temperature=0) if greedy else options.sampling
-        request = Rows(sampling, self.stopped, options.notice)
+        request = Rows(sampling, self.stopped, options.notice, progress)
         for lengths, sample in drawn:
             encoded = encodings[lengths]
             spans = [encoded.slots[region.slots[0]] for region in gapped.regions]
@@ -388,12 +394,16 @@ class Filler:
         ]
 
     def stopped(self, row: ActiveRow) -> bool:
-        """Return whether a row has drawn the end of its text, or a stop string in a gap that ends the text."""
+        """Return whether a row has drawn the end of its text; or, in a gap that ends the text, a stop string.
+
+        Such a gap may also end when the time is over, once there is some text in it.
+        """
         guide = row.guide
         assert isinstance(guide, RegionGuide)
         if guide.ended:
             return True
-        if not (guide.ends and self.options.stop):
+        late = time.monotonic() > self.deadline
+        if not (guide.ends and (self.options.stop or late)):
             return False
         first = guide.spans[-1][0]
         text = self.vocabulary.decode([token for position, token, _ in row.drawn if position >= first])
@@ -403,7 +413,7 @@ class Filler:
             _, found, text = text.partition(literal)
             if not found:
                 return False
-        return any(stop.encode() in text for stop in self.options.stop)
+        return bool(late and text) or any(stop.encode() in text for stop in self.options.stop)
 
     def candidate(self, lengths: tuple[int, ...], row: ActiveRow, route: Route) -> Candidate:
         """Return the candidate that a row has drawn. If it ended early, its query is cut."""
@@ -485,11 +495,14 @@ class Filler:
             best = min(candidates, key=Candidate.order)
             if sum(length > sum(best.lengths) for length in lengths[: start + WAVE]) >= self.options.patience:
                 break
+            if time.monotonic() > self.deadline:
+                break
         return candidates
 
     def best(self) -> Search[list[Candidate]]:
         """Return candidates, the best first."""
         options, gapped = self.options, self.gapped
+        self.begin()
         tried = TRIED if self.length_head is not None else 8
         samples = 0 if options.best_of is None else -(-options.best_of // max(1, min(len(self.lengths[0]), tried)))
         log_lengths: dict[tuple[int, ...], float] = {}
@@ -526,6 +539,11 @@ class Filler:
             candidates += new
             chosen, tries = self.ranked(candidates), tries + 1
         return chosen[: options.n]
+
+    def begin(self) -> None:
+        """Start the time that the search may take."""
+        if self.options.seconds is not None:
+            self.deadline = time.monotonic() + self.options.seconds
 
     def wanted(self, candidates: Sequence[Candidate]) -> int:
         """Return how many fills to choose from."""
@@ -587,42 +605,34 @@ class Filler:
                 asked.append(self.gapped.asked[i])
         return Gapped(tuple(tokens), tuple(given), tuple(asked), (replace(regions[index], at=at, slots=(0,)),), (None,))
 
-    def stream(self) -> Iterator[tuple[int, str] | Candidate]:
-        """Find the lengths of all regions, then draw one fill; yield (slot, new text) as it is made, then the fill."""
+    def stream(self, notify: Callable[[int, str], object]) -> Search[Candidate]:
+        """Find the lengths of all regions, then draw one fill.
+
+        Args:
+            notify: Called with the number of a slot and its new text, as it is made.
+        """
         gapped, options = self.gapped, self.options
+        self.begin()
+        greedy = options.sampling.temperature < GREEDY
         log_lengths: dict[tuple[int, ...], float] = {}
         if self.length_head is not None:
-            greedy = options.sampling.temperature < GREEDY
-            log_lengths = dict(self.executor.run([self.draw_lengths([0], greedy=greedy)])[0])
+            log_lengths = dict((yield from self.draw_lengths([0], greedy=greedy)))
             (lengths,) = log_lengths
         else:
-            lengths = self.executor.run([self.resolve()])[0]
-        if not any(lengths) and not any(gapped.asked):
-            candidates = self.executor.run([self.draw(gapped, self.constraints, [(lengths, 0)], greedy=True)])[0]
-            self.executor.run([self.scored(gapped, candidates, log_lengths)])
-            yield candidates[0]
-            return
-        encoded = gapped.encoded(lengths)
-        route = self.executor.router.routes([encoded.query], options.future, options.adapter)[0]
-        ends = self.ends() if gapped.open_ended else []
-        spans = [encoded.slots[region.slots[0]] for region in gapped.regions]
-        guide = RegionGuide(encoded.query, spans, self.constraints, self.size, ends, gapped.regions[-1].least)
+            lengths = yield from self.resolve()
         shown = [""] * len(self.slots)
-        steps = self.executor.decode_steps(
-            [encoded.query], [options.sampling.first], options.sampling, route, [guide], self.stopped
-        )
-        row = next(steps)[0]
-        while True:
-            done = row.done or self.stopped(row)
-            for slot, text in self.progress(row, spans, encoded.slots, finished=done):
+
+        def progress(row: ActiveRow) -> None:
+            encoded, finished = gapped.encoded(lengths), row.done or self.stopped(row)
+            spans = [encoded.slots[region.slots[0]] for region in gapped.regions]
+            for slot, text in self.progress(row, spans, encoded.slots, finished=finished):
                 if len(text) > len(shown[slot]):
-                    yield slot, text[len(shown[slot]) :]
+                    notify(slot, text[len(shown[slot]) :])
                     shown[slot] = text
-            if done or next(steps, None) is None:
-                break
-        candidate = self.candidate(lengths, row, route)
-        self.executor.run([self.scored(gapped, [candidate], log_lengths)])
-        yield candidate
+
+        drawn = yield from self.draw(gapped, self.constraints, [(lengths, 0)], greedy=False, progress=progress)
+        yield from self.scored(gapped, drawn, log_lengths)
+        return drawn[0]
 
     def progress(
         self, row: ActiveRow, spans: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]], finished: bool

@@ -6,37 +6,35 @@ Models are usually created with `acgpt.load`. The dataclasses that the class ret
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import copy_config_permissions
 from acgpt.engine.attention import BACKENDS, accept, check_model, choose_backend, compile_blocks, possible_backends
-from acgpt.engine.decode import Sampling, prefill_tokens
+from acgpt.engine.decode import prefill_tokens
 from acgpt.engine.engine import Engine
 from acgpt.engine.length_head import FILE as HEAD_FILE
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.meter import ignore
 from acgpt.engine.peft import trains_biases
-from acgpt.errors import InputError, ModelError, QueryError, TemplateError, too_long, whole_number
+from acgpt.errors import InputError, ModelError
 from acgpt.methods import METHODS, Method
 from acgpt.models.adapters import BARE, Choice, common_bos, metadata_by_name, unknown_name, unwrap_named
-from acgpt.models.answers import Fill, Lengths, Piece, Ranked, Ranking, Sample, Score, token_scores
-from acgpt.models.executor import Executor
-from acgpt.models.fill import PATIENCE, Candidate, Filler, Options
+from acgpt.models.answers import Fill, Lengths, Piece, Ranking, Sample, Score
+from acgpt.models.executor import Executor, Search
+from acgpt.models.fill import PATIENCE
 from acgpt.models.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
-from acgpt.models.router import Route, Router, by_route, lookup
-from acgpt.query.gaps import has_gaps
+from acgpt.models.router import Router, lookup
+from acgpt.models.searches import Question, Searches, as_list
 from acgpt.query.query import Query
-from acgpt.query.template import Part, Slot, escape, fillings, parse, rendered
-from acgpt.query.text import Encoded, encode, encode_text, pieces
-
-Question = str | Query
+from acgpt.query.template import escape
+from acgpt.query.text import pieces
 
 
 class LanguageModel:
@@ -83,6 +81,7 @@ class LanguageModel:
         positions: Number of positions, of which BOS takes one: a text has at most `positions - 1` tokens.
         attention: Name of the attention backend in use.
         budget: Maximum number of tokens per forward pass.
+        searches: The same questions as searches, for code that answers many at a time, see `models.searches`.
 
     Raises:
         InputError: An argument has a value that is not allowed.
@@ -156,6 +155,7 @@ class LanguageModel:
         precision = torch.promote_types(self.model.dtype, torch.float32)
         heads = {name: head.to(self.model.device, precision).eval() for name, head in (length_head or {}).items()}
         self._executor = Executor(self.engine(self.mask), self._router, masks, heads, biased=trains_biases(model))
+        self.searches = Searches(self._executor, tokenizer, self.positions)
 
     def __repr__(self) -> str:
         kind, device, dtype = type(self.model).__name__, self.model.device, self.model.dtype
@@ -248,8 +248,8 @@ class LanguageModel:
             TemplateError: A template is malformed, or has a blank, which has no text to score.
             QueryError: The query does not fit the model (it is too long, for example), or an asked token has no id.
         """
-        queries = [self._scorable(q) for q in as_list(query)]
-        results = self._score(queries, self._router.routes(queries, future, adapter))
+        questions: Any = query
+        (results,) = self._executor.run([self.searches.log_prob(questions, future=future, adapter=adapter)])
         return results[0] if isinstance(query, str | Query) else results
 
     @overload
@@ -313,34 +313,26 @@ class LanguageModel:
             TemplateError: A template is malformed.
             QueryError: The query does not fit the model; it is too long, for example.
         """
-        n = whole_number("n", n, least=1)
-        sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
-        options = Options(
-            n=n, max_tokens=max_tokens, stop=stop, sampling=sampling, future=future, adapter=adapter, notice=notice
-        )
-        candidates = whole_number("candidates", candidates, least=1)
-        results: dict[int, list[Sample]] = {}
-        encoded: dict[int, Encoded] = {}
-        fillers: dict[int, Filler] = {}
-        questions = as_list(query)
-        for i, question in enumerate(questions):
-            if isinstance(question, str) and has_gaps(parts := parse(question)):
-                fillers[i] = self._filler(parts, question, options)
-            else:
-                encoded[i] = self._encode(question)
-        drawn = self._executor.run([filler.at_random(candidates) for filler in fillers.values()])
-        for (i, filler), chosen in zip(fillers.items(), drawn, strict=True):
-            results[i] = [self._fill(filler, candidate) for candidate in chosen]
-        numbers = list(encoded)
-        for route, members in by_route(self._router.routes([e.query for e in encoded.values()], future, adapter)):
-            queries = [encoded[numbers[i]].query for i in members]
-            with self._executor.inference(route) as engine:
-                method = self._router.method(route)
-                batch = method.sample(engine.with_notice(notice), queries, n, sampling, route.future)
-            for i, samples in zip(members, batch, strict=True):
-                finished = [self._finish(encoded[numbers[i]], *sample, route, sampling.seed) for sample in samples]
-                results[numbers[i]] = finished
-        return results[0] if isinstance(query, str | Query) else [results[i] for i in range(len(questions))]
+        seed = secrets.randbits(32) if seed is None else seed
+        searches = [
+            self.searches.sample(
+                question,
+                n,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                seed=seed,
+                max_tokens=max_tokens,
+                stop=stop,
+                candidates=candidates,
+                future=future,
+                adapter=adapter,
+                notice=notice,
+            )
+            for question in as_list(query)
+        ]
+        results = self._executor.run(searches)
+        return results[0] if isinstance(query, str | Query) else results
 
     @overload
     def fill(  # type: ignore[overload-overlap]
@@ -416,14 +408,27 @@ class LanguageModel:
             QueryError: The text is too long, or the model cannot draw under constraints.
             ModelError: The tokenizer is neither byte-level BPE nor SentencePiece with byte fallback.
         """
-        sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
-        options = Options(
-            n=n, best_of=best_of, max_tokens=max_tokens, stop=stop, sampling=sampling, distinct=distinct, future=future,
-            adapter=adapter, notice=notice, patience=patience,
-        )  # fmt: skip
-        fillers = [self._filler(parse_gaps(text), text, options) for text in as_templates(template)]
-        found = self._executor.run([filler.best() for filler in fillers])
-        results = [[self._fill(filler, c) for c in chosen] for filler, chosen in zip(fillers, found, strict=True)]
+        seed = secrets.randbits(32) if seed is None else seed
+        searches = [
+            self.searches.fill(
+                text,
+                n,
+                best_of=best_of,
+                patience=patience,
+                max_tokens=max_tokens,
+                stop=stop,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                seed=seed,
+                distinct=distinct,
+                future=future,
+                adapter=adapter,
+                notice=notice,
+            )
+            for text in as_templates(template)
+        ]
+        results = self._executor.run(searches)
         return results[0] if isinstance(template, str) else results
 
     @overload
@@ -469,12 +474,11 @@ class LanguageModel:
             QueryError: The model does not predict lengths, `known` does not fit the template, or the gap ends the text.
             InputError: `known` is not a list.
         """
-        options = Options(max_tokens=max_tokens, future=future, adapter=adapter)
-        fillers = [self._filler(parse_gaps(text), text, options) for text in as_templates(template)]
-        if not isinstance(known, list | tuple):
-            raise InputError(f"known must be a list of lengths such as [3], not {known!r}.")
-        found = self._executor.run([filler.next_length(tuple(known)) for filler in fillers])
-        results = [Lengths(log_probs) for log_probs in found]
+        searches = [
+            self.searches.lengths(text, known, max_tokens=max_tokens, future=future, adapter=adapter)
+            for text in as_templates(template)
+        ]
+        results = self._executor.run(searches)
         return results[0] if isinstance(template, str) else results
 
     def stream(
@@ -514,10 +518,12 @@ class LanguageModel:
         Raises:
             TemplateError: As in `fill`.
         """
-        sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
-        options = Options(max_tokens=max_tokens, stop=stop, sampling=sampling, future=future, adapter=adapter)
-        filler = self._filler(parse_gaps(template), template, options)
-        return self._pieces(filler)
+        pieces: deque[Piece] = deque()
+        search = self.searches.stream(
+            template, pieces.append, max_tokens=max_tokens, stop=stop, temperature=temperature, top_p=top_p,
+            top_k=top_k, seed=seed, future=future, adapter=adapter,
+        )  # fmt: skip
+        return self._pieces(search, pieces)
 
     def infill(self, prefix: str, suffix: str, n: int = 1, **options: Any) -> list[Fill]:
         """Fill the gap between two strings; the same as `fill` of a template with one gap.
@@ -561,41 +567,8 @@ class LanguageModel:
             TemplateError: The template is malformed, has a duplicate alternative, or leaves no text.
             QueryError: The model's log-probabilities are only bounds, or a text is too long.
         """
-        if not isinstance(template, str):
-            raise QueryError(f"rank takes one template, a string, not {type(template).__name__}.")
-        if model_method(self._router.metadata(self._router.resolve(adapter))).bound:
-            raise QueryError(
-                "this model's log-probabilities are lower bounds, which cannot be compared with each other. Rank with "
-                "a model of another method."
-            )
-        candidates = fillings(template)
-        texts = [rendered(parts) for parts in candidates]
-        if len(set(texts)) < len(texts):
-            raise TemplateError("two alternatives make the same text; write each once.", template, 0)
-        routed = self._router.chooses_per_query(adapter)
-        used = not routed and self._router.reads_future(adapter) if future is None else future
-        queries, compared = self._comparable(candidates, template) if used else None, "asked | given"
-        # All queries have the same roles, and so the same route.
-        routes = [] if queries is None else self._router.routes(queries, future, adapter)
-        if queries is None or not routes[0].future:
-            compared = "whole text"
-            ids = [encode_text(text, self.tokenizer) for text in texts]
-            if not all(ids):
-                raise TemplateError("with one of the alternatives, no text is left to compare.", template, 0)
-            queries = [Query(i, given=[False] * len(i)) for i in ids]
-            routes = self._router.routes(queries, False, adapter)
-        for query in queries:
-            self._check(query)
-        answers = self._score(queries, routes)
-        scores = torch.tensor([answer.log_prob for answer in answers], dtype=torch.float64)
-        ranked = [
-            Ranked(text, tuple(part.alternatives[0] for part in parts if isinstance(part, Slot)), probability, log_prob)
-            for text, parts, probability, log_prob in zip(
-                texts, candidates, scores.softmax(0).tolist(), scores.tolist(), strict=True
-            )
-        ]
-        ranked.sort(key=lambda alternative: -alternative.log_prob)
-        return Ranking(tuple(ranked), compared, routes[0].future, routes[0].adapter)
+        (ranking,) = self._executor.run([self.searches.rank(template, future=future, adapter=adapter)])
+        return ranking
 
     # ---- text and tokens ---------------------------------------------------------------------------------------
 
@@ -608,7 +581,7 @@ class LanguageModel:
         Returns:
             The query: token ids and roles. The ids of blanks are `None`.
         """
-        return self._encode(template).query
+        return self.searches.encode(template).query
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return the text that each token contributes.
@@ -654,116 +627,12 @@ class LanguageModel:
 
     # ---- internals ---------------------------------------------------------------------------------------------
 
-    def _encode(self, question: Question, *, blanks: bool = True) -> Encoded:
-        """Tokenize a question and check that it fits the model; refuse blanks unless they are allowed."""
-        if isinstance(question, Query):
-            encoded = Encoded(question, question.blanks)
-        else:
-            parts = parse(question)
-            slots = [part for part in parts if isinstance(part, Slot)]
-            for slot in slots:
-                if (slot.blank is not None or slot.gap is not None) and not blanks:
-                    kind, remedy = ("gap", "fill") if slot.gap is not None else ("blank", "sample")
-                    raise TemplateError(
-                        f"a {kind} has no text to score; write it out, or {remedy} it (infill).", question, slot.at
-                    )
-            if (blank := sum(slot.tokens or 0 for slot in slots)) >= self.positions:
-                raise too_long(f"at least {blank}", self.positions)
-            encoded = encode(parts, self.tokenizer, question)
-        self._check(encoded.query)
-        return encoded
-
-    def _scorable(self, question: Question) -> Query:
-        """Tokenize a question and check that every asked token has an id."""
-        query = self._encode(question, blanks=False).query
-        for position in query.asked_positions:
-            if query.tokens[position - 1] is None:
-                raise QueryError(f"the asked token at position {position} has no id to score; give it, or use sample.")
-        return query
-
-    def _check(self, query: Query) -> None:
-        """Check that a query fits the model's positions and vocabulary."""
-        if len(query) + 1 > self.positions:
-            raise too_long(len(query), self.positions)
-        for position, token in enumerate(query.tokens, start=1):
-            if token is not None and token >= self.vocabulary:
-                raise QueryError(
-                    f"the token at position {position} has the id {token}, but the model's largest id is "
-                    f"{self.vocabulary - 1}."
-                )
-
-    def _comparable(self, candidates: list[Any], template: str) -> list[Query] | None:
-        """Return the candidates as queries if they differ only in their asked tokens, else `None`."""
-        if any(not slot.alternatives[0] for parts in candidates for slot in parts if isinstance(slot, Slot)):
-            return None
-        queries = [encode(parts, self.tokenizer, template).query for parts in candidates]
-        given = {(q.given, tuple(t for t, g in zip(q.tokens, q.given, strict=True) if g)) for q in queries}
-        return queries if len(given) == 1 else None
-
-    def _score(self, queries: Sequence[Query], routes: Sequence[Route]) -> list[Score]:
-        """Score each query along its route; results are in the order of the queries."""
-        answers = self._executor.log_probs(queries, routes)
-        results = []
-        for query, route, answer in zip(queries, routes, answers, strict=True):
-            tokens = token_scores(query, self._texts(query, route.adapter), answer)
-            bound = self._router.method(route).bound
-            results.append(Score(tokens, route.future, adapter=route.adapter, bound=bound))
-        return results
-
-    def _filler(self, parts: Sequence[Part], template: str, options: Options) -> Filler:
-        """Return the search for the fills of a parsed template."""
-        return Filler(self._executor, self.tokenizer, self.positions, parts, template, options)
-
-    def _pieces(self, filler: Filler) -> Iterator[Piece]:
-        """Yield the pieces of `stream`."""
-        for made in filler.stream():
-            if isinstance(made, Candidate):
-                yield Piece("", len(filler.slots) - 1, self._fill(filler, made))
-            else:
-                yield Piece(made[1], made[0])
-
-    def _fill(self, filler: Filler, candidate: Candidate) -> Fill:
-        """Build a fill from a candidate."""
-        ids, query = candidate.tokens, candidate.query
-        complete = Query.trusted(ids, query.given, query.asked)
-        texts = self._texts(complete, candidate.route.adapter)
-        return Fill(
-            tokens=token_scores(complete, texts, candidate.log_probs),
-            future=candidate.route.future,
-            adapter=candidate.route.adapter,
-            text=filler.text(candidate),
-            fills=filler.fills(candidate),
-            seed=filler.options.sampling.seed,
-            query=complete,
-            lengths=filler.lengths_of(candidate),
-            length_log_prob=candidate.log_lengths,
-            score=candidate.score,
-        )
-
-    def _texts(self, query: Query, adapter: str | None) -> list[str]:
-        """Return the text of each token; that of MASK (or BOS), as the model reads it, for a token without an id."""
-        mask = self._executor.mask(adapter)
-        # A MASK that was added to the model alone is not in the tokenizer.
-        placeholder = self.bos if mask is None or mask >= len(self.tokenizer) else mask
-        return self.pieces([placeholder if token is None else token for token in query.tokens])
-
-    def _finish(self, encoded: Encoded, ids: np.ndarray, log_probs: np.ndarray, route: Route, seed: int) -> Sample:
-        """Build a sample from the ids and log-probabilities of its asked tokens."""
-        query = encoded.query
-        tokens = list(query.tokens)
-        for position, token in zip(query.asked_positions, ids.tolist(), strict=True):
-            tokens[position - 1] = token
-        query = Query(tokens, query.given, query.asked)
-        texts = self._texts(query, route.adapter)
-        return Sample(
-            tokens=token_scores(query, texts, log_probs.tolist()),
-            future=route.future,
-            adapter=route.adapter,
-            text="".join(texts),
-            fills=tuple("".join(texts[first - 1 : last]) for first, last in encoded.slots),
-            seed=seed,
-            query=query,
-        )
+    def _pieces(self, search: Search[Fill], pieces: deque[Piece]) -> Iterator[Piece]:
+        """Yield the pieces of `stream`, which the search appends."""
+        for _ in self._executor.steps(search):
+            while pieces:
+                yield pieces.popleft()
+        yield from pieces
 
 
 def as_templates(template: str | Sequence[str]) -> list[str]:
@@ -771,31 +640,6 @@ def as_templates(template: str | Sequence[str]) -> list[str]:
     if isinstance(template, Sequence) and not isinstance(template, str | bytes):
         return list(template)
     return [template]
-
-
-def parse_gaps(template: str) -> list[Part]:
-    """Parse a template that has a gap."""
-    if not isinstance(template, str):
-        raise QueryError(f"a template must be a string, not {type(template).__name__}: {template!r}.")
-    parts = parse(template)
-    if not has_gaps(parts):
-        raise TemplateError("there is no gap to fill: write {{_}}, or use sample.", template, len(template))
-    return parts
-
-
-def as_list(query: Question | Sequence[Question]) -> list[Question]:
-    """Return a list of questions: of one, or of those in a sequence."""
-    question: Any = query
-    try:
-        questions: list[Any] = [question] if isinstance(question, str | bytes | Query) else list(question)
-    except TypeError:
-        questions = [question]  # refused below
-    for question in questions:
-        if not isinstance(question, str | Query):
-            raise QueryError(
-                f"a question must be a template (a string) or a Query, not {type(question).__name__}: {question!r}."
-            )
-    return questions
 
 
 def positions_of(config: Any) -> int:

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from acgpt.engine.locks import turn
 from acgpt.engine.peft import active_adapter
-from acgpt.errors import InputError
+from acgpt.errors import InputError, QueryError
 from acgpt.methods import Method
 from acgpt.models.adapters import BARE, Adapter, Choice, unknown_name
 from acgpt.models.metadata import Metadata, model_method
@@ -160,10 +160,16 @@ class Router:
     def routes(self, queries: Sequence[Query], future: bool | None, adapter: Choice) -> list[Route]:
         """Return the route of each query; see `LanguageModel.log_prob` for the arguments.
 
+        Raises:
+            QueryError: A query begins without BOS, and the method cannot read it.
+
         Warns:
             FutureIgnored: Once per router, if the future of a query is ignored although `future` is `None`.
         """
         routes = self._choose(queries, future, adapter)
+        for query, route in zip(queries, routes, strict=True):
+            if query.start is not None and not (method := self.method(route)).any_start:
+                raise QueryError(f"a model of method {method.name} reads BOS first: a query cannot have another start.")
         ignored = future is None and any(
             query.needs_future and not route.future for query, route in zip(queries, routes, strict=True)
         )

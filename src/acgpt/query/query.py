@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress
 from operator import and_, index, not_
 from typing import TYPE_CHECKING
 
-from acgpt.errors import QueryError
+from acgpt.errors import QueryError, whole_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +34,8 @@ class Query:
         given: For each token, whether it is given: known, and conditioned on.
         asked: For each token, whether it is scored (or sampled). Default: every token that is not given. A token that
             is neither given nor asked is unknown: the model reads its MASK token there.
+        start: Token at position 0, for token ids that are read as they are, without BOS. Default: BOS. Only methods
+            that say so take another (`Method.any_start`).
 
     >>> Query([464, None, 3332], given=[True, False, True]).asked_positions
     (2,)
@@ -42,9 +44,14 @@ class Query:
     tokens: tuple[int | None, ...]
     given: tuple[bool, ...]
     asked: tuple[bool, ...]
+    start: int | None = field(default=None, repr=False)
 
     def __init__(
-        self, tokens: Sequence[int | None], given: Sequence[bool], asked: Sequence[bool] | None = None
+        self,
+        tokens: Sequence[int | None],
+        given: Sequence[bool],
+        asked: Sequence[bool] | None = None,
+        start: int | None = None,
     ) -> None:
         try:
             tokens = tuple(tokens)
@@ -73,6 +80,7 @@ class Query:
         object.__setattr__(self, "tokens", tokens)
         object.__setattr__(self, "given", given)
         object.__setattr__(self, "asked", asked)
+        object.__setattr__(self, "start", None if start is None else whole_number("start", start, least=0))
 
     @classmethod
     def trusted(cls, tokens: Iterable[int | None], given: Iterable[bool], asked: Iterable[bool]) -> Query:

@@ -156,19 +156,21 @@ def parse(template: str) -> list[Part]:
     [Given(text='a{{b '), Slot(alternatives=('c', ''), blank=None, at=6)]
     """
     parts: list[Part] = []
-    given, offset = "", 0
+    texts: list[str] = []  # of the given text so far
+    offset = 0
     while opening := _OPENING.search(template, offset):
         backslashes = len(opening[1])
-        given += template[offset : opening.start()] + "\\" * (backslashes // 2)
+        texts += (template[offset : opening.start()], "\\" * (backslashes // 2))
         if backslashes % 2:
-            given, offset = given + "{{", opening.end()
+            texts.append("{{")
+            offset = opening.end()
             continue
-        if given:
+        if given := "".join(texts):
             parts.append(Given(given))
         slot, offset = _slot(template, opening.end() - 2)
-        given = ""
+        texts = []
         parts.append(slot)
-    given += template[offset:]
+    given = "".join([*texts, template[offset:]])
     return [*parts, Given(given)] if given else parts
 
 
@@ -195,12 +197,13 @@ def _slot(template: str, start: int) -> tuple[Slot, int]:
         return _blank(template, start)
     if template.startswith("?", inside):
         return _unknown(template, start)
-    alternatives = [""]
+    pieces: list[list[str]] = [[]]  # of each alternative
     for match in _IN_SLOT.finditer(template, inside):
         if match["mark"] == "}}":
+            alternatives = tuple(map("".join, pieces))
             if not any(alternatives):
                 raise TemplateError("this slot is empty: write {{text}}, {{a|b}} or {{_}}.", template, start)
-            return Slot(tuple(alternatives), None, start), match.end()
+            return Slot(alternatives, None, start), match.end()
         if match["mark"] == "{{":
             raise TemplateError(
                 rf"a slot opens inside the slot that opened at character {start + 1}; close that one first with }}}}, "
@@ -209,9 +212,9 @@ def _slot(template: str, start: int) -> tuple[Slot, int]:
                 match.start(),
             )
         if match["mark"] == "|":
-            alternatives.append("")
+            pieces.append([])
         else:
-            alternatives[-1] += match["escaped"][1:] if match["escaped"] else match[0]
+            pieces[-1].append(match["escaped"][1:] if match["escaped"] else match[0])
     raise TemplateError(
         r"this slot is never closed: end it with }} (not \}}, where the first brace is text), or write \{{ for braces "
         "that are text.",
