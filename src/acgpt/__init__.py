@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from acgpt.errors import InputError, ModelError, OutputError, QueryError, TemplateError
+from acgpt.errors import InputError, ModelError, OutputError, QueryError, ServerError, TemplateError
 from acgpt.query.query import Query
 from acgpt.query.template import escape, escape_slot
 from acgpt.version import __version__
 
 if TYPE_CHECKING:
+    from acgpt.client import AsyncClient, Client
     from acgpt.data.prepare import prepare
     from acgpt.evaluation.evaluate import evaluate
     from acgpt.evaluation.generate import generate
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
     from acgpt.training.finetune import finetune
     from acgpt.training.train import train
 
-# Names that need torch and transformers, which take seconds to import, and their modules. Imported on first use.
+# Names that need torch and transformers, which take seconds to import, or an extra. Imported on first use.
 LAZY = {
+    "AsyncClient": "acgpt.client",
+    "Client": "acgpt.client",
     "Fill": "acgpt.models.answers",
     "FutureIgnored": "acgpt.models.router",
     "LanguageModel": "acgpt.models.language_model",
@@ -61,6 +64,8 @@ LAZY = {
 }
 
 __all__ = [
+    "AsyncClient",
+    "Client",
     "Fill",
     "FutureIgnored",
     "InputError",
@@ -76,6 +81,7 @@ __all__ = [
     "Ranking",
     "Sample",
     "Score",
+    "ServerError",
     "TemplateError",
     "TokenScore",
     "__version__",

@@ -1,7 +1,8 @@
 """Errors that users can fix, and errors of the disk.
 
 Errors in the input derive from `InputError`, so a caller needs one `except`; the command line exits with code 2. Failed
-writes are an `OutputError`, exit code 1. Each message says what is wrong, where, and what to do.
+writes are an `OutputError`, and what a server cannot answer a `ServerError`; exit code 1. Each message says what is
+wrong, where, and what to do.
 """
 
 from operator import index
@@ -26,6 +27,20 @@ class InputError(ValueError):
 
 class OutputError(OSError):
     """A file cannot be written. Files written before are kept."""
+
+
+class ServerError(OSError):
+    """A server cannot be reached, or cannot answer a request.
+
+    Args:
+        message: What is wrong.
+        status: Status of its reply; `None` if there was none.
+        code: Name of the error, see `acgpt.serving.errors`.
+    """
+
+    def __init__(self, message: str, status: int | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
 
 
 class TemplateError(InputError):

@@ -107,6 +107,7 @@ def tour() -> None:
         "acgpt show   'The capital of {{Italy}} is Rome.'        # the input of the model",
         "acgpt score  --model FOLDER_OR_HUB_ID 'Another {{model}}.'",
         "acgpt --help",
+        "acgpt serve                                            # then open http://127.0.0.1:8080 in a browser",
     ):
         page.note(f"    {command}", "cyan")
 

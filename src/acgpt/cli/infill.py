@@ -18,6 +18,7 @@ from acgpt.models.options import SampleOptions
 from acgpt.query.template import Slot, parse
 
 if TYPE_CHECKING:
+    from acgpt.client import Client
     from acgpt.models.answers import Sample
     from acgpt.models.language_model import LanguageModel
 
@@ -132,7 +133,7 @@ def gaps_alone(groups: Iterable[list[Line]]) -> Iterator[list[Line]]:
             yield together
 
 
-def asked(lm: LanguageModel, templates: Sequence[str]) -> int:
+def asked(lm: LanguageModel | Client, templates: Sequence[str]) -> int:
     """Return the number of tokens that templates without gaps ask for."""
     return sum(sum(lm.query(template).asked) for template in templates)
 

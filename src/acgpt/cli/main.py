@@ -35,12 +35,13 @@ from acgpt.cli import (
     rank,
     report,
     score,
+    serve,
     show,
     train,
 )
 from acgpt.cli.ui import ascii_fallback, option
 from acgpt.common.options import for_command_line
-from acgpt.errors import InputError, OutputError
+from acgpt.errors import InputError, OutputError, ServerError
 from acgpt.version import __version__
 
 # ---- how a command ends ---------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ def tidy(translate: Callable[[str], str] = str) -> Iterator[None]:
         except InputError as error:
             print(f"error: {translate(str(error))}", file=sys.stderr)
             raise typer.Exit(2) from error
-        except OutputError as error:
+        except (OutputError, ServerError) as error:
             print(f"error: {translate(str(error))}", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as error:
@@ -165,7 +166,7 @@ def about(
     Train a model: acgpt prepare, then acgpt train or acgpt finetune.
     Measure it: acgpt evaluate, acgpt generate and acgpt mauve.
     Compare models: acgpt experiment (a grid of runs) and acgpt report.
-    Share a model: acgpt merge and acgpt push.
+    Share a model: acgpt merge and acgpt push. Serve it: acgpt serve.
     """
 
 
@@ -181,6 +182,7 @@ app.command()(methods.methods)
 app.command()(prepare.prepare)
 app.command()(push.push)
 app.command()(report.report)
+app.command()(serve.serve)
 app.command()(train.train)
 app.command()(finetune.finetune)
 

@@ -11,6 +11,7 @@ from acgpt.errors import QueryError
 from acgpt.models.options import QuestionOptions
 
 if TYPE_CHECKING:
+    from acgpt.client import Client
     from acgpt.models.answers import Score
     from acgpt.models.language_model import LanguageModel
 
@@ -95,12 +96,12 @@ def score(
             page.note("No given token comes after the asked ones: there is no future to read.\n")
 
 
-def json_fields(lm: LanguageModel, score: Score) -> dict[str, Any]:
+def json_fields(lm: LanguageModel | Client, score: Score) -> dict[str, Any]:
     """Return the JSON fields of a score, with the adapter that was used."""
     return {**answered_by(lm, score), **score_fields(score)}
 
 
-def ask_both_ways(lm: LanguageModel, texts: list[str]) -> list[tuple[Score, dict[str, Score | None]]]:
+def ask_both_ways(lm: LanguageModel | Client, texts: list[str]) -> list[tuple[Score, dict[str, Score | None]]]:
     """Score templates as the model prefers, and again from the past only and with the future, by JSON key.
 
     A template is scored again only in the way that its first score has not used. A score is `None` if the model cannot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -14,11 +14,12 @@ import typer
 from acgpt.cli.ui import silence_libraries
 from acgpt.common.memory import gc_paused
 from acgpt.errors import InputError
-from acgpt.models.options import QuestionOptions
+from acgpt.models.options import LoadedOptions, QuestionOptions
 from acgpt.models.paths import check_paths
 from acgpt.query.template import check_slots, parse
 
 if TYPE_CHECKING:
+    from acgpt.client import Client
     from acgpt.display.show import Page
     from acgpt.models.answers import Ranking, Score
     from acgpt.models.language_model import LanguageModel
@@ -122,7 +123,23 @@ def score_fields(score: Score) -> dict[str, Any]:
     return {"log_prob": score.log_prob, "perplexity": score.perplexity, **bound, "tokens": tokens}
 
 
-def load(options: QuestionOptions) -> LanguageModel:
+def load(options: QuestionOptions) -> LanguageModel | Client:
+    """Load the model, or return a client of the server that has it.
+
+    Raises:
+        InputError: A server and a model are chosen.
+    """
+    if options.server is None:
+        return load_model(options)
+    for item in fields(LoadedOptions):
+        if getattr(options, item.name) != item.default:
+            raise InputError(f"the server has loaded its model: leave out `{item.name}`, or `server`.")
+    from acgpt.client import Client
+
+    return Client(options.server)
+
+
+def load_model(options: LoadedOptions) -> LanguageModel:
     """Load the model; print nothing but a progress bar on a terminal."""
     check_paths(options.model, options.adapter)
     with gc_paused(freeze=True):
@@ -132,12 +149,12 @@ def load(options: QuestionOptions) -> LanguageModel:
         return load(options.model, options.adapter, options.device, options.dtype)
 
 
-def answered_by(lm: LanguageModel, answer: Score | Ranking) -> dict[str, str | None]:
+def answered_by(lm: LanguageModel | Client, answer: Score | Ranking) -> dict[str, str | None]:
     """Return the JSON field of the adapter that answered, if the model has adapters."""
     return {"adapter": answer.adapter} if lm.adapters else {}
 
 
-def note_adapters(page: Page, lm: LanguageModel, results: Mapping[str, Score | Ranking]) -> None:
+def note_adapters(page: Page, lm: LanguageModel | Client, results: Mapping[str, Score | Ranking]) -> None:
     """Print which adapter answered, if there are several."""
     if lm.router:
         parts = [f"{name + ': ' if name else ''}{answer.adapter or 'no adapter'}" for name, answer in results.items()]

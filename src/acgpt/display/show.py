@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from acgpt.models.answers import Fill, Ranking, Sample, Score
-    from acgpt.models.language_model import LanguageModel
 
 SURPRISE = (
     (1, "black on green"),
@@ -68,6 +67,18 @@ def label(text: str, token_id: int | None = None) -> str:
 
 
 # ---- answers for people ---------------------------------------------------------------------------------------------
+
+
+class Tokenizing(Protocol):
+    """What the functions below need of a model: a `LanguageModel`, or a client of a server that has one."""
+
+    def query(self, template: str) -> Query:
+        """Tokenize a template."""
+        ...
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text that each token contributes."""
+        ...
 
 
 class Page(Console):
@@ -119,7 +130,7 @@ def bits(log_prob: float) -> float:
     return -log_prob / math.log(2)
 
 
-def print_score(page: Page, lm: LanguageModel, template: str, ways: Mapping[str, Score | None]) -> None:
+def print_score(page: Page, lm: Tokenizing, template: str, ways: Mapping[str, Score | None]) -> None:
     """Print the text with asked tokens coloured by surprise, once per column, and a table of the numbers."""
     scores = {name: score for name, score in ways.items() if score is not None}
     query = lm.query(template)
@@ -153,7 +164,7 @@ def print_score(page: Page, lm: LanguageModel, template: str, ways: Mapping[str,
     page.print()
 
 
-def print_samples(page: Page, lm: LanguageModel, samples: Sequence[Sample]) -> None:
+def print_samples(page: Page, lm: Tokenizing, samples: Sequence[Sample]) -> None:
     """Print each sample with its log-probability; sampled tokens are highlighted."""
     for number, sample in enumerate(samples, start=1):
         text = marked_tokens(page, lm, sample)
@@ -161,7 +172,7 @@ def print_samples(page: Page, lm: LanguageModel, samples: Sequence[Sample]) -> N
     page.print()
 
 
-def print_fills(page: Page, lm: LanguageModel, template: str, fills: Sequence[Fill]) -> None:
+def print_fills(page: Page, lm: Tokenizing, template: str, fills: Sequence[Fill]) -> None:
     """Print each fill of a template with gaps and its score; the text of the slots is highlighted."""
     for number, answer in enumerate(fills, start=1):
         text = marked_slots(page, template, answer) or marked_tokens(page, lm, answer)
@@ -169,7 +180,7 @@ def print_fills(page: Page, lm: LanguageModel, template: str, fills: Sequence[Fi
     page.print()
 
 
-def marked_tokens(page: Page, lm: LanguageModel, sample: Sample) -> Text:
+def marked_tokens(page: Page, lm: Tokenizing, sample: Sample) -> Text:
     """Return the text of a sample with sampled tokens highlighted; unknown tokens are shown as blanks."""
     known = iter(lm.pieces([token for token in sample.query.tokens if token is not None]))
     texts = [BLANK if token is None else next(known) for token in sample.query.tokens]

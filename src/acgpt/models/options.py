@@ -56,9 +56,19 @@ class ModelOptions(Options):
 
 @documented
 @dataclass(frozen=True)
-class QuestionOptions(LoadingOptions, ModelOptions):
+class LoadedOptions(LoadingOptions, ModelOptions):
+    """Model that answers templates, its adapters, device and precision."""
+
+
+@documented
+@dataclass(frozen=True)
+class QuestionOptions(LoadedOptions):
     """Options of `acgpt score` and `acgpt rank`."""
 
+    server: str | None = option(
+        "Ask the server at this address (acgpt serve) instead of loading a model; its key is in ACGPT_API_KEY.",
+        metavar="URL",
+    )
     future: bool | None = option(
         "Condition on the text after a slot. Default: if the model was trained to (score shows both).",
         flags=("--future/--no-future",),

@@ -1,0 +1,149 @@
+"""Errors of the server: the status and the body of every one, the same for all routes.
+
+    {"error": {"message": "…", "type": "invalid_request_error", "param": null, "code": "too_long"}}
+
+This is the shape that clients of OpenAI's and llama.cpp's servers read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from acgpt.errors import InputError, QueryError, TemplateError
+from acgpt.serving.scheduler import Draining, QueueFull
+from acgpt.serving.service import Disconnected, TimeExceeded
+
+MOST = 5  # problems of a request that an error names
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a kind of error is told to a client.
+
+    Args:
+        status: Status of the reply.
+        type: Kind of error, in the words of OpenAI's servers.
+        code: Its name, for programs.
+    """
+
+    status: int
+    type: str
+    code: str
+
+
+class InvalidField(InputError):
+    """A field of a request has an invalid value.
+
+    Args:
+        param: Path of the field: its name, or for an entry of a list `query.3`.
+        cause: What is wrong with it.
+    """
+
+    def __init__(self, param: str, cause: InputError) -> None:
+        super().__init__(str(cause))
+        self.param, self.cause = param, cause
+
+
+class LimitExceeded(InputError):
+    """A request is larger than the server allows."""
+
+
+class UnknownModel(InputError):
+    """A request names a model that the server does not have."""
+
+
+class BodyTooLarge(Exception):
+    """The body of a request has too many bytes."""
+
+
+class Unauthorized(Exception):
+    """A request has no API key, or a wrong one."""
+
+
+KINDS: dict[type[BaseException], Kind] = {
+    TemplateError: Kind(422, "invalid_request_error", "invalid_template"),
+    QueryError: Kind(422, "invalid_request_error", "invalid_query"),
+    LimitExceeded: Kind(422, "invalid_request_error", "limit_exceeded"),
+    UnknownModel: Kind(404, "invalid_request_error", "model_not_found"),
+    InputError: Kind(422, "invalid_request_error", "invalid_value"),
+    BodyTooLarge: Kind(413, "invalid_request_error", "body_too_large"),
+    Unauthorized: Kind(401, "authentication_error", "invalid_api_key"),
+    QueueFull: Kind(429, "rate_limit_error", "queue_full"),
+    Draining: Kind(503, "server_error", "shutting_down"),
+    TimeExceeded: Kind(504, "server_error", "time_exceeded"),
+    Disconnected: Kind(499, "client_error", "disconnected"),
+    MemoryError: Kind(503, "server_error", "out_of_memory"),
+}
+INVALID = Kind(422, "invalid_request_error", "invalid_request")
+UNEXPECTED = Kind(500, "server_error", "internal_error")
+HEADERS = {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}  # by status
+
+
+def kind_of(error: BaseException) -> Kind:
+    """Return the kind of an error: that of its class, or of the nearest parent that has one."""
+    if isinstance(error, InvalidField):
+        return kind_of(error.cause)
+    return next((KINDS[parent] for parent in type(error).__mro__ if parent in KINDS), UNEXPECTED)
+
+
+def body_of(message: str, kind: Kind, param: str | None = None) -> dict[str, Any]:
+    """Return the body of a reply to a request that failed."""
+    return {"error": {"message": message, "type": kind.type, "param": param, "code": kind.code}}
+
+
+def error_body(error: BaseException) -> dict[str, Any]:
+    """Return the body for an error. An unexpected one is not described, so that nothing leaks."""
+    kind = kind_of(error)
+    if kind is UNEXPECTED:
+        return body_of("the server has failed to answer this request.", kind)
+    message = "the server has run out of memory." if isinstance(error, MemoryError) else str(error)
+    return body_of(message, kind, error.param if isinstance(error, InvalidField) else None)
+
+
+def http_body(status: int, detail: str) -> dict[str, Any]:
+    """Return the body for an error of HTTP itself, such as a wrong path."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    code = HTTPStatus(status).phrase.lower().replace(" ", "_")
+    return body_of(detail, Kind(status, kind, code))
+
+
+def validation_body(errors: Sequence[Any], body: Any) -> dict[str, Any]:
+    """Return the body for a request whose fields are invalid.
+
+    Args:
+        errors: The errors of pydantic.
+        body: What was validated.
+    """
+    problems = [(field_of(error["loc"], body), problem_of(error)) for error in errors[:MOST]]
+    message = "; ".join(f"{param}: {problem}" if param else problem for param, problem in problems)
+    return body_of(f"{message}.", INVALID, problems[0][0] if problems else None)
+
+
+def problem_of(error: Any) -> str:
+    """Return what is wrong with a field, in words."""
+    if error["type"] == "extra_forbidden":
+        return "there is no such field"
+    if error["type"] == "missing":
+        return "this field is required"
+    if error["type"] == "json_invalid":
+        return "the body is not valid JSON"
+    message = str(error["msg"]).rstrip(".")
+    return message[:1].lower() + message[1:]
+
+
+def field_of(path: Sequence[str | int], body: Any) -> str | None:
+    """Return the path of a field, `query.0.tokens`, without what pydantic adds to it: names of types in a union."""
+    names: list[str] = []
+    for i, name in enumerate(path[1:] if path[:1] == ("body",) else path):
+        inside = (isinstance(body, dict) and name in body) or (
+            isinstance(body, list) and isinstance(name, int) and name < len(body)
+        )
+        if inside:
+            names.append(str(name))
+            body = body[name]
+        elif isinstance(body, dict) and i == len(path) - 2:  # a field that is missing
+            names.append(str(name))
+    return ".".join(names) or None

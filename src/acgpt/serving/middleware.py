@@ -1,0 +1,179 @@
+"""What every request passes through, from the outside in: log and metrics, the API key, and the size of the body."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from acgpt.errors import InputError
+from acgpt.serving.errors import HEADERS, UNEXPECTED, BodyTooLarge, Unauthorized, error_body, kind_of
+from acgpt.serving.log import log_failure, log_request
+from acgpt.serving.metrics import Metrics
+from acgpt.serving.page import pages
+from acgpt.serving.service import USAGE, Disconnected, Service, TimeExceeded, Usage
+
+OPEN = frozenset({"/health", *pages()})  # paths that need no key: the page asks for one
+UNMATCHED = "unmatched"  # route of requests that no route has
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+METHODS = frozenset({"GET", "POST", "OPTIONS", "HEAD", "PUT", "DELETE", "PATCH"})
+
+
+def error_reply(error: BaseException) -> JSONResponse:
+    """Return the reply to a request that failed."""
+    status = kind_of(error).status
+    return JSONResponse(error_body(error), status, HEADERS.get(status))
+
+
+class Observed:
+    """Logs and counts requests, and answers those that raise an unexpected error.
+
+    Args:
+        app: The application.
+        metrics: Counts the requests.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        start, status, usage = time.perf_counter(), None, Usage()
+        token = USAGE.set(usage)
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sending)
+        except Exception as error:
+            if kind_of(error) is UNEXPECTED:
+                log_failure(error)
+            if status is not None:  # a part of the reply has been sent: end the connection
+                raise ConnectionAbortedError("the reply has failed.") from None
+            await error_reply(error)(scope, receive, sending)
+        finally:
+            USAGE.reset(token)
+            seconds = time.perf_counter() - start
+            route, method = route_of(scope), scope["method"] if scope["method"] in METHODS else "other"
+            self.metrics.add(method, route, status or 499, seconds)
+            log_request(method, route, status or 499, seconds, usage.tokens)
+
+
+def route_of(scope: Scope) -> str:
+    """Return the path of the route that answered a request, so that the number of metrics is bounded."""
+    route: Any = scope.get("route")
+    return UNMATCHED if route is None else str(route.path)
+
+
+class KeyRequired:
+    """Refuses requests without an API key.
+
+    Args:
+        app: The application.
+        keys: The keys, one of which must be sent as `Authorization: Bearer KEY`. None: no key is needed.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self.app, self.keys = app, [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "http" and self.keys and scope["path"] not in OPEN and not self.allowed(scope):
+            error = Unauthorized("the API key is missing or wrong. Send it as Authorization: Bearer KEY.")
+            return await error_reply(error)(scope, receive, send)
+        return await self.app(scope, receive, send)
+
+    def allowed(self, scope: Scope) -> bool:
+        """Return whether a request has one of the keys, in a time that does not depend on how much of it is right."""
+        header = dict(scope["headers"]).get(b"authorization", b"")
+        scheme, _, given = header.partition(b" ")
+        matches = [hmac.compare_digest(given.strip(), key) for key in self.keys]
+        return scheme.lower() == b"bearer" and any(matches)
+
+
+class BodyRead:
+    """Reads the bodies of requests, within limits of size and time, before anything else is done with them.
+
+    Args:
+        app: The application.
+        service: Has the limits.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        try:
+            async with asyncio.timeout(self.service.seconds):
+                body = await self.read(scope, receive)
+            check_characters(body)
+        except TimeoutError:
+            error = TimeExceeded(
+                f"the request was not sent within {self.service.seconds:g} seconds, the limit (timeout)."
+            )
+            return await error_reply(error)(scope, receive, send)
+        except (BodyTooLarge, Disconnected, InputError) as error:
+            return await error_reply(error)(scope, receive, send)
+        waiting = [body]
+
+        async def replay() -> Message:
+            if waiting:
+                return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+            return await receive()
+
+        return await self.app(scope, replay, send)
+
+    async def read(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the body of a request.
+
+        Raises:
+            BodyTooLarge: It says that it is too large, or it is.
+            Disconnected: The client has hung up.
+        """
+        most, parts, size = self.service.limits.max_body_bytes, [], 0
+        error = BodyTooLarge(f"the request has more than {most} bytes, which is the limit (max_body_bytes).")
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if not declared.isdigit() or len(declared) > 20 or int(declared) > most:
+            raise error
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected("the client has hung up.")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > most:
+                raise error
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+
+def check_characters(body: bytes) -> None:
+    """Refuse JSON with half of a surrogate pair, which is no character and cannot be encoded.
+
+    Raises:
+        InputError: There is one.
+    """
+    if not SURROGATE.search(body):
+        return
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InputError("the request has half of a surrogate pair, which is no character.") from error
+    except (ValueError, RecursionError):  # malformed, which is found later
+        return

@@ -1,0 +1,419 @@
+"""The native routes: the methods of `LanguageModel` as JSON.
+
+    POST /v1/log_prob   {"query": "The {{cat}} sat."}                        one score per query
+    POST /v1/sample     {"query": "The {{_2}} sat.", "n": 3}                 n samples per query
+    POST /v1/fill       {"template": "The {{_}} sat.", "stream": true}       the best fills, or one as it is made
+    POST /v1/rank       {"template": "The {{cat|dog}} sat."}                 the alternatives in order
+    POST /v1/lengths    {"template": "The {{_}} sat."}                       p(length) of a gap
+    POST /v1/query      {"template": "The {{cat}} sat."}                     token ids and roles
+    POST /v1/pieces     {"tokens": [5, 6]}                                   the text of tokens
+    GET  /v1/model                                                           what the model can do, and the limits
+
+Each question of a list is a search of its own, so that long lists do not hold up others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+
+from acgpt.errors import InputError, QueryError, TemplateError
+from acgpt.models.adapters import BARE
+from acgpt.models.answer_json import to_json
+from acgpt.models.answers import Piece
+from acgpt.models.executor import Search
+from acgpt.models.fill import MAX_TOKENS
+from acgpt.models.metadata import model_method
+from acgpt.models.searches import parse_gaps
+from acgpt.query.gaps import has_gaps
+from acgpt.query.lengths import LONGEST
+from acgpt.query.query import Query
+from acgpt.query.template import Given, Part, fillings, parse, rendered
+from acgpt.query.text import encode_text
+from acgpt.serving.errors import InvalidField, LimitExceeded
+from acgpt.serving.events import event_stream
+from acgpt.serving.options import LimitOptions
+from acgpt.serving.patterns import check_patterns
+from acgpt.serving.schemas import (
+    ErrorReply,
+    FillReply,
+    FillRequest,
+    LengthsReply,
+    LengthsRequest,
+    LogProbReply,
+    LogProbRequest,
+    ModelReply,
+    PiecesReply,
+    PiecesRequest,
+    QueryReply,
+    QueryRequest,
+    RankReply,
+    RankRequest,
+    SampleReply,
+    SampleRequest,
+    TokenQuery,
+)
+from acgpt.serving.service import Service
+from acgpt.version import __version__
+
+Result = TypeVar("Result")
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    401: {"model": ErrorReply, "description": "The API key is missing or wrong."},
+    413: {"model": ErrorReply, "description": "The body is too large."},
+    422: {"model": ErrorReply, "description": "The request is invalid, or beyond a limit."},
+    429: {"model": ErrorReply, "description": "Too many questions wait."},
+    503: {"model": ErrorReply, "description": "The server is starting or shutting down."},
+    504: {"model": ErrorReply, "description": "The request took too long."},
+}
+NUMBERS = ("n", "best_of", "candidates")  # fields that --max-n bounds
+FIELDS = {*FillRequest.model_fields, *SampleRequest.model_fields, *LengthsRequest.model_fields}
+UNSTREAMED = ("n", "best_of", "patience", "distinct")  # fields without a meaning for a stream
+
+
+def replies(model: type[BaseModel], **more: Any) -> dict[int | str, dict[str, Any]]:
+    """Return the replies of a route, for its schema."""
+    return {200: {"model": model, **more}, **ERRORS}
+
+
+def router(service: Service) -> APIRouter:
+    """Return the native routes.
+
+    Args:
+        service: Answers the requests.
+    """
+    routes, lm, searches = APIRouter(tags=["native"]), service.lm, service.lm.searches
+
+    async def answer(
+        request: Request, body: BaseModel, field: str, make: Callable[[Any, dict[str, Any], Budget], Search[Any]]
+    ) -> Response:
+        """Answer a request: one search for each of its questions."""
+        options = chosen_options(service, body, field)
+        questions, single = questions_of(getattr(body, field))
+        budget = Budget(service)
+        if len(questions) > (most := service.limits.max_questions):
+            raise InvalidField(field, too_long_a_list(field, len(questions), most))
+        names = [field if single else f"{field}.{i}" for i in range(len(questions))]
+        makes = [
+            naming(name, partial(make, question, options, budget))
+            for name, question in zip(names, questions, strict=True)
+        ]
+        for name, question in zip(names, questions, strict=True):
+            if may_have_patterns(question):  # outside of the lock that `makes` take turns by
+                await run_in_threadpool(naming(name, partial(patterns_checked, service, question)))
+        try:
+            return results(await service.ask_all(makes, request))
+        except InvalidField:
+            raise
+        except InputError as error:  # found by the search itself
+            raise InvalidField(field, error) from error
+
+    @routes.post("/v1/log_prob", responses=replies(LogProbReply))
+    async def log_prob(body: LogProbRequest, request: Request) -> Response:
+        """Return log p(asked | given) of each query, exactly, in one pass."""
+
+        def make(question: str | TokenQuery, options: dict[str, Any], budget: Budget) -> Search[Any]:
+            asked = as_question(question)
+            parsed(service, asked)
+            query = searches.scorable(asked)
+            budget.spend(len(query))
+            return first(searches.log_prob([query], **options))
+
+        return await answer(request, body, "query", make)
+
+    @routes.post("/v1/sample", responses=replies(SampleReply))
+    async def sample(body: SampleRequest, request: Request) -> Response:
+        """Sample the asked tokens of each query."""
+
+        def make(question: str | TokenQuery, options: dict[str, Any], budget: Budget) -> Search[Any]:
+            asked = as_question(question)
+            n, candidates = options.get("n", 1), options.get("candidates", 64)
+            parts = parsed(service, asked)
+            if has_gaps(parts):
+                budget.spend_on_gaps(parts, options.get("max_tokens"), max(n, candidates))
+            else:
+                query = searches.encode(asked).query
+                budget.spend(len(query) + (n - 1) * len(query.asked_positions))
+            return searches.sample(asked, **options)
+
+        return await answer(request, body, "query", make)
+
+    @routes.post(
+        "/v1/fill",
+        responses=replies(FillReply, content={"text/event-stream": {"schema": {"type": "string"}}}),
+    )
+    async def fill(body: FillRequest, request: Request) -> Response:
+        """Fill the gaps of each template; with `stream`, send one fill as it is made."""
+
+        def make(template: str, options: dict[str, Any], budget: Budget) -> Search[Any]:
+            drawn = max(options.get("n", 5), options.get("best_of") or 1)
+            budget.spend_on_gaps(gaps_of(service, template), options.get("max_tokens"), drawn)
+            return searches.fill(template, **options)
+
+        if body.stream:
+            return await stream(request, body.template, chosen_options(service, body, "template"))
+        return await answer(request, body, "template", make)
+
+    async def stream(request: Request, template: str | list[str], options: dict[str, Any]) -> Response:
+        """Send a fill as it is made."""
+        if not isinstance(template, str):
+            raise InvalidField("template", InputError("a stream takes one template, not a list."))
+        for name in UNSTREAMED:
+            if name in options and (name, options[name]) != ("n", 1):
+                raise InvalidField(name, InputError(f"{name} cannot be used with `stream`: leave it out."))
+        kept = {name: value for name, value in options.items() if name not in UNSTREAMED}
+
+        if may_have_patterns(template):
+            await run_in_threadpool(naming("template", partial(patterns_checked, service, template)))
+
+        def make(report: Callable[[Piece], object]) -> Search[Any]:
+            Budget(service).spend_on_gaps(gaps_of(service, template), options.get("max_tokens"), 1)
+            return searches.stream(template, report, **kept)
+
+        def named(report: Callable[[Piece], object]) -> Search[Any]:
+            return naming("template", lambda: make(report))()
+
+        return await event_stream(service.stream(named), request, to_json)
+
+    @routes.post("/v1/rank", responses=replies(RankReply))
+    async def rank(body: RankRequest, request: Request) -> Response:
+        """Rank the alternatives of each template."""
+
+        def make(template: str, options: dict[str, Any], budget: Budget) -> Search[Any]:
+            parsed(service, template)
+            candidates = fillings(template)
+            budget.spend(len(candidates) * len(encode_text(rendered(candidates[0]), lm.tokenizer)))
+            return searches.rank(template, **options)
+
+        return await answer(request, body, "template", make)
+
+    @routes.post("/v1/lengths", responses=replies(LengthsReply))
+    async def lengths(body: LengthsRequest, request: Request) -> Response:
+        """Return the log-probability of each length of a gap."""
+
+        def make(template: str, options: dict[str, Any], budget: Budget) -> Search[Any]:
+            budget.spend_on_gaps(gaps_of(service, template), options.get("max_tokens"), 1)
+            return searches.lengths(template, **options)
+
+        return await answer(request, body, "template", make)
+
+    @routes.post("/v1/query", responses=replies(QueryReply))
+    async def query(body: QueryRequest) -> Response:
+        """Return the token ids and roles of each template."""
+        templates, single = questions_of(body.template)
+        if len(templates) > (most := service.limits.max_questions):
+            raise InvalidField("template", too_long_a_list("template", len(templates), most))
+
+        def make(template: str) -> Query:
+            parsed(service, template)
+            return lm.query(template)
+
+        makes = [
+            naming("template" if single else f"template.{i}", partial(make, template))
+            for i, template in enumerate(templates)
+        ]
+        return results([await service.prepare(make) for make in makes])
+
+    @routes.post("/v1/pieces", responses=replies(PiecesReply))
+    async def pieces(body: PiecesRequest) -> Response:
+        """Return the text that each token contributes."""
+        if len(body.tokens) > service.limits.max_tokens_per_request:
+            raise InvalidField("tokens", too_many(len(body.tokens), service.limits.max_tokens_per_request))
+        for i, token in enumerate(body.tokens):
+            if token >= lm.vocabulary:
+                error = QueryError(f"the token {token} does not exist: the largest id is {lm.vocabulary - 1}.")
+                raise InvalidField(f"tokens.{i}", error)
+        return JSONResponse({"results": await service.prepare(lambda: lm.pieces(body.tokens))})
+
+    @routes.get("/v1/model", responses=replies(ModelReply))
+    async def model() -> Response:
+        """Say what the model can do, and how large requests may be."""
+        method = model_method(lm.metadata)
+        return JSONResponse(
+            {
+                "model": service.name,
+                "version": __version__,
+                "method": method.name,
+                "reads_future": lm.reads_future,
+                "predicts_lengths": bool(service.scheduler.executor.heads),
+                "bound": method.bound,
+                "adapters": list(lm.adapters),
+                "router": lm.router,
+                "positions": lm.positions,
+                "vocabulary": lm.vocabulary,
+                "limits": {**limits_of(service.limits), "max_rows": service.scheduler.most_rows},
+            }
+        )
+
+    return routes
+
+
+def limits_of(options: LimitOptions) -> dict[str, Any]:
+    """Return the limits alone: the options of a server also have paths and addresses, which are not for clients."""
+    return {item.name: getattr(options, item.name) for item in fields(LimitOptions)}
+
+
+# ---- requests -------------------------------------------------------------------------------------------------------
+
+
+class Budget:
+    """Counts the tokens of a request, up to the limit of the server.
+
+    Args:
+        service: Has the limit, and the model that tokenizes.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.tokens = service, 0
+
+    def spend(self, tokens: int) -> None:
+        """Count tokens.
+
+        Raises:
+            LimitExceeded: The request has too many of them.
+        """
+        self.tokens += tokens
+        if self.tokens > (most := self.service.limits.max_tokens_per_request):
+            raise too_many(self.tokens, most)
+
+    def spend_on_gaps(self, parts: Sequence[Part], max_tokens: int | None, n: int) -> None:
+        """Count the tokens of a template with gaps: those of its text, and the most that it can ask for.
+
+        Args:
+            parts: The parsed template.
+            max_tokens: Maximum number of tokens of a gap.
+            n: Number of candidates.
+        """
+        lm, asked, texts = self.service.lm, 0, []
+        longest = max_tokens or (LONGEST if self.service.scheduler.executor.heads else MAX_TOKENS)
+        for part in parts:
+            if isinstance(part, Given):
+                texts.append(part.text)
+            elif part.gap is not None:
+                most = max(longest, part.gap.least) if part.gap.most is None else part.gap.most
+                asked += min(most, lm.positions)
+            else:
+                texts += part.alternatives[:1]
+                asked += part.tokens or 0
+        self.spend(len(encode_text("".join(texts), lm.tokenizer)) + n * asked)
+
+
+def parsed(service: Service, question: str | Query) -> list[Part]:
+    """Parse a template, and check that its text is not so long that it need not be tokenized."""
+    if isinstance(question, Query):
+        return []
+    slots = question.count("{{") - question.count("\\{{")
+    if slots > service.lm.positions:
+        raise QueryError(f"the template has {slots} slots; the model has {service.lm.positions} positions.")
+    parts = parse(question)
+    check_characters(service, parts)
+    return parts
+
+
+def may_have_patterns(question: Any) -> bool:
+    """Return whether a question could have a gap with a regular expression."""
+    return isinstance(question, str) and "{{_" in question and ":" in question
+
+
+def patterns_checked(service: Service, template: str) -> None:
+    """Check that the regular expressions of a template compile in time."""
+    check_patterns(parsed(service, template), template)
+
+
+def gaps_of(service: Service, template: str) -> list[Part]:
+    """Parse a template that must have gaps, as `parsed`."""
+    parsed(service, template)
+    return parse_gaps(template)
+
+
+def check_characters(service: Service, parts: Sequence[Part]) -> None:
+    """Check the number of characters of a template, with the longest alternative in each slot."""
+    service.check_characters(
+        sum(
+            len(part.text) if isinstance(part, Given) else max(map(len, part.alternatives), default=0) for part in parts
+        )
+    )
+
+
+def too_long_a_list(field: str, entries: int, most: int) -> LimitExceeded:
+    """Return the error for a list with too many questions."""
+    return LimitExceeded(f"{field} has {entries} entries; at most {most} are allowed (max_questions).")
+
+
+def too_many(tokens: int, most: int) -> LimitExceeded:
+    """Return the error for a request with too many tokens."""
+    return LimitExceeded(
+        f"the request has {tokens} tokens, those that it asks for included; at most {most} are allowed "
+        "(max_tokens_per_request)."
+    )
+
+
+def questions_of(value: Any) -> tuple[list[Any], bool]:
+    """Return the questions of a request, and whether it has one that is not in a list."""
+    return (value, False) if isinstance(value, list) else ([value], True)
+
+
+def as_question(question: str | TokenQuery) -> str | Query:
+    """Return a question as `LanguageModel` takes it."""
+    if isinstance(question, str):
+        return question
+    return Query(question.tokens, question.given, question.asked, question.start)
+
+
+def chosen_options(service: Service, body: BaseModel, question: str) -> dict[str, Any]:
+    """Return the fields that a request sets, other than its question, after a check of those that have limits."""
+    options = {name: getattr(body, name) for name in body.model_fields_set if name not in (question, "stream")}
+    for name in NUMBERS:
+        if (options.get(name) or 0) > (most := service.limits.max_n):
+            error = LimitExceeded(f"{name} is {options[name]}; at most {most} is allowed (max_n).")
+            raise InvalidField(name, error)
+    adapter, names = options.get("adapter"), (*service.lm.adapters, BARE)
+    if adapter is not None and adapter not in names:
+        raise InvalidField("adapter", InputError(f"there is no such adapter; choose one of {', '.join(names)}."))
+    return options
+
+
+def naming(param: str, make: Callable[[], Result]) -> Callable[[], Result]:
+    """Return a function whose errors name the field that is wrong.
+
+    Args:
+        param: The field of the question. Errors in other arguments begin with the name of these.
+        make: The function.
+    """
+
+    def made() -> Result:
+        try:
+            return make()
+        except InvalidField:
+            raise
+        except (TemplateError, QueryError, LimitExceeded) as error:
+            raise InvalidField(param, error) from error
+        except InputError as error:
+            name = str(error).split(" ", 1)[0]
+            raise InvalidField(name if name in FIELDS else param, error) from error
+
+    return made
+
+
+def first(search: Search[Sequence[Result]]) -> Search[Result]:
+    """Return a search for the only result of another one."""
+    (result,) = yield from search
+    return result
+
+
+def results(answers: Sequence[Any]) -> JSONResponse:
+    """Return a reply with one entry per question."""
+    return JSONResponse(
+        {
+            "results": [
+                [to_json(a) for a in answer] if isinstance(answer, list) else to_json(answer) for answer in answers
+            ]
+        }
+    )

@@ -1,0 +1,167 @@
+"""Routes that the page needs beside the native ones.
+
+    POST /v1/surprise   {"text": "The cat sat.", "top": 5}      p(token | tokens before it) of every token, one query
+    POST /v1/surprise   {…, "future": true, "positions": [2]}   p(token | all others) at some positions, a query each
+    POST /v1/layout     {"template": "The {{cat}} sat."}        the input of the model, as `acgpt show --json` prints it
+
+p(token | all others) takes one query per token, so clients ask for some positions at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from acgpt.common.files import finite
+from acgpt.display.show import figure
+from acgpt.engine.score import TopScore
+from acgpt.errors import InputError, QueryError
+from acgpt.methods import METHODS
+from acgpt.models.adapters import BARE
+from acgpt.models.executor import Scores, Search, Top
+from acgpt.models.metadata import model_method
+from acgpt.models.router import Route
+from acgpt.query.query import Query
+from acgpt.query.text import encode_text
+from acgpt.serving.errors import InvalidField, LimitExceeded
+from acgpt.serving.native import Budget, naming, replies
+from acgpt.serving.schemas import Asking, LayoutReply, LayoutRequest, SurpriseReply, SurpriseRequest
+from acgpt.serving.service import USAGE, Service
+
+MOST_SLOTS = 400  # maximum number of slots of a layout: the mask is quadratic
+
+
+def router(service: Service) -> APIRouter:
+    """Return the routes.
+
+    Args:
+        service: Answers the requests.
+    """
+    routes, lm, searches = APIRouter(tags=["page"]), service.lm, service.lm.searches
+
+    def check_adapter(body: Asking) -> None:
+        names = (*lm.adapters, BARE)
+        if body.adapter is not None and body.adapter not in names:
+            raise InvalidField("adapter", InputError(f"there is no such adapter; choose one of {', '.join(names)}."))
+
+    @routes.post("/v1/surprise", responses=replies(SurpriseReply))
+    async def surprise(body: SurpriseRequest, request: Request) -> Response:
+        """Return the log-probability of the tokens of a text, and the tokens that were expected."""
+        check_adapter(body)
+
+        def make() -> Search[Surprise]:
+            service.check_characters(len(body.text))
+            ids = encode_text(body.text, lm.tokenizer)
+            if not ids:
+                raise QueryError("the text has no tokens to score.")
+            positions = range(1, len(ids) + 1) if body.positions is None else body.positions
+            if wrong := next((position for position in positions if position > len(ids)), None):
+                error = QueryError(f"there is no position {wrong}: the text has {len(ids)} tokens.")
+                raise InvalidField("positions", error)
+            searches.check(Query(ids, [False] * len(ids)))
+            # Counted before they are made: each of them is as long as the text.
+            Budget(service).spend(len(ids) * (len(positions) if body.future else 1))
+            queries = surprise_queries(ids, positions, body.future)
+            found = searches.router.routes(queries, body.future, body.adapter)
+            return surprise_search(ids, queries, found, body.top)
+
+        found = await service.ask(naming("text", make), request)
+        if usage := USAGE.get():
+            usage.tokens = len(found.positions)
+        return JSONResponse(finite(await service.prepare(lambda: surprise_json(found, lm.pieces))))
+
+    @routes.post("/v1/layout", responses=replies(LayoutReply))
+    async def layout(body: LayoutRequest) -> Response:
+        """Return the slots of the model's input, and which slots each of them reads."""
+        check_adapter(body)
+
+        def make() -> dict[str, Any]:
+            service.check_characters(len(body.template))
+            query = searches.encode(body.template).query
+            (route,) = searches.router.routes([query], body.future, body.adapter)
+            if not (method := model_method(searches.router.metadata(route.adapter))).drawable:
+                drawable = " and ".join(name for name, other in METHODS.items() if other.drawable)
+                raise InputError(f"the layout of a model of method {method.name} cannot be drawn, only {drawable}.")
+            slots = len(query) + 1 + sum(query.given) * route.future  # at most
+            if slots > MOST_SLOTS:
+                raise LimitExceeded(f"the layout has up to {slots} slots; at most {MOST_SLOTS} are allowed.")
+            mask = searches.executor.mask(route.adapter)
+            drawn = figure(query, lm.tokenizer, bos=lm.bos, mask=mask, future=route.future)
+            return {"future": route.future, "adapter": route.adapter, **drawn.as_dict()}
+
+        return JSONResponse(await service.prepare(naming("template", make)))
+
+    return routes
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """The scores of some tokens of a text.
+
+    Args:
+        ids: All tokens of the text.
+        positions: Positions of those that were scored.
+        scores: Log-probability of each, and the most probable tokens in its place.
+        route: What answered; `None` if nothing was asked.
+    """
+
+    ids: Sequence[int]
+    positions: Sequence[int]
+    scores: Sequence[TopScore]
+    route: Route | None
+
+
+def surprise_queries(ids: Sequence[int], positions: Sequence[int], future: bool) -> list[Query]:
+    """Return the queries for the tokens at some positions: one from left to right, or one each, given all others."""
+    if future:
+        return [Query(ids, [other != position for other in range(1, len(ids) + 1)]) for position in positions]
+    wanted = set(positions)
+    # Tokens before an asked one are read, given or not. Those after the last one are not needed.
+    asked = [position in wanted for position in range(1, max(wanted, default=0) + 1)]
+    return [Query(ids[: len(asked)], [not each for each in asked], asked)] if asked else []
+
+
+def surprise_search(ids: Sequence[int], queries: list[Query], routes: list[Route], top: int) -> Search[Surprise]:
+    """Score queries, with the most probable tokens if some are wanted."""
+    scores: list[TopScore] = []
+    if queries and top:
+        scores = [score for answer in (yield Top(queries, routes, top)) for score in answer]
+    elif queries:
+        scores = [TopScore(float(each), (), ()) for answer in (yield Scores(queries, routes)) for each in answer]
+    positions = [position for query in queries for position in query.asked_positions]
+    return Surprise(ids, positions, scores, routes[0] if routes else None)
+
+
+def surprise_json(found: Surprise, pieces: Callable[[list[int]], list[str]]) -> dict[str, Any]:
+    """Return the reply of /v1/surprise.
+
+    Args:
+        found: The scores.
+        pieces: Returns the text of each token.
+    """
+    texts = pieces(list(found.ids))
+    names = {token: pieces([token])[0] for token in {token for score in found.scores for token in score.ids}}
+    tokens = [
+        {
+            "text": texts[position - 1],
+            "id": int(found.ids[position - 1]),
+            "position": position,
+            "log_prob": score.log_prob,
+            "expected": [
+                {"text": names[token], "id": token, "log_prob": log_prob}
+                for token, log_prob in zip(score.ids, score.log_probs, strict=True)
+            ],
+        }
+        for position, score in zip(found.positions, found.scores, strict=True)
+    ]
+    route = found.route
+    return {
+        "pieces": texts,
+        "tokens": tokens,
+        "future": route is not None and route.future,
+        "adapter": None if route is None else route.adapter,
+    }

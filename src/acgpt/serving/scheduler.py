@@ -1,0 +1,563 @@
+"""The scheduler: one thread that answers the requests of many searches together, as they come (continuous batching).
+
+    submit(search) ──► requests of all searches ──► rows join the next step, scores fill the room between steps
+
+    loop    arrivals and cancellations
+            rows that wait join                  one prefill for all that share a route
+            one decoding step of every pool      a pool has the rows of one route; finished rows leave
+            one pass of scores                   small while rows are decoded, so that these do not wait long
+
+Every search gets the answers that `executor.Executor` would give it alone, up to rounding: the noise of a sample
+depends on its seed and query only. What fails, fails alone: if a batch raises an error, its members are tried one by
+one.
+
+All methods but `submit`, `Job.cancel` and `close` run in the scheduler's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from acgpt.engine.decoding import ActiveRow, Decoding, Guide
+from acgpt.engine.prefixes import Prefixes
+from acgpt.errors import QueryError
+from acgpt.models.executor import Executor, LengthRequest, Request, Rows, Samples, Scores, Search, Sums, Top
+from acgpt.models.router import Route, by_route
+from acgpt.query.query import Query
+
+Result = TypeVar("Result")
+
+SLICE = 1024  # tokens per pass of scores while rows are decoded
+PREFIX_BYTES = 2**28
+
+
+class Refused(Exception):
+    """A search that was not accepted."""
+
+
+class QueueFull(Refused):
+    """Too many searches are waiting."""
+
+
+class Draining(Refused):
+    """The scheduler is being closed, and accepts nothing more."""
+
+
+class Job(Generic[Result]):
+    """A search that was submitted.
+
+    Args:
+        scheduler: The scheduler.
+        search: The search.
+
+    Attributes:
+        future: Its result.
+    """
+
+    def __init__(self, scheduler: Scheduler, search: Search[Result]) -> None:
+        self.scheduler, self.search = scheduler, search
+        self.future: Future[Result] = Future()
+        self.cancelled = False
+        self.begun = False
+        self.request: Request | None = None  # the one that is being answered
+        self.answers: dict[int, Any] = {}  # parts of its result, by index
+        self.parts = 0  # number of parts
+
+    def cancel(self) -> None:
+        """Give up the search; its rows leave before the next step. May be called from any thread, at any time."""
+        with self.scheduler.wake:
+            self.cancelled = True
+            self.scheduler.wake.notify()
+
+
+@dataclass(eq=False)
+class PendingRow:
+    """A row that is to be drawn for a job."""
+
+    job: Job[Any]
+    index: int  # in the result of the job's request
+    query: Query
+    sample: int
+    route: Route
+    request: Rows | Samples
+    guide: Guide | None = None
+    row: ActiveRow | None = None  # once it is decoded
+
+    @property
+    def slots(self) -> int:
+        """Upper bound of the slots that it takes in a cache."""
+        return 2 * len(self.query) + 1
+
+    def ended(self) -> bool:
+        """Report what the row has drawn last, and return whether it ends."""
+        assert self.row is not None
+        self.request.notice(1)
+        if isinstance(self.request, Rows):
+            self.request.progress(self.row)
+            return self.row.done or self.request.stopped(self.row)
+        return self.row.done
+
+
+@dataclass(eq=False)
+class PendingScore:
+    """A query that is to be scored for a job."""
+
+    job: Job[Any]
+    index: int
+    query: Query
+    route: Route
+    top: int | None = None  # number of the most probable tokens that are asked, too
+
+
+@dataclass
+class Pool:
+    """The rows of one route, which are decoded together."""
+
+    decoding: Decoding
+    rows: dict[int, PendingRow] = field(default_factory=dict)  # by id of the active row
+
+
+@dataclass
+class Counts:
+    """What a scheduler has done, for /metrics."""
+
+    jobs: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    steps: int = 0
+    drawn: int = 0
+    scored: int = 0
+    busy_seconds: float = 0.0
+
+
+class Scheduler:
+    """Answers searches in one thread.
+
+    Args:
+        executor: Runs passes of the model.
+        most_waiting: Searches that may wait for their first pass; more are refused.
+        most_rows: Rows that are decoded at a time. Default: as many as the engine takes.
+        prefix_bytes: Memory for keys and values that later requests can share; 0 for none.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        most_waiting: int = 256,
+        most_rows: int | None = None,
+        prefix_bytes: int = PREFIX_BYTES,
+    ) -> None:
+        self.executor, self.most_waiting = executor, most_waiting
+        executor.engine.prefixes = Prefixes(executor.engine.model, prefix_bytes) if prefix_bytes else None
+        self.most_rows = most_rows or executor.engine.most_rows
+        self.wake = threading.Condition()
+        self.arrivals: deque[Job[Any]] = deque()
+        self.jobs: set[Job[Any]] = set()  # accepted and not finished
+        self.waiting: deque[PendingRow] = deque()
+        self.scores: deque[PendingScore] = deque()
+        self.lengths: deque[Job[Any]] = deque()
+        self.blocking: deque[Job[Any]] = deque()  # samples of methods that cannot be decoded step by step
+        self.pools: dict[Route, Pool] = {}
+        self.counts = Counts()
+        self.draining = self.stopped = False
+        self.thread = threading.Thread(target=self._loop, name="acgpt-scheduler", daemon=True)
+        self.thread.start()
+
+    # ---- from any thread --------------------------------------------------------------------------------------------
+
+    def submit(self, search: Search[Result]) -> Job[Result]:
+        """Accept a search.
+
+        Raises:
+            QueueFull: As many searches as may wait are waiting.
+            Draining: The scheduler is being closed.
+        """
+        with self.wake:
+            if self.draining:
+                raise Draining("the server is shutting down and accepts no more requests.")
+            if self.queued >= self.most_waiting:
+                self.counts.refused += 1
+                raise QueueFull(f"{self.most_waiting} requests are waiting, which is the limit. Try again later.")
+            job = Job(self, search)
+            self.jobs.add(job)
+            self.arrivals.append(job)
+            self.counts.jobs += 1
+            self.wake.notify()
+            return job
+
+    @property
+    def queued(self) -> int:
+        """Number of searches that wait for their first pass."""
+        return sum(not job.begun for job in list(self.jobs))  # a copy: other threads change it
+
+    @property
+    def active_rows(self) -> int:
+        """Number of rows that are being decoded."""
+        return sum(len(pool.rows) for pool in list(self.pools.values()))  # likewise
+
+    def close(self, *, drain: bool = True, timeout: float | None = None) -> bool:
+        """Accept nothing more, and end the thread.
+
+        Args:
+            drain: Finish what was accepted; if not, it is cancelled.
+            timeout: Seconds to wait.
+
+        Returns:
+            Whether the thread has ended.
+        """
+        with self.wake:
+            self.draining = True
+            if not drain:
+                self.stopped = True
+            self.wake.notify()
+        self.thread.join(timeout)
+        return not self.thread.is_alive()
+
+    # ---- the loop ---------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while True:
+            with self.wake:
+                while not (self.arrivals or self.jobs or self.stopped or self.draining):
+                    self.wake.wait()
+                while not (self.arrivals or self._working() or self._cancelled() or self.stopped):
+                    if self.draining and not self.jobs:
+                        return
+                    self.wake.wait()
+                arrivals = list(self.arrivals)
+                self.arrivals.clear()
+                gone = list(self.jobs) if self.stopped else self._cancelled()
+            for job in gone:
+                self._abandon(job)
+            if self.stopped:
+                return
+            start = time.perf_counter()
+            try:
+                self._round(arrivals)
+            except Exception as error:  # a bug here: fail what is accepted, and go on with what comes
+                for job in list(self.jobs):
+                    self._finish(job, error=error)
+                self.pools.clear()
+            self.counts.busy_seconds += time.perf_counter() - start
+
+    def _round(self, arrivals: Sequence[Job[Any]]) -> None:
+        """Begin new jobs, let rows join, take one step of every pool, and one pass of each other kind."""
+        for job in arrivals:
+            if job in self.jobs:
+                self._advance(job, None)
+        self._admit()
+        for route in list(self.pools):
+            self._step(route)
+        self._ask_lengths()
+        self._score()
+        self._draw_whole()
+
+    def _working(self) -> bool:
+        """Return whether something can be computed now."""
+        return bool(self.waiting or self.scores or self.lengths or self.blocking or self.active_rows)
+
+    def _cancelled(self) -> list[Job[Any]]:
+        """Return the jobs that were cancelled."""
+        return [job for job in self.jobs if job.cancelled]
+
+    def _finish(self, job: Job[Any], result: Any = None, error: BaseException | None = None) -> None:
+        """Set the result of a job, and forget it."""
+        self._forget(job)
+        self.counts.failed += error is not None
+        with contextlib.suppress(InvalidStateError):  # nobody waits any more: the client has just hung up
+            if error is None:
+                job.future.set_result(result)
+            else:
+                job.future.set_exception(error)
+
+    def _abandon(self, job: Job[Any]) -> None:
+        """Forget a job that was cancelled."""
+        self._forget(job)
+        self.counts.cancelled += 1
+        job.search.close()
+        if self.stopped:
+            with contextlib.suppress(InvalidStateError):
+                job.future.set_exception(Draining("the server has stopped."))
+        else:
+            job.future.cancel()
+
+    def _forget(self, job: Job[Any]) -> None:
+        """Remove a job and all that waits or is decoded for it."""
+        with self.wake:
+            self.jobs.discard(job)
+        self.waiting = deque(pending for pending in self.waiting if pending.job is not job)
+        self.scores = deque(pending for pending in self.scores if pending.job is not job)
+        self.lengths = deque(other for other in self.lengths if other is not job)
+        self.blocking = deque(other for other in self.blocking if other is not job)
+        for route in list(self.pools):
+            self._release(route, [p for p in self.pools[route].rows.values() if p.job is job])
+
+    def _release(self, route: Route, rows: Sequence[PendingRow]) -> None:
+        """Remove rows from a pool; an empty pool is dropped, with its memory."""
+        pool = self.pools[route]
+        for pending in rows:
+            assert pending.row is not None
+            pool.decoding.release([pending.row])
+            del pool.rows[id(pending.row)]
+        if not pool.rows:
+            del self.pools[route]
+
+    def _advance(self, job: Job[Any], answer: Any) -> None:
+        """Send a search the answer to its request, and take its next request."""
+        while True:
+            try:
+                request = job.search.send(answer)
+            except StopIteration as end:
+                return self._finish(job, end.value)
+            except Exception as error:
+                return self._finish(job, error=error)
+            job.request, job.answers = request, {}
+            try:
+                self._accept(job, request)
+            except Exception as error:
+                return self._finish(job, error=error)
+            if job.parts:
+                return None
+            job.begun, answer = True, []  # nothing to compute
+
+    def _accept(self, job: Job[Any], request: Request) -> None:
+        """Add the parts of a request to what waits."""
+        if isinstance(request, Rows):
+            job.parts = len(request.queries)
+            for i, query in enumerate(request.queries):
+                self.waiting.append(
+                    PendingRow(job, i, query, request.samples[i], request.routes[i], request, request.guides[i])
+                )
+        elif isinstance(request, Samples):
+            self._accept_samples(job, request)
+        elif isinstance(request, Scores | Top | Sums):
+            routes = (
+                request.routes
+                if not isinstance(request, Sums)
+                else [self.executor.router.routes([query], False, request.adapter)[0] for query in request.queries]
+            )
+            job.parts, top = len(request.queries), request.k if isinstance(request, Top) else None
+            for i, (query, route) in enumerate(zip(request.queries, routes, strict=True)):
+                self.scores.append(PendingScore(job, i, query, route, top))
+        else:
+            job.parts = len(request.questions)
+            self.lengths.append(job)
+
+    def _accept_samples(self, job: Job[Any], request: Samples) -> None:
+        """Add a row for each sample, if the method decodes step by step; else the whole request."""
+        job.parts = len(request.queries) * request.n
+        for query, route in zip(request.queries, request.routes, strict=True):
+            method = self.executor.router.method(route)
+            try:
+                method.decoding(self.executor.engine, request.sampling, route.future)
+            except QueryError:
+                self.blocking.append(job)
+                return
+            if not method.can_sample(query, route.future) or not len(query.asked_at):
+                self.blocking.append(job)  # which raises the method's error
+                return
+        for i, (query, route) in enumerate(zip(request.queries, request.routes, strict=True)):
+            for sample in range(request.n):
+                self.waiting.append(PendingRow(job, i * request.n + sample, query, sample, route, request))
+
+    def _answered(self, job: Job[Any], index: int, answer: Any) -> None:
+        """Note a part of the result of a job's request, and advance the job if it was the last one."""
+        if job not in self.jobs:  # it has failed meanwhile
+            return
+        job.begun = True
+        job.answers[index] = answer
+        if len(job.answers) < job.parts:
+            return
+        parts, request = [job.answers[i] for i in range(job.parts)], job.request
+        if isinstance(request, Sums):
+            self._advance(job, [math.fsum(part) for part in parts])
+        elif isinstance(request, Samples):
+            self._advance(job, [parts[i : i + request.n] for i in range(0, len(parts), request.n)])
+        elif isinstance(request, LengthRequest):
+            self._advance(job, np.stack(parts))
+        else:
+            self._advance(job, parts)
+
+    # ---- rows -------------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Let rows that wait join, in their order, as long as there is room."""
+        chosen: list[PendingRow] = []
+        slots = [p.slots for pool in self.pools.values() for p in pool.rows.values()]
+        while self.waiting:
+            pending = self.waiting[0]
+            slots.append(pending.slots)
+            room = min(self.most_rows, self.executor.engine.rows_at_once(max(slots)))
+            if len(slots) > max(1, room):
+                break
+            chosen.append(self.waiting.popleft())
+        for route, members in by_route([pending.route for pending in chosen]):
+            self._join(route, [chosen[i] for i in members])
+
+    def _join(self, route: Route, rows: list[PendingRow]) -> None:
+        """Prefill rows together; if that fails, one by one, so that only those fail that cannot be prefilled."""
+        rows = [pending for pending in rows if pending.job in self.jobs]
+        if not rows:
+            return
+        try:
+            joined = self._prefill(route, rows)
+        except Exception as error:
+            if len(rows) == 1:
+                self._finish(rows[0].job, error=error)
+            else:
+                for pending in rows:
+                    self._join(route, [pending])
+            return
+        pool = self.pools[route]
+        for pending, row in zip(rows, joined, strict=True):
+            pending.row, pending.job.begun = row, True
+            pool.rows[id(row)] = pending
+        self._drawn(route, rows)
+
+    def _prefill(self, route: Route, rows: Sequence[PendingRow]) -> list[ActiveRow]:
+        """Add rows to the decoding of their route, and return them in this order."""
+        with self.executor.inference(route) as engine:
+            pool = self.pools.get(route)
+            if pool is None:
+                method = self.executor.router.method(route)
+                pool = Pool(method.decoding(engine, rows[0].request.sampling, route.future))
+            same: dict[Query, Query] = {}  # equal queries share a prefill
+            joined = pool.decoding.prefill(
+                [same.setdefault(pending.query, pending.query) for pending in rows],
+                [pending.sample for pending in rows],
+                samplings=[pending.request.sampling for pending in rows],
+                guides=[pending.guide for pending in rows],
+            )
+            self.pools[route] = pool
+        return joined
+
+    def _step(self, route: Route) -> None:
+        """Advance the rows of a pool by one step. If that fails, the newest row gives way, and so on."""
+        while route in self.pools:
+            pool = self.pools[route]
+            try:
+                with self.executor.inference(route):
+                    drawn = pool.decoding.step()
+            except Exception as error:
+                failed = [pending for pending in pool.rows.values() if pending.row is not None and pending.row.failed]
+                for pending in failed or list(pool.rows.values())[-1:]:
+                    if pending.job in self.jobs:
+                        self._finish(pending.job, error=error)
+                if not failed:
+                    continue
+                drawn = [p.row for p in self.pools[route].rows.values() if p.row] if route in self.pools else []
+            self.counts.steps += 1
+            if route in self.pools:
+                rows = self.pools[route].rows
+                self._drawn(route, [rows[id(row)] for row in drawn if id(row) in rows])
+            return
+
+    def _drawn(self, route: Route, rows: Sequence[PendingRow]) -> None:
+        """Report what rows have drawn, and let those leave that are done."""
+        done: list[PendingRow] = []
+        for pending in rows:
+            if pending.job not in self.jobs:
+                continue
+            self.counts.drawn += 1
+            try:
+                if pending.ended():
+                    done.append(pending)
+            except Exception as error:
+                self._finish(pending.job, error=error)
+        done = [pending for pending in done if pending.job in self.jobs]
+        if done:
+            self._release(route, done)
+        for pending in done:
+            row = pending.row
+            assert row is not None
+            if isinstance(pending.job.request, Samples):
+                tokens, log_probs = [token for _, token, _ in row.drawn], [log_prob for *_, log_prob in row.drawn]
+                self._answered(pending.job, pending.index, (np.array(tokens), np.array(log_probs)))
+            else:
+                self._answered(pending.job, pending.index, row)
+
+    # ---- passes -----------------------------------------------------------------------------------------------------
+
+    def _score(self) -> None:
+        """Score some of the queries that wait, in one pass or a few: those of the first one's route and kind."""
+        if not self.scores:
+            return
+        route, top = self.scores[0].route, self.scores[0].top
+        budget = SLICE if self.active_rows or self.waiting else self.executor.engine.budget
+        chosen: list[PendingScore] = []
+        for pending in self.scores:
+            fits = not chosen or budget >= 2 * len(pending.query)
+            if pending.route == route and pending.top == top and fits:
+                chosen.append(pending)
+                budget -= 2 * len(pending.query)
+        taken = set(map(id, chosen))
+        self.scores = deque(pending for pending in self.scores if id(pending) not in taken)
+        self._score_together(route, chosen)
+
+    def _score_together(self, route: Route, pending: Sequence[PendingScore]) -> None:
+        """Score queries in one batch; if that fails, one by one."""
+        pending = [each for each in pending if each.job in self.jobs]
+        if not pending:
+            return
+        try:
+            queries, routes, top = [each.query for each in pending], [route] * len(pending), pending[0].top
+            answers: Sequence[Sequence[Any]] = (
+                self.executor.log_probs(queries, routes)
+                if top is None
+                else self.executor.top_log_probs(queries, routes, top)
+            )
+        except Exception as error:
+            if len(pending) == 1:
+                self._finish(pending[0].job, error=error)
+            else:
+                for each in pending:
+                    self._score_together(route, [each])
+            return
+        self.counts.scored += sum(map(len, answers))
+        for each, answer in zip(pending, answers, strict=True):
+            self._answered(each.job, each.index, answer)
+
+    def _ask_lengths(self) -> None:
+        """Answer questions for lengths, of all jobs together; if that fails, job by job."""
+        jobs = list(self.lengths)
+        self.lengths.clear()
+        requests = {i: job.request for i, job in enumerate(jobs) if isinstance(job.request, LengthRequest)}
+        if not requests:
+            return
+        answers: dict[int, Any] = {}
+        try:
+            answers.update(self.executor.lengths(requests))
+        except Exception:
+            for i, request in requests.items():
+                try:
+                    answers.update(self.executor.lengths({i: request}))
+                except Exception as error:
+                    self._finish(jobs[i], error=error)
+        for i, answer in answers.items():
+            for index, part in enumerate(answer):
+                self._answered(jobs[i], index, part)
+
+    def _draw_whole(self) -> None:
+        """Draw the samples of one request of a method that cannot be decoded step by step."""
+        if not self.blocking:
+            return
+        job = self.blocking.popleft()
+        assert isinstance(job.request, Samples)
+        try:
+            (drawn,) = self.executor.samples([job.request])
+        except Exception as error:
+            return self._finish(job, error=error)
+        for index, sample in enumerate(sample for samples in drawn for sample in samples):
+            self._answered(job, index, sample)

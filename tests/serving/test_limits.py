@@ -1,0 +1,348 @@
+"""What a server refuses, with which status, and that the reply names the field or the limit."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+
+import pytest
+from fastapi.testclient import TestClient
+from servers import service_of, until
+
+from acgpt.serving.app import create_app
+from acgpt.serving.scheduler import Scheduler
+
+GAP, SCORE = "The {{_}} sat on the mat.", "The {{cat}} sat."
+SHAPE = {"message", "type", "param", "code"}
+
+
+def refused(reply, status, code=None, param=None):
+    """Check the status and the shape of a reply, and return the message."""
+    assert reply.status_code == status, reply.text
+    error = reply.json()["error"]
+    assert set(error) == SHAPE and error["message"]
+    assert code is None or error["code"] == code, error
+    assert param is None or error["param"] == param, error
+    return error["message"]
+
+
+# ---- fields ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("log_prob", {}, "query"),
+        ("log_prob", {"query": SCORE, "temprature": 1}, "temprature"),
+        ("log_prob", {"query": 3}, "query"),
+        ("log_prob", {"query": [SCORE, None]}, "query.1"),
+        ("log_prob", {"query": []}, "query"),
+        ("log_prob", {"query": {"tokens": ["5"], "given": [True]}}, "query.tokens.0"),
+        ("log_prob", {"query": {"tokens": [5], "given": [0]}}, "query.given.0"),
+        ("log_prob", {"query": {"tokens": [5], "given": [True], "more": 1}}, "query.more"),
+        ("log_prob", {"query": {"tokens": [5], "given": []}}, "query"),
+        ("log_prob", {"query": {"tokens": [5000], "given": [False]}}, "query"),
+        ("log_prob", {"query": [SCORE, "The {{cat"]}, "query.1"),
+        ("log_prob", {"query": SCORE, "future": "true"}, "future"),
+        ("sample", {"query": "{{_1}}", "n": "1"}, "n"),
+        ("sample", {"query": "{{_1}}", "n": 1.0}, "n"),
+        ("sample", {"query": "{{_1}}", "n": True}, "n"),
+        ("sample", {"query": "{{_1}}", "n": 0}, "n"),
+        ("sample", {"query": "{{_1}}", "temperature": "0.5"}, "temperature"),
+        ("sample", {"query": "{{_1}}", "top_p": 0}, "top_p"),
+        ("sample", {"query": "{{_1}}", "seed": -1}, "seed"),
+        ("sample", {"query": "{{_1}}", "seed": 10**30}, "seed"),
+        ("fill", {"template": GAP, "stop": [""]}, "stop"),
+        ("fill", {"template": GAP, "stop": 3}, "stop"),
+        ("fill", {"template": "no gap"}, "template"),
+        ("rank", {"template": "no alternatives"}, "template"),
+        ("lengths", {"template": GAP, "known": [-1]}, "known.0"),
+        ("pieces", {"tokens": [99999]}, "tokens.0"),
+    ],
+)
+def test_an_invalid_field_is_named(http, route, body, param):
+    refused(http.post(f"/v1/{route}", json=body), 422, param=param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"query": ' + b"9" * 5000 + b"}", b"null", b"[]", b'"text"', b"\x00",
+     b'{"query": "\\ud800{{a}}"}', b'{"query": "a{{b}}", "query\\udfff": 1}', b'{"query": "a{{_1}}", "future": NaN}'],
+)  # fmt: skip
+def test_a_malformed_body_is_refused(http, body):
+    refused(http.post("/v1/log_prob", content=body, headers={"Content-Type": "application/json"}), 422)
+
+
+def test_infinity_and_nan_are_no_temperatures(http):
+    for text in ("NaN", "Infinity", "-Infinity", "1e999"):
+        body = f'{{"query": "a{{{{_1}}}}", "temperature": {text}}}'
+        reply = http.post("/v1/sample", content=body, headers={"Content-Type": "application/json"})
+        refused(reply, 422, param="temperature")
+
+
+def test_paths_and_methods_that_do_not_exist_are_told_in_the_same_shape(http):
+    refused(http.get("/v1/nothing"), 404, "not_found")
+    reply = http.get("/v1/fill")
+    refused(reply, 405, "method_not_allowed")
+    assert reply.headers["allow"] == "POST"
+
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(served_lm):
+    """A server with low limits."""
+    limits = {"max_body_bytes": 2000, "max_tokens_per_request": 60, "max_questions": 3, "max_n": 4}
+    with service_of(served_lm, **limits) as service:
+        yield TestClient(create_app(service))
+
+
+def test_a_body_that_says_it_is_too_large_is_refused(small):
+    message = refused(small.post("/v1/log_prob", json={"query": "x" * 2000 + "{{y}}"}), 413, "body_too_large")
+    assert "2000 bytes" in message and "max_body_bytes" in message
+
+
+def test_a_body_in_chunks_is_refused_when_it_gets_too_large(small):
+    read = 0
+
+    def chunks():
+        nonlocal read
+        for _ in range(100):
+            read += 1
+            yield b" " * 500
+
+    refused(small.post("/v1/log_prob", content=chunks()), 413, "body_too_large")
+    reply = small.post("/v1/log_prob", content=iter([b'{"query": ', b'"a{{b}}"}']), headers={"Content-Type": "application/json"})  # fmt: skip  # noqa: E501
+    assert reply.status_code == 200 and "content-length" not in reply.request.headers
+
+
+def test_too_many_questions_samples_and_tokens_are_refused(small):
+    refused(small.post("/v1/log_prob", json={"query": [SCORE] * 4}), 422, "limit_exceeded", "query")
+    for name in ("n", "best_of"):
+        body = {"template": GAP, "max_tokens": 2, name: 5}
+        assert "at most 4" in refused(small.post("/v1/fill", json=body), 422, "limit_exceeded", name)
+    refused(small.post("/v1/sample", json={"query": "{{_1}}", "candidates": 5}), 422, "limit_exceeded", "candidates")
+    for route, body, param in (
+        ("log_prob", {"query": "a " * 60 + "{{b}}"}, "query"),
+        ("log_prob", {"query": ["a " * 30 + "{{b}}"] * 3}, "query.1"),
+        ("sample", {"query": "The {{_20}}", "n": 4}, "query"),
+        ("sample", {"query": GAP, "candidates": 4}, "query"),
+        ("fill", {"template": GAP}, "template"),
+        ("fill", {"template": "The {{_1-60}}", "n": 1}, "template"),
+        ("fill", {"template": GAP, "max_tokens": 80, "stream": True}, "template"),
+        ("rank", {"template": "a|b " * 8 + "{{a|b|c|d|e|f|g}}"}, "template"),
+        ("pieces", {"tokens": [5] * 61}, "tokens"),
+    ):
+        message = refused(small.post(f"/v1/{route}", json=body), 422, "limit_exceeded", param)
+        assert "at most 60 are allowed (max_tokens_per_request)" in message
+    assert small.post("/v1/fill", json={"template": GAP, "n": 2, "max_tokens": 4}).status_code == 200
+
+
+def test_a_text_longer_than_the_model_reads_is_refused(http):
+    message = refused(http.post("/v1/log_prob", json={"query": "a " * 200 + "{{b}}"}), 422, "invalid_query", "query")
+    assert "96 positions" in message
+
+
+def test_patterns_that_take_too_long_to_compile_are_refused_and_hold_up_nobody(http, monkeypatch):
+    pytest.importorskip("outlines_core")
+    monkeypatch.setattr("acgpt.serving.patterns.SECONDS", 1.0)
+    for stream in (False, True):
+        body = {"template": "In {{_:[ab]*a[ab]{24}}}.", "n": 1, "stream": stream}
+        message = refused(http.post("/v1/fill", json=body), 422, "invalid_template", "template")
+        assert "takes too long to compile" in message
+    assert http.post("/v1/fill", json={"template": "In {{_:[0-9]+}}.", "n": 1, "max_tokens": 3}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["\\{{" * 200_000 + "{{a}}", "a" * 900_000 + "{{b}}", "{{a}}" * 180_000, "{{_}}" * 180_000, "{" * 900_000,
+     "\\" * 400_000 + "{{a}}", "{{" + "\\|" * 200_000 + "}}", "{{" + "a|" * 400_000 + "}}"],
+    ids=["escapes", "text", "slots", "gaps", "braces", "backslashes", "escapes in a slot", "alternatives"],
+)  # fmt: skip
+def test_a_huge_template_is_refused_in_time_linear_in_its_length(http, template):
+    start = time.monotonic()
+    for route, field in (("log_prob", "query"), ("fill", "template")):
+        refused(http.post(f"/v1/{route}", json={field: template}), 422, param=field)
+    assert time.monotonic() - start < 20, "the time is quadratic: minutes"
+
+
+# ---- queue and time -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held(served_lm, monkeypatch):
+    """A server whose scheduler does nothing until `release` is set, with a queue of 2."""
+    release, wait = threading.Event(), Scheduler._advance
+
+    def advance(self, job, answer):
+        release.wait(30)
+        return wait(self, job, answer)
+
+    monkeypatch.setattr(Scheduler, "_advance", advance)
+    with service_of(served_lm, queue=2, timeout=0.5) as service:
+        yield TestClient(create_app(service)), service, release
+        release.set()
+
+
+def test_a_full_queue_is_429_and_says_when_to_try_again(held):
+    http, service, release = held
+    replies = []
+    threads = [
+        threading.Thread(target=lambda: replies.append(http.post("/v1/log_prob", json={"query": SCORE})))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    assert until(lambda: service.scheduler.queued == 2)
+    reply = http.post("/v1/log_prob", json={"query": SCORE})
+    refused(reply, 429, "queue_full")
+    assert float(reply.headers["retry-after"]) > 0
+    assert "acgpt_queue_length 2\n" in http.get("/metrics").text
+    release.set()
+    for thread in threads:
+        thread.join(30)
+    assert [reply.status_code for reply in replies] == [200, 200]
+
+
+def test_a_request_that_takes_too_long_is_504(held):
+    http, service, release = held
+    assert "0.5 seconds" in refused(http.post("/v1/log_prob", json={"query": SCORE}), 504, "time_exceeded")
+    refused(http.post("/v1/fill", json={"template": GAP, "stream": True}), 504, "time_exceeded")
+    release.set()
+    assert until(lambda: not service.scheduler.jobs)
+
+
+def test_a_stream_that_takes_too_long_ends_with_an_error_event(served_lm, monkeypatch):
+    with service_of(served_lm, timeout=1.0) as service:
+        step, stepped = Scheduler._step, threading.Event()
+
+        def slow(self, route):
+            if stepped.is_set():
+                threading.Event().wait(1.5)
+            stepped.set()
+            return step(self, route)
+
+        monkeypatch.setattr(Scheduler, "_step", slow)
+        body = {"template": "The {{_20-40}}", "max_tokens": 40, "stream": True}
+        reply = TestClient(create_app(service)).post("/v1/fill", json=body)
+        assert reply.status_code == 200
+        *pieces, last = [event for event in reply.text.split("\n\n") if event]
+        assert pieces and last.startswith("event: error\ndata: ")
+        assert json.loads(last.partition("data: ")[2])["error"]["code"] == "time_exceeded"
+        assert until(lambda: not service.scheduler.active_rows)
+
+
+def test_a_server_that_drains_refuses(served_lm):
+    with service_of(served_lm) as service:
+        http = TestClient(create_app(service))
+        assert http.get("/health").json() == {"status": "ok"}
+        service.scheduler.close()
+        reply = http.get("/health")
+        assert reply.status_code == 503 and reply.json()["error"]["type"] == "unavailable_error"
+        reply = http.post("/v1/log_prob", json={"query": SCORE})
+        refused(reply, 503, "shutting_down")
+        assert "retry-after" in reply.headers
+
+
+# ---- failures -------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_500_leaks_nothing_and_harms_no_other_request(served_lm, monkeypatch, caplog):
+    log_prob = type(served_lm.searches).log_prob
+
+    def failing(self, questions, **options):
+        search = log_prob(self, questions, **options)
+
+        def fails():
+            yield next(search)
+            raise KeyError("secret prompt")
+
+        return fails() if len(questions[0]) == 3 else search
+
+    monkeypatch.setattr(type(served_lm.searches), "log_prob", failing)
+    with service_of(served_lm) as service, caplog.at_level(logging.INFO, "acgpt.serving"):
+        http = TestClient(create_app(service))
+        reply = http.post("/v1/log_prob", json={"query": "ab{{c}}"})
+        message = refused(reply, 500, "internal_error")
+        assert "secret" not in reply.text and "KeyError" not in reply.text and message
+        assert http.post("/v1/log_prob", json={"query": SCORE}).status_code == 200
+    assert "secret" not in caplog.text and "KeyError" in caplog.text
+    assert caplog.records[-2].getMessage().count('"status": 500') == 1
+
+
+def test_a_failure_in_a_route_itself_is_500_in_the_same_shape(service, monkeypatch):
+    monkeypatch.setattr("acgpt.serving.native.to_json", lambda answer: 1 / 0)
+    http = TestClient(create_app(service))
+    refused(http.post("/v1/log_prob", json={"query": SCORE}), 500, "internal_error")
+
+
+# ---- keys, origins, logs --------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_needed_for_all_but_health(service):
+    http = TestClient(create_app(service, keys=["first-key", "second-key"]))
+    assert http.get("/health").status_code == 200
+    wrong = [{}, {"Authorization": "Bearer"}, {"Authorization": "Bearer first"}, {"Authorization": "Basic first-key"},
+             {"Authorization": "first-key"}, {"Authorization": "Bearer first-keyé".encode("latin1")}]  # fmt: skip
+    for headers in wrong:
+        for path in ("/v1/model", "/metrics", "/openapi.json", "/nothing"):
+            reply = http.get(path, headers=headers)
+            refused(reply, 401, "invalid_api_key")
+            assert reply.headers["www-authenticate"] == "Bearer"
+        refused(http.post("/v1/log_prob", json={"query": SCORE}, headers=headers), 401)
+    for key in ("first-key", "second-key"):
+        reply = http.post("/v1/log_prob", json={"query": SCORE}, headers={"Authorization": f"Bearer {key}"})
+        assert reply.status_code == 200
+
+
+def test_other_origins_are_allowed_only_if_they_are_named(service):
+    headers = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    closed, opened = (
+        TestClient(create_app(service, keys=["key"], cors=cors)) for cors in ((), ("https://example.org",))
+    )
+    assert "access-control-allow-origin" not in closed.options("/v1/fill", headers=headers).headers
+    reply = opened.options("/v1/fill", headers=headers)
+    assert reply.status_code == 200 and reply.headers["access-control-allow-origin"] == "https://example.org"
+    other = opened.options("/v1/fill", headers={**headers, "Origin": "https://example.com"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_the_log_has_one_line_per_request_without_prompts_or_keys(service, caplog):
+    http = TestClient(create_app(service, keys=["the-key"]))
+    headers = {"Authorization": "Bearer the-key"}
+    with caplog.at_level(logging.INFO, "acgpt.serving"):
+        http.post("/v1/log_prob?q=private", json={"query": ["The {{cat}} sat.", "My {{secret}}"]}, headers=headers)
+        http.post("/v1/fill", json={"template": "My {{_}}", "max_tokens": 2, "stream": True}, headers=headers)
+        http.get("/private", headers={"Authorization": "Bearer not-the-key"})
+    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "acgpt.serving"]
+    assert [set(line) for line in lines] == [{"time", "method", "route", "status", "ms", "tokens"}] * 3
+    assert [(line["method"], line["route"], line["status"]) for line in lines] == [
+        ("POST", "/v1/log_prob", 200), ("POST", "/v1/fill", 200), ("GET", "unmatched", 401),
+    ]  # fmt: skip
+    assert lines[0]["tokens"] > 1 and lines[1]["tokens"] >= 0 and lines[2]["tokens"] is None
+    for word in ("secret", "private", "the-key"):
+        assert word not in " ".join(record.getMessage() for record in caplog.records if record.name == "acgpt.serving")
+
+
+def test_the_metrics_count_requests_and_tokens(served_lm):
+    with service_of(served_lm) as service:
+        http = TestClient(create_app(service))
+        http.post("/v1/log_prob", json={"query": SCORE})
+        http.post("/v1/sample", json={"query": "The {{_5}}", "n": 2})
+        for path in ("/a", "/b", "/c"):
+            http.get(path)
+        reply = http.get("/metrics")
+    lines = reply.text.splitlines()
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 'acgpt_requests_total{method="POST",route="/v1/log_prob",status="200"} 1' in lines
+    assert 'acgpt_requests_total{method="GET",route="unmatched",status="404"} 3' in lines
+    assert 'acgpt_request_seconds_bucket{route="/v1/sample",le="+Inf"} 1' in lines
+    assert 'acgpt_request_seconds_count{route="/v1/sample"} 1' in lines
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert int(values["acgpt_tokens_drawn_total"]) == 10 and int(values["acgpt_tokens_scored_total"]) >= 1
+    assert int(values["acgpt_questions_total"]) == 2 and values["acgpt_active_rows"] == "0"
+    assert all(line.startswith(("# HELP ", "# TYPE ", "acgpt_")) for line in lines)
+    float(values["acgpt_busy_seconds_total"])

@@ -1,0 +1,96 @@
+"""Mistral's fill-in-the-middle completions, asked by the `mistralai` package."""
+
+from __future__ import annotations
+
+import pytest
+from models import tiny_model, tiny_tokenizer
+from servers import serving
+
+from acgpt import LanguageModel, Metadata
+
+pytest.importorskip("mistralai", reason="needs the mistralai package")
+mistral = pytest.importorskip("mistralai.client", reason="needs the mistralai package, 2 or newer")
+
+PROMPT, SUFFIX = "The cat sat on the", " and the dog sat."
+
+
+@pytest.fixture(scope="module")
+def lm():
+    network = tiny_model("llama", vocabulary=340, scale=0.15, positions=96).double().eval()
+    return LanguageModel(network, tiny_tokenizer(bos_token="<bos>", eos_token="<eos>"), metadata=Metadata())
+
+
+@pytest.fixture(scope="module")
+def client(lm):
+    with serving(lm) as (address, _), mistral.Mistral(api_key="unused", server_url=address) as client:
+        yield client
+
+
+def ask(client, **more):
+    return client.fim.complete(**{"model": "tiny", "prompt": PROMPT, "suffix": SUFFIX, **more})
+
+
+def test_the_best_fill_comes_as_a_message(lm, client):
+    answer = ask(client, max_tokens=4)
+    (fill,) = lm.infill(PROMPT, SUFFIX, n=1, max_tokens=4)
+    assert answer.choices[0].message.content == fill.fills[0]
+    assert answer.choices[0].message.role == "assistant" and answer.choices[0].finish_reason in ("stop", "length")
+    usage = answer.usage
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert usage.completion_tokens == len(fill.tokens)
+
+
+def test_a_temperature_and_a_seed_sample(lm, client):
+    (sample,) = lm.sample(f"{PROMPT}{{{{_}}}}{SUFFIX}", max_tokens=3, temperature=0.7, top_p=0.9, seed=11)
+    answer = ask(client, max_tokens=3, temperature=0.7, top_p=0.9, random_seed=11)
+    assert answer.choices[0].message.content == sample.fills[0]
+
+
+def test_without_a_suffix_the_prompt_is_continued(lm, client):
+    (fill,) = lm.fill(PROMPT + "{{_}}", n=1, max_tokens=6)
+    answer = ask(client, suffix=None, max_tokens=6)
+    assert answer.choices[0].message.content == fill.fills[0]
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_a_text_has_at_least_min_tokens(client):
+    answer = ask(client, min_tokens=9, max_tokens=12)
+    assert answer.usage.completion_tokens >= 9
+    assert ask(client, max_tokens=12).usage.completion_tokens < 9  # so that it made a difference
+
+
+def test_stop_strings_cut_the_text(client):
+    whole = ask(client, min_tokens=9, max_tokens=12).choices[0].message.content
+    answer = ask(client, min_tokens=9, max_tokens=12, stop=[whole[3:5]])
+    assert answer.choices[0].message.content == whole[: whole.find(whole[3:5])]
+
+
+@pytest.mark.parametrize(
+    "more", [{"max_tokens": 4}, {"suffix": None, "max_tokens": 12}, {"max_tokens": 3, "stop": "t"}]
+)
+def test_a_stream_is_the_text_in_parts(client, more):
+    whole = ask(client, **more)
+    fields = {"model": "tiny", "prompt": PROMPT, "suffix": SUFFIX, **more}
+    with client.fim.stream(**fields) as events:
+        chunks = [event.data for event in events]
+    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == whole.choices[0].message.content
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+@pytest.mark.parametrize(("status", "field", "more"), [
+    (404, "model", {"model": "other"}),
+    (422, "min_tokens", {"min_tokens": 5, "max_tokens": 2}),
+    (422, "top_p", {"top_p": 2}),
+    (422, "max_tokens", {"max_tokens": 0}),
+])  # fmt: skip
+def test_an_invalid_request_names_its_field(client, status, field, more):
+    with pytest.raises(Exception) as found:
+        ask(client, **more)
+    assert found.value.status_code == status and f'"param":"{field}"' in found.value.body
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_the_limit(client):
+    with pytest.raises(Exception, match=r"95 tokens|96 positions"):
+        ask(client, prompt="cat " * 200)

@@ -1,0 +1,202 @@
+"""The native routes answer what `LanguageModel` answers, say all that its answers say, and run their own examples."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields
+
+import pytest
+from fastapi.testclient import TestClient
+from servers import service_of
+from tolerance import exactly, same_scores
+
+from acgpt import Query
+from acgpt.models.answer_json import fill_of, lengths_of, piece_of, query_of, ranking_of, sample_of, score_of, to_json
+from acgpt.models.answers import Fill, Lengths, Piece, Ranked, Ranking, Sample, Score, TokenScore
+from acgpt.serving import schemas
+from acgpt.serving.app import create_app
+
+CAPITAL, GAP, RANK = "The capital of {{Italy}} is Rome.", "The {{_}} sat on the mat.", "The {{cat|dog}} sat."
+QUERY = {"tokens": [264, 273, None, 285], "given": [True, False, False, True], "asked": [False, True, False, False]}
+
+
+def post(http, route, status=200, **body):
+    reply = http.post(f"/v1/{route}", json=body)
+    assert reply.status_code == status, reply.text
+    return reply.json()
+
+
+def of_query(fields):
+    return Query(fields["tokens"], fields["given"], fields["asked"])
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_those_of_the_model(http, served_lm):
+    reply = post(http, "log_prob", query=[CAPITAL, QUERY, "The {{dog}}"], future=True)
+    expected = served_lm.log_prob([CAPITAL, of_query(QUERY), "The {{dog}}"], future=True)
+    for fields_, score in zip(reply["results"], expected, strict=True):
+        assert same_scores(score_of(fields_), score)
+        assert fields_["log_prob"] == exactly(score.log_prob)
+        assert fields_["perplexity"] == pytest.approx(score.perplexity)
+
+
+def test_one_question_is_a_list_of_one(http):
+    (one,), (other,) = (post(http, "log_prob", query=query)["results"] for query in (CAPITAL, [CAPITAL]))
+    assert same_scores(score_of(one), score_of(other))
+
+
+def test_samples_are_those_of_the_model_with_the_same_seed(http, served_lm):
+    options = {"n": 3, "temperature": 0.7, "top_p": 0.9, "top_k": 50, "seed": 5}
+    reply = post(http, "sample", query=["The {{_4}} mat.", GAP, {**QUERY, "asked": None}], **options)
+    query = Query(QUERY["tokens"], QUERY["given"])
+    expected = served_lm.sample(["The {{_4}} mat.", GAP, query], **options)
+    assert [[sample.text for sample in samples] for samples in expected] == [
+        [sample["text"] for sample in samples] for samples in reply["results"]
+    ]
+    assert all(
+        same_scores(sample_of(fields), one) for fields, one in zip(reply["results"][0], expected[0], strict=True)
+    )
+
+
+def test_fills_are_those_of_the_model(http, served_lm):
+    options = {"n": 3, "max_tokens": 5, "seed": 3, "best_of": 8, "stop": ["."], "patience": 2, "distinct": False}
+    reply = post(http, "fill", template=[GAP, "A cat and {{_}} dog"], **options)
+    expected = served_lm.fill([GAP, "A cat and {{_}} dog"], **options)
+    assert [[fill_of(fields).text for fields in fills] for fills in reply["results"]] == [
+        [fill.text for fill in fills] for fills in expected
+    ]
+    assert reply["results"][0][0]["score"] == pytest.approx(expected[0][0].score)
+
+
+def test_rankings_are_those_of_the_model(http, served_lm):
+    reply = post(http, "rank", template=RANK)
+    ranking = ranking_of(reply["results"][0])
+    expected = served_lm.rank(RANK)
+    assert [one.choice for one in ranking] == [one.choice for one in expected]
+    assert ranking.compared == expected.compared and ranking[0].log_prob == pytest.approx(expected[0].log_prob)
+
+
+def test_lengths_are_those_of_the_model(lengths_lm):
+    with service_of(lengths_lm) as service:
+        reply = post(TestClient(create_app(service)), "lengths", template=GAP, max_tokens=6)
+    lengths, expected = lengths_of(reply["results"][0]), lengths_lm.lengths(GAP, max_tokens=6)
+    assert lengths.log_probs == pytest.approx(expected.log_probs)
+
+
+def test_a_model_that_predicts_no_lengths_says_so(http):
+    error = post(http, "lengths", 422, template=GAP)["error"]
+    assert error["code"] == "invalid_query" and error["param"] == "template"
+
+
+def test_queries_and_pieces_are_those_of_the_model(http, served_lm):
+    query = served_lm.query(CAPITAL)
+    assert query_of(post(http, "query", template=CAPITAL)["results"][0]) == query
+    assert post(http, "pieces", tokens=list(query.tokens))["results"] == served_lm.pieces(query.tokens)
+
+
+def test_the_model_says_what_it_can_do(http, served_lm):
+    reply = http.get("/v1/model").json()
+    schemas.ModelReply.model_validate(reply, strict=True)
+    assert reply["reads_future"] and not reply["predicts_lengths"] and reply["method"] == "ac-gpt"
+    assert reply["positions"] == served_lm.positions and reply["limits"]["max_n"] == 64 and reply["adapters"] == []
+
+
+def test_the_adapter_of_a_request_answers(both):
+    with service_of(both) as service:
+        http = TestClient(create_app(service))
+        texts = {name: post(http, "log_prob", query="ab{{c}}d", adapter=name) for name in ("mine", "other", "none")}
+        error = post(http, "log_prob", 422, query="ab{{c}}d", adapter="/etc/passwd")["error"]
+    for name, reply in texts.items():
+        expected = both.log_prob("ab{{c}}d", adapter=name)
+        assert reply["results"][0]["adapter"] == (None if name == "none" else name)
+        assert reply["results"][0]["log_prob"] == pytest.approx(expected.log_prob, rel=1e-5)
+    assert error["param"] == "adapter" and "mine, other, none" in error["message"]
+
+
+# ---- streams --------------------------------------------------------------------------------------------------------
+
+
+def events_of(reply):
+    return [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: ")]
+
+
+def test_a_stream_sends_pieces_and_then_the_fill(http, served_lm):
+    body = {"template": "The {{_}} sat on {{_}} mat.", "max_tokens": 4, "seed": 1, "stream": True}
+    reply = http.post("/v1/fill", json=body)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    pieces = [piece_of(json.loads(line)) for line in events_of(reply)]
+    expected = list(served_lm.stream(body["template"], max_tokens=4, seed=1))
+    assert pieces[-1].fill is not None and pieces[-1].fill.text == expected[-1].fill.text
+    assert all(piece.fill is None for piece in pieces[:-1])
+    for slot, text in enumerate(pieces[-1].fill.fills):
+        assert "".join(piece.text for piece in pieces if piece.slot == slot) == text
+
+
+@pytest.mark.parametrize("field", [{"n": 2}, {"best_of": 3}, {"patience": 1}, {"distinct": True}])
+def test_a_stream_refuses_what_has_no_meaning_for_it(http, field):
+    error = post(http, "fill", 422, template=GAP, stream=True, **field)["error"]
+    assert error["param"] == next(iter(field))
+
+
+def test_a_stream_takes_one_template(http):
+    assert post(http, "fill", 422, template=[GAP], stream=True)["error"]["param"] == "template"
+
+
+def test_an_error_before_a_stream_begins_has_its_status(http):
+    error = post(http, "fill", 422, template="The {{_", stream=True)["error"]
+    assert error["code"] == "invalid_template" and error["param"] == "template"
+
+
+# ---- the schema -----------------------------------------------------------------------------------------------------
+
+
+def test_every_example_of_the_schema_runs_and_its_reply_is_as_declared(lengths_lm, served_lm):
+    sent = 0
+    for lm in (lengths_lm, served_lm):
+        with service_of(lm) as service:
+            http = TestClient(create_app(service))
+            schema = http.get("/openapi.json").json()
+            for path, route in schema["paths"].items():
+                body = route.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json")
+                native = route.get("post", {}).get("tags") == ["native"]
+                if body is None or not native or (path == "/v1/lengths" and lm is served_lm):
+                    continue
+                name = body["schema"]["$ref"].rpartition("/")[2]
+                examples = schema["components"]["schemas"][name].get("examples", [])
+                native = "native" in route["post"].get("tags", [])
+                assert examples or not native
+                for example in examples:
+                    reply = http.post(path, json=example)
+                    assert reply.status_code == 200, (path, example, reply.text)
+                    if native and not example.get("stream"):
+                        declared = route["post"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
+                        reply_type = getattr(schemas, declared.rpartition("/")[2])
+                        reply_type.model_validate(reply.json(), strict=True)
+                    sent += 1
+    assert sent > 25
+
+
+@pytest.mark.parametrize(
+    ("answer", "model"),
+    [(Score, schemas.ScoreFields), (Sample, schemas.SampleFields), (Fill, schemas.FillFields),
+     (TokenScore, schemas.TokenFields), (Ranking, schemas.RankingFields), (Ranked, schemas.RankedFields),
+     (Lengths, schemas.LengthsFields), (Query, schemas.QueryFields)],
+)  # fmt: skip
+def test_replies_have_every_field_of_the_answers(answer, model):
+    assert {item.name for item in fields(answer)} <= set(model.model_fields)
+
+
+def test_numbers_that_are_not_finite_are_null_and_are_read_again():
+    token = TokenScore("a", 1, 1, -math.inf)
+    query = Query([1], [False])
+    fill = Fill((token,), True, text="a", fills=("a",), seed=1, query=query, lengths=(1,), score=-math.inf)
+    written = json.loads(json.dumps(to_json(fill), allow_nan=False))
+    assert written["tokens"][0]["log_prob"] is written["log_prob"] is written["perplexity"] is written["score"] is None
+    assert fill_of(written) == fill
+    lengths = Lengths({0: -math.inf, 2: -0.5})
+    assert lengths_of(json.loads(json.dumps(to_json(lengths), allow_nan=False))) == lengths
+    piece = Piece("b", 0, fill)
+    assert piece_of(json.loads(json.dumps(to_json(piece), allow_nan=False))) == piece

@@ -1,0 +1,264 @@
+"""Many searches at a time get what each would get alone; what fails, fails alone; what is cancelled, leaves."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from models import tiny_model, tiny_tokenizer
+from tolerance import exactly, same_scores
+
+from acgpt import LanguageModel, Metadata, TemplateError
+from acgpt.models.answers import Fill
+from acgpt.models.executor import Scores
+from acgpt.serving.scheduler import Draining, QueueFull, Scheduler
+
+WORDS = ["cat", "dog", "bird", "mat", "the", "sat", "on", "a"]
+
+
+@pytest.fixture(scope="module")
+def lm():
+    network = tiny_model("llama", vocabulary=340, scale=0.15, positions=96).double().eval()
+    return LanguageModel(network, tiny_tokenizer(bos_token="<bos>", eos_token="<eos>"), metadata=Metadata())
+
+
+@pytest.fixture
+def scheduler(lm):
+    scheduler = Scheduler(lm._executor)
+    yield scheduler
+    assert scheduler.close(drain=False, timeout=60)
+
+
+def mixed(number):
+    """Return the name of a method of `LanguageModel`, its arguments and its options."""
+    rng = random.Random(number)
+    words = " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 5)))
+    after = " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 5)))
+    kind = rng.choice(["log_prob", "sample", "sample", "sample gap", "fill", "rank"])
+    how = {"temperature": rng.choice([0.0, 0.7, 1.0]), "top_p": rng.choice([1.0, 0.8]), "seed": number}
+    how["top_k"] = rng.choice([None, 5])
+    future = rng.choice([None, False])
+    if kind == "log_prob":
+        return "log_prob", [f"The {{{{{words}}}}} and {after}."], {"future": future}
+    if kind == "sample":
+        blanks = f"{{{{_{rng.randint(1, 6)}}}}}"
+        return "sample", [f"{words} {blanks} {after} {{{{_1}}}}.", rng.randint(1, 3)], how | {"future": future}
+    if kind == "sample gap":
+        return "sample", [f"{words}{{{{_1-3}}}} {after}", 1], how | {"candidates": 4}
+    if kind == "fill":
+        return "fill", [f"{words} {{{{_}}}} {after}", 2], how | {"max_tokens": 3}
+    return "rank", [f"{words} {{{{cat|dog|bird}}}} {after}"], {"future": future}
+
+
+def search_of(lm, kind, arguments, how):
+    arguments = [[arguments[0]]] if kind == "log_prob" else arguments
+    return getattr(lm.searches, kind)(*arguments, **how)
+
+
+def check(kind, one, other):
+    if kind == "rank":
+        assert [each.choice for each in one] == [each.choice for each in other]
+        assert [each.log_prob for each in one] == exactly([each.log_prob for each in other])
+    elif kind == "log_prob":
+        assert same_scores(one[0], other)
+    else:
+        assert [each.text for each in one] == [each.text for each in other]
+        for mine, alone in zip(one, other, strict=True):
+            if isinstance(mine, Fill):
+                assert mine.score == exactly(alone.score)
+                mine = replace(mine, score=alone.score)
+            assert same_scores(mine, alone)
+
+
+def test_200_mixed_searches_at_a_time_get_what_each_gets_alone(lm, scheduler):
+    questions = [mixed(number) for number in range(200)]
+    with ThreadPoolExecutor(16) as pool:  # they arrive from many threads, while others are answered
+        jobs = list(pool.map(lambda question: scheduler.submit(search_of(lm, *question)), questions))
+    together = [job.future.result(120) for job in jobs]
+    for (kind, arguments, how), found in zip(questions, together, strict=True):
+        check(kind, found, getattr(lm, kind)(*arguments, **how))
+    assert scheduler.active_rows == 0 and not scheduler.pools
+    assert scheduler.counts.jobs == 200 and scheduler.counts.failed == 0
+    assert scheduler.counts.steps < scheduler.counts.drawn / 3  # they did share steps
+
+
+def broken_search(lm, *, by):
+    """A search that fails: by itself, or by what it asks for."""
+    if by == "itself":
+        raise ZeroDivisionError("broken")
+    query = lm.query("The {{cat}} sat.")
+    if by == "its request":
+        yield Scores([query], [None])
+    yield "no request"
+
+
+@pytest.mark.parametrize("by", ["itself", "its request", "a wrong request"])
+def test_a_search_that_fails_fails_alone(lm, scheduler, by):
+    good = [scheduler.submit(lm.searches.sample("The {{_8}} sat.", 2, seed=i)) for i in range(5)]
+    bad = scheduler.submit(broken_search(lm, by=by))
+    more = [scheduler.submit(lm.searches.log_prob(["The {{cat}} sat on the mat."])) for _ in range(5)]
+    with pytest.raises((ZeroDivisionError, AttributeError)):
+        bad.future.result(60)
+    for i, job in enumerate(good):
+        assert [s.text for s in job.future.result(60)] == [s.text for s in lm.sample("The {{_8}} sat.", 2, seed=i)]
+    assert all(same_scores(job.future.result(60)[0], lm.log_prob("The {{cat}} sat on the mat.")) for job in more)
+    assert scheduler.counts.failed == 1 and not scheduler.jobs
+
+
+def test_rows_that_cannot_be_prefilled_fail_alone(lm, scheduler, monkeypatch):
+    """As when there is no memory for a long text."""
+    real, long = Scheduler._prefill, 30
+
+    def prefill(self, route, rows):
+        if any(len(pending.query) > long for pending in rows):
+            raise MemoryError("no room")
+        return real(self, route, rows)
+
+    monkeypatch.setattr(Scheduler, "_prefill", prefill)
+    texts = ["The {{_4}} sat." if i % 2 else "The cat sat. " * 8 + "{{_4}}" for i in range(6)]
+    jobs = [scheduler.submit(lm.searches.sample(text, seed=i)) for i, text in enumerate(texts)]
+    for i, job in enumerate(jobs):
+        if i % 2:
+            assert job.future.result(60)[0].text == lm.sample(texts[i], seed=i)[0].text
+        else:
+            with pytest.raises(MemoryError):
+                job.future.result(60)
+
+
+def test_if_a_step_fails_the_newest_row_gives_way(lm, scheduler, monkeypatch):
+    from acgpt.engine.decoding import Decoding
+
+    real = Decoding.step
+
+    def step(self):
+        if len(self.rows) > 3:
+            raise MemoryError("no room")
+        return real(self)
+
+    monkeypatch.setattr(Decoding, "step", step)
+    jobs = [scheduler.submit(lm.searches.sample("The {{_6}} sat.", seed=i)) for i in range(6)]
+    results = []
+    for i, job in enumerate(jobs):
+        try:
+            results.append(job.future.result(60)[0].text == lm.sample("The {{_6}} sat.", seed=i)[0].text)
+        except MemoryError:
+            results.append(None)
+    assert results.count(False) == 0 and results.count(True) >= 3
+
+
+def test_a_cancelled_search_leaves_before_the_next_step(lm, scheduler, monkeypatch):
+    from acgpt.engine.decoding import Decoding
+
+    real, gate = Decoding.step, threading.Semaphore(0)
+    monkeypatch.setattr(Decoding, "step", lambda self: (gate.acquire(timeout=30), real(self))[1])
+    kept = scheduler.submit(lm.searches.sample("The {{_40}}", seed=1))
+    job = scheduler.submit(lm.searches.sample("A {{_40}}", 4, seed=2))
+    while scheduler.active_rows < 5:
+        gate.release()
+        time.sleep(0.01)
+    job.cancel()
+    gate.release(2)  # the step that was on its way, and the next one
+    deadline = time.monotonic() + 30
+    while scheduler.active_rows > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert scheduler.active_rows == 1
+    with pytest.raises(CancelledError):
+        job.future.result(1)
+    gate.release(100)
+    assert kept.future.result(60)[0].text == lm.sample("The {{_40}}", seed=1)[0].text
+
+
+def test_a_cancelled_search_that_waits_is_forgotten(lm, monkeypatch):
+    scheduler = Scheduler(lm._executor, most_rows=1)
+    jobs = [scheduler.submit(lm.searches.sample("The {{_20}}", seed=i)) for i in range(4)]
+    jobs[2].cancel()
+    assert [len(jobs[i].future.result(60)) for i in (0, 1, 3)] == [1, 1, 1]
+    assert jobs[2].future.cancelled()
+    assert scheduler.close(timeout=60)
+
+
+def test_too_many_searches_are_refused(lm):
+    scheduler, gate = Scheduler(lm._executor, most_waiting=3, most_rows=1), threading.Event()
+
+    def slow():
+        gate.wait(30)
+        return "done"
+        yield
+
+    first = scheduler.submit(slow())
+    while scheduler.arrivals:
+        time.sleep(0.01)
+    others = [scheduler.submit(slow()) for _ in range(2)]
+    with pytest.raises(QueueFull, match="3 requests are waiting"):
+        scheduler.submit(slow())
+    gate.set()
+    assert [job.future.result(30) for job in (first, *others)] == ["done"] * 3
+    assert scheduler.close(timeout=60)
+
+
+def test_a_scheduler_that_is_closed_finishes_what_it_has(lm):
+    scheduler = Scheduler(lm._executor)
+    jobs = [scheduler.submit(lm.searches.sample("The {{_20}}", seed=i)) for i in range(3)]
+    assert scheduler.close(timeout=60)
+    assert all(job.future.result(1) for job in jobs)
+    with pytest.raises(Draining):
+        scheduler.submit(lm.searches.sample("The {{_20}}"))
+
+
+def test_a_scheduler_that_is_stopped_cancels_what_it_has(lm):
+    scheduler = Scheduler(lm._executor, most_rows=1)
+    jobs = [scheduler.submit(lm.searches.sample("The {{_60}}", 4, seed=i)) for i in range(5)]
+    assert scheduler.close(drain=False, timeout=60)
+    assert all(job.future.done() for job in jobs)
+    assert isinstance(jobs[-1].future.exception(), Draining)
+
+
+def test_a_bug_of_the_scheduler_does_not_stop_it(lm, scheduler, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Scheduler, "_admit", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            scheduler.submit(lm.searches.sample("The {{_4}} sat.")).future.result(60)
+    assert scheduler.submit(lm.searches.sample("The {{_4}} sat.")).future.result(60)
+
+
+def test_a_client_that_hangs_up_at_the_last_moment_harms_no_other(lm, scheduler):
+    hung_up = threading.Event()
+
+    def search():
+        assert hung_up.wait(60)
+        return (yield from lm.searches.log_prob(["The {{cat}} sat."]))
+
+    gone, kept = scheduler.submit(search()), scheduler.submit(lm.searches.log_prob(["The {{cat}} sat."]))
+    gone.future.cancel()  # as asyncio does, without a word to the scheduler
+    hung_up.set()
+    assert kept.future.result(60)[0].tokens
+    assert scheduler.submit(lm.searches.log_prob(["The {{dog}} sat."])).future.result(60)
+
+
+def test_malformed_input_is_refused_before_anything_runs(lm):
+    with pytest.raises(TemplateError):
+        lm.searches.sample("The {{_4")
+    with pytest.raises(TemplateError):
+        lm.searches.fill("There is no gap.")
+
+
+def test_adapters_and_prefixes_are_not_confused(tmp_path):
+    """The same questions with every adapter, twice, so that the second ones find what the first ones have left."""
+    shelves = pytest.importorskip("shelves")
+    shelf = shelves.stocked(tmp_path)
+    lm = shelf.load({"mine": shelf.folder / "fill", "other": shelf.folder / "any"})
+    texts = ["The cat sat on the mat and the {{_2}} sat on the dog.", "The cat sat on the mat and the {{_4}}"]
+    questions = [(text, adapter) for _ in range(2) for text in texts for adapter in ("mine", "other", "none", None)]
+    alone = [lm.sample(text, 2, seed=1, adapter=adapter) for text, adapter in questions]
+    scheduler = Scheduler(lm._executor)
+    for _ in range(2):
+        jobs = [scheduler.submit(lm.searches.sample(text, 2, seed=1, adapter=a)) for text, a in questions]
+        for job, expected in zip(jobs, alone, strict=True):
+            found = job.future.result(60)
+            assert all(same_scores(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert lm._executor.engine.prefixes.hits >= 4  # at least one for each text and network
+    assert scheduler.close(timeout=60)

@@ -1,0 +1,238 @@
+"""`acgpt serve`: what it refuses at the start, and how it starts, drains and stops."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi.responses import JSONResponse
+from fastapi.testclient import TestClient
+from runs import Command
+from servers import tiny_lm, until
+from typer.testing import CliRunner
+
+import acgpt
+from acgpt.cli.main import app
+from acgpt.serving.options import LimitOptions, ServeOptions
+from acgpt.serving.server import Gate, is_loopback, read_keys
+
+SOURCE = str(Path(acgpt.__file__).parents[1])
+
+
+POSITIONS = 600
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model with many positions, so that requests can take seconds."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_lm(positions=POSITIONS).save_pretrained(folder)
+    return folder
+
+
+class Server(Command):
+    """`acgpt serve` on a free port, in a process of its own."""
+
+    @property
+    def url(self):
+        assert until(lambda: self.found() or self.process.exitcode is not None, 60)
+        return self.found()[1]
+
+    def found(self):
+        return self.output.exists() and re.search(r"on (http://\S+)", self.printed())
+
+
+@pytest.fixture
+def start(tmp_path, folder):
+    """A function that starts a server, which is killed at the end."""
+    servers = []
+
+    def start(*words, **env):
+        words = ("serve", "--port", "0", "-m", folder, *words)
+        servers.append(Server(*words, output=tmp_path / f"log{len(servers)}", env=env))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.process.kill()
+        server.process.join()
+
+
+def requested(results, url, body):
+    def ask():
+        try:
+            results.append(httpx.post(f"{url}/v1/sample", json=body, timeout=60).status_code)
+        except httpx.HTTPError as error:
+            results.append(type(error).__name__)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def metric(url, name):
+    return float(re.search(rf"^{name} (\S+)$", httpx.get(f"{url}/metrics").text, re.M)[1])
+
+
+def test_a_signal_drains_and_accepted_requests_are_answered(start, folder):
+    server, results = start(), []
+    url = server.url
+    assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+    model = httpx.get(f"{url}/v1/model")
+    assert model.json()["model"] == folder.name and set(model.json()["limits"]) == {
+        f.name for f in fields(LimitOptions)
+    }
+    assert str(folder.parent) not in model.text, "a path has leaked"
+    thread = requested(results, url, {"query": "The {{_500}}", "n": 2})
+    assert until(lambda: metric(url, "acgpt_active_rows") > 0)
+    server.interrupt(signal.SIGTERM)
+    assert until(lambda: httpx.get(f"{url}/health").status_code == 503)
+    assert not results
+    reply = httpx.post(f"{url}/v1/log_prob", json={"query": "The {{cat}}"})
+    assert reply.status_code == 503 and reply.json()["error"]["code"] == "shutting_down"
+    assert server.wait() == 0
+    thread.join(10)
+    assert results == [200]
+    lines = [json.loads(line) for line in server.printed().splitlines() if line.startswith("{")]
+    assert {"/v1/sample", "/health", "/metrics"} <= {line["route"] for line in lines}
+
+
+def test_a_second_signal_stops_at_once(start):
+    server, results = start(), []
+    url = server.url
+    threads = [requested(results, url, {"query": "The {{_590}}", "n": 32}) for _ in range(3)]
+    assert until(lambda: metric(url, "acgpt_active_rows") > 0), (results, server.printed())
+    server.interrupt(signal.SIGTERM)
+    assert until(lambda: httpx.get(f"{url}/health").status_code == 503)
+    begun = time.monotonic()
+    server.interrupt(signal.SIGTERM)
+    assert server.wait() == 1 and time.monotonic() - begun < 10
+    for thread in threads:
+        thread.join(30)
+    assert len(results) == 3 and 200 not in results
+    assert "Traceback" not in server.printed()
+
+
+def test_a_key_from_the_environment_is_needed(start):
+    server = start(ACGPT_API_KEY="the-key")
+    url = server.url
+    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx.get(f"{url}/v1/model").status_code == 401
+    assert acgpt.Client(url, api_key="the-key").info["positions"] == POSITIONS
+    assert "the-key" not in server.printed()
+    server.interrupt(signal.SIGINT)
+    assert server.wait() == 0
+
+
+# ---- refused at the start -------------------------------------------------------------------------------------------
+
+
+def serve(*words, **env):
+    return CliRunner().invoke(app, ["serve", *map(str, words)], env={"COLUMNS": "200", "ACGPT_API_KEY": "", **env})
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org"])
+def test_another_address_needs_a_key(host):
+    done = serve("--host", host)
+    assert done.exit_code == 2 and f"--host {host} can be reached from other machines" in done.stderr
+
+
+def test_loopback_addresses_are_known():
+    assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "::1", "localhost"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "localhost.example.org", ""]))
+
+
+def test_a_port_that_is_taken_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = serve("--port", port)
+    assert done.exit_code == 2 and f"cannot listen on 127.0.0.1, port {port}" in done.stderr
+
+
+def test_a_model_that_does_not_exist_is_refused(tmp_path):
+    done = serve("-m", tmp_path / "nothing")
+    assert done.exit_code == 2 and "there is no folder" in done.stderr
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    done = serve("-m", tmp_path, "--port", 0)
+    assert done.exit_code == 2 and "error: " in done.stderr and "Traceback" not in done.output
+
+
+def test_requests_are_refused_until_the_model_is_loaded():
+    gate = Gate()
+    http = TestClient(gate)
+    for path in ("/health", "/v1/model"):
+        reply = http.get(path)
+        assert reply.status_code == 503 and "retry-after" in reply.headers
+        assert reply.json() == {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+    gate.app = JSONResponse({"status": "ok"})
+    assert http.get("/health").json() == {"status": "ok"}
+
+
+def test_keys_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
+    keys = tmp_path / "keys"
+    keys.write_text("one\n\n two \n")
+    monkeypatch.setenv("ACGPT_API_KEY", "three")
+    assert read_keys(ServeOptions(api_key_file=keys)) == ["one", "two"]
+    assert read_keys(ServeOptions()) == ["three"]
+    monkeypatch.delenv("ACGPT_API_KEY")
+    assert read_keys(ServeOptions()) == []
+    for text, words in (("\n", "has no key"), ("with space", "characters"), ("é", "characters")):
+        keys.write_text(text)
+        with pytest.raises(acgpt.InputError, match=words):
+            read_keys(ServeOptions(api_key_file=keys))
+    with pytest.raises(acgpt.InputError, match="cannot read"):
+        read_keys(ServeOptions(api_key_file=tmp_path / "nothing"))
+
+
+def test_there_is_no_option_with_a_key_in_it():
+    assert "--api-key " not in serve("--help").stdout
+
+
+def test_limits_out_of_range_are_refused():
+    assert serve("--max-n", 0).exit_code == serve("--timeout", 0).exit_code == serve("--port", 70000).exit_code == 2
+
+
+# ---- the extra ------------------------------------------------------------------------------------------------------
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": SOURCE}, capture_output=True, text=True)
+
+
+def test_without_the_extra_the_command_says_what_to_install():
+    code = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('fastapi', 'uvicorn', 'httpx', 'starlette'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name}', name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "sys.argv = ['acgpt', *COMMAND]\n"
+        "from acgpt.cli.main import main\n"
+        "main()\n"
+    )
+    done = python(code.replace("COMMAND", "['serve']"))
+    assert done.returncode == 2 and "pip install 'acgpt[serve]'" in done.stderr, done.stderr
+    done = python(code.replace("COMMAND", "['score', 'a{{b}}', '--server', 'http://x']"))
+    assert done.returncode == 2 and "pip install 'acgpt[client]'" in done.stderr, done.stderr
+
+
+def test_other_commands_import_nothing_of_the_server():
+    code = (
+        "import sys, acgpt, acgpt.cli.main\n"
+        "print([name for name in ('fastapi', 'uvicorn', 'httpx', 'starlette', 'torch') if name in sys.modules])"
+    )
+    assert python(code).stdout == "[]\n"
