@@ -1,0 +1,668 @@
+"""Completions, the common part of OpenAI's, Mistral's and llama.cpp's protocols: a prompt, a suffix, a text between.
+
+    prompt alone        a continuation, from left to right: the prompt's tokens are read as they are, and tokens are
+                        drawn until the text ends, a stop string comes, or there are `max_tokens`
+    prompt and suffix   a gap: temperature 0 finds the best fill, as `LanguageModel.fill` does; with another one it is
+                        drawn, as by `LanguageModel.sample`
+
+A prompt of token ids is read as it is sent, without BOS before it: its first token is at position 0, and so has no
+log-probability. A prompt of text is tokenized, and BOS comes before it.
+
+Each method of `Completer` returns a search (see `models.searches`). It reads its arguments at once, so that malformed
+input is refused before anything is run.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from acgpt.engine.decode import GREEDY, Sampling
+from acgpt.engine.decoding import ActiveRow
+from acgpt.engine.meter import ignore
+from acgpt.engine.score import TopScore
+from acgpt.errors import ModelError, QueryError, too_long
+from acgpt.models.adapters import BARE, Choice
+from acgpt.models.answers import Fill, Piece, Sample
+from acgpt.models.executor import Rows, Search, Top
+from acgpt.models.fill import MAX_TOKENS, stop_strings
+from acgpt.models.language_model import LanguageModel
+from acgpt.models.router import Route
+from acgpt.query.query import Query
+from acgpt.query.template import escape, parse
+from acgpt.query.text import encode_text, pieces
+from acgpt.query.vocabulary import ByteVocabulary
+from acgpt.serving.errors import InvalidField, LimitExceeded, UnknownModel
+from acgpt.serving.native import Budget
+from acgpt.serving.service import Service
+
+CANDIDATES = 64  # that a sample of a gap is chosen from, the default of `LanguageModel.sample`
+
+Prompt = str | tuple[int, ...]  # a text, or token ids
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a client asks for.
+
+    Args:
+        suffix: Text after the gap; "" for a continuation.
+        max_tokens: Maximum number of tokens. Default: that of gaps, see `LanguageModel.fill`.
+        min_tokens: Number of tokens before which the text does not end.
+        n: Number of texts per prompt.
+        best_of: Number of texts to choose the n most probable ones from, by mean log-probability. Default: n.
+        sampling: Temperature, truncation and seed.
+        stop: Strings before which a text ends.
+        top: Number of most probable tokens to return with each log-probability. Default: no log-probabilities.
+        echo: Whether log-probabilities of the prompt are returned, too.
+        seconds: Time after which the text ends with what there is. Default: no limit.
+        adapter: The adapter that answers, see `LanguageModel.log_prob`.
+        heal: Whether the last tokens of a prompt without suffix may be replaced by longer ones.
+        notice: Called with the number of new tokens whenever some are drawn; not for streams of gaps.
+    """
+
+    suffix: str = ""
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    n: int = 1
+    best_of: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    top: int | None = None
+    echo: bool = False
+    seconds: float | None = None
+    adapter: Choice = None
+    heal: bool = False
+    notice: Callable[[int], object] = ignore
+
+    @property
+    def drawn(self) -> int:
+        """Number of texts that are drawn per prompt."""
+        return max(self.n, self.best_of or 0)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable tokens are taken."""
+        return self.sampling.temperature < GREEDY
+
+
+@dataclass(frozen=True)
+class TokenLogProbs:
+    """Log-probabilities of tokens, in the terms of OpenAI's completions.
+
+    Args:
+        tokens: The tokens as text.
+        log_probs: Their log-probabilities; `None` for the first token of a prompt.
+        top: The most probable tokens in each place, and the token itself, with their log-probabilities.
+        offsets: Where each token begins in the prompt and the text after it, in characters.
+    """
+
+    tokens: tuple[str, ...]
+    log_probs: tuple[float | None, ...]
+    top: tuple[dict[str, float] | None, ...]
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One text.
+
+    Args:
+        text: The text, without the prompt.
+        ids: The tokens that were drawn, also those that a stop string has cut off and the token that ended the text.
+        ended_by: "eos" if the model ended the text, "word" if a stop string did, "limit" if there was no room or time.
+        word: The stop string that ended it.
+        log_probs: Log-probabilities, if they were asked for.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    ended_by: str
+    word: str = ""
+    log_probs: TokenLogProbs | None = None
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the text ended, in the terms of OpenAI and Mistral."""
+        return "length" if self.ended_by == "limit" else "stop"
+
+
+@dataclass(frozen=True)
+class Completions:
+    """The texts of a request.
+
+    Args:
+        texts: n texts for each prompt, prompt by prompt.
+        prompt_tokens: Number of tokens that were given.
+        drawn_tokens: Number of tokens that were drawn for these texts, and for those that were not chosen.
+        prompts: The prompts as text.
+    """
+
+    texts: tuple[Completion, ...]
+    prompt_tokens: int
+    drawn_tokens: int
+    prompts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A new part of a text.
+
+    Args:
+        index: Number of the text.
+        text: The part.
+    """
+
+    index: int
+    text: str
+
+
+class Writer:
+    """The text of one row as it is drawn. It ends the row, and says which tokens may end it; see `decoding.Guide`.
+
+    Args:
+        bytes_of: Returns the bytes of a token.
+        ends: Tokens that end the text.
+        stop: Strings before which it ends.
+        allowed: (V,) tokens that may be drawn.
+        least: Number of tokens before which the text does not end by itself.
+    """
+
+    def __init__(
+        self,
+        bytes_of: Callable[[int], bytes],
+        ends: Sequence[int],
+        stop: Sequence[str],
+        allowed: np.ndarray,
+        least: int,
+    ) -> None:
+        self.bytes_of, self.ends, self.stop, self.least = bytes_of, frozenset(ends), tuple(stop), least
+        self.all, self.inner = allowed, allowed.copy()
+        self.inner[list(self.ends)] = False
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")  # holds back half a character
+        self.text, self.shown = "", 0
+        self.drawn = 0
+        self.ended_by, self.word = "", ""
+
+    def allowed(self) -> np.ndarray:
+        """Return which tokens may come next."""
+        return self.all if self.drawn >= self.least else self.inner
+
+    def advance(self, token: int) -> None:
+        """Note that a token has been drawn."""
+        self.drawn += 1
+        if token in self.ends:
+            self.ended_by = "eos"
+            return
+        begin = max(0, len(self.text) - max(map(len, self.stop), default=1) + 1)
+        self.text += self.decoder.decode(self.bytes_of(token))
+        found = [(at, stop) for stop in self.stop if (at := self.text.find(stop, begin)) >= 0]
+        if found:
+            at, self.word = min(found)
+            self.text, self.ended_by = self.text[:at], "word"
+
+    def news(self, done: bool) -> str:
+        """Return the text that is settled and was not returned before: no beginning of a stop string, unless done."""
+        held = 0 if done or self.ended_by else held_back(self.text, self.stop)
+        begin, self.shown = self.shown, max(self.shown, len(self.text) - held)
+        return self.text[begin : self.shown]
+
+
+def held_back(text: str, stop: Sequence[str]) -> int:
+    """Return the length of the longest end of a text that a stop string begins with."""
+    lengths = (k for word in stop for k in range(1, len(word)) if text.endswith(word[:k]))
+    return max(lengths, default=0)
+
+
+class Completer:
+    """Makes the searches for completions.
+
+    Args:
+        lm: The model.
+    """
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self.lm, self.searches, self.tokenizer = lm, lm.searches, lm.tokenizer
+        self.executor = lm.searches.executor
+
+    # ---- questions --------------------------------------------------------------------------------------------------
+
+    def complete(self, prompts: Sequence[Prompt], options: Options) -> list[Callable[[], Search[Completions]]]:
+        """Return what makes the searches for completions; together, their results are the answer (see `joined`)."""
+        if self.is_gap(options):
+            return [lambda prompt=prompt: self.gap(prompt, options) for prompt in prompts]  # type: ignore[misc]
+        return [lambda: self.continuation(prompts, options)]
+
+    def stream(
+        self, prompts: Sequence[Prompt], options: Options, report: Callable[[Delta | Completions], object]
+    ) -> Search[Completions]:
+        """Make a search that reports parts of the texts as they are drawn, and at its end the result."""
+        make = self.streamed_gaps if self.is_gap(options) else self.continuation
+        search = make(prompts, options, report)
+
+        def reporting() -> Search[Completions]:
+            completions = yield from search
+            report(completions)
+            return completions
+
+        return reporting()
+
+    def is_gap(self, options: Options) -> bool:
+        """Return whether a request is answered by filling a gap."""
+        return bool(options.suffix or options.heal) and options.max_tokens != 0
+
+    def continuation(
+        self, prompts: Sequence[Prompt], options: Options, report: Callable[[Delta], object] = ignore
+    ) -> Search[Completions]:
+        """Continue prompts from left to right.
+
+        Args:
+            prompts: The prompts.
+            options: What is asked for.
+            report: Called with new parts of the texts; only if no more are drawn than returned.
+        """
+        stop_strings(options.stop)
+        read = [self.read(prompt) for prompt in prompts]
+        queries, routes = [], []
+        for i, (start, ids) in enumerate(read):
+            room = self.lm.positions - 1 - len(ids)
+            if room < (options.max_tokens != 0):  # one token at least, if any are to be drawn
+                raise InvalidField(f"prompt.{i}" if len(read) > 1 else "prompt", self.too_long(ids))
+            most = room if options.max_tokens is None else min(options.max_tokens, room)
+            known = [True] * len(ids) + [False] * most
+            queries.append(Query([*ids, *[None] * most], known, None, start) if most else None)
+            routes.append(self.route(start, ids, options.adapter))
+        allowed = self.drawable(routes[0])
+
+        def search() -> Search[Completions]:
+            deadline = math.inf if options.seconds is None else time.monotonic() + options.seconds
+            index_of: dict[int, int] = {}  # number of the text of each writer
+
+            def progress(row: ActiveRow) -> None:
+                writer = row.guide
+                assert isinstance(writer, Writer)
+                if time.monotonic() > deadline and not writer.ended_by:
+                    writer.ended_by = "limit"
+                if text := writer.news(row.done):
+                    report(Delta(index_of[id(writer)], text))
+
+            def stopped(row: ActiveRow) -> bool:
+                assert isinstance(row.guide, Writer)
+                return bool(row.guide.ended_by)
+
+            request = Rows(options.sampling, stopped, options.notice, progress)
+            for query, route in zip(queries, routes, strict=True):
+                for sample in range(options.drawn if query is not None else 0):
+                    assert query is not None
+                    writer = Writer(self.bytes_of, self.ends, options.stop, allowed, options.min_tokens)
+                    index_of[id(writer)] = len(request.queries)
+                    request.add(query, sample, route, writer)
+            rows = iter((yield request) if request.queries else [])
+            chosen: list[Completion] = []
+            drawn = 0
+            for query in queries:
+                own = [next(rows) for _ in range(options.drawn)] if query is not None else []
+                drawn += sum(len(row.drawn) for row in own)
+                if options.drawn > options.n:
+                    own.sort(key=mean_log_prob, reverse=True)
+                chosen += [completion_of(row) for row in own[: options.n]] or [Completion("", (), "limit")] * options.n
+            if options.top is not None:
+                owners = [i for i in range(len(read)) for _ in range(options.n)]
+                chosen = yield from self.scored(
+                    chosen, [read[i] for i in owners], [prompts[i] for i in owners], options
+                )
+            texts = tuple(self.text_of(prompt) for prompt in prompts)
+            given = sum(len(ids) + isinstance(prompt, tuple) for (_, ids), prompt in zip(read, prompts, strict=True))
+            return Completions(tuple(chosen), given, drawn, texts)
+
+        return search()
+
+    def gap(self, prompt: Prompt, options: Options) -> Search[Completions]:
+        """Fill the gap between a prompt and the suffix: the best fills, or samples."""
+        template, sampling = self.template(prompt, options), options.sampling
+        search: Search[list[Fill]] | Search[list[Sample]]
+        if options.greedy:
+            search = self.searches.fill(
+                template, options.n, best_of=options.best_of, max_tokens=options.max_tokens, stop=options.stop,
+                seed=sampling.seed, seconds=options.seconds, adapter=options.adapter, notice=options.notice,
+            )  # fmt: skip
+        else:
+            search = self.searches.sample(
+                template, options.drawn, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
+                seed=sampling.seed, max_tokens=options.max_tokens, stop=options.stop, adapter=options.adapter,
+                notice=options.notice,
+            )  # fmt: skip
+
+        def filled() -> Search[Completions]:
+            fills = [fill for fill in (yield from search) if isinstance(fill, Fill)]
+            drawn = sum(len(fill.tokens) for fill in fills)
+            if not options.greedy and options.drawn > options.n:
+                fills.sort(key=lambda fill: fill.log_prob / max(1, len(fill.tokens)), reverse=True)
+            chosen = (fills + fills[:1] * options.n)[: options.n]  # there may be fewer distinct ones
+            texts = []
+            for fill in chosen:
+                texts.append((yield from self.completion_of_fill(fill, options)))
+            given = len(fills[0].query.given_positions)
+            return Completions(tuple(texts), given, drawn, (self.text_of(prompt),))
+
+        return filled()
+
+    def streamed_gaps(
+        self, prompts: Sequence[Prompt], options: Options, report: Callable[[Delta], object]
+    ) -> Search[Completions]:
+        """Fill gaps one after the other, and report the text of each as it is drawn."""
+        searches: list[Search[Fill]] = []
+        shown: list[str] = []
+        for prompt in prompts:
+            for number in range(options.n):
+                index, sampling = len(shown), options.sampling
+                shown.append("")
+
+                def notify(piece: Piece, index: int = index) -> None:
+                    if piece.text:
+                        shown[index] += piece.text
+                        report(Delta(index, piece.text))
+
+                searches.append(
+                    self.searches.stream(
+                        self.template(prompt, options), notify, max_tokens=options.max_tokens, stop=options.stop,
+                        temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
+                        seed=sampling.seed + number, seconds=options.seconds, adapter=options.adapter,
+                    )
+                )  # fmt: skip
+
+        def streamed() -> Search[Completions]:
+            texts, given, drawn = [], 0, 0
+            for number, search in enumerate(searches):
+                fill = yield from search
+                if rest := fill.fills[0][len(shown[number]) :]:  # what was held back when the time was over
+                    report(Delta(number, rest))
+                texts.append((yield from self.completion_of_fill(fill, options)))
+                given += len(fill.query.given_positions) if number % options.n == 0 else 0
+                drawn += len(fill.tokens)
+            return Completions(tuple(texts), given, drawn, tuple(self.text_of(prompt) for prompt in prompts))
+
+        return streamed()
+
+    # ---- reading prompts --------------------------------------------------------------------------------------------
+
+    def read(self, prompt: Prompt) -> tuple[int | None, list[int]]:
+        """Return the token at position 0 (`None` for BOS), and the tokens after it."""
+        if isinstance(prompt, str):
+            return None, encode_text(prompt, self.tokenizer)
+        for position, token in enumerate(prompt):
+            if not 0 <= token < self.lm.vocabulary:
+                error = QueryError(
+                    f"the token at index {position} has the id {token}, but the model's ids are 0 to "
+                    f"{self.lm.vocabulary - 1}."
+                )
+                raise InvalidField("prompt", error)
+        return (None if prompt[0] == self.lm.bos else prompt[0]), list(prompt[1:])
+
+    def too_long(self, ids: Sequence[int]) -> QueryError:
+        """Return the error for a prompt that leaves no room for a token."""
+        error = too_long(len(ids), self.lm.positions)
+        return QueryError(f"{error} With max_tokens above 0, one of them is for the completion.")
+
+    def route(self, start: int | None, ids: Sequence[int], adapter: Choice) -> Route:
+        """Return the route of a continuation, which reads from left to right."""
+        query = Query([*ids, None], [True] * len(ids) + [False], None, start)
+        try:
+            (route,) = self.executor.router.routes([query], False, adapter)
+        except QueryError as error:
+            raise InvalidField("prompt", QueryError(f"{error} Begin token ids with BOS, {self.lm.bos}.")) from error
+        return route
+
+    def template(self, prompt: Prompt, options: Options) -> str:
+        """Return the template with a gap between a prompt and the suffix."""
+        if not isinstance(prompt, str):
+            raise InvalidField("suffix", QueryError("a suffix needs a prompt that is text, not token ids."))
+        least, most = options.min_tokens, options.max_tokens
+        gap = f"{{{{_{least}-{max(least, most or least + MAX_TOKENS)}}}}}" if least else "{{_}}"
+        return escape(prompt, before_slot=True) + gap + escape(options.suffix)
+
+    def text_of(self, prompt: Prompt) -> str:
+        """Return a prompt as text."""
+        return prompt if isinstance(prompt, str) else "".join(pieces(prompt, self.tokenizer))
+
+    # ---- tokens and bytes -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def vocabulary(self) -> ByteVocabulary | None:
+        """The bytes of tokens; `None` if they are not known, see `ByteVocabulary`."""
+        try:
+            return ByteVocabulary.of(self.tokenizer)
+        except ModelError:
+            return None
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token; none for a token that is not text."""
+        if self.vocabulary is not None:
+            return (self.vocabulary.tokens[token] or b"") if token < len(self.vocabulary.tokens) else b""
+        return b"" if token in self.special else "".join(pieces([token], self.tokenizer)).encode()
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Tokens that are not text."""
+        return frozenset(self.tokenizer.all_special_ids)
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Tokens that end a text."""
+        ids = {self.lm.bos, self.tokenizer.eos_token_id}
+        return sorted(i for i in ids if i is not None and not self.bytes_of(i))
+
+    def drawable(self, route: Route) -> np.ndarray:
+        """Return (V,) the tokens that may be drawn: those of the tokenizer, but not MASK."""
+        allowed = np.zeros(self.lm.vocabulary, dtype=np.bool_)
+        allowed[: len(self.tokenizer)] = True
+        mask = self.executor.mask(route.adapter)
+        if mask is not None and mask not in self.ends:
+            allowed[mask] = False
+        return allowed
+
+    def name(self, token: int) -> str:
+        r"""Return a token as text: its name if it is special, `bytes:\xe2\x80` if it is a part of a character."""
+        known = self.bytes_of(token)
+        if not known:
+            named = self.tokenizer.convert_ids_to_tokens(token) if token < len(self.tokenizer) else None
+            return f"<{token}>" if named is None else str(named)
+        try:
+            return known.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in known)
+
+    # ---- log-probabilities ------------------------------------------------------------------------------------------
+
+    def scored(
+        self,
+        completions: Sequence[Completion],
+        read: Sequence[tuple[int | None, list[int]]],
+        prompts: Sequence[Prompt],
+        options: Options,
+    ) -> Search[list[Completion]]:
+        """Return continuations with their log-probabilities, and those of their prompts if they are echoed."""
+        assert options.top is not None
+        queries, routes = [], []
+        for completion, (start, ids) in zip(completions, read, strict=True):
+            tokens = [*ids, *completion.ids]
+            given = [not options.echo and i < len(ids) for i in range(len(tokens))]
+            if not all(given):
+                queries.append(Query(tokens, given, None, start))
+                routes.append(self.route(start, ids, options.adapter))
+        answers = iter((yield Top(queries, routes, max(1, options.top))) if queries else [])
+        results = []
+        for completion, (_, ids), prompt in zip(completions, read, prompts, strict=True):
+            before = [] if not options.echo else list(prompt) if isinstance(prompt, tuple) else ids
+            asked = len(ids) * options.echo + len(completion.ids)
+            tops: list[TopScore | None] = [*next(answers)] if asked else []
+            tops = [*[None] * (len(before) + len(completion.ids) - len(tops)), *tops]
+            if options.echo and tops:
+                tops[0] = None  # by convention, also if BOS comes before it
+            text = self.text_of(prompt)
+            offsets = running(pieces(before, self.tokenizer)) if before else []
+            kept = self.kept(completion)
+            own = self.offsets(completion.ids, len(text))[:kept]
+            ids_shown = [*before, *completion.ids[:kept]]
+            results.append(
+                replace(
+                    completion,
+                    log_probs=self.log_probs(ids_shown, tops[: len(ids_shown)], [*offsets, *own], options.top),
+                )
+            )
+        return results
+
+    def kept(self, completion: Completion) -> int:
+        """Return how many of the tokens of a continuation its text shows: not those that a stop string has cut off."""
+        if completion.ended_by != "word":
+            return len(completion.ids)
+        return sum(offset < len(completion.text) for offset in self.offsets(completion.ids, 0))
+
+    def offsets(self, ids: Sequence[int], begin: int) -> list[int]:
+        """Return where each token begins, in characters."""
+        decoder, offsets = codecs.getincrementaldecoder("utf-8")("replace"), []
+        for token in ids:
+            offsets.append(begin)
+            begin += len(decoder.decode(self.bytes_of(token)))
+        return offsets
+
+    def log_probs(
+        self, ids: Sequence[int], tops: Sequence[TopScore | None], offsets: Sequence[int], k: int
+    ) -> TokenLogProbs:
+        """Return log-probabilities in the terms of OpenAI's completions."""
+        tables: list[dict[str, float] | None] = []
+        for token, top in zip(ids, tops, strict=True):
+            if top is None:
+                tables.append(None)
+                continue
+            table: dict[str, float] = {}
+            for other, log_prob in [*zip(top.ids[:k], top.log_probs[:k], strict=True), (token, top.log_prob)]:
+                name = self.name(other)
+                table[name] = max(finite(log_prob), table.get(name, -math.inf))
+            tables.append(table)
+        return TokenLogProbs(
+            tuple(map(self.name, ids)),
+            tuple(None if top is None else finite(top.log_prob) for top in tops),
+            tuple(tables),
+            tuple(offsets),
+        )
+
+    def completion_of_fill(self, fill: Fill, options: Options) -> Search[Completion]:
+        """Return a fill as a completion, with its log-probabilities if they are asked for."""
+        ids, text = tuple(token.id for token in fill.tokens), fill.fills[0]
+        drawn = b"".join(map(self.bytes_of, ids)).decode(errors="ignore")
+        word = next((stop for stop in options.stop if text + stop in drawn), "")
+        bound = options.max_tokens or (math.inf if options.suffix else MAX_TOKENS)
+        full = sum(fill.lengths) >= bound
+        completion = Completion(text, ids, "word" if word else "limit" if full else "eos", word)
+        if options.top is None:
+            return completion
+        tops: list[TopScore] = []
+        if ids:
+            (route,) = self.executor.router.routes([fill.query], None, options.adapter)
+            (tops,) = yield Top([fill.query], [route], max(1, options.top))
+        offsets = running(self.searches.texts(fill.query, fill.adapter))
+        own = [offsets[token.position - 1] for token in fill.tokens]
+        return replace(completion, log_probs=self.log_probs(ids, tops, own, options.top))
+
+
+def joined(results: Sequence[Completions]) -> Completions:
+    """Return the results of several searches as one."""
+    return Completions(
+        tuple(text for result in results for text in result.texts),
+        sum(result.prompt_tokens for result in results),
+        sum(result.drawn_tokens for result in results),
+        tuple(prompt for result in results for prompt in result.prompts),
+    )
+
+
+def completion_of(row: ActiveRow) -> Completion:
+    """Return the text that a row has drawn."""
+    writer = row.guide
+    assert isinstance(writer, Writer)
+    ids = tuple(token for _, token, _ in row.drawn)
+    return Completion(writer.text, ids, writer.ended_by or "limit", writer.word)
+
+
+def mean_log_prob(row: ActiveRow) -> float:
+    """Return the mean log-probability of the tokens that a row has drawn."""
+    return math.fsum(log_prob for *_, log_prob in row.drawn) / max(1, len(row.drawn))
+
+
+def running(texts: Sequence[str]) -> list[int]:
+    """Return where each text begins if they are joined."""
+    ends = np.cumsum([0, *map(len, texts)]).tolist()
+    return list(map(int, ends[:-1]))
+
+
+def finite(log_prob: float) -> float:
+    """Return a log-probability as a number that JSON has: the smallest one instead of minus infinity."""
+    return max(log_prob, -1e30)
+
+
+def check_limits(service: Service, completer: Completer, prompts: Sequence[Prompt], options: Options) -> None:
+    """Check that a request is within the limits of the server. Tokenizes the prompts.
+
+    Raises:
+        InvalidField: It is not.
+    """
+    limits = service.limits
+    if len(prompts) > limits.max_questions:
+        error = LimitExceeded(f"prompt has {len(prompts)} entries; at most {limits.max_questions} are allowed.")
+        raise InvalidField("prompt", error)
+    for name, number in (("n", options.n), ("best_of", options.best_of or 0)):
+        if number > limits.max_n:
+            raise InvalidField(name, LimitExceeded(f"{name} is {number}; at most {limits.max_n} is allowed (max_n)."))
+    budget, asked = Budget(service), min(options.max_tokens or 0, service.lm.positions)
+    rows = options.drawn if options.greedy else max(options.drawn, CANDIDATES)  # of a gap
+    try:
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                service.check_characters(len(prompt) + len(options.suffix))
+            if completer.is_gap(options):
+                budget.spend_on_gaps(parse(completer.template(prompt, options)), options.max_tokens, rows)
+                continue
+            given = len(encode_text(prompt, completer.tokenizer)) if isinstance(prompt, str) else len(prompt)
+            budget.spend(given + options.drawn * asked)
+    except InvalidField:
+        raise
+    except (LimitExceeded, QueryError) as error:
+        raise InvalidField("prompt", error) from error
+
+
+def seed_of(seed: int | None) -> int:
+    """Return a seed: this one, or a new one. Negative numbers are taken for none, as llama.cpp does."""
+    return secrets.randbits(32) if seed is None or seed < 0 else seed
+
+
+def adapter_of(lm: LanguageModel, served: str, model: str | None) -> Choice:
+    """Return the adapter that the name of a model selects: the served name, an adapter, or "none".
+
+    Raises:
+        InvalidField: There is no model of this name.
+    """
+    if model is None or model == served:
+        return None
+    if model not in model_names(lm, served):
+        names = ", ".join(model_names(lm, served))
+        raise InvalidField("model", UnknownModel(f"there is no model {model!r}. This server has {names}."))
+    return model
+
+
+def model_names(lm: LanguageModel, served: str) -> list[str]:
+    """Return the names that a request may have as its model."""
+    return list(dict.fromkeys([served, *lm.adapters, *([BARE] if lm.adapters else [])]))
+
+
+def usage_of(completions: Completions) -> dict[str, Any]:
+    """Return the numbers of tokens, in the terms of OpenAI and Mistral."""
+    given, drawn = completions.prompt_tokens, completions.drawn_tokens
+    return {"prompt_tokens": given, "completion_tokens": drawn, "total_tokens": given + drawn}

@@ -1,0 +1,117 @@
+"""Mistral's fill-in-the-middle completions, which the `mistralai` package and many editors speak.
+
+    POST /v1/fim/completions    {"model": "acgpt", "prompt": "def f(x):", "suffix": "return y"}
+
+The reply has the shape of a chat. See `serving.completions` for what a prompt and a suffix mean. Without a temperature
+the best fill is returned.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from acgpt.engine.decode import Sampling
+from acgpt.errors import InputError
+from acgpt.models.executor import Search
+from acgpt.serving.completions import (
+    Completer,
+    Completions,
+    Delta,
+    Options,
+    adapter_of,
+    check_limits,
+    joined,
+    seed_of,
+    usage_of,
+)
+from acgpt.serving.errors import InvalidField
+from acgpt.serving.events import event_stream
+from acgpt.serving.openai import DONE
+from acgpt.serving.requests import Count, Share, Stops, Strict, Temperature, Tokens
+from acgpt.serving.service import Service
+
+
+class FimRequest(Strict):
+    """A request for a text between a prompt and a suffix."""
+
+    model: str | None = Field(None, description="The served model, one of its adapters, or none. Default: the model.")
+    prompt: str = Field(description="Text before the gap.", examples=["def area(r):\n    return "])
+    suffix: str | None = Field(None, description="Text after the gap. Default: the text is continued.")
+    max_tokens: Count | None = Field(None, description="Maximum number of tokens. Default: that of gaps.")
+    min_tokens: Tokens | None = Field(None, description="Minimum number of tokens.")
+    temperature: Temperature | None = Field(None, description="Sampling temperature. Default: 0, the best fill.")
+    top_p: Share | None = Field(1.0, description="Nucleus sampling: total probability of the tokens drawn from.")
+    random_seed: int | None = Field(None, ge=0, le=2**63 - 1, description="Seed. Default: a new one.")
+    stop: Stops = Field((), description="Strings before which the text ends.")
+    stream: bool | None = Field(False, description="Send parts of the text as they are drawn.")
+    metadata: dict[str, Any] | None = Field(None, description="Accepted and ignored.")
+
+    def options(self, service: Service) -> Options:
+        """Return what is asked for.
+
+        Raises:
+            InvalidField: Fields contradict each other, or the model is unknown.
+        """
+        least, temperature = self.min_tokens or 0, self.temperature or 0.0
+        if self.max_tokens is not None and least > self.max_tokens:
+            error = InputError(f"min_tokens is {least}, which is more than max_tokens, {self.max_tokens}.")
+            raise InvalidField("min_tokens", error)
+        return Options(
+            suffix=self.suffix or "",
+            max_tokens=self.max_tokens,
+            min_tokens=least,
+            sampling=Sampling(temperature, 1.0 if self.top_p is None else self.top_p, None, seed_of(self.random_seed)),
+            stop=self.stop,
+            adapter=adapter_of(service.lm, service.name, self.model),
+            heal=True,
+        )
+
+
+def router(service: Service) -> APIRouter:
+    """Return the routes.
+
+    Args:
+        service: Answers the requests.
+    """
+    routes, completer = APIRouter(tags=["mistral"]), Completer(service.lm)
+
+    @routes.post("/v1/fim/completions")
+    async def fim(body: FimRequest, request: Request) -> Response:
+        """Fill the gap between a prompt and a suffix."""
+        options = body.options(service)
+        await service.prepare(lambda: check_limits(service, completer, [body.prompt], options))
+        envelope = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": body.model or service.name}
+        if body.stream:
+
+            def make(report: Callable[[Delta | Completions], object]) -> Search[Any]:
+                return completer.stream([body.prompt], options, report)
+
+            return await event_stream(chunked(service.stream(make), envelope), request, lambda chunk: chunk, DONE)
+        result = joined(await service.ask_all(completer.complete([body.prompt], options), request))
+        (text,) = result.texts
+        message = {"role": "assistant", "content": text.text, "tool_calls": None, "prefix": False}
+        choices = [{"index": 0, "message": message, "finish_reason": text.finish_reason}]
+        return JSONResponse({**envelope, "object": "chat.completion", "choices": choices, "usage": usage_of(result)})
+
+    return routes
+
+
+async def chunked(items: AsyncIterator[Delta | Completions], envelope: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """Yield the chunks of a stream: parts of the text, then why it ended and the numbers of tokens."""
+    envelope = {**envelope, "object": "chat.completion.chunk"}
+    try:
+        async for item in items:
+            if isinstance(item, Delta):
+                delta, ended, more = {"role": "assistant", "content": item.text}, None, {}
+            else:
+                delta, ended, more = {"content": ""}, item.texts[0].finish_reason, {"usage": usage_of(item)}
+            yield {**envelope, "choices": [{"index": 0, "delta": delta, "finish_reason": ended}], **more}
+    finally:
+        await items.aclose()  # type: ignore[attr-defined]

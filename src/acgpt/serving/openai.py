@@ -1,0 +1,215 @@
+"""OpenAI's completions: the routes that the `openai` package, editors and lm-evaluation-harness speak.
+
+    POST /v1/completions        {"model": "acgpt", "prompt": "def f(x):", "suffix": "return y"}
+    GET  /v1/models             the served model, and its adapters
+    GET  /v1/models/{model}
+
+See `serving.completions` for what a prompt, a suffix and token ids mean.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from acgpt.engine.decode import Sampling
+from acgpt.errors import InputError
+from acgpt.models.executor import Search
+from acgpt.serving.completions import (
+    Completer,
+    Completion,
+    Completions,
+    Delta,
+    Options,
+    adapter_of,
+    check_limits,
+    joined,
+    model_names,
+    seed_of,
+    usage_of,
+)
+from acgpt.serving.errors import InvalidField
+from acgpt.serving.events import event_stream
+from acgpt.serving.requests import Count, FewStops, Neutral, Prompts, Share, Strict, Temperature, Tokens
+from acgpt.serving.service import Service
+
+MOST_TOP = 20  # most probable tokens with each log-probability
+DONE = "data: [DONE]\n\n"  # end of a stream
+
+
+class StreamOptions(Strict):
+    """Options of a stream."""
+
+    include_usage: bool = Field(False, description="Send the numbers of tokens in a last chunk.")
+    include_obfuscation: bool = Field(False, description="Accepted and ignored.")
+
+
+class CompletionRequest(Strict):
+    """A request for completions."""
+
+    model: str | None = Field(None, description="The served model, one of its adapters, or none. Default: the model.")
+    prompt: Prompts = Field(
+        description="A text, token ids, or a list of either. Token ids are read as they are sent.",
+        examples=["The capital of France is"],
+    )
+    suffix: str | None = Field(None, description="Text after the completion, which fills the gap before it.")
+    max_tokens: Tokens | None = Field(16, description="Maximum number of tokens; 0 is allowed with echo.")
+    temperature: Temperature | None = Field(
+        None, description="Sampling temperature. Default: 1; with a suffix 0, which finds the best fill."
+    )
+    top_p: Share | None = Field(1.0, description="Nucleus sampling: total probability of the tokens drawn from.")
+    n: Count | None = Field(1, description="Number of completions per prompt.")
+    best_of: Count | None = Field(None, description="Number of completions to choose the n most probable ones from.")
+    logprobs: int | None = Field(
+        None, ge=0, le=MOST_TOP, description="Return log-probabilities, with this many of the most probable tokens."
+    )
+    echo: bool | None = Field(False, description="Return the prompt, too.")
+    stop: FewStops = Field((), description="Up to four strings before which a completion ends.")
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="Seed. Default: a new one.")
+    stream: bool | None = Field(False, description="Send parts of the text as they are drawn.")
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, description="Accepted and ignored.")
+    presence_penalty: Neutral = Field(None, description="Not supported, except for 0.")
+    frequency_penalty: Neutral = Field(None, description="Not supported, except for 0.")
+    logit_bias: Neutral = Field(None, description="Not supported, except if it is empty.")
+
+    def options(self, service: Service) -> Options:
+        """Return what is asked for.
+
+        Raises:
+            InvalidField: Fields contradict each other, or the model is unknown.
+        """
+        n, suffix = self.n or 1, self.suffix or ""
+        if not self.max_tokens and self.max_tokens is not None and not self.echo:
+            raise InvalidField("max_tokens", InputError("max_tokens may be 0 only with echo."))
+        if self.best_of is not None and self.best_of < n:
+            raise InvalidField("best_of", InputError(f"best_of is {self.best_of}, which is less than n, {n}."))
+        if self.best_of is not None and self.best_of > n and self.stream:
+            raise InvalidField("best_of", InputError("a stream cannot choose the best of several texts."))
+        if suffix and self.echo and self.logprobs is not None:
+            raise InvalidField("echo", InputError("log-probabilities of the prompt cannot be asked with a suffix."))
+        temperature = self.temperature if self.temperature is not None else 0.0 if suffix else 1.0
+        return Options(
+            suffix=suffix,
+            max_tokens=16 if self.max_tokens is None else self.max_tokens,
+            n=n,
+            best_of=self.best_of,
+            sampling=Sampling(temperature, 1.0 if self.top_p is None else self.top_p, None, seed_of(self.seed)),
+            stop=self.stop,
+            top=self.logprobs,
+            echo=bool(self.echo),
+            adapter=adapter_of(service.lm, service.name, self.model),
+        )
+
+
+def router(service: Service) -> APIRouter:
+    """Return the routes.
+
+    Args:
+        service: Answers the requests.
+    """
+    routes, completer, started = APIRouter(tags=["openai"]), Completer(service.lm), int(time.time())
+
+    @routes.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Complete prompts, from left to right or up to a suffix."""
+        options, prompts = body.options(service), body.prompt
+        await service.prepare(lambda: check_limits(service, completer, prompts, options))
+        envelope = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model or service.name,
+        }
+        if body.stream:
+
+            def make(report: Callable[[Delta | Completions], object]) -> Search[Any]:
+                return completer.stream(prompts, options, report)
+
+            usage = body.stream_options is not None and body.stream_options.include_usage
+            texts = [completer.text_of(prompt) for prompt in prompts] if options.echo else None
+            chunks = chunked(service.stream(make), envelope, options.n, texts, usage)
+            return await event_stream(chunks, request, lambda chunk: chunk, DONE)
+        result = joined(await service.ask_all(completer.complete(prompts, options), request))
+        choices = []
+        for index, text in enumerate(result.texts):
+            before = result.prompts[index // options.n] if options.echo else ""
+            choices.append(choice(index, before + text.text, text))
+        return JSONResponse({**envelope, "choices": choices, "usage": usage_of(result)})
+
+    @routes.get("/v1/models")
+    async def models() -> Response:
+        """List the served model and its adapters."""
+        names = model_names(service.lm, service.name)
+        return JSONResponse({"object": "list", "data": [model_fields(name, started) for name in names]})
+
+    @routes.get("/v1/models/{model:path}")
+    async def model(model: str) -> Response:
+        """Describe one of them."""
+        adapter_of(service.lm, service.name, model)
+        return JSONResponse(model_fields(model, started))
+
+    return routes
+
+
+def model_fields(name: str, created: int) -> dict[str, Any]:
+    """Return the description of a model."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "acgpt"}
+
+
+def choice(index: int, text: str, completion: Completion | None) -> dict[str, Any]:
+    """Return an entry of `choices`; of a stream, if the completion is not finished."""
+    log_probs = None if completion is None else completion.log_probs
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": None
+        if log_probs is None
+        else {
+            "tokens": log_probs.tokens,
+            "token_logprobs": log_probs.log_probs,
+            "top_logprobs": log_probs.top,
+            "text_offset": log_probs.offsets,
+        },
+        "finish_reason": None if completion is None else completion.finish_reason,
+    }
+
+
+async def chunked(
+    items: AsyncIterator[Delta | Completions],
+    envelope: dict[str, Any],
+    n: int,
+    prompts: list[str] | None,
+    usage: bool,
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the chunks of a stream.
+
+    Args:
+        items: New parts of the texts, and at the end the result.
+        envelope: Fields of every chunk.
+        n: Number of completions per prompt.
+        prompts: The prompts, if they are echoed.
+        usage: Whether to send the numbers of tokens.
+    """
+    extra = {"usage": None} if usage else {}
+    echoed = [prompt for prompt in prompts or [] for _ in range(n)]  # sent once the search is accepted
+    try:
+        async for item in items:
+            for index, prompt in enumerate(echoed):
+                yield {**envelope, "choices": [choice(index, prompt, None)], **extra}
+            echoed = []
+            if isinstance(item, Delta):
+                yield {**envelope, "choices": [choice(item.index, item.text, None)], **extra}
+                continue
+            for index, text in enumerate(item.texts):
+                yield {**envelope, "choices": [choice(index, "", text)], **extra}
+            if usage:
+                yield {**envelope, "choices": [], "usage": usage_of(item)}
+    finally:
+        await items.aclose()  # type: ignore[attr-defined]

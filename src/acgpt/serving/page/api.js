@@ -1,0 +1,108 @@
+// Requests to the server: JSON, streams of events, the API key, and errors in words.
+
+import { $ } from "./dom.js";
+
+const KEY = "acgpt-key"; // in sessionStorage: for this tab, until it is closed
+
+/** An error that the server reports; `message` is in words. */
+export class ServerError extends Error {
+  constructor(status, fields) {
+    super(sentence(fields?.message ?? `The server has answered with status ${status}.`));
+    Object.assign(this, { status, code: fields?.code, param: fields?.param });
+  }
+}
+
+/** The server does not answer, or not yet: wait, and ask again. */
+export class Away extends Error {}
+
+export const needsKey = () => sessionStorage.getItem(KEY) !== null;
+
+/** Ask, and return the reply. */
+export async function post(path, body, signal) {
+  return (await send(path, { method: "POST", body: JSON.stringify(body), signal })).json();
+}
+
+export const get = async (path, signal) => (await send(path, { signal })).json();
+
+/** Ask for a stream, and yield its events as they come. */
+export async function* stream(path, body, signal) {
+  const reply = await send(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
+  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "",
+    ended = false;
+  while (!ended) {
+    const { value, done } = await reader.read().catch((error) => {
+      throw signal?.aborted ? error : new Away("The server has stopped answering.");
+    });
+    text += value ?? "";
+    ended = done;
+    const events = text.split("\n\n");
+    text = events.pop();
+    for (const event of events) {
+      const data = JSON.parse(event.slice(event.indexOf("data: ") + 6));
+      if (data.error) throw new ServerError(reply.status, data.error);
+      yield data;
+    }
+  }
+}
+
+async function send(path, options, attempt = 0) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
+  let reply;
+  try {
+    reply = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (options.signal?.aborted) throw error;
+    throw new Away("The server does not answer.");
+  }
+  if (reply.ok) return reply;
+  const fields = await reply.json().then(
+    (body) => body.error,
+    () => undefined,
+  );
+  if (reply.status === 401) {
+    await askKey(key !== null);
+    return send(path, options);
+  }
+  if (reply.status === 429 && attempt < 5) {
+    await new Promise((resolve) => setTimeout(resolve, 1000 * (Number(reply.headers.get("Retry-After")) || 1)));
+    options.signal?.throwIfAborted();
+    return send(path, options, attempt + 1);
+  }
+  if (reply.status === 503) throw new Away(sentence(fields?.message ?? "The server is not ready."));
+  if (reply.status >= 500 && !fields) throw new Away("The server does not answer."); // a proxy, or a server that stops
+  throw new ServerError(reply.status, fields);
+}
+
+let asking = null; // requests that fail together ask once
+
+function askKey(wrong) {
+  asking ??= new Promise((resolve, reject) => {
+    const dialog = $("key-dialog");
+    $("key-reason").textContent = wrong
+      ? "The server does not accept this key. Try another one."
+      : "This server wants an API key. It is kept for this tab only.";
+    $("key").value = "";
+    dialog.returnValue = "";
+    dialog.showModal();
+    dialog.addEventListener(
+      "close",
+      () => {
+        asking = null;
+        const key = $("key").value.trim();
+        if (dialog.returnValue !== "ok" || !key)
+          return reject(new Error("Without an API key the server does not answer."));
+        sessionStorage.setItem(KEY, key);
+        resolve();
+      },
+      { once: true },
+    );
+  });
+  return asking;
+}
+
+function sentence(message) {
+  const text = message.charAt(0).toUpperCase() + message.slice(1);
+  return /[.!?…]$/.test(text) || text.includes("\n") ? text : `${text}.`;
+}

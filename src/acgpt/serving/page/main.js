@@ -1,0 +1,293 @@
+// The page: one text, four views of it, and what runs now.
+
+import { Away, get, post } from "./api.js";
+import { curl, python, toClipboard } from "./copy.js";
+import { $, h, show } from "./dom.js";
+import * as editor from "./editor.js";
+import { EXAMPLES } from "./examples.js";
+import * as fill from "./fill.js";
+import * as layout from "./layout.js";
+import * as rank from "./rank.js";
+import * as state from "./state.js";
+import * as surprise from "./surprise.js";
+import { parse } from "./template.js";
+
+const VIEWS = { fill, surprise, rank, layout };
+const MAC = /Mac|iPhone|iPad/.test(navigator.platform);
+const fresh = state.read();
+let view = VIEWS[fresh.view] ? fresh.view : "fill",
+  compare = fresh.compare,
+  job = null,
+  shown = {};
+
+// ---- what runs ------------------------------------------------------------------------------------------------------
+
+/** Run the view, or another task, and stop what ran before. */
+async function run(task = VIEWS[view].run) {
+  stop();
+  const own = (job = new AbortController()),
+    name = view,
+    text = editor.text(),
+    started = Date.now();
+  const parts = parse(text);
+  let note = "";
+  const tick = () => ($("progress").textContent = note || `${Math.round((Date.now() - started) / 1000)} s …`);
+  const timer = setInterval(tick, 1000);
+  $("stop").hidden = false;
+  $(name).setAttribute("aria-busy", "true");
+  $("progress").textContent = "…";
+  hideNotice();
+  try {
+    if (!parts) await post("v1/query", { template: text }, own.signal); // malformed: the server says what is wrong
+    if (!parts || (task === VIEWS[name].run && !VIEWS[name].ready(parts))) throw new Error(VIEWS[name].missing);
+    await task({
+      parts,
+      selection: editor.selection(),
+      compare,
+      signal: own.signal,
+      progress: (words) => tick((note = words)),
+    });
+    shown[name] = text;
+    $(name).classList.remove("stale");
+  } catch (error) {
+    if (!own.signal.aborted) fail(error, task);
+  } finally {
+    clearInterval(timer);
+    $(name).removeAttribute("aria-busy");
+    if (job === own) {
+      job = null;
+      $("stop").hidden = true;
+      $("progress").textContent = "";
+    }
+  }
+}
+
+function stop() {
+  job?.abort();
+  job = null;
+  $("stop").hidden = true;
+  $("progress").textContent = "";
+}
+
+// ---- errors ---------------------------------------------------------------------------------------------------------
+
+let waiting = 0; // which wait for the server is the latest
+
+function fail(error, task) {
+  console.warn(error);
+  const [first, ...rest] = error.message.split("\n");
+  const detail = rest.length ? h("pre", {}, rest.join("\n")) : null;
+  if (error instanceof Away) {
+    show($("notice"), h("p", {}, `${first} Your text is kept, and the page asks again until the server is back.`));
+    awaitServer(() => run(task));
+  } else {
+    const again = h("button", { type: "button", onclick: () => run(task) }, "Try again");
+    show($("notice"), h("p", {}, first), detail, again);
+  }
+  $("notice").hidden = false;
+}
+
+function hideNotice() {
+  waiting++;
+  $("notice").hidden = true;
+}
+
+/** Call a function once the server answers again. */
+async function awaitServer(then) {
+  const own = ++waiting;
+  for (let pause = 500; own === waiting; pause = Math.min(5000, 1.5 * pause)) {
+    await new Promise((resolve) => setTimeout(resolve, pause));
+    const reply = await fetch("health").catch(() => null);
+    if (own !== waiting) return;
+    if (!reply?.ok) continue;
+    hideNotice();
+    return then();
+  }
+}
+
+/** Return what the server says about its model; wait until it answers. */
+async function describeModel() {
+  try {
+    const model = await get("v1/model");
+    const reads = model.reads_future ? "reads the future" : "was not trained to read the future";
+    $("model").textContent = `${model.model}: ${reads}`;
+    return model;
+  } catch (error) {
+    $("model").textContent = error instanceof Away ? "waiting for the server …" : "no answer about the model";
+    if (!(error instanceof Away)) return {};
+    await new Promise((resolve) => setTimeout(resolve, 2000));
+    return describeModel();
+  }
+}
+
+// ---- the controls ---------------------------------------------------------------------------------------------------
+
+function open(name) {
+  if (job && name !== view) stop();
+  view = name;
+  for (const other of Object.keys(VIEWS)) {
+    $(other).hidden = other !== name;
+    $(`tab-${other}`).setAttribute("aria-selected", String(other === name));
+    $(`tab-${other}`).setAttribute("tabindex", other === name ? "0" : "-1");
+  }
+  $("run-label").textContent = VIEWS[name].label();
+  remember();
+  const parts = parse(editor.text());
+  if (["surprise", "layout"].includes(name) && shown[name] !== editor.text() && parts && VIEWS[name].ready(parts))
+    run();
+}
+
+function remember() {
+  state.write({ text: editor.text(), view, compare });
+}
+
+let redraw;
+
+function textChanged(text) {
+  if (job) stop();
+  hideNotice();
+  for (const name of Object.keys(VIEWS))
+    $(name).classList.toggle("stale", shown[name] !== undefined && shown[name] !== text);
+  remember();
+  clearTimeout(redraw);
+  const parts = parse(text);
+  if (view === "layout" && parts && layout.ready(parts)) redraw = setTimeout(run, 400);
+  if (view === "rank" && parts?.some((part) => part.kind === "alternatives")) redraw = setTimeout(run, 400);
+}
+
+function toggleCompare() {
+  compare = !compare;
+  $("compare").setAttribute("aria-checked", String(compare));
+  remember();
+  if (shown[view] === editor.text()) run();
+}
+
+function accept(text) {
+  editor.set(text);
+  editor.focus();
+}
+
+async function copy(make) {
+  try {
+    await toClipboard(make());
+    $("copied").textContent = "Copied.";
+  } catch (error) {
+    $("copied").textContent = error.message;
+  }
+  setTimeout(() => ($("copied").textContent = ""), 3000);
+}
+
+const THEMES = ["auto", "light", "dark"];
+
+function setTheme(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  $("theme").textContent = `Theme: ${theme}`;
+  localStorage.setItem("acgpt-theme", theme);
+}
+
+// ---- the keyboard ---------------------------------------------------------------------------------------------------
+
+const CTRL = { Enter: () => run(), KeyB: editor.blank, KeyZ: editor.undo, KeyY: editor.redo };
+const MOD = {
+  KeyF: () => open("fill"),
+  KeyS: () => open("surprise"),
+  KeyR: () => open("rank"),
+  KeyL: () => open("layout"),
+  KeyP: toggleCompare,
+  KeyH: () => $("help-dialog").showModal(),
+};
+for (let n = 1; n <= 5; n++) MOD[`Digit${n}`] = () => fill.choose(n);
+const SHORTCUTS = [
+  ["ctrl", "↵", "run the view"],
+  ["ctrl", "B", "blank the selection, or the word at the caret"],
+  ["ctrl", "Z", "undo"],
+  ["ctrl", "⇧Z", "redo"],
+  ["mod", "1 … 5", "accept this fill"],
+  ["mod", "F S R L", "fill, surprise, rank, layout"],
+  ["mod", "P", "side by side with past only"],
+  ["", "Esc", "stop"],
+  ["", "← →", "move between tokens of the heat map"],
+];
+
+document.addEventListener("keydown", (event) => {
+  if (document.querySelector("dialog[open]")) return;
+  const ctrl = MAC ? event.metaKey : event.ctrlKey && !event.altKey;
+  const mod = MAC ? event.ctrlKey : event.altKey && !event.ctrlKey; // on a Mac, Alt types characters
+  let action = (ctrl && CTRL[event.code]) || (mod && MOD[event.code]);
+  if (ctrl && event.shiftKey && event.code === "KeyZ") action = editor.redo;
+  if (
+    ["KeyZ", "KeyY"].includes(event.code) &&
+    ["INPUT", "TEXTAREA"].includes(event.target.tagName) &&
+    event.target.id !== "text"
+  )
+    return;
+  if (event.key === "Escape" && job) action = stop;
+  if (!action) return;
+  event.preventDefault();
+  action();
+});
+
+$("tabs").addEventListener("keydown", (event) => {
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key],
+    names = Object.keys(VIEWS);
+  if (!step) return;
+  open(names.at((names.indexOf(view) + step) % names.length));
+  $(`tab-${view}`).focus();
+});
+
+// ---- start ----------------------------------------------------------------------------------------------------------
+
+/** Write the names of the keys as on this machine. */
+function nameKeys(root) {
+  for (const key of root.querySelectorAll("kbd[data-key]")) {
+    const prefix = { ctrl: MAC ? "⌘" : "Ctrl ", mod: MAC ? "⌃" : "Alt " }[key.dataset.key];
+    if (!key.textContent.startsWith(prefix)) key.prepend(prefix);
+  }
+}
+new MutationObserver(() => nameKeys($("fill"))).observe($("fill"), { childList: true, subtree: true });
+
+show(
+  $("shortcuts"),
+  SHORTCUTS.map(([kind, keys, what]) => [
+    h("dt", {}, h("kbd", kind ? { "data-key": kind } : {}, keys)),
+    h("dd", {}, what),
+  ]).flat(),
+);
+show(
+  $("examples"),
+  Object.entries(EXAMPLES).map(([name, text]) =>
+    h("button", { type: "button", onclick: () => (editor.set(text), editor.focus()) }, name),
+  ),
+);
+for (const name of Object.keys(VIEWS)) $(`tab-${name}`).addEventListener("click", () => open(name));
+for (const [id, action] of Object.entries({
+  blank: () => (editor.blank(), editor.focus()),
+  undo: editor.undo,
+  redo: editor.redo,
+  compare: toggleCompare,
+  run: () => run(),
+  stop,
+  help: () => $("help-dialog").showModal(),
+  theme: () => setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "auto") + 1) % 3]),
+  "copy-python": () => copy(() => python(view, editor.text())),
+  "copy-curl": () => copy(() => curl(view, editor.text())),
+  "copy-template": () => copy(editor.text),
+  "copy-link": () => copy(() => location.origin + state.link({ text: editor.text(), view, compare })),
+}))
+  $(id).addEventListener("click", action);
+
+fill.start($("fill"), accept);
+surprise.start($("surprise"), describeModel());
+rank.start($("rank"), accept, editor, run);
+layout.start($("layout"));
+nameKeys(document);
+setTheme(THEMES.includes(localStorage.getItem("acgpt-theme")) ? localStorage.getItem("acgpt-theme") : "auto");
+$("compare").setAttribute("aria-checked", String(compare));
+editor.start(fresh.text ?? EXAMPLES.Story, textChanged);
+addEventListener("hashchange", () => {
+  const { text, view: name } = state.read();
+  if (text !== null && text !== editor.text()) editor.set(text);
+  if (VIEWS[name] && name !== view) open(name);
+});
+open(view);

@@ -1,0 +1,111 @@
+// Rank alternatives: those of the slots {{a|b}}, or those that are typed for the selected words.
+
+import { post } from "./api.js";
+import { bar, h, percent, show } from "./dom.js";
+import { escapeSlot, has, past, write } from "./template.js";
+
+const KINDS = { future: "With the future", past: "Past only" };
+const COMPARED = {
+  "whole text": "Compared by the probability of the whole text.",
+  "asked | given": "Compared by the probability of the words, given the text before and after them.",
+};
+
+let panel, accept, editor, runNow;
+const lines = h("textarea", { id: "lines", rows: 2, spellcheck: "false" });
+
+export const label = () => "Rank";
+export const ready = (parts) => has(parts, "alternatives") || Boolean(lines.value.trim());
+export const missing = "There is nothing to rank: select a word and type alternatives, or write {{cat|dog}}.";
+
+export function start(element, onaccept, field, run) {
+  [panel, accept, editor, runNow] = [element, onaccept, field, run];
+  show(
+    panel,
+    h(
+      "div",
+      { class: "form" },
+      h("label", { for: "lines" }, "Alternatives for the selected words, one per line"),
+      lines,
+      h("button", { type: "button", onclick: () => runNow(suggest) }, "Suggest"),
+    ),
+    h("div", { class: "columns" }),
+  );
+}
+
+/** Ask the model for alternatives: what fits in place of the selected words. */
+async function suggest({ signal }) {
+  const words = editor.selection().trim();
+  if (!words) throw new Error("Select a word in the text first.");
+  const { before, after } = editor.around();
+  const body = { template: `${before}{{_}}${after}`, n: 5, max_tokens: 4, future: true };
+  const {
+    results: [fills],
+  } = await post("v1/fill", body, signal);
+  lines.value = [...new Set(fills.map((fill) => fill.fills.at(-1).trim()))]
+    .filter((text) => text && text !== words)
+    .join("\n");
+}
+
+export async function run({ parts, compare, signal }) {
+  if (!has(parts, "alternatives")) {
+    const words = editor.selection().trim();
+    const typed = lines.value
+      .split("\n")
+      .map((line) => line.trim())
+      .filter(Boolean);
+    if (!words) throw new Error("Select the words in the text that the alternatives replace.");
+    editor.replaceSelection((old) => `{{${[...new Set([old, ...typed])].map(escapeSlot).join("|")}}}`);
+    return; // the text has changed, which ranks it
+  }
+  const kinds = compare ? ["future", "past"] : ["future"];
+  const bodies = {
+    future: { template: write(parts), future: true },
+    past: { template: write(past(parts)), future: false }, // without what follows
+  };
+  show(
+    panel.querySelector(".columns"),
+    await Promise.all(
+      kinds.map(async (kind) => {
+        const {
+          results: [ranking],
+        } = await post("v1/rank", bodies[kind], signal);
+        return h(
+          "section",
+          { class: `column ${kind}`, "aria-label": KINDS[kind] },
+          h("h3", {}, KINDS[kind]),
+          h(
+            "p",
+            { class: "hint" },
+            kind === "past" ? "Compared by the probability of the text up to here." : COMPARED[ranking.compared],
+          ),
+          h(
+            "ol",
+            { class: "alternatives" },
+            ranking.alternatives.map((alternative) => row(alternative, kind, parts)),
+          ),
+        );
+      }),
+    ),
+  );
+}
+
+function row({ choice, probability, log_prob }, kind, parts) {
+  const text = choice.map((each) => each || "(nothing)").join(" … ");
+  return h(
+    "li",
+    {},
+    h(
+      "button",
+      { type: "button", onclick: () => accept(chosen(parts, choice)) },
+      text,
+      h("span", { class: "hidden" }, ": accept"),
+    ),
+    h("span", { class: "count" }, `log p ${log_prob === null ? "−∞" : log_prob.toFixed(2)}`),
+    h("span", { class: "measure" }, bar(probability, kind), h("span", { class: "number" }, percent(probability))),
+  );
+}
+
+function chosen(parts, choice) {
+  const rest = [...choice];
+  return write([{ text: parts.map((part) => part.text ?? rest.shift()).join("") }]);
+}
