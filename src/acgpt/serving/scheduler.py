@@ -295,14 +295,14 @@ class Scheduler:
 
     def _forget(self, job: Job[Any]) -> None:
         """Remove a job and all that waits or is decoded for it."""
-        with self.wake:
-            self.jobs.discard(job)
         self.waiting = deque(pending for pending in self.waiting if pending.job is not job)
         self.scores = deque(pending for pending in self.scores if pending.job is not job)
         self.lengths = deque(other for other in self.lengths if other is not job)
         self.blocking = deque(other for other in self.blocking if other is not job)
         for route in list(self.pools):
             self._release(route, [p for p in self.pools[route].rows.values() if p.job is job])
+        with self.wake:  # last, so that a scheduler without jobs has no rows
+            self.jobs.discard(job)
 
     def _release(self, route: Route, rows: Sequence[PendingRow]) -> None:
         """Remove rows from a pool; an empty pool is dropped, with its memory."""
