@@ -596,6 +596,23 @@ def similarity(record: dict[str, Any]) -> str:
     return markdown(*similarity_rows(record["kinds"]))
 
 
+def serving_rows(loads: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return the table of serving.py."""
+    columns = ["loop", "clients", "requests", "requests/s", "/ 1 client", "first text s", "p50 s", "p95 s", "p99 s"]
+    rows = [
+        [row["loop"] + (f", {row['share']:.0%}" if "share" in row else ""), str(row["clients"] or "--")]
+        + [str(row["requests"]), f"{row['requests_per_second']:.2f}", f"{row['ratio']:.2f}"]
+        + ["--" if row[name] is None else f"{row[name]:.2f}" for name in ("first_text", "p50", "p95", "p99")]
+        for row in loads
+    ]
+    return columns, rows
+
+
+def serving(record: dict[str, Any]) -> str:
+    """Return the section of serving.py."""
+    return markdown(*serving_rows(record["loads"]))
+
+
 def startup_rows(results: Mapping[str, Mapping[str, float]]) -> Rows:
     """Return the time of commands until their answer, a row per command; the first is the floor."""
     rows = []
@@ -711,6 +728,7 @@ TABLES = {
     "generation": generation,
     "resume": resume,
     "scoring": scoring,
+    "serving": serving,
     "startup": startup,
     "similarity": similarity,
     "target_positions": target_positions,

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from common import Parser, machine, report
+from render import serving_rows
 
 SUBJECTS = ["cat", "teacher", "old captain", "train", "committee", "river", "second engine", "garden", "painter"]
 PLACES = ["in the harbour", "behind the school", "near the border", "on the third floor", "at the end of the street"]
@@ -245,15 +246,7 @@ def main() -> None:
             rows = asyncio.run(measure(over_http(url), args))
     record = {"benchmark": "serving", "http": not args.in_process, "loads": rows}
     record |= machine("cuda" if args.device.startswith("cuda") else "cpu")
-    table = [
-        [row["loop"] + (f", {row['share']:.0%}" if "share" in row else ""), str(row["clients"] or "--")]
-        + [str(row["requests"])]
-        + [f"{row['requests_per_second']:.2f}", f"{row['ratio']:.2f}"]
-        + ["--" if row[name] is None else f"{row[name]:.2f}" for name in ("first_text", "p50", "p95", "p99")]
-        for row in rows
-    ]
-    columns = ["loop", "clients", "requests", "requests/s", "/ 1 client", "first text s", "p50 s", "p95 s", "p99 s"]
-    report("Serving", columns, table, record)
+    report("Serving", *serving_rows(rows), record)
 
 
 if __name__ == "__main__":
