@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,19 +13,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import toy_tokenizer
 
+from acgpt.data.tokenizer import load
 from acgpt.errors import InputError
+from acgpt.query import passages
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, Gaps, generator
+from acgpt.query.gaps import encode_gaps
 from acgpt.query.passages import (
     DOCUMENT_END,
     LINE_END,
     SENTENCE_END,
     SHORTEST,
+    SPACE_END,
+    SPACED,
     WORD,
     Starts,
     draw_gap,
     draw_passages,
+    healed,
     token_kinds,
 )
+from acgpt.query.template import escape, parse
 
 KINDS = np.array([0, 0, 0, WORD, WORD, WORD, LINE_END, SENTENCE_END, WORD | SENTENCE_END, DOCUMENT_END], dtype=np.uint8)
 
@@ -102,7 +111,7 @@ def test_passages_begin_with_documents_if_there_are_some():
 
 def test_gaps_lie_at_both_ends_inside_and_can_be_empty():
     places = {"start": 0, "end": 0, "inside": 0, "empty": 0}
-    for seed in range(60):
+    for seed in range(200):
         kinds = random_kinds(seed, 60)
         for passage in draw_passages(kinds, 4, 15, np.random.default_rng(seed)):
             for first, size in passage.gaps:
@@ -113,15 +122,14 @@ def test_gaps_lie_at_both_ends_inside_and_can_be_empty():
     assert all(count >= 5 for count in places.values()), places
 
 
-def test_a_gap_of_words_begins_and_ends_between_words_give_or_take_a_token():
+def test_a_gap_of_words_begins_and_ends_between_words():
     rng, kinds = np.random.default_rng(0), np.tile(np.array([WORD, 0, 0], dtype=np.uint8), 40)
     starts = Starts.of(kinds)
     borders = set(np.flatnonzero(starts.words)) | {120}
     places = starts.inside(0, 120)
     drawn = [draw_gap(places, 0, 120, rng, at_an_end=True) for _ in range(400)]
-    near = [all(any(abs(edge - border) <= 1 for border in borders) for edge in gap) for gap in drawn]
     exact = [all(edge in borders for edge in gap) for gap in drawn]
-    assert sum(exact) > 60 and sum(near) > 250
+    assert sum(exact) > 250  # the others are random gaps, and gaps that were moved to an end
 
 
 def test_token_kinds_are_those_of_the_tokens_text():
@@ -129,8 +137,37 @@ def test_token_kinds_are_those_of_the_tokens_text():
     kinds = token_kinds(tokenizer)
     ids = {text: tokenizer.convert_tokens_to_ids(text) for text in ("Ġx", "Ġ", "x", "Ċ", ".", "<eos>", "<mask>")}
     assert {text: int(kinds[i]) for text, i in ids.items()} == {
-        "Ġx": WORD, "Ġ": WORD, "x": 0, "Ċ": WORD | LINE_END, ".": SENTENCE_END, "<eos>": DOCUMENT_END, "<mask>": 0,
+        "Ġx": WORD | SPACED, "Ġ": WORD | SPACE_END, "x": 0, "Ċ": WORD | LINE_END | SPACE_END, ".": SENTENCE_END,
+        "<eos>": DOCUMENT_END, "<mask>": 0,
     }  # fmt: skip
+
+
+def test_gaps_take_in_the_tokens_that_healing_would():
+    """Words, phrases and lines of code, left out as users do: the tokens that `query.gaps` generates again."""
+    tokenizer, rng, counts = load("default", mask_token=False), np.random.default_rng(0), Counter()
+    kinds = token_kinds(tokenizer)
+    text = Path(passages.__file__).read_text(encoding="utf-8")
+    for found in re.finditer(r"(?<![A-Za-z])[A-Za-z]+( [a-z]+)?(?![A-Za-z])|(?<=\n)[^\n]+\n", text):
+        if rng.random() > 0.25 or not 300 < found.start() < len(text) - 600:
+            continue
+        part, start = text[found.start() - 300 : found.end() + 300], 300
+        encoded = tokenizer(part, return_offsets_mapping=True, add_special_tokens=False)
+        template = escape(part[:start], before_slot=True) + "{{_}}" + escape(part[start + len(found.group()) :])
+        gapped = encode_gaps(parse(template), tokenizer)
+        generated = gapped.regions[0].at, len(encoded["input_ids"]) - len(gapped.tokens)
+        content = start + len(found.group()) - len(found.group().lstrip()), start + len(found.group().rstrip())
+        inside = [i for i, (a, b) in enumerate(encoded["offset_mapping"]) if a < content[1] and b > content[0]]
+        size = len(encoded["input_ids"])
+        first, after = healed(kinds[encoded["input_ids"]], inside[0], inside[-1] + 1, 0, size, Never())
+        counts[generated == (first, after - first)] += 1
+    assert counts[True] > 60 and counts[True] > 8 * counts[False], counts
+
+
+class Never:
+    """A source of randomness for which nothing rare happens."""
+
+    def random(self, size):
+        return np.ones(size)
 
 
 # ---- as a part of a conditioning distribution ------------------------------------------------------------------------
