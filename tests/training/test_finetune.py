@@ -28,6 +28,7 @@ from acgpt.training.recipe import make
 from acgpt.training.train import train
 
 LORA = {"rank": 4, "alpha": 8.0}
+NEW = {"dropout": 0.0, "targets": None, "start": None}  # the other keys of an adapter
 
 
 @pytest.fixture(scope="module")
@@ -334,9 +335,15 @@ def small_words():
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--rank", "2"], {"lora": {"rank": 2, "alpha": 4.0, "dropout": 0.0, "targets": None}, "method": "ac-gpt"}),
+        (
+            ["--rank", "2"],
+            {"lora": {"rank": 2, "alpha": 4.0, "dropout": 0.0, "targets": None, "start": None}, "method": "ac-gpt"},
+        ),
         (["--full"], {"lora": None}),
-        (["--causal"], {"method": "gpt", "lora": {"rank": 16, "alpha": 32.0, "dropout": 0.0, "targets": None}}),
+        (
+            ["--causal"],
+            {"method": "gpt", "lora": NEW | {"rank": 16, "alpha": 32.0}},
+        ),
         (
             ["--r-max", "0.4", "--mix", "0.3", "--infilling", "0.2"],
             {"conditioning": {"r_max": 0.4, "empty": 0.3, "infilling": 0.2}},
@@ -408,6 +415,36 @@ def test_a_corpus_of_another_tokenizer_is_refused_with_the_way_on(corpus, base, 
     tokenizer.save_pretrained(other)
     with pytest.raises(InputError, match=f"prepare it with acgpt prepare … --tokenizer {other}"):
         train(recipe_of(corpus, other, tmp_path / "run"), quiet=True)
+
+
+def test_an_adapter_can_be_trained_further(corpus, base, tmp_path):
+    """With a learning rate of nearly nothing, it stays what it was: its weights, and its head for lengths."""
+    keys = {"conditioning": {"parts": [{"kind": "gaps", "lengths": 0.5, "passages": 2}]}, "eval_every": 0}
+    train(recipe_of(corpus, base, tmp_path / "first", **keys, steps=4), quiet=True)
+    start = tmp_path / "first" / "adapter"
+    train(
+        recipe_of(corpus, base, tmp_path / "next", **keys, steps=3, lr=1e-12, lora=LORA | {"start": str(start)}),
+        quiet=True,
+    )
+    for file in start.glob("*.safetensors"):
+        before, after = (load_file(folder / file.name) for folder in (start, tmp_path / "next" / "adapter"))
+        assert before.keys() == after.keys() and any(weight.abs().max() > 0 for weight in before.values())
+        for name, weight in before.items():
+            torch.testing.assert_close(after[name], weight, rtol=0, atol=1e-6)
+    assert len(list(start.glob("*.safetensors"))) == 2
+    config = json.loads((tmp_path / "next" / "config.json").read_text())
+    assert config["recipe"]["lora"]["start"] == str(start)
+
+
+def test_only_an_adapter_of_the_same_kind_can_be_trained_further(run, corpus, base, tmp_path):
+    for lora, words in (
+        (LORA | {"start": str(tmp_path)}, "cannot be read as a LoRA adapter"),
+        (LORA | {"start": str(run / "adapter"), "rank": LORA["rank"] + 1}, f"set lora.rank={LORA['rank']}"),
+        (LORA | {"start": "default", "rank": 64, "alpha": 128}, "is an adapter of another base model"),
+    ):
+        with pytest.raises(InputError, match=words):
+            train(recipe_of(corpus, base, tmp_path / "run", lora=lora), quiet=True)
+        assert not (tmp_path / "run").exists()
 
 
 def test_an_adapter_is_no_base(run, corpus, tmp_path):

@@ -10,8 +10,9 @@ The classes differ only in what is trained, what a checkpoint holds and what is 
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,29 @@ from acgpt.engine.attention import check_model, head_width
 from acgpt.engine.length_head import FILE as HEAD_FILE
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.peft import add_lora
-from acgpt.errors import InputError, ModelError
+from acgpt.errors import InputError, ModelError, reason
 from acgpt.methods import METHODS, Method, method_of
 from acgpt.models.checkpoint import check_finite, finite_answers
 from acgpt.models.language_model import LanguageModel, positions_of
-from acgpt.models.loading import default_bos, from_pretrained, is_default, load_base, metadata_of, resolve
-from acgpt.models.metadata import DEFAULT, DEFAULT_HUB_ID, Metadata, choose_bos, token_id, tokenizer_hash, weights_hash
+from acgpt.models.loading import (
+    DEFAULT_ADAPTER,
+    default_bos,
+    from_pretrained,
+    is_default,
+    load_base,
+    metadata_of,
+    resolve,
+)
+from acgpt.models.metadata import (
+    ADAPTER_CONFIG,
+    DEFAULT,
+    DEFAULT_HUB_ID,
+    Metadata,
+    choose_bos,
+    token_id,
+    tokenizer_hash,
+    weights_hash,
+)
 from acgpt.training.learner import VOCABULARY_ALIGN, new_model
 from acgpt.training.plan import Plan
 from acgpt.training.recipe import Lora, Shape
@@ -207,6 +225,39 @@ class Adapted(Tuned):
         names = {peft.file_name(name): name for name in self.kept}
         return {names.get(name, name): weight for name, weight in weights.items()} | self.read_head(folder)
 
+    def start_from(self, folder: Path) -> None:
+        """Take the weights of another adapter, and of its head for lengths if both have one.
+
+        Raises:
+            InputError: There is no adapter in the folder, or it is not of the same kind and size.
+        """
+        try:
+            other = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+            network = safetensors.torch.load_file(folder / ADAPTER_WEIGHTS)
+            found = {"rank": other["r"], "alpha": other["lora_alpha"]}
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise InputError(f"lora.start={folder} cannot be read as a LoRA adapter ({reason(error)}).") from error
+        asked = {"rank": self.config.r, "alpha": self.config.lora_alpha}
+        for key, value in found.items():
+            if value != asked[key]:
+                raise InputError(
+                    f"lora.start={folder} is an adapter with {key} {value}, and this run asks for {asked[key]}: set "
+                    f"lora.{key}={value}."
+                )
+        own = {
+            peft.file_name(name): (name, weight) for name, weight in self.model.named_parameters() if name in self.kept
+        }
+        shapes = {name: weight.shape for name, (_, weight) in own.items()}
+        if {name: weight.shape for name, weight in network.items()} != shapes:
+            raise InputError(f"lora.start={folder} is an adapter of another base model, or of other layers of it.")
+        load(self.model, {own[name][0]: weight for name, weight in network.items()})
+        metadata = Metadata.read(folder)
+        if self.length_head is not None and metadata is not None and metadata.lengths is not None:
+            width, distance = self.length_head.weight.shape[1], self.length_head.distance
+            if metadata.lengths["distance"] == distance:
+                head = LengthHead.read(folder / metadata.lengths["file"], width, distance)
+                self.length_head.load_state_dict(head.state_dict())
+
     def export(self, weights: Mapping[str, Tensor], folder: Path) -> int:
         """Write the adapter and return its number of parameters."""
         folder.mkdir(parents=True)
@@ -349,9 +400,15 @@ def pretrained(
         return Tuned(model, tokenizer, metadata, dtype, name)
     # A hash of quantized weights would match no other copy of the model.
     metadata = replace(metadata, base_hash=None if quantize is not None else weights_hash(model))
-    adapted, config = add_lora(model, **asdict(lora), seed=seed)
+    assert lora.alpha is not None  # `Lora` has set it
+    adapted, config = add_lora(
+        model, rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets, seed=seed
+    )
     config.base_model_name_or_path = name
-    return Adapted(adapted, tokenizer, metadata, dtype, name, config)
+    product = Adapted(adapted, tokenizer, metadata, dtype, name, config)
+    if lora.start is not None:
+        product.start_from(DEFAULT_ADAPTER if lora.start == DEFAULT else Path(lora.start))
+    return product
 
 
 def load_pretrained(

@@ -55,12 +55,15 @@ class Lora:
         alpha: The added matrices are scaled by alpha / rank. Default: twice the rank.
         dropout: Dropout rate of their input.
         targets: Names of the modules to adapt. Default: every linear layer of the blocks.
+        start: Folder of an adapter of the same rank, alpha and targets to start from; "default" is that of the embedded
+            model. Default: a new adapter.
     """
 
     rank: int = 8
     alpha: float | None = None
     dropout: float = 0.0
     targets: Sequence[str] | None = None
+    start: str | None = None
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not 0 <= self.dropout < 1 or (self.alpha is not None and not self.alpha > 0):
@@ -117,8 +120,8 @@ class Recipe:
         "",
     )
     lora: Mapping[str, Any] | None = option(
-        "LoRA adapter to train on the frozen `base`: {rank: 8, alpha: 16, dropout: 0, targets: null}. Default: train "
-        "all weights."
+        "LoRA adapter to train on the frozen `base`: {rank: 8, alpha: 16, dropout: 0, targets: null, start: null}. "
+        "`start` is the folder of an adapter to go on from. Default: train all weights."
     )
     quantize: Literal["4bit"] | None = option(
         'With `lora`: "4bit" stores the frozen weights in NF4. Needs the package bitsandbytes.'
