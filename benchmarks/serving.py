@@ -10,7 +10,8 @@ Clients send a mixture of requests about short texts: 30 % fills of a gap of unk
 *Closed loop*: every client sends its next request when it has the answer to the last one. Throughput is compared with
 that of one client, which is what a server without batching would give any number of them. *Open loop*: requests arrive
 at random times (Poisson) at a share of the throughput of the closed loop, whether others are answered or not; latencies
-are those of a server that is loaded so much. The first requests, which load code and caches, are not counted.
+are those of a server that is loaded so much. Before each load, as many clients as it has send requests that are not
+counted, for code, caches and captured steps.
 """
 
 from __future__ import annotations
@@ -205,9 +206,9 @@ def server(arguments: list[str]) -> Iterator[str]:
 
 async def measure(ask: Ask, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure all loads."""
-    await closed(ask, 2, args.warm_up, 10**6)
     rows, best = [], 0.0
     for number, clients in enumerate(args.clients):
+        await closed(ask, clients, max(args.warm_up, 2 * clients), (number + 100) * 10**4)
         count = args.requests if clients > 1 else max(8, args.requests // 3)
         load = (await closed(ask, clients, count, number * 10**4)).summary()
         rows.append(load)

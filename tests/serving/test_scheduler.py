@@ -26,9 +26,9 @@ def lm():
     return LanguageModel(network, tiny_tokenizer(bos_token="<bos>", eos_token="<eos>"), metadata=Metadata())
 
 
-@pytest.fixture
-def scheduler(lm):
-    scheduler = Scheduler(lm._executor)
+@pytest.fixture(params=[{}, {"patience": 3, "keep_pools": True}], ids=["as on a CPU", "as on a GPU"])
+def scheduler(lm, request):
+    scheduler = Scheduler(lm._executor, **request.param)
     yield scheduler
     assert scheduler.close(drain=False, timeout=60)
 
@@ -81,7 +81,7 @@ def test_200_mixed_searches_at_a_time_get_what_each_gets_alone(lm, scheduler):
     together = [job.future.result(120) for job in jobs]
     for (kind, arguments, how), found in zip(questions, together, strict=True):
         check(kind, found, getattr(lm, kind)(*arguments, **how))
-    assert scheduler.active_rows == 0 and not scheduler.pools
+    assert scheduler.active_rows == 0 and bool(scheduler.pools) == scheduler.keep_pools
     assert scheduler.counts.jobs == 200 and scheduler.counts.failed == 0
     assert scheduler.counts.steps < scheduler.counts.drawn / 3  # they did share steps
 

@@ -93,7 +93,7 @@ class Decoding:
         self.engine, self.sampling, self.future = engine, sampling or Sampling(), future
         self.rows: list[ActiveRow] = []  # in the order of the decoder's buffers
         self.decoder: Decoder | None = None
-        self.width = 0  # positions read per step; chosen for the first rows
+        self.width = 0  # positions read per step; chosen for the first rows, and again once all have left
 
     @torch.inference_mode()
     def prefill(
@@ -130,7 +130,8 @@ class Decoding:
         index_of = {id(row): index for index, row in enumerate(new)}  # the steps sort the rows
         guide_of = guides or [None] * len(queries)
         sampling_of = samplings or [sampling] * len(queries)
-        self.width = self.width or choose_width(new, self.engine.step_cost)
+        if not self.rows:
+            self.width = choose_width(new, self.engine.step_cost)
         steps, call, first = steps_of(new, self.width, self.future), Call(sampling, self.future), len(self.rows)
         with self.engine.on_device(), turn(self.engine.model):
             logits = []

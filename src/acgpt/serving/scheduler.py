@@ -7,6 +7,9 @@
             one decoding step of every pool      a pool has the rows of one route; finished rows leave
             one pass of scores                   small while rows are decoded, so that these do not wait long
 
+On a GPU a prefill or a pass of scores takes longer than a step, however few queries are in it. While rows are decoded,
+queries wait for a few others, at most `patience` rounds.
+
 Every search gets the answers that `executor.Executor` would give it alone, up to rounding: the noise of a sample
 depends on its seed and query only. What fails, fails alone: if a batch raises an error, its members are tried one by
 one.
@@ -37,8 +40,11 @@ from acgpt.query.query import Query
 
 Result = TypeVar("Result")
 
-SLICE = 1024  # tokens per pass of scores while rows are decoded
+SLICE = {"cpu": 1024, "cuda": 8192}  # tokens per pass of scores while rows are decoded
+PATIENCE = {"cpu": 0, "cuda": 3}  # rounds
+ENOUGH = 4  # so many times the queries that wait are at least as many as the rows that are decoded
 PREFIX_BYTES = 2**28
+KEPT_BYTES = 2**30  # largest cache of a pool without rows that is kept
 
 
 class Refused(Exception):
@@ -126,6 +132,12 @@ class Pool:
     decoding: Decoding
     rows: dict[int, PendingRow] = field(default_factory=dict)  # by id of the active row
 
+    @property
+    def bytes(self) -> int:
+        """Size of its cache of keys and values."""
+        rows, slots = self.decoding.decoder.size[:2] if self.decoding.decoder is not None else (0, 0)
+        return rows * slots * self.decoding.engine.slot_bytes
+
 
 @dataclass
 class Counts:
@@ -149,6 +161,9 @@ class Scheduler:
         most_waiting: Searches that may wait for their first pass; more are refused.
         most_rows: Rows that are decoded at a time. Default: as many as the engine takes.
         prefix_bytes: Memory for keys and values that later requests can share; 0 for none.
+        patience: Rounds that a query may wait for others while rows are decoded. Default: that of the device.
+        keep_pools: Keep the memory of a pool without rows for the next ones. Default: on a GPU, where its steps have
+            been captured.
     """
 
     def __init__(
@@ -158,8 +173,14 @@ class Scheduler:
         most_waiting: int = 256,
         most_rows: int | None = None,
         prefix_bytes: int = PREFIX_BYTES,
+        patience: int | None = None,
+        keep_pools: bool | None = None,
     ) -> None:
         self.executor, self.most_waiting = executor, most_waiting
+        device = "cuda" if executor.engine.cuda else "cpu"
+        self.patience, self.slice = PATIENCE[device] if patience is None else patience, SLICE[device]
+        self.keep_pools = executor.engine.cuda if keep_pools is None else keep_pools
+        self.rounds = {"rows": 0, "scores": 0}  # that something of this kind has waited
         executor.engine.prefixes = Prefixes(executor.engine.model, prefix_bytes) if prefix_bytes else None
         self.most_rows = most_rows or executor.engine.most_rows
         self.wake = threading.Condition()
@@ -257,12 +278,22 @@ class Scheduler:
         for job in arrivals:
             if job in self.jobs:
                 self._advance(job, None)
-        self._admit()
+        if self._due("rows", len(self.waiting)):
+            self._admit()
         for route in list(self.pools):
             self._step(route)
         self._ask_lengths()
-        self._score()
+        if self._due("scores", len(self.scores)):
+            self._score()
         self._draw_whole()
+
+    def _due(self, kind: str, waiting: int) -> bool:
+        """Return whether to compute now what waits: if it is much, has waited for long, or no rows are decoded."""
+        self.rounds[kind] = self.rounds[kind] + 1 if waiting else 0
+        due = waiting > 0 and (ENOUGH * waiting >= self.active_rows or self.rounds[kind] > self.patience)
+        if due:
+            self.rounds[kind] = 0
+        return due
 
     def _working(self) -> bool:
         """Return whether something can be computed now."""
@@ -305,13 +336,13 @@ class Scheduler:
             self.jobs.discard(job)
 
     def _release(self, route: Route, rows: Sequence[PendingRow]) -> None:
-        """Remove rows from a pool; an empty pool is dropped, with its memory."""
+        """Remove rows from a pool; an empty pool is dropped, with its memory, unless it is to be kept."""
         pool = self.pools[route]
         for pending in rows:
             assert pending.row is not None
             pool.decoding.release([pending.row])
             del pool.rows[id(pending.row)]
-        if not pool.rows:
+        if not pool.rows and not (self.keep_pools and pool.bytes <= KEPT_BYTES):
             del self.pools[route]
 
     def _advance(self, job: Job[Any], answer: Any) -> None:
@@ -445,7 +476,7 @@ class Scheduler:
 
     def _step(self, route: Route) -> None:
         """Advance the rows of a pool by one step. If that fails, the newest row gives way, and so on."""
-        while route in self.pools:
+        while route in self.pools and self.pools[route].rows:
             pool = self.pools[route]
             try:
                 with self.executor.inference(route):
@@ -456,6 +487,8 @@ class Scheduler:
                     if pending.job in self.jobs:
                         self._finish(pending.job, error=error)
                 if not failed:
+                    if not pool.rows:
+                        self.pools.pop(route, None)  # whatever is wrong with it
                     continue
                 drawn = [p.row for p in self.pools[route].rows.values() if p.row] if route in self.pools else []
             self.counts.steps += 1
@@ -492,10 +525,8 @@ class Scheduler:
 
     def _score(self) -> None:
         """Score some of the queries that wait, in one pass or a few: those of the first one's route and kind."""
-        if not self.scores:
-            return
         route, top = self.scores[0].route, self.scores[0].top
-        budget = SLICE if self.active_rows or self.waiting else self.executor.engine.budget
+        budget = self.slice if self.active_rows or self.waiting else self.executor.engine.budget
         chosen: list[PendingScore] = []
         for pending in self.scores:
             fits = not chosen or budget >= 2 * len(pending.query)
