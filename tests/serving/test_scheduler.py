@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import pytest
 from models import tiny_model, tiny_tokenizer
+from servers import until
 from tolerance import exactly, same_scores
 
 from acgpt import LanguageModel, Metadata, TemplateError
+from acgpt.engine.attention import blocks_of
 from acgpt.models.answers import Fill
 from acgpt.models.executor import Scores
 from acgpt.serving.scheduler import Draining, QueueFull, Scheduler
@@ -262,3 +264,29 @@ def test_adapters_and_prefixes_are_not_confused(tmp_path):
             assert all(same_scores(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
     assert lm._executor.engine.prefixes.hits >= 4  # at least one for each text and network
     assert scheduler.close(timeout=60)
+
+
+@pytest.mark.parametrize("kind", ["log_prob", "sample"])
+def test_a_pass_that_nobody_waits_for_ends_at_the_next_block(lm, scheduler, kind):
+    first, *_, last = blocks_of(lm.model)
+    inside, go_on, reached = threading.Event(), threading.Event(), []
+
+    def wait(*_):
+        inside.set()
+        assert go_on.wait(30)
+
+    hooks = [first.register_forward_pre_hook(wait), last.register_forward_hook(lambda *_: reached.append(1))]
+    try:
+        text = "The {{cat}} sat." if kind == "log_prob" else "The {{_3}} sat."
+        job = scheduler.submit(search_of(lm, kind, [text], {}))
+        assert inside.wait(30)
+        job.cancel()
+        go_on.set()
+        with pytest.raises(CancelledError):
+            job.future.result(30)
+        assert until(lambda: not scheduler.jobs) and not reached
+    finally:
+        for hook in hooks:
+            hook.remove()
+    later = scheduler.submit(lm.searches.log_prob(["The {{cat}} sat on the mat."]))
+    assert later.future.result(30)[0].log_prob == pytest.approx(lm.log_prob("The {{cat}} sat on the mat.").log_prob)

@@ -14,6 +14,9 @@ Every search gets the answers that `executor.Executor` would give it alone, up t
 depends on its seed and query only. What fails, fails alone: if a batch raises an error, its members are tried one by
 one.
 
+A pass that nobody waits for any more ends at the next block of the network: on a CPU, a pass over a long text takes
+minutes.
+
 All methods but `submit`, `Job.cancel` and `close` run in the scheduler's thread.
 """
 
@@ -24,13 +27,14 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from acgpt.engine.attention import blocks_of
 from acgpt.engine.decoding import ActiveRow, Decoding, Guide
 from acgpt.engine.prefixes import Prefixes
 from acgpt.errors import QueryError
@@ -57,6 +61,10 @@ class QueueFull(Refused):
 
 class Draining(Refused):
     """The scheduler is being closed, and accepts nothing more."""
+
+
+class Abandoned(Exception):
+    """All searches that a pass was for were cancelled."""
 
 
 class Job(Generic[Result]):
@@ -192,6 +200,7 @@ class Scheduler:
         self.blocking: deque[Job[Any]] = deque()  # samples of methods that cannot be decoded step by step
         self.pools: dict[Route, Pool] = {}
         self.counts = Counts()
+        self.passing: list[Job[Any]] = []  # what the pass that is being run is for
         self.draining = self.stopped = False
         self.thread = threading.Thread(target=self._loop, name="acgpt-scheduler", daemon=True)
         self.thread.start()
@@ -249,6 +258,32 @@ class Scheduler:
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
+        hooks = [block.register_forward_pre_hook(self._check) for block in blocks_of(self.executor.engine.model)]
+        try:
+            self._run()
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _check(self, *_: object) -> None:
+        """End a pass that nobody waits for; called before each block of the network."""
+        if self.passing and threading.current_thread() is self.thread and all(job.cancelled for job in self.passing):
+            raise Abandoned
+
+    @contextlib.contextmanager
+    def _pass_for(self, jobs: Iterable[Job[Any]]) -> Iterator[None]:
+        """Run passes for some jobs inside the context; they end if all of these are cancelled.
+
+        Raises:
+            Abandoned: They were.
+        """
+        self.passing = list(jobs)
+        try:
+            yield
+        finally:
+            self.passing = []
+
+    def _run(self) -> None:
         while True:
             with self.wake:
                 while not (self.arrivals or self.jobs or self.stopped or self.draining):
@@ -443,7 +478,10 @@ class Scheduler:
         if not rows:
             return
         try:
-            joined = self._prefill(route, rows)
+            with self._pass_for(pending.job for pending in rows):
+                joined = self._prefill(route, rows)
+        except Abandoned:
+            return
         except Exception as error:
             if len(rows) == 1:
                 self._finish(rows[0].job, error=error)
@@ -544,11 +582,14 @@ class Scheduler:
             return
         try:
             queries, routes, top = [each.query for each in pending], [route] * len(pending), pending[0].top
-            answers: Sequence[Sequence[Any]] = (
-                self.executor.log_probs(queries, routes)
-                if top is None
-                else self.executor.top_log_probs(queries, routes, top)
-            )
+            with self._pass_for(each.job for each in pending):
+                answers: Sequence[Sequence[Any]] = (
+                    self.executor.log_probs(queries, routes)
+                    if top is None
+                    else self.executor.top_log_probs(queries, routes, top)
+                )
+        except Abandoned:
+            return
         except Exception as error:
             if len(pending) == 1:
                 self._finish(pending[0].job, error=error)
@@ -569,7 +610,10 @@ class Scheduler:
             return
         answers: dict[int, Any] = {}
         try:
-            answers.update(self.executor.lengths(requests))
+            with self._pass_for(jobs):
+                answers.update(self.executor.lengths(requests))
+        except Abandoned:
+            return
         except Exception:
             for i, request in requests.items():
                 try:
@@ -587,7 +631,10 @@ class Scheduler:
         job = self.blocking.popleft()
         assert isinstance(job.request, Samples)
         try:
-            (drawn,) = self.executor.samples([job.request])
+            with self._pass_for([job]):
+                (drawn,) = self.executor.samples([job.request])
+        except Abandoned:
+            return
         except Exception as error:
             return self._finish(job, error=error)
         for index, sample in enumerate(sample for samples in drawn for sample in samples):
