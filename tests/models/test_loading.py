@@ -60,6 +60,14 @@ def folder(saved, tmp_path):
     return Path(shutil.copytree(saved[0], tmp_path / "model"))
 
 
+def test_only_the_dtype_auto_allows_small_weights(saved):
+    folder, _ = saved
+    auto, reference = acgpt.load(folder, device="cpu"), acgpt.load(folder, device="cpu", dtype="float32")
+    assert auto.engine(None).cpu_steps is auto.engine(None).cpu_steps is not None  # one copy for all engines
+    assert reference.engine(None).cpu_steps is None
+    assert auto.decoding_weights == reference.decoding_weights == "float32"  # these were not expanded from 4 bits
+
+
 # ---- folders -------------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ Three things could silently apply another mask. All are prevented, and each has 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -230,7 +230,8 @@ class Cached:
         self.calls = 0
         hidden = torch.arange(capacity, device=slots.device) > slots[:, None, :, None]  # (R, 1, W, capacity)
         # Additive and in the model's dtype, built once a step: every layer would convert a boolean mask to this.
-        self.mask = torch.zeros(hidden.shape, dtype=dtype, device=slots.device).masked_fill_(hidden, float("-inf"))
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=slots.device).masked_fill_(hidden, float("-inf"))
+        self.masks = {1: mask}  # by number of query heads per key head
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
         refuse_dropout(dropout)
@@ -238,8 +239,9 @@ class Cached:
         groups = heads // k.shape[1]
         # Query heads that share a key head become more queries of that head, so that the cache is not repeated.
         q = q.to(v.dtype).reshape(rows, k.shape[1], groups * width, dim)
-        mask = self.mask.repeat(1, 1, groups, 1) if groups > 1 else self.mask
-        out = F.scaled_dot_product_attention(q, k.to(v.dtype), v, attn_mask=mask, scale=scale)
+        if groups not in self.masks:  # in the first layer
+            self.masks[groups] = self.masks[1].repeat(1, 1, groups, 1)
+        out = F.scaled_dot_product_attention(q, k.to(v.dtype), v, attn_mask=self.masks[groups], scale=scale)
         return out.reshape(rows, heads, width, -1).transpose(1, 2).contiguous()  # some networks view it
 
 
@@ -408,6 +410,27 @@ def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     """Return the repeated blocks of a network, as its class names them in `_no_split_modules`."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
+
+
+class Watch:
+    """A forward pre-hook that changes nothing; it may end a pass with an error. Decoding steps may leave it out.
+
+    Args:
+        look: Called before the module.
+    """
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self.look = look
+
+    def __call__(self, *_: object) -> None:
+        """Look."""
+        self.look()
+
+
+def is_hooked(model: PreTrainedModel) -> bool:
+    """Return whether a module has hooks that may change what it computes."""
+    hooks = (hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
+    return any(not isinstance(hook, Watch) for hook in hooks)
 
 
 def compile_blocks(model: PreTrainedModel) -> None:

@@ -41,6 +41,7 @@ from acgpt.query.query import Query
 
 Drawn = tuple[np.ndarray, np.ndarray]  # the asked tokens of a sample and their log-probabilities, left to right
 Answer = tuple[int, int, Drawn]  # number of the query, number of the sample, and the sample
+Forward = Callable[[Tensor, Tensor, Backend, int, Any], Tensor]  # see `cpu_step.LlamaStep.__call__`
 
 GREEDY = 1e-6  # lower temperatures count as 0: dividing by them would overflow
 FEW = 1024  # likeliest tokens that are sorted first; truncation mostly ends among them
@@ -230,8 +231,13 @@ class Rows(Cache):
         self.buffers = [(empty(key), empty(value)) for key, value in like]
         self.dtype = like[0][1].dtype
         self.nbytes = sum(buffer.nbytes for pair in self.buffers for buffer in pair)
-        self.slots = torch.empty(0)
+        self.rows = self.slots = torch.empty(0)
         self.capacity = 0
+
+    def advance(self, slots: Tensor, capacity: int) -> None:
+        """Set the (R, W) slots that the next step writes, and the number of slots that it may read."""
+        self.slots, self.capacity = slots, capacity
+        self.rows = torch.arange(len(slots), device=slots.device)[:, None]
 
     def fill(self, states: list[tuple[Tensor, Tensor]], packed: Tensor, targets: Tensor) -> None:
         """Copy the slots `packed` of a prefill to the slots `targets`, which count through the slots of all rows."""
@@ -244,11 +250,10 @@ class Rows(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write a step's keys and values at `slots` and return those of all visible slots; called by each layer."""
-        rows = torch.arange(len(self.slots), device=self.slots.device)[:, None]
         visible = []
         for buffer, state in zip(self.buffers[layer_idx], (key_states, value_states), strict=True):
-            buffer[rows, self.slots] = state.transpose(1, 2).to(buffer.dtype)
-            visible.append(buffer[: len(rows), : self.capacity].transpose(1, 2))
+            buffer.index_put_((self.rows, self.slots), state.transpose(1, 2).to(buffer.dtype))
+            visible.append(buffer[: len(self.rows), : self.capacity].transpose(1, 2))
         return visible[0], visible[1]
 
     def get_seq_length(self, *_: Any) -> int:
@@ -375,6 +380,7 @@ class Decoder:
         ordered: bool,
         forbidden_token: int | None,
         constrained: bool = False,
+        forward: Forward | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Advance rows by one step of their schedules.
 
@@ -386,6 +392,7 @@ class Decoder:
             ordered: The texts are in another order, given by `position_ids`.
             forbidden_token: A token that is not drawn.
             constrained: Draw only tokens that were allowed with `allow`.
+            forward: Replaces `attention.run` of the network where no target positions are passed, see `cpu_step`.
 
         Returns:
             (rows, V) the logits, and (rows,) the columns to draw.
@@ -393,8 +400,7 @@ class Decoder:
         now, row = self.clock[:rows], torch.arange(rows, device=self.clock.device)
         reads, columns = self.reads[row, now, :width], self.draws[row, now]
         positions = reads.clamp(min=0)
-        self.cache.slots = torch.where(reads >= 0, self.copies[:rows] + reads, self.slots)
-        self.cache.capacity = capacity
+        self.cache.advance(torch.where(reads >= 0, self.copies[:rows] + reads, self.slots), capacity)
         ids, target_positions = self.text[row[:, None], positions], None
         if ordered:
             order = self.position_ids
@@ -404,7 +410,10 @@ class Decoder:
             if self.ragged
             else Cached(self.cache.slots, capacity, self.cache.dtype)
         )
-        logits = run(self.model, ids, positions, backend, keep=1, cache=self.cache, target_positions=target_positions)
+        if forward is not None and target_positions is None:
+            logits = forward(ids, positions, backend, 1, self.cache)
+        else:
+            logits = run(self.model, ids, positions, backend, 1, self.cache, target_positions)
         logits = forbid(logits[:, -1], forbidden_token)
         if sampling is not None:
             allowed = self.allowed[:rows] if constrained and self.allowed is not None else None

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from acgpt.engine.decode import Decoder, Sampling
+from acgpt.engine.decode import Decoder, Forward, Sampling
 from acgpt.engine.engine import Call, Engine
 from acgpt.engine.locks import turn
 from acgpt.engine.score import check_numbers
@@ -81,7 +81,7 @@ class ActiveRow:
 class Decoding:
     """Rows that are decoded together; rows may join and leave between steps.
 
-    Every row draws what it would draw alone, up to rounding.
+    Every row draws what it would draw alone, up to rounding. All steps are taken with the same adapters active.
 
     Args:
         engine: The engine of the model.
@@ -94,6 +94,8 @@ class Decoding:
         self.rows: list[ActiveRow] = []  # in the order of the decoder's buffers
         self.decoder: Decoder | None = None
         self.width = 0  # positions read per step; chosen for the first rows, and again once all have left
+        self.forward: Forward | None = None  # runs steps in place of the network, see `Engine.forward`
+        self.forward_for = 0, 0  # number of tokens per step, and of steps, that it was chosen for
 
     @torch.inference_mode()
     def prefill(
@@ -131,7 +133,7 @@ class Decoding:
         guide_of = guides or [None] * len(queries)
         sampling_of = samplings or [sampling] * len(queries)
         if not self.rows:
-            self.width = choose_width(new, self.engine.step_cost)
+            self.width, self.forward_for = choose_width(new, self.engine.step_cost), (0, 0)
         steps, call, first = steps_of(new, self.width, self.future), Call(sampling, self.future), len(self.rows)
         with self.engine.on_device(), turn(self.engine.model):
             logits = []
@@ -184,10 +186,14 @@ class Decoding:
         drawing = [index for index in active if self.rows[index].schedule.draws[self.rows[index].step] >= 0]
         constrained = any(row.guide is not None for row in self.rows)
         allowed = self.permitted([self.rows[index] for index in drawing]) if constrained else None
+        load = working * self.width, max(len(self.rows[index].schedule.draws) for index in active)
         with self.engine.on_device(), turn(self.engine.model), self.engine.meter.passes():
             if allowed is not None:
                 self.decoder.allow(drawing, allowed)
-            result = self.decoder.play(1, working, self.width, capacity, sampling, False, None, constrained)
+            if load != self.forward_for:  # choosing it takes some milliseconds
+                self.forward, self.forward_for = self.engine.forward(*load), load
+            shape = working, self.width, capacity, sampling
+            result = self.decoder.play(1, *shape, False, None, constrained, self.forward)
             if sampling is None:
                 assert result is not None
                 self.decoder.draw(*result, samplings, constrained)

@@ -21,10 +21,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from acgpt.engine.attention import BACKENDS, Cached, can_decode_ragged, choose_backend, run
+from acgpt.engine.cpu_step import CpuSteps, worthwhile
 from acgpt.engine.decode import (
     Answer,
     Decoder,
     Drawn,
+    Forward,
     Recorder,
     Sampling,
     draw_each,
@@ -77,6 +79,7 @@ class Engine:
         budget: Maximum number of tokens per forward pass when scoring. A longer text is run alone.
         prefill_budget: Maximum number of tokens per prefill pass. Default: `budget`.
         notice: Called with the number of new tokens whenever some are drawn.
+        cpu_steps: Copies of the weights for decoding a few rows on a CPU. Default: the network itself is used.
     """
 
     def __init__(
@@ -89,8 +92,10 @@ class Engine:
         budget: int = 2**13,
         prefill_budget: int | None = None,
         notice: Callable[[int], object] = ignore,
+        cpu_steps: CpuSteps | None = None,
     ) -> None:
         self.model, self.bos, self.mask, self.backend = model, bos, mask, backend or choose_backend(model)
+        self.cpu_steps = cpu_steps
         self.budget, self.prefill_budget, self.notice = budget, prefill_budget or budget, notice
         self.cuda = model.device.type == "cuda"
         self.most_rows = 256 if self.cuda else 32
@@ -290,6 +295,7 @@ class Engine:
                 prefill = None  # free its keys and values before the next pass
                 prefill = next(passes, None)
             assert decoder is not None
+            forward = self.forward(len(rows) * width, len(steps.draws))
             self.begin(decoder, 0, steps, first_logits, call)
 
         # Steps of one shape (active rows, used slots of the cache) are played together. Finished rows are yielded after
@@ -307,7 +313,8 @@ class Engine:
             if len(group):
                 shape = int(working[group[0]]), width, int(capacities[group[0]]), sampling
                 with turn(self.model), self.meter.passes(len(group)):
-                    decoder.play(len(group), *shape, call.orders is not None, call.forbidden_token)
+                    ordered = call.orders is not None
+                    decoder.play(len(group), *shape, ordered, call.forbidden_token, False, forward)
                 self.notice(int((steps.draws[group] >= 0).sum()))
             remaining = int(stages[group[-1] + 1]) if len(group) and group[-1] + 1 < len(stages) else 0
             if remaining < active:
@@ -321,6 +328,17 @@ class Engine:
         del decoder, first_logits  # free memory that the consumer of the last rows may need
         yield last
         return reusable
+
+    def forward(self, tokens: int, steps: int) -> Forward | None:
+        """Return what runs decoding steps in place of the network, with its active adapters; `None`: the network does.
+
+        Args:
+            tokens: Positions read per step, over all rows.
+            steps: Steps of the longest row.
+        """
+        if self.cpu_steps is None or not worthwhile(tokens, steps):
+            return None
+        return self.cpu_steps.current()
 
     def on_device(self) -> AbstractContextManager[None]:
         """Make the model's GPU the current device: kernels and captured steps run there."""

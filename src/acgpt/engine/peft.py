@@ -69,9 +69,9 @@ def switched(model: PreTrainedModel, name: str | None) -> Iterator[None]:
             layer._active_adapter, layer._disable_adapters = active, disabled
 
 
-def adapter_scales(model: PreTrainedModel) -> list[str]:
-    """Return the scaling factors of each adapter layer as text, to identify the model's state."""
-    return [str(getattr(layer, "scaling", None)) for layer in adapter_layers(model)]
+def adapter_scales(layers: Sequence[Any]) -> list[str]:
+    """Return the scaling factors of each of the `adapter_layers` as text, to identify the model's state."""
+    return [str(getattr(layer, "scaling", None)) for layer in layers]
 
 
 # ---- models with adapters --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from acgpt.common.files import check_writable, disk_errors, write_atomically, wr
 from acgpt.common.options import keywords
 from acgpt.common.provenance import date_and_command, versions
 from acgpt.data.corpus import Corpus
-from acgpt.engine.peft import adapter_scales
+from acgpt.engine.peft import adapter_layers, adapter_scales
 from acgpt.errors import InputError
 from acgpt.evaluation import perplexity
 from acgpt.evaluation.dataset import save_or_warn, trained_r_max, trained_r_maxes
@@ -84,7 +84,7 @@ def evaluate(
             **backend,
             "bos": lm.bos,
             "mask": lm.mask,
-            "adapters": adapter_scales(lm.model),
+            "adapters": adapter_scales(adapter_layers(lm.model)),
             **versions(),
         }
 

@@ -64,12 +64,14 @@ class Sample(Score):
     """One sample of `LanguageModel.sample`: the completed text and its score.
 
     Log-probabilities are the model's own, at temperature 1 and without truncation, whatever the sampling options were.
+    They are those of the distribution that the tokens were drawn from, rounding included.
 
     Attributes:
         text: The completed text.
         fills: The text sampled for each slot.
         seed: The seed that reproduces the sample.
-        query: The completed query. Scoring it with `LanguageModel.log_prob` gives the log-probability of the sample.
+        query: The completed query. Scoring it with `LanguageModel.log_prob` gives the log-probability of the sample, up
+            to rounding (docs/explanation/footguns.md).
     """
 
     text: str

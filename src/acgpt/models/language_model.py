@@ -17,10 +17,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import copy_config_permissions
 from acgpt.engine.attention import BACKENDS, accept, check_model, choose_backend, compile_blocks, possible_backends
+from acgpt.engine.cpu_step import CpuSteps
 from acgpt.engine.decode import prefill_tokens
 from acgpt.engine.engine import Engine
 from acgpt.engine.length_head import FILE as HEAD_FILE
 from acgpt.engine.length_head import LengthHead
+from acgpt.engine.locks import turn
 from acgpt.engine.meter import ignore
 from acgpt.engine.peft import trains_biases
 from acgpt.errors import InputError, ModelError
@@ -69,6 +71,8 @@ class LanguageModel:
             With several adapters, a mapping from their names; "none" is the model without an adapter.
         verified: Whether the model and its tokenizer have passed the checks of this class before, so that they are not
             checked again. Set by `acgpt.load` for the embedded model, see `acgpt.models.embedded`.
+        small_weights: Whether decoding on a CPU may use copies of the weights in 4 and 8 bits where the model was
+            expanded from 4 bits, see `decoding_weights`. Set by `acgpt.load` for the dtype "auto".
 
     Attributes:
         model: The Hugging Face model; for a PEFT model, the base model, whose layers hold the adapters.
@@ -100,6 +104,7 @@ class LanguageModel:
         router: bool | None = None,
         length_head: LengthHead | Mapping[str, LengthHead] | None = None,
         verified: bool = False,
+        small_weights: bool = False,
     ) -> None:
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ModelError(f"expected a tokenizer of transformers, not {type(tokenizer).__name__}.")
@@ -154,6 +159,7 @@ class LanguageModel:
         # Log-probabilities of lengths are computed in float32 at least.
         precision = torch.promote_types(self.model.dtype, torch.float32)
         heads = {name: head.to(self.model.device, precision).eval() for name, head in (length_head or {}).items()}
+        self._cpu_steps = CpuSteps(self.model) if small_weights and self.model.device.type == "cpu" else None
         self._executor = Executor(self.engine(self.mask), self._router, masks, heads, biased=trains_biases(model))
         self.searches = Searches(self._executor, tokenizer, self.positions)
 
@@ -178,7 +184,7 @@ class LanguageModel:
             prefill = max(1024, prefill_tokens(self.model, total // 16))
         return Engine(
             self.model, bos=self.bos, mask=mask, backend=self.attention, budget=budget or self.budget,
-            prefill_budget=prefill, notice=notice,
+            prefill_budget=prefill, notice=notice, cpu_steps=self._cpu_steps,
         )  # fmt: skip
 
     def compile(self, method: Method | None = None) -> None:
@@ -214,6 +220,18 @@ class LanguageModel:
     def reads_future(self) -> bool:
         """Whether the metadata of the model, or of one of its adapters, say that it reads given tokens after a slot."""
         return self._router.reads_future(None)
+
+    @property
+    def decoding_weights(self) -> str:
+        """How weights are stored for drawing long samples, a few at a time: "int4", or the dtype of the model.
+
+        A model on a CPU whose weights were expanded from 4 bits, such as the embedded default, reads a copy in 4 bits
+        if a short measurement finds that faster. The copy is made on first use. Prefill and scores do not use it. Load
+        with `dtype="float32"` to sample without it.
+        """
+        with turn(self.model):
+            small = self._cpu_steps is not None and self._cpu_steps.in_use
+        return "int4" if small else str(self.model.dtype).removeprefix("torch.")
 
     # ---- queries -----------------------------------------------------------------------------------------------
 

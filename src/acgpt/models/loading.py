@@ -88,7 +88,8 @@ def load(
             the embedded model's adapter. `False`: no adapter, not even the embedded model's own.
         device: "cpu", "cuda", "cuda:1", "mps", or "auto" for the best one available.
         dtype: "float32", "bfloat16", "float16" or "auto": float32, but on CUDA the dtype of the checkpoint (bfloat16
-            for a GGUF file).
+            for a GGUF file). With "auto" on a CPU, a model that was expanded from 4-bit weights draws long samples from
+            a copy of these, see `LanguageModel.decoding_weights`.
         bos: Token at position 0, as an id or as text. Default: the metadata's, else the tokenizer's BOS, else its EOS.
         mask: Token that stands for unknown tokens, as an id or as text. Default: the metadata's.
         attention: Attention backend: "dense", "varlen", "fused" or "auto", see `LanguageModel`.
@@ -142,6 +143,7 @@ def load(
             router=True if router is None and routed(adapters) else router,
             length_head=heads,
             verified=verified,
+            small_weights=dtype == "auto",
         )
     if checks is not None and not verified:
         checks.write()

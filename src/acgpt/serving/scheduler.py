@@ -34,7 +34,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from acgpt.engine.attention import blocks_of
+from acgpt.engine.attention import Watch, blocks_of
 from acgpt.engine.decoding import ActiveRow, Decoding, Guide
 from acgpt.engine.prefixes import Prefixes
 from acgpt.errors import QueryError
@@ -258,14 +258,15 @@ class Scheduler:
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        hooks = [block.register_forward_pre_hook(self._check) for block in blocks_of(self.executor.engine.model)]
+        blocks = blocks_of(self.executor.engine.model)
+        hooks = [block.register_forward_pre_hook(Watch(self._check)) for block in blocks]
         try:
             self._run()
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _check(self, *_: object) -> None:
+    def _check(self) -> None:
         """End a pass that nobody waits for; called before each block of the network."""
         if self.passing and threading.current_thread() is self.thread and all(job.cancelled for job in self.passing):
             raise Abandoned
