@@ -632,6 +632,46 @@ def startup(record: dict[str, Any]) -> str:
     return f"{markdown(*startup_rows(record['results']))}\n\n{note} The floor: `{record['floor']}`."
 
 
+def cpu_rows(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Rows:
+    """Return the speed of drawing a blank on a CPU, a row per number of threads and program."""
+    rows = []
+    for threads, programs in results.items():
+        for name, result in programs.items():
+            cells = []
+            for part in ("decoding", "whole"):
+                ratios = [result.get(f"{part}{kind}_ratio") for kind in ("", "_cpu")]
+                cells += [f"{result[part]:.1f}", *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)]
+            rows.append([name, threads, *cells])
+    columns = [
+        f"{name}{column}" for name in ("decoding", "whole call") for column in (", tokens/s", ", × llama.cpp", ", CPU")
+    ]
+    return ["", "threads", *columns], rows
+
+
+def cpu_accuracy_rows(accuracy: Mapping[str, Mapping[str, float]]) -> Rows:
+    """Return how far the small copies of a network are from it, a row per kind of query."""
+    rows = [
+        [
+            name,
+            f"{result['tokens']:,}",
+            f"{result['perplexity']:.3f}",
+            f"{result['perplexity_small']:.3f}",
+            f"{result['change']:+.2%}",
+            *(f"{result[key]:.3f}" for key in ("median", "rms", "largest")),
+        ]
+        for name, result in accuracy.items()
+    ]
+    columns = ["", "tokens", "perplexity, float32", "small copy", "change"]
+    return [*columns, "median difference, nats", "root mean square", "largest"], rows
+
+
+def cpu(record: dict[str, Any]) -> str:
+    """Render the speed of drawing a blank on a CPU, and the accuracy of what makes it fast."""
+    note = f"Medians of {record['rounds']} rounds; load {record['load'][0]}. CPU: the ratio of CPU times."
+    tables = markdown(*cpu_rows(record["results"])), markdown(*cpu_accuracy_rows(record["accuracy"]))
+    return "\n\n".join([tables[0], note, tables[1]])
+
+
 def worth_rows(worth: dict[str, Any]) -> Rows:
     """Return perplexity with and without the future, a row per model."""
     rows = []
@@ -715,6 +755,7 @@ TABLES = {
     "attention_kernel": attention_kernel,
     "bos": bos,
     "copies": copies,
+    "cpu": cpu,
     "decoding": decoding,
     "decode_kernel": decode_kernel,
     "default_adapter": default_adapter,
