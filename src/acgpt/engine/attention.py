@@ -491,8 +491,10 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
     """
     with turn(model) as shared:
         shared.evaluating += 1
-        shared.training += [module for module in model.modules() if module.training]
-        model.eval()
+        training = [module for module in model.modules() if module.training]
+        shared.training += training
+        if training:  # a server comes here for every step, and `eval` would visit all modules again
+            model.eval()
     try:
         yield
     finally:
