@@ -16,8 +16,8 @@ from acgpt.display.show import figure
 from acgpt.query.text import encode_text
 from acgpt.serving import schemas
 from acgpt.serving.app import create_app
+from acgpt.serving.gate import Gate
 from acgpt.serving.page import pages
-from acgpt.serving.server import Gate
 
 FOLDER = Path(acgpt.__file__).parent / "serving" / "page"
 TEXT = "The cat sat on the mat."

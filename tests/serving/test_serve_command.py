@@ -15,16 +15,18 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
-from runs import Command
+from runs import Command, replace
 from servers import tiny_lm, until
 from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli.main import app
+from acgpt.serving.address import is_loopback, read_keys
+from acgpt.serving.gate import Gate
 from acgpt.serving.options import LimitOptions, ServeOptions
-from acgpt.serving.server import Gate, is_loopback, read_keys
 
 SOURCE = str(Path(acgpt.__file__).parents[1])
 
@@ -57,9 +59,9 @@ def start(tmp_path, folder):
     """A function that starts a server, which is killed at the end."""
     servers = []
 
-    def start(*words, **env):
+    def start(*words, before=None, **env):
         words = ("serve", "--port", "0", "-m", folder, *words)
-        servers.append(Server(*words, output=tmp_path / f"log{len(servers)}", env=env))
+        servers.append(Server(*words, output=tmp_path / f"log{len(servers)}", before=before, env=env))
         return servers[-1]
 
     yield start
@@ -103,8 +105,7 @@ def test_a_signal_drains_and_accepted_requests_are_answered(start, folder):
     assert server.wait() == 0
     thread.join(10)
     assert results == [200]
-    lines = [json.loads(line) for line in server.printed().splitlines() if line.startswith("{")]
-    assert {"/v1/sample", "/health", "/metrics"} <= {line["route"] for line in lines}
+    assert {"/v1/sample", "/health", "/metrics"} <= {line["route"] for line in logged(server)}
 
 
 def test_a_second_signal_stops_at_once(start):
@@ -121,6 +122,71 @@ def test_a_second_signal_stops_at_once(start):
         thread.join(30)
     assert len(results) == 3 and 200 not in results
     assert "Traceback" not in server.printed()
+
+
+def compute_for_long(_):
+    """Let each round of the scheduler compute for half a minute, in C++."""
+
+    def computing(_):
+        def round_(self, arrivals):
+            matrix, end = torch.ones(1500, 1500), time.monotonic() + 30
+            while time.monotonic() < end:
+                matrix @ matrix
+
+        return round_
+
+    replace("acgpt.serving.scheduler:Scheduler._round", computing)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_answers_with_503_although_the_model_computes(start, number):
+    server, replies = start(before=compute_for_long), []
+    url = server.url
+
+    def ask(body):
+        replies.append(httpx.post(f"{url}/v1/fill", json={"template": "The {{_}} sat.", **body}, timeout=60))
+
+    threads = [threading.Thread(target=ask, args=(body,)) for body in ({"n": 1}, {"stream": True})]
+    for thread in threads:
+        thread.start()
+    assert until(lambda: metric(url, "acgpt_questions_total") == 2)
+    server.interrupt(number)
+    assert until(lambda: httpx.get(f"{url}/health").status_code == 503)
+    begun = time.monotonic()
+    server.interrupt(number)
+    assert server.wait() == 1 and time.monotonic() - begun < 10
+    for thread in threads:
+        thread.join(30)
+    assert [(reply.status_code, reply.json()["error"]["code"]) for reply in replies] == [(503, "shutting_down")] * 2
+    assert [line["status"] for line in logged(server) if line["route"] == "/v1/fill"] == [503, 503]
+    assert "Traceback" not in server.printed()
+
+
+def logged(server):
+    """Return the lines of the log, one per request."""
+    return [json.loads(line) for line in server.printed().splitlines() if line.startswith("{")]
+
+
+def test_a_signal_while_the_model_is_loaded_ends_the_server(start):
+    server = start(before=load_for_long)
+    assert until(lambda: server.output.exists() and "loading" in server.printed())
+    server.interrupt(signal.SIGTERM)
+    assert server.wait(20) == 0
+    assert "Traceback" not in server.printed()
+
+
+def load_for_long(_):
+    """Let the model be loaded for half a minute."""
+
+    def loading(_):
+        def load_model(options):
+            time.sleep(1)  # until uvicorn handles signals
+            print("loading", flush=True)
+            time.sleep(30)
+
+        return load_model
+
+    replace("acgpt.cli.serve:load_model", loading)
 
 
 def test_a_key_from_the_environment_is_needed(start):
@@ -173,12 +239,41 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path):
 def test_requests_are_refused_until_the_model_is_loaded():
     gate = Gate()
     http = TestClient(gate)
-    for path in ("/health", "/v1/model"):
-        reply = http.get(path)
+    health, model = http.get("/health"), http.get("/v1/model")
+    completions = http.post("/v1/completions", json={"prompt": "The"})
+    for reply in (health, model, completions):
         assert reply.status_code == 503 and "retry-after" in reply.headers
-        assert reply.json() == {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+    assert health.json() == {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+    for reply in (model, completions):
+        error = reply.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"} and error["code"] == "loading"
     gate.app = JSONResponse({"status": "ok"})
     assert http.get("/health").json() == {"status": "ok"}
+
+
+def test_what_is_refused_at_the_start_is_refused_before_the_imports(tmp_path):
+    """Neither torch nor fastapi are imported, which would take seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for words, problem in (
+            (["--port", str(taken.getsockname()[1])], "cannot listen"),
+            (["--host", "0.0.0.0"], "needs an API key"),
+            (["--api-key-file", str(tmp_path / "nothing")], "cannot read"),
+            (["-m", str(tmp_path / "nothing")], "there is no folder"),
+        ):
+            code = (
+                "import sys, atexit\n"
+                "atexit.register(lambda: print([n for n in ('torch', 'fastapi', 'uvicorn') if n in sys.modules]))\n"
+                "from acgpt.cli.main import main\n"
+                f"sys.argv = ['acgpt', 'serve', *{words!r}]\n"
+                "main()\n"
+            )
+            done = python(code)
+            assert done.returncode == 2 and problem in done.stderr and done.stdout == "[]\n", done
+
+
+def test_the_server_answers_before_torch_is_imported():
+    code = "import sys, acgpt.cli.serve, acgpt.serving.server\nprint('torch' in sys.modules)"
+    assert python(code).stdout == "False\n"
 
 
 def test_keys_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
@@ -224,7 +319,7 @@ def test_without_the_extra_the_command_says_what_to_install():
         "from acgpt.cli.main import main\n"
         "main()\n"
     )
-    done = python(code.replace("COMMAND", "['serve']"))
+    done = python(code.replace("COMMAND", "['serve', '--port', '0']"))
     assert done.returncode == 2 and "pip install 'acgpt[serve]'" in done.stderr, done.stderr
     done = python(code.replace("COMMAND", "['score', 'a{{b}}', '--server', 'http://x']"))
     assert done.returncode == 2 and "pip install 'acgpt[client]'" in done.stderr, done.stderr

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import typer
-
 from acgpt.cli.templates import load_model
 from acgpt.cli.ui import with_options
 from acgpt.errors import InputError
 from acgpt.models.paths import check_paths
+from acgpt.serving.address import listen, read_keys
 from acgpt.serving.options import ServeOptions
 
 
@@ -37,21 +36,19 @@ def serve(*, options: ServeOptions) -> None:
     SIGTERM and Ctrl-C let accepted requests finish; a second one stops at once,
     with exit code 1.
     """
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise InputError(f"a server needs the package {error.name}: pip install 'acgpt[serve]'") from error
     check_paths(options.model, options.adapter)
-    from acgpt.serving.server import serve as run
+    keys = read_keys(options)
+    with listen(options, keys) as listener:  # before the imports, which take seconds
+        try:
+            from acgpt.serving.server import serve as run
+        except ModuleNotFoundError as error:
+            raise InputError(f"a server needs the package {error.name}: pip install 'acgpt[serve]'") from error
 
-    def note(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        def note(text: str) -> None:
+            print(text, file=sys.stderr, flush=True)
 
-    with requests_logged():
-        finished = run(options, lambda: load_model(options), public_name(options.model), note)
-    if not finished:
-        raise typer.Exit(1)
+        with requests_logged():
+            run(options, keys, listener, lambda: load_model(options), public_name(options.model), note)
 
 
 @contextmanager

@@ -12,7 +12,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 from acgpt.errors import InputError
 from acgpt.serving import llama_cpp, mistral, native, openai, page, page_routes
-from acgpt.serving.errors import INVALID, KINDS, body_of, http_body, validation_body
+from acgpt.serving.error_body import body_of
+from acgpt.serving.errors import INVALID, KINDS, http_body, validation_body
+from acgpt.serving.gate import unavailable
 from acgpt.serving.metrics import CONTENT_TYPE, Metrics
 from acgpt.serving.middleware import BodyRead, KeyRequired, Observed, error_reply
 from acgpt.serving.schemas import HealthReply
@@ -60,12 +62,6 @@ def create_app(service: Service, *, keys: Sequence[str] = (), cors: Sequence[str
         )
     app.add_middleware(Observed, metrics=metrics)
     return app
-
-
-def unavailable(message: str) -> JSONResponse:
-    """Return the reply of /health if the server answers no requests, in the shape of llama.cpp's server."""
-    error = {"code": 503, "message": message, "type": "unavailable_error"}
-    return JSONResponse({"error": error}, 503, {"Retry-After": "1"})
 
 
 def add_error_replies(app: FastAPI) -> None:

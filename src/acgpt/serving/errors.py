@@ -8,30 +8,15 @@ This is the shape that clients of OpenAI's and llama.cpp's servers read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 from acgpt.errors import InputError, QueryError, TemplateError
+from acgpt.serving.error_body import Kind, body_of
 from acgpt.serving.scheduler import Draining, QueueFull
 from acgpt.serving.service import Disconnected, TimeExceeded
 
 MOST = 5  # problems of a request that an error names
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How a kind of error is told to a client.
-
-    Args:
-        status: Status of the reply.
-        type: Kind of error, in the words of OpenAI's servers.
-        code: Its name, for programs.
-    """
-
-    status: int
-    type: str
-    code: str
 
 
 class InvalidField(InputError):
@@ -79,7 +64,6 @@ KINDS: dict[type[BaseException], Kind] = {
 }
 INVALID = Kind(422, "invalid_request_error", "invalid_request")
 UNEXPECTED = Kind(500, "server_error", "internal_error")
-HEADERS = {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}  # by status
 
 
 def kind_of(error: BaseException) -> Kind:
@@ -87,11 +71,6 @@ def kind_of(error: BaseException) -> Kind:
     if isinstance(error, InvalidField):
         return kind_of(error.cause)
     return next((KINDS[parent] for parent in type(error).__mro__ if parent in KINDS), UNEXPECTED)
-
-
-def body_of(message: str, kind: Kind, param: str | None = None) -> dict[str, Any]:
-    """Return the body of a reply to a request that failed."""
-    return {"error": {"message": message, "type": kind.type, "param": param, "code": kind.code}}
 
 
 def error_body(error: BaseException) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from acgpt.errors import InputError
-from acgpt.serving.errors import HEADERS, UNEXPECTED, BodyTooLarge, Unauthorized, error_body, kind_of
+from acgpt.serving.error_body import HEADERS
+from acgpt.serving.errors import UNEXPECTED, BodyTooLarge, Unauthorized, error_body, kind_of
 from acgpt.serving.log import log_failure, log_request
 from acgpt.serving.metrics import Metrics
 from acgpt.serving.page import pages

@@ -1,103 +1,36 @@
-"""Run the server: listen at once, load the model, answer, and drain on SIGTERM.
+"""Run the server: load the model, answer, and drain on SIGTERM.
 
-loading     every request is answered with 503, as llama.cpp's server does; only the page is shown, and waits
+loading     every request is answered with 503; only the page is shown, and waits
 ready       requests are answered
-draining    after SIGTERM or Ctrl-C: new requests get 503, accepted ones are finished; a second signal stops
+draining    after SIGTERM or Ctrl-C: new requests get 503, accepted ones are finished
+stopped     after a second signal: accepted requests get 503, and the process ends with exit code 1
+
+torch is imported while requests are already answered, with 503.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
+import time
+from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 import uvicorn
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from acgpt.errors import InputError
-from acgpt.models.language_model import LanguageModel
-from acgpt.serving.app import create_app, unavailable
+from acgpt.serving.gate import Gate
 from acgpt.serving.options import ServeOptions
-from acgpt.serving.page import reply
-from acgpt.serving.scheduler import Scheduler
-from acgpt.serving.service import Service
 
-VARIABLE = "ACGPT_API_KEY"
+if TYPE_CHECKING:
+    from acgpt.models.language_model import LanguageModel
+    from acgpt.serving.service import Service
 
-
-def read_keys(options: ServeOptions) -> list[str]:
-    """Return the API keys: the lines of the file, or else the value of the environment variable.
-
-    Raises:
-        InputError: The file cannot be read or has no key, or a key cannot be sent in a header.
-    """
-    if options.api_key_file is None:
-        source, texts = VARIABLE, [os.environ.get(VARIABLE, "")]
-    else:
-        source = str(options.api_key_file)
-        try:
-            texts = Path(options.api_key_file).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read {source}: {error}. Choose a text file with one key per line.") from error
-    keys = [text.strip() for text in texts if text.strip()]
-    if options.api_key_file is not None and not keys:
-        raise InputError(f"{source} has no key: write one per line.")
-    if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
-        raise InputError(f"a key in {source} has characters other than letters, digits and signs.")
-    return keys
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this machine only."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def listen(options: ServeOptions, keys: list[str]) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-        InputError: The address needs a key, or cannot be listened on.
-    """
-    if not keys and not is_loopback(options.host):
-        raise InputError(
-            f"`host={options.host}` can be reached from other machines, which needs an API key. Set `api_key_file` or "
-            f"the environment variable {VARIABLE}."
-        )
-    try:
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        return socket.create_server((options.host, options.port), family=family)
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise InputError(f"cannot listen on {options.host}, port {options.port}: {reason}. Choose another.") from error
-
-
-class Gate:
-    """The application that uvicorn runs: it refuses requests until the model is loaded, then hands them on."""
-
-    def __init__(self) -> None:
-        self.app: ASGIApp | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != "http":  # neither lifespan events nor web sockets are used
-            return
-        await (self.app or self.loading(scope))(scope, receive, send)
-
-    def loading(self, scope: Scope) -> ASGIApp:
-        """Return the reply to a request before the model is loaded: a file of the page, or 503."""
-        known = Headers(scope=scope).get("if-none-match")
-        page = reply(scope["path"], known) if scope["method"] == "GET" else None
-        return page or unavailable("Loading model")
+LAST_SECONDS = 2.0  # for the replies to requests that a second signal has ended
 
 
 class Server(uvicorn.Server):
@@ -119,18 +52,26 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGTERM and Ctrl-C: drain, then stop."""
         self.signals += 1
-        if self.signals == 1 and self.service is not None:
+        if self.service is None:
+            self.should_exit = self.force_exit = True
+        elif self.signals == 1:
             print("draining: accepted requests are finished. Send the signal again to stop now.", file=sys.stderr)
             threading.Thread(target=self.drain, args=(self.service,), daemon=True).start()
-            return
-        if self.service is not None:
-            threading.Thread(target=self.service.scheduler.close, kwargs={"drain": False}, daemon=True).start()
-        self.should_exit = self.force_exit = True
+        elif self.signals == 2:
+            threading.Thread(target=self.stop, args=(self.service,), daemon=True).start()
 
     def drain(self, service: Service) -> None:
         """Finish what was accepted, then exit."""
         service.scheduler.close(timeout=self.seconds)
         self.should_exit = True
+
+    def stop(self, service: Service) -> None:
+        """Answer accepted requests with 503, and end the process with exit code 1."""
+        service.stop()
+        end = time.monotonic() + LAST_SECONDS
+        while self.server_state.tasks and time.monotonic() < end:
+            time.sleep(0.01)
+        end_process(1)
 
     def open(self, load: Callable[[], tuple[Service, ASGIApp]], opened: Callable[[], None]) -> None:
         """Load the model, in a thread of its own, and answer requests from then on; if that fails, stop.
@@ -146,36 +87,58 @@ class Server(uvicorn.Server):
             self.failure, self.should_exit = error, True
 
 
-def serve(options: ServeOptions, load: Callable[[], LanguageModel], name: str, note: Callable[[str], None]) -> bool:
-    """Serve a model until a signal ends it.
+def end_process(code: int) -> NoReturn:
+    """End the process without waiting for threads.
+
+    The interpreter cannot end regularly while a thread computes: C++ code in that thread would abort the process.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def serve(
+    options: ServeOptions,
+    keys: Sequence[str],
+    listener: socket.socket,
+    load: Callable[[], LanguageModel],
+    name: str,
+    note: Callable[[str], None],
+) -> None:
+    """Serve a model until a signal ends it. A second signal ends the process, with exit code 1.
 
     Args:
         options: Options of the server.
+        keys: API keys, one of which a client must send. None: no key is needed.
+        listener: The socket to accept connections from.
         load: Loads the model.
         name: Name of the model, as clients see it.
         note: Prints a line for the user.
 
-    Returns:
-        Whether all accepted requests were answered.
-
     Raises:
-        InputError: The model cannot be loaded, a key is missing, or the address cannot be listened on.
+        InputError: The model cannot be loaded.
     """
-    keys = read_keys(options)
-    listener = listen(options, keys)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     server = Server(Gate(), options.timeout)
 
     def start() -> tuple[Service, ASGIApp]:
         lm = load()
+        from acgpt.serving.app import create_app
+        from acgpt.serving.scheduler import Scheduler
+        from acgpt.serving.service import Service
+
         scheduler = Scheduler(lm.searches.executor, most_waiting=options.queue, most_rows=options.max_rows)
         service = Service(lm, scheduler, limits=options, name=name)
         return service, create_app(service, keys=keys, cors=options.cors)
 
     address, port = listener.getsockname()[:2]
     url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
-    threading.Thread(target=server.open, args=(start, lambda: note(f"serving {name} on {url}")), daemon=True).start()
+    opening = threading.Thread(
+        target=server.open, args=(start, lambda: note(f"serving {name} on {url}")), name="acgpt-loading", daemon=True
+    )
+    opening.start()
     server.run(sockets=[listener])
     if server.failure is not None:
         raise server.failure
-    return server.service is None or not server.force_exit
+    if opening.is_alive() or (server.service is not None and server.service.scheduler.thread.is_alive()):
+        end_process(0)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import InvalidStateError
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,6 +112,13 @@ class Service:
             raise QueryError(
                 f"the text has {characters} characters, more than fit into the model's {self.lm.positions} positions."
             )
+
+    def stop(self) -> None:
+        """Refuse new searches and fail accepted ones, without waiting for the pass that is being computed."""
+        self.scheduler.close(drain=False, timeout=0)
+        for job in list(self.scheduler.jobs):  # a copy: the thread of the scheduler changes it
+            with contextlib.suppress(InvalidStateError):
+                job.future.set_exception(Draining("the server has stopped."))
 
     async def prepare(self, make: Callable[[], Result]) -> Result:
         """Call a function that tokenizes text, in a worker thread."""
