@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
@@ -72,6 +73,25 @@ def test_a_client_that_hangs_up_frees_its_rows(server, slow_steps, path, body):
     assert until(lambda: scheduler.counts.cancelled == 1)
     reply = httpx.post(f"{server.url}/v1/log_prob", json={"query": "The {{cat}}"})
     assert reply.status_code == 200
+
+
+@pytest.mark.parametrize("end", ["hang-up", "timeout", "stop"])
+def test_an_answer_that_nobody_waits_for_is_not_logged(long_lm, slow_steps, caplog, end):
+    with service_of(long_lm, timeout=0.5 if end == "timeout" else 60) as service, running(service) as server:
+        connection = connect(server.url, "/v1/sample", {**LONG, "n": 2})
+        assert until(lambda: service.scheduler.active_rows > 0)
+        if end == "hang-up":
+            connection.close()
+        elif end == "stop":
+            service.stop()
+        if end != "hang-up":
+            connection.settimeout(10)
+            assert {"timeout": b" 504 ", "stop": b" 503 "}[end] in connection.recv(4096)
+        assert until(lambda: not service.scheduler.jobs)
+        time.sleep(0.1)  # for the callbacks of the futures
+        gc.collect()
+        time.sleep(0.1)
+    assert not [record for record in caplog.records if record.name == "asyncio"], caplog.text
 
 
 def test_a_client_that_hangs_up_before_a_stream_begins_is_noticed(server, monkeypatch):

@@ -167,20 +167,20 @@ class Service:
                 for make in makes:
                     jobs.append(await self.submit(make))
                 results = asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
+                results.add_done_callback(seen)
                 waits: set[asyncio.Future[Any]] = {results} if hung_up is None else {results, hung_up}
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 if not results.done():
                     results.cancel()
                     raise Disconnected("the client has hung up.")
                 if any(job.future.cancelled() for job in jobs):
-                    results.exception()  # or asyncio warns that nobody has looked at it
                     raise Draining("the server has stopped.")
                 answers = list(await results)
                 if usage := USAGE.get():
                     usage.add(answers)
                 return answers
         except TimeoutError as error:
-            raise TimeExceeded(f"the request took longer than {limit:g} seconds, which is the limit.") from error
+            raise too_slow(limit) from error
         finally:
             for job in jobs:
                 if not job.future.done():
@@ -228,10 +228,24 @@ class Service:
                 raise Draining("the server has stopped.")
             job.future.result()
         except TimeoutError as error:
-            raise TimeExceeded(f"the request took longer than {limit:g} seconds, which is the limit.") from error
+            raise too_slow(limit) from error
         finally:
             if job is not None and not job.future.done():
                 job.cancel()
+
+
+def too_slow(seconds: float) -> TimeExceeded:
+    """Return the error for a request that took longer than it may."""
+    return TimeExceeded(
+        f"the request took longer than {seconds:g} seconds, which is the limit. Ask for a shorter text or fewer "
+        "tokens, or start the server with a larger --timeout."
+    )
+
+
+def seen(results: asyncio.Future[Any]) -> None:
+    """Look at the error of a future that nobody may wait for any more; otherwise asyncio logs it."""
+    if not results.cancelled():
+        results.exception()
 
 
 async def disconnection(request: Request) -> None:
