@@ -116,6 +116,9 @@ def error_of(message: str, code: str, status: int | None) -> Exception:
         return error
     if code == "invalid_query":
         return QueryError(message)
+    if code == "invalid_api_key":  # the server's message is for those who write headers
+        message = "the API key is missing or wrong. Set the environment variable ACGPT_API_KEY"
+        return ServerError(f"{message}, or in Python the argument api_key of the client.", status, code)
     if status == 422 or code in ("invalid_value", "limit_exceeded"):
         return InputError(message)
     return ServerError(message, status, code or None)
@@ -173,7 +176,7 @@ class Connection(Generic[HttpClient]):
         key = os.environ.get("ACGPT_API_KEY") if api_key is None else api_key
         headers = {"User-Agent": f"acgpt/{__version__}"} | ({"Authorization": f"Bearer {key}"} if key else {})
         url = base_url if "://" in base_url else f"http://{base_url}"
-        self.base_url, self.retries = url.rstrip("/"), retries
+        self.base_url, self.retries = url.rstrip("/").removesuffix("/v1"), retries  # OpenAI's clients want the /v1
         try:
             self.http: HttpClient = make(base_url=self.base_url, headers=headers, timeout=timeout, **options)
         except (httpx.InvalidURL, UnicodeError, ValueError) as error:

@@ -216,6 +216,22 @@ def test_a_pattern_that_cannot_be_used_is_named(pattern: str) -> None:
         Pattern(LETTERS, pattern)
 
 
+@needs_outlines
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("[", "unterminated character set at character 1"),
+        ("a)(b", "unbalanced parenthesis at character 2"),
+        ("(?=a)b", "look-around, (?=…), is not supported"),
+        (r"(a)\1", r"references to groups, \1, are not supported"),
+        (r"\p{L}(", "it is not in the syntax of Rust's regex crate"),  # Python refuses \p, Rust does not
+    ],
+)
+def test_what_is_wrong_with_a_pattern_is_told_in_words(pattern: str, problem: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"the pattern {pattern!r} cannot be used: {problem}.")):
+        check_pattern(pattern)
+
+
 def test_without_the_package_patterns_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "outlines_core", None)
     with pytest.raises(InputError, match=r"pip install 'acgpt\[regex\]'"):

@@ -122,11 +122,18 @@ def test_a_wrong_key_and_a_server_that_is_not_there_are_server_errors(server, mo
     with pytest.raises(acgpt.ServerError, match="API key") as error:
         acgpt.Client(server.url, api_key="other").log_prob(SCORE)
     assert error.value.status == 401 and error.value.code == "invalid_api_key"
+    assert "ACGPT_API_KEY" in str(error.value) and "Bearer" not in str(error.value)
     monkeypatch.setenv("ACGPT_API_KEY", "key")
     assert acgpt.Client(server.url.removeprefix("http://")).log_prob(SCORE)
     with pytest.raises(acgpt.ServerError, match="cannot reach the server") as error:
         acgpt.Client("http://127.0.0.1:9").log_prob(SCORE)
     assert error.value.status is None
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_the_address_may_end_with_v1(server, suffix):
+    assert acgpt.Client(server.url + suffix, api_key="key").connection.base_url == server.url
+    assert acgpt.Client(server.url + suffix, api_key="key").log_prob(SCORE)
 
 
 def busy(times, status=429, headers=(("Retry-After", "0"),)):
@@ -228,6 +235,11 @@ def test_commands_refuse_a_server_and_a_model(server):
 def test_a_command_without_its_server_says_so():
     done = command("score", SCORE, "--server", "http://127.0.0.1:9")
     assert done.exit_code == 1 and "error: cannot reach the server at http://127.0.0.1:9" in done.stderr
+
+
+def test_a_command_without_a_key_says_where_to_put_it(server):
+    done = command("score", SCORE, "--server", server.url, ACGPT_API_KEY="")
+    assert done.exit_code == 1 and "environment variable ACGPT_API_KEY" in done.stderr
 
 
 def test_asking_a_server_imports_no_torch(server):

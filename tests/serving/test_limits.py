@@ -82,11 +82,78 @@ def test_infinity_and_nan_are_no_temperatures(http):
         refused(reply, 422, param="temperature")
 
 
-def test_paths_and_methods_that_do_not_exist_are_told_in_the_same_shape(http):
-    refused(http.get("/v1/nothing"), 404, "not_found")
+JSON_TYPE = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the body is empty: send a JSON object with template."),
+        (b"null", "the body must be a JSON object."),
+        (b"[1]", "the body must be a JSON object."),
+        (
+            b'{"template": "a{{_}}",\n "n" 1}',
+            "the body is not valid JSON: expecting ':' delimiter at line 2, column 6.",
+        ),
+        (b"{", "expecting property name enclosed in double quotes at line 1, column 2."),
+        (b"\xff", "the body is not valid JSON: it is not UTF-8"),
+        (b'{"template": "a{{_}}", "nn": 1}', "nn: there is no such field (did you mean 'n'?)."),
+        (b'{"template": "a{{_}}", "zzz": 1}', "zzz: there is no such field."),
+    ],
+)
+def test_an_invalid_body_is_told_with_the_place_and_the_remedy(http, body, message):
+    assert message in refused(http.post("/v1/fill", content=body, headers=JSON_TYPE), 422, "invalid_request")
+
+
+def test_an_invalid_pattern_is_told_in_words(http):
+    pytest.importorskip("outlines_core")
+    message = refused(http.post("/v1/fill", json={"template": "In {{_:[}}.", "n": 1}), 422, param="template")
+    assert "'['" in message and "unterminated character set" in message and "DFA" not in message
+
+
+ROUTES = [
+    ("/v1/fill", b'{"template": "The {{_}}", "n": 1, "max_tokens": 2}'),
+    ("/v1/log_prob", b'{"query": "a{{b}}"}'),
+    ("/v1/completions", b'{"prompt": "The", "max_tokens": 1}'),
+    ("/v1/fim/completions", b'{"prompt": "The", "max_tokens": 1}'),
+    ("/infill", b'{"input_prefix": "The", "n_predict": 0}'),
+    ("/v1/layout", b'{"template": "a{{b}}"}'),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_a_body_that_is_not_declared_as_json_is_refused(http, path, body):
+    """Pages of other sites could send it without asking first (CORS)."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "json", None):
+        reply = http.post(path, content=body, headers={} if kind is None else {"Content-Type": kind})
+        message = refused(reply, 415, "unsupported_media_type")
+        assert "send Content-Type: application/json" in message
+        assert ("no type" if kind is None else kind.partition(";")[0]) in message
+    for kind in ("application/json", "Application/JSON; charset=utf-8"):
+        assert http.post(path, content=body, headers={"Content-Type": kind}).status_code != 415
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/v1/nothing", "there is no path /v1/nothing"),
+        ("/v1/fil", "there is no path /v1/fil. Did you mean /v1/fill?"),
+        ("/fill", "there is no path /fill. Did you mean /v1/fill?"),
+        ("/v1/chat/completions", "/v1/chat/completions is not served: use /v1/completions."),
+        ("/v1/v1/fill", "/v1/v1/fill has /v1 twice: leave it out of the address of the server."),
+    ],
+)
+def test_a_path_that_does_not_exist_is_told_with_the_right_one(http, path, message):
+    assert message in refused(http.post(path, json={}), 404, "not_found")
+
+
+def test_a_method_that_a_path_does_not_have_is_told_with_the_right_one(http):
     reply = http.get("/v1/fill")
-    refused(reply, 405, "method_not_allowed")
+    assert refused(reply, 405, "method_not_allowed") == "/v1/fill does not take GET: use POST."
     assert reply.headers["allow"] == "POST"
+    assert refused(http.post("/v1/model", json={}), 405) == "/v1/model does not take POST: use GET."
+    assert refused(http.post("/", json={}), 405) == "/ does not take POST: use GET."
+    assert refused(http.put("/v1/models/a"), 405) == "/v1/models/a does not take PUT: use GET."
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,9 @@ Shape legend: S states of the automaton, V vocabulary.
 
 from __future__ import annotations
 
+import re
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -28,6 +30,8 @@ from acgpt.errors import InputError
 DEAD = -1
 MOST_STATES = 512  # of a pattern: each state lists the tokens that it allows
 BYTES = [bytes([byte]) for byte in range(256)]
+LOOK_AROUND = re.compile(r"(?<!\\)(?:\\\\)*(\(\?<?[=!])")
+BACK_REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*(\\[1-9])")
 END = "\U0010ffff"  # a character that no text contains
 
 # Bytes of UTF-8 after which a character is incomplete: (first byte, last byte, what must follow), as in Unicode's table
@@ -302,13 +306,30 @@ def check_pattern(pattern: str) -> None:
         raise InputError(f"the pattern {pattern!r} always matches the whole gap: leave out ^ and $.")
     try:
         index = Index(pattern, Vocabulary(256, {byte: [number] for number, byte in enumerate(BYTES)}))
-    except Exception as error:  # the library raises ValueError and its own errors
-        raise InputError(f"the pattern {pattern!r} cannot be used: {error}") from error
+    except Exception as error:  # the library raises ValueError and its own errors, which do not say what is wrong
+        raise InputError(f"the pattern {pattern!r} cannot be used: {pattern_problem(pattern)}.") from error
     if (states := len(index.get_transitions())) > MOST_STATES:
         raise InputError(
             f"the pattern {pattern!r} needs {states} states, more than {MOST_STATES}: repeat less, or name the "
             r"characters, [0-9] or [a-z] instead of \d or \w."
         )
+
+
+def pattern_problem(pattern: str) -> str:
+    """Return what is wrong with a regular expression that the library has refused, in words."""
+    if around := LOOK_AROUND.search(pattern):
+        return f"look-around, {around[1]}…), is not supported"
+    if back := BACK_REFERENCE.search(pattern):
+        return f"references to groups, {back[1]}, are not supported"
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            re.compile(pattern)
+    except re.error as error:  # Python and Rust disagree about some escapes, such as \p{L}
+        if error.pos is not None and "escape \\" not in error.msg:
+            return f"{error.msg} at character {error.pos + 1}"
+    except (RecursionError, OverflowError):
+        return "it is nested too deeply, or repeats too often"
+    return "it is not in the syntax of Rust's regex crate"
 
 
 def pattern_matches(pattern: str, text: bytes) -> bool:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from acgpt.errors import InputError
+from acgpt.errors import InputError, reason
 from acgpt.serving import llama_cpp, mistral, native, openai, page, page_routes
 from acgpt.serving.error_body import body_of
-from acgpt.serving.errors import INVALID, KINDS, http_body, validation_body
+from acgpt.serving.errors import INVALID, KINDS, NotJson, http_body, validation_body
 from acgpt.serving.gate import unavailable
+from acgpt.serving.hints import no_path, wrong_method
 from acgpt.serving.metrics import CONTENT_TYPE, Metrics
 from acgpt.serving.middleware import BodyRead, KeyRequired, Observed, error_reply
 from acgpt.serving.schemas import HealthReply
@@ -34,7 +37,9 @@ def create_app(service: Service, *, keys: Sequence[str] = (), cors: Sequence[str
         cors: Origins of web pages that may ask.
     """
     # Swagger's and Redoc's pages would load scripts from another host.
-    app = FastAPI(title="acgpt", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="acgpt", version=__version__, docs_url=None, redoc_url=None, dependencies=[Depends(check_content_type)]
+    )
     metrics = Metrics()
     for router in ROUTERS:
         app.include_router(router(service))
@@ -64,6 +69,22 @@ def create_app(service: Service, *, keys: Sequence[str] = (), cors: Sequence[str
     return app
 
 
+async def check_content_type(request: Request) -> None:
+    """Refuse a body that is not declared as JSON.
+
+    Pages of other origins can send any body, but not with this type, unless the server allows their origin (CORS).
+
+    Raises:
+        NotJson: The body has another type, or none.
+    """
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind, _, subtype = given.partition("/")
+    is_json = kind == "application" and (subtype == "json" or subtype.endswith("+json"))
+    if request.method == "POST" and not is_json and await request.body():
+        raise NotJson(f"the body has {f'the type {reason(given)}' if given else 'no type'}: "
+                      "send Content-Type: application/json.")  # fmt: skip
+
+
 def add_error_replies(app: FastAPI) -> None:
     """Answer every error in the shape of `serving.errors`."""
 
@@ -71,17 +92,30 @@ def add_error_replies(app: FastAPI) -> None:
         return error_reply(error)
 
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse(validation_body(error.errors(), error.body), INVALID.status)
+        return JSONResponse(validation_body(error.errors(), error.body, model_of(request)), INVALID.status)
 
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
-        if error.status_code == 400:  # how FastAPI reports a body that is no JSON: bad UTF-8, too deeply nested
-            return JSONResponse(body_of("the body is not valid JSON.", INVALID), INVALID.status)
-        message = {404: "there is no such path.", 405: "this path does not have this method."}.get(error.status_code)
-        return JSONResponse(
-            http_body(error.status_code, message or str(error.detail)), error.status_code, error.headers
-        )
+        status, message, path = error.status_code, str(error.detail), request.url.path
+        if status == 400:  # how FastAPI reports other errors of the JSON parser
+            message = "the body is not valid JSON: it is not UTF-8, nested too deeply, or has too long a number."
+            return JSONResponse(body_of(message, INVALID), INVALID.status)
+        paths = app.openapi()["paths"] if status in (404, 405) else {}
+        if status == 404:
+            message = no_path(path, paths)
+        elif status == 405:
+            allowed = [method.upper() for method in paths.get(path, ())] or ["GET"]  # files of the page
+            message = wrong_method(request.method, path, allowed)
+        return JSONResponse(http_body(status, message), status, error.headers)
 
     for kind in (InputError, *KINDS):
         app.add_exception_handler(kind, failed)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, refused)  # type: ignore[arg-type]
+
+
+def model_of(request: Request) -> type[BaseModel] | None:
+    """Return the model that the body of a request is validated with."""
+    route = request.scope.get("route")
+    field = route.body_field if isinstance(route, APIRoute) else None
+    model = None if field is None else field.field_info.annotation
+    return model if isinstance(model, type) and issubclass(model, BaseModel) else None

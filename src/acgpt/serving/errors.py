@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
+from pydantic import BaseModel
+
 from acgpt.errors import InputError, QueryError, TemplateError
 from acgpt.serving.error_body import Kind, body_of
+from acgpt.serving.hints import nearest
 from acgpt.serving.scheduler import Draining, QueueFull
 from acgpt.serving.service import Disconnected, TimeExceeded
 
@@ -44,6 +47,10 @@ class BodyTooLarge(Exception):
     """The body of a request has too many bytes."""
 
 
+class NotJson(Exception):
+    """The body of a request is not declared as JSON."""
+
+
 class Unauthorized(Exception):
     """A request has no API key, or a wrong one."""
 
@@ -55,6 +62,7 @@ KINDS: dict[type[BaseException], Kind] = {
     UnknownModel: Kind(404, "invalid_request_error", "model_not_found"),
     InputError: Kind(422, "invalid_request_error", "invalid_value"),
     BodyTooLarge: Kind(413, "invalid_request_error", "body_too_large"),
+    NotJson: Kind(415, "invalid_request_error", "unsupported_media_type"),
     Unauthorized: Kind(401, "authentication_error", "invalid_api_key"),
     QueueFull: Kind(429, "rate_limit_error", "queue_full"),
     Draining: Kind(503, "server_error", "shutting_down"),
@@ -89,28 +97,43 @@ def http_body(status: int, detail: str) -> dict[str, Any]:
     return body_of(detail, Kind(status, kind, code))
 
 
-def validation_body(errors: Sequence[Any], body: Any) -> dict[str, Any]:
+def validation_body(errors: Sequence[Any], body: Any, model: type[BaseModel] | None = None) -> dict[str, Any]:
     """Return the body for a request whose fields are invalid.
 
     Args:
         errors: The errors of pydantic.
-        body: What was validated.
+        body: What was validated; the text, if it is not JSON.
+        model: The fields that a request may have.
     """
-    problems = [(field_of(error["loc"], body), problem_of(error)) for error in errors[:MOST]]
+    problems = [(field_of(error["loc"], body), problem_of(error, body, model)) for error in errors[:MOST]]
     message = "; ".join(f"{param}: {problem}" if param else problem for param, problem in problems)
     return body_of(f"{message}.", INVALID, problems[0][0] if problems else None)
 
 
-def problem_of(error: Any) -> str:
-    """Return what is wrong with a field, in words."""
-    if error["type"] == "extra_forbidden":
-        return "there is no such field"
-    if error["type"] == "missing":
+def problem_of(error: Any, body: Any, model: type[BaseModel] | None) -> str:
+    """Return what is wrong with a field, or with the whole body, in words."""
+    kind, path, fields = error["type"], error["loc"], {} if model is None else model.model_fields
+    if kind == "json_invalid":
+        return f"the body is not valid JSON: {place_of(error, body)}"
+    if kind == "missing" and path == ("body",):
+        required = " and ".join(name for name, field in fields.items() if field.is_required())
+        return "the body is empty: send a JSON object" + (f" with {required}" if required else "")
+    if kind == "missing":
         return "this field is required"
-    if error["type"] == "json_invalid":
-        return "the body is not valid JSON"
+    if kind == "extra_forbidden":
+        meant = nearest(str(path[-1]), fields) if len(path) == 2 else None  # of the request itself
+        return "there is no such field" + (f" (did you mean '{meant}'?)" if meant else "")
+    if path == ("body",) and not isinstance(body, dict):
+        return "the body must be a JSON object"
     message = str(error["msg"]).rstrip(".")
     return message[:1].lower() + message[1:]
+
+
+def place_of(error: Any, text: str) -> str:
+    """Return why a text is not JSON, and where."""
+    at, why = error["loc"][1], str(error["ctx"]["error"])
+    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+    return f"{why[:1].lower()}{why[1:]} at line {line}, column {column}"
 
 
 def field_of(path: Sequence[str | int], body: Any) -> str | None:
