@@ -109,7 +109,7 @@ def fuzzed():
 
 def check(reply):
     """Check that a reply is an answer or an error of the one shape."""
-    assert reply.status_code in (200, 400, 404, 405, 406, 413, 422), (reply.status_code, reply.text)
+    assert reply.status_code in (200, 400, 404, 405, 406, 413, 415, 422), (reply.status_code, reply.text)
     if reply.status_code != 200:
         error = reply.json()["error"]
         assert set(error) == {"message", "type", "param", "code"} and error["message"], error
