@@ -14,6 +14,8 @@ WHAT is a table or a figure of `acgpt report`, by its file name within its part,
     <!-- report NAME commands -->                                    commands and training times of the runs
     <!-- report NAME rates -->                                       the same with tokens/s
     <!-- report NAME draws -->                                       cost of sampling, all modes together
+
+<!-- figure NAME ALT --> and <!-- end --> enclose the figure of a result file, drawn into docs/NAME.png.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import figures
 
 from acgpt.display.table import markdown_table
 
@@ -200,6 +204,28 @@ def scoring(record: dict[str, Any]) -> str:
         for name, s in record["seconds"].items()
     ]
     return markdown(["", "seconds", "texts/s", "asked tokens/s", "× the time of one pass"], rows)
+
+
+def scaling_rows(points: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return a row per case: its sizes, the measured and the predicted seconds, their ratio, and the peak memory."""
+    rows, seen = [], set()
+    for point in points:
+        case = point["case"]
+        if (key := (point["kind"], *case.values())) in seen:  # on several axes
+            continue
+        seen.add(key)
+        memory = "--" if point["memory"] is None else f"{point['memory'] / 2**30:.1f} GiB"
+        row = [point["kind"], f"{case['length']:,}", f"{case['share']:.0%}", str(case["batch"])]
+        row += [f"{point['seconds']:.3f}", f"{point['floor']:.3f}", f"{point['seconds'] / point['floor']:.1f}"]
+        rows.append([*row, f"{point['tokens'] / point['seconds']:,.0f}", memory])
+    return ["", "tokens", "given", "texts", "s", "floor s", "s / floor", "asked tokens/s", "peak memory"], rows
+
+
+def scaling(record: dict[str, Any]) -> str:
+    """Render how cost grows."""
+    rates = f"{record['operations'] / 1e12:.3g} TFLOP/s and {record['bandwidth'] / 1e12:.3g} TB/s"
+    note = f"{record['size']} in {record['dtype']}. The floor is at {rates}, measured in the same run."
+    return markdown(*scaling_rows(record["points"])) + "\n\n" + note
 
 
 def bos(record: dict[str, Any]) -> str:
@@ -768,6 +794,7 @@ TABLES = {
     "lengths": lengths,
     "generation": generation,
     "resume": resume,
+    "scaling": scaling,
     "scoring": scoring,
     "serving": serving,
     "startup": startup,
@@ -917,6 +944,14 @@ def rendered(page: str, check: bool = False) -> str:
     def report(match: re.Match[str]) -> str:
         return f"<!-- report {match[1]} -->\n{report_block(shlex.split(match[1]), check)}\n<!-- end -->"
 
+    def figure(match: re.Match[str]) -> str:
+        name, alternative = match[1], match[2]
+        record = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        draw = functools.partial(figures.draw_scaling, json.dumps(record["points"]))
+        path = figure_name(draw, ROOT / "docs" / f"{name}.png", check)
+        return f"<!-- figure {name} {alternative} -->\n![{alternative}]({path})\n<!-- end -->"
+
+    page = re.sub(r"<!-- figure (\S+) (.+?) -->.*?<!-- end -->", figure, page, flags=re.DOTALL)
     page = re.sub(r"<!-- table (\S+) -->.*?<!-- end -->", table, page, flags=re.DOTALL)
     return re.sub(r"<!-- report (.+?) -->.*?<!-- end -->", report, page, flags=re.DOTALL)
 
