@@ -22,7 +22,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -44,7 +44,7 @@ from acgpt.serving.completions import (
     seed_of,
 )
 from acgpt.serving.events import event_stream
-from acgpt.serving.requests import Lenient
+from acgpt.serving.requests import BoundedStops, Lenient
 from acgpt.serving.service import Service
 from acgpt.version import __version__
 
@@ -75,7 +75,9 @@ class InfillRequest(Lenient):
     top_k: int = Field(0, description="Draw from the most probable tokens only; 0 or less: from all.")
     top_p: float = Field(1.0, description="Nucleus sampling: total probability of the tokens drawn from.")
     seed: int = Field(-1, description="Seed; -1: a new one.")
-    stop: list[str] | str | None = Field(None, description="Strings before which the text ends.")
+    stop: Annotated[list[str] | str | None, BoundedStops] = Field(
+        None, description="Strings before which the text ends."
+    )
     samplers: Any = Field(None, description="Ignored.")
     cache_prompt: Any = Field(None, description="Ignored.")
     stream: bool = Field(False, description="Send parts of the text as they are drawn.")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from acgpt.models.fill import PATIENCE
+from acgpt.serving.requests import BoundedStops
 
 LARGEST = 2**31 - 1  # of whole numbers
 MOST_TOP = 20  # of most probable tokens
@@ -65,6 +66,7 @@ Templates = Annotated[
 Stop = Annotated[
     Annotated[str, Tag("string")] | Annotated[list[str], Field(fail_fast=True), Tag("list")],
     Discriminator(lambda value: "list" if isinstance(value, list) else "string"),
+    BoundedStops,
 ]
 
 
