@@ -1,4 +1,4 @@
-"""Types of fields that the completion requests of several protocols have."""
+"""Types of fields that requests of several protocols have."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from pydantic_core import PydanticCustomError
 
 LARGEST = 2**31 - 1  # of whole numbers
+MOST_TOP = 20  # of most probable tokens with each log-probability
 FEW_STOPS = 4  # strings, as OpenAI's servers take
 MOST_STOPS, STOP_CHARACTERS = 64, 4096  # strings of a request, and characters of all of them: each token is compared
 

@@ -11,21 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from acgpt.models.fill import PATIENCE
-from acgpt.serving.requests import BoundedStops
+from acgpt.serving.requests import LARGEST, MOST_TOP, BoundedStops, Count, Strict
 
-LARGEST = 2**31 - 1  # of whole numbers
-MOST_TOP = 20  # of most probable tokens
 CAPITAL, GAP, RANK = "The capital of {{Italy}} is Rome.", "The capital of {{_}} is Rome.", "The {{cat|dog}} sat."
 
-Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Token = Annotated[int, Field(ge=0, le=LARGEST)]
 Number = float | None  # null if it is not finite
-
-
-class Strict(BaseModel):
-    """A request."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
