@@ -184,7 +184,9 @@ class SurpriseRequest(Asking):
     )
     text: str = Field(description="A text; braces have no meaning.")
     future: bool = Field(False, description="Given all other tokens. Default: given the tokens before it.")
-    positions: list[Count] | None = Field(None, description="Positions to score, from 1. Default: all.")
+    positions: Annotated[list[Count], Field(fail_fast=True)] | None = Field(
+        None, description="Positions to score, from 1. Default: all."
+    )
     top: int = Field(5, ge=0, le=MOST_TOP, description="Number of most probable tokens to return for each.")
 
 
