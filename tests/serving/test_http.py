@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import json
@@ -20,6 +21,7 @@ from acgpt.serving.app import create_app
 from acgpt.serving.gate import Gate
 from acgpt.serving.scheduler import Scheduler
 from acgpt.serving.server import Server
+from acgpt.serving.service import TimeExceeded
 
 LONG = {"query": "The {{_500}}", "temperature": 1.0, "seed": 1}
 
@@ -226,6 +228,21 @@ def test_a_client_that_does_not_read_does_not_keep_the_server_from_ending(long_l
             server.drain(service)  # as a signal does
             thread.join(15)
             assert not thread.is_alive()
+
+
+def test_a_stream_that_nobody_reads_ends_at_its_deadline(long_lm, slow_steps):
+    async def read_one(service):
+        items = service.stream(lambda report: long_lm.searches.stream("The {{_400-500}}", report, max_tokens=500), seconds=0.5)  # fmt: skip  # noqa: E501
+        await anext(items)
+        (job,) = service.scheduler.jobs
+        while not job.cancelled:
+            await asyncio.sleep(0.01)
+        with pytest.raises(TimeExceeded):
+            async for _ in items:
+                pass
+
+    with service_of(long_lm) as service:
+        asyncio.run(asyncio.wait_for(read_one(service), 20))
 
 
 def test_a_chunked_body_that_is_too_large_is_refused_while_it_is_read(long_lm):
