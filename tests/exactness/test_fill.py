@@ -373,6 +373,19 @@ def test_a_stop_string_cuts_the_text_but_not_the_log_probability(lm, template):
     assert cut.log_prob == exactly(lm.log_prob(cut.query).log_prob)
 
 
+def test_a_stop_string_is_encoded_once(lm):
+    class Counted(str):
+        encoded = 0
+
+        def encode(self, *arguments):
+            self.encoded += 1
+            return super().encode(*arguments)
+
+    stop = Counted("never")
+    lm.fill("ab {{_}}", 3, seed=0, best_of=3, max_tokens=12, stop=[stop])
+    assert stop.encoded == 1
+
+
 @pytest.mark.parametrize("seed", range(examples(4)))
 def test_a_stop_string_ends_the_gap_at_the_end_of_a_text(lm, seed):
     (free,) = lm.sample("ab {{_}}", 1, seed=seed, max_tokens=12)

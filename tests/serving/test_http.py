@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import json
+import re
 import socket
 import threading
 import time
@@ -14,7 +17,11 @@ import httpx
 import pytest
 from servers import running, service_of, tiny_lm, until
 
+from acgpt.serving.app import create_app
+from acgpt.serving.gate import Gate
 from acgpt.serving.scheduler import Scheduler
+from acgpt.serving.server import Server
+from acgpt.serving.service import TimeExceeded
 
 LONG = {"query": "The {{_500}}", "temperature": 1.0, "seed": 1}
 
@@ -117,6 +124,125 @@ def test_a_body_that_does_not_come_is_given_up(long_lm):
             connection.sendall(b"POST /v1/log_prob HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
             connection.settimeout(10)
             assert b" 504 " in connection.recv(4096)
+
+
+WHOLE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def received(connection):
+    """Return all that comes until the server closes the connection."""
+    connection.settimeout(10)
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while parts[-1:] != [b""]:
+            parts.append(connection.recv(4096))
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize(("before", "sent"), [(b"", b""), (b"", WHOLE[:8]), (b"", WHOLE[:-2]), (WHOLE, WHOLE[:8])])
+def test_a_connection_without_a_whole_head_is_closed(server, monkeypatch, before, sent):
+    monkeypatch.setattr("acgpt.serving.connection.HEAD_SECONDS", 0.3)
+    parts = urlsplit(server.url)
+    with socket.create_connection((parts.hostname, parts.port)) as connection:
+        if before:
+            connection.sendall(before)
+            connection.settimeout(10)
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += connection.recv(4096)
+        for byte in sent:  # one by one: what comes slowly is no exception
+            connection.sendall(bytes([byte]))
+        assert received(connection) == b""
+    assert until(lambda: not server.server.server_state.connections)
+
+
+def test_the_time_for_a_head_is_not_that_of_the_answer(server, slow_steps, monkeypatch):
+    monkeypatch.setattr("acgpt.serving.connection.HEAD_SECONDS", 0.1)
+    with httpx.Client() as client:
+        for _ in range(2):
+            assert client.post(f"{server.url}/v1/sample", json={**LONG, "query": "The {{_60}}"}).status_code == 200
+
+
+def test_too_many_connections_are_told_so(long_lm, monkeypatch):
+    monkeypatch.setattr("acgpt.serving.connection.MOST_CONNECTIONS", 2)
+    with service_of(long_lm) as service, running(service) as server:
+        parts, state = urlsplit(server.url), server.server.server_state
+        idle = [socket.create_connection((parts.hostname, parts.port)) for _ in range(2)]
+        assert until(lambda: len(state.connections) == 2)
+        reply = httpx.get(f"{server.url}/health")
+        assert reply.status_code == 503 and reply.headers["connection"] == "close" and "retry-after" in reply.headers
+        assert reply.json()["error"]["code"] == "too_many_connections" and reply.json()["error"]["param"] is None
+        many = [socket.create_connection((parts.hostname, parts.port)) for _ in range(80)]
+        assert until(lambda: 2 < len(state.connections) <= 2 + 64)
+        for connection in idle + many:
+            connection.close()
+        assert until(lambda: not state.connections)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def small_buffers(server):
+    """Return a connection that holds a few kilobytes of a reply."""
+    for listener in server.servers[0].sockets:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(server.servers[0].sockets[0].getsockname())
+    return connection
+
+
+def unread(server):
+    """Return the number of bytes that clients have not taken yet."""
+    return sum(connection.transport.get_write_buffer_size() for connection in server.server_state.connections)
+
+
+def test_a_client_that_does_not_read_its_reply_is_dropped(server, monkeypatch):
+    monkeypatch.setattr("acgpt.serving.connection.STALL_SECONDS", 0.3)
+    with small_buffers(server.server) as connection:
+        connection.sendall(WHOLE.replace(b"/health", b"/openapi.json"))
+        assert until(lambda: unread(server.server))
+        assert until(lambda: not server.server.server_state.connections)
+
+
+def test_a_client_that_reads_slowly_gets_its_reply(server, monkeypatch):
+    monkeypatch.setattr("acgpt.serving.connection.STALL_SECONDS", 1.0)
+    with small_buffers(server.server) as connection:
+        connection.sendall(WHOLE.replace(b"/health", b"/openapi.json").replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))  # fmt: skip  # noqa: E501
+        assert until(lambda: unread(server.server))
+        head, _, body = received(connection).partition(b"\r\n\r\n")
+    assert int(re.search(rb"content-length: (\d+)", head)[1]) == len(body)
+
+
+def test_a_client_that_does_not_read_does_not_keep_the_server_from_ending(long_lm, monkeypatch):
+    monkeypatch.setattr("acgpt.serving.server.DRAINED_SECONDS", 0.3)
+    with service_of(long_lm) as service, socket.create_server(("127.0.0.1", 0)) as listener:
+        gate = Gate()
+        gate.app = create_app(service)
+        server = Server(gate, 10)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        assert until(lambda: server.started)
+        with small_buffers(server) as connection:
+            connection.sendall(WHOLE.replace(b"/health", b"/openapi.json"))
+            assert until(lambda: unread(server))
+            server.service = service
+            server.drain(service)  # as a signal does
+            thread.join(15)
+            assert not thread.is_alive()
+
+
+def test_a_stream_that_nobody_reads_ends_at_its_deadline(long_lm, slow_steps):
+    async def read_one(service):
+        items = service.stream(lambda report: long_lm.searches.stream("The {{_400-500}}", report, max_tokens=500), seconds=0.5)  # fmt: skip  # noqa: E501
+        await anext(items)
+        (job,) = service.scheduler.jobs
+        while not job.cancelled:
+            await asyncio.sleep(0.01)
+        with pytest.raises(TimeExceeded):
+            async for _ in items:
+                pass
+
+    with service_of(long_lm) as service:
+        asyncio.run(asyncio.wait_for(read_one(service), 20))
 
 
 def test_a_chunked_body_that_is_too_large_is_refused_while_it_is_read(long_lm):

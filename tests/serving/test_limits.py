@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from servers import service_of, until
 
 from acgpt.serving.app import create_app
+from acgpt.serving.requests import Lenient, Strict
 from acgpt.serving.scheduler import Scheduler
 
 GAP, SCORE = "The {{_}} sat on the mat.", "The {{cat}} sat."
@@ -234,6 +235,34 @@ def test_a_huge_template_is_refused_in_time_linear_in_its_length(http, template)
     for route, field in (("log_prob", "query"), ("fill", "template")):
         refused(http.post(f"/v1/{route}", json={field: template}), 422, param=field)
     assert time.monotonic() - start < 20, "the time is quadratic: minutes"
+
+
+def list_schemas(schema):
+    """Yield the schemas of all lists in a core schema of pydantic."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            yield schema
+        for value in schema.values():
+            yield from list_schemas(value)
+    elif isinstance(schema, list | tuple):
+        for value in schema:
+            yield from list_schemas(value)
+
+
+def subclasses(kind):
+    """Yield a class and all that derive from it."""
+    yield kind
+    for child in kind.__subclasses__():
+        yield from subclasses(child)
+
+
+def test_the_first_invalid_entry_of_a_list_ends_its_check(service):
+    """A list of a million wrong entries would otherwise be a million errors, each with the text of the entry."""
+    models = [model for kind in (Strict, Lenient) for model in subclasses(kind)]
+    lists = [(model, schema) for model in models for schema in list_schemas(model.__pydantic_core_schema__)]
+    assert [(model.__name__, schema) for model, schema in lists if not schema.get("fail_fast")] == []
+    bodies = {schema for schema in create_app(service).openapi()["components"]["schemas"] if schema.endswith("Request")}
+    assert bodies <= {model.__name__ for model in models} and len(bodies) >= 12 and len(lists) >= 12
 
 
 # ---- queue and time -------------------------------------------------------------------------------------------------

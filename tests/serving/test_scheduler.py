@@ -9,15 +9,19 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from fastapi.testclient import TestClient
 from models import tiny_model, tiny_tokenizer
 from servers import until
 from tolerance import exactly, same_scores
 
 from acgpt import LanguageModel, Metadata, TemplateError
 from acgpt.engine.attention import blocks_of
+from acgpt.engine.decoding import Decoding
 from acgpt.models.answers import Fill
 from acgpt.models.executor import Scores
-from acgpt.serving.scheduler import Draining, QueueFull, Scheduler
+from acgpt.serving.app import create_app
+from acgpt.serving.scheduler import Broken, Draining, QueueFull, Scheduler
+from acgpt.serving.service import Service
 
 WORDS = ["cat", "dog", "bird", "mat", "the", "sat", "on", "a"]
 
@@ -132,8 +136,6 @@ def test_rows_that_cannot_be_prefilled_fail_alone(lm, scheduler, monkeypatch):
 
 
 def test_if_a_step_fails_the_newest_row_gives_way(lm, scheduler, monkeypatch):
-    from acgpt.engine.decoding import Decoding
-
     real = Decoding.step
 
     def step(self):
@@ -153,8 +155,6 @@ def test_if_a_step_fails_the_newest_row_gives_way(lm, scheduler, monkeypatch):
 
 
 def test_a_cancelled_search_leaves_before_the_next_step(lm, scheduler, monkeypatch):
-    from acgpt.engine.decoding import Decoding
-
     real, gate = Decoding.step, threading.Semaphore(0)
     monkeypatch.setattr(Decoding, "step", lambda self: (gate.acquire(timeout=30), real(self))[1])
     kept = scheduler.submit(lm.searches.sample("The {{_40}}", seed=1))
@@ -225,6 +225,58 @@ def test_a_bug_of_the_scheduler_does_not_stop_it(lm, scheduler, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             scheduler.submit(lm.searches.sample("The {{_4}} sat.")).future.result(60)
     assert scheduler.submit(lm.searches.sample("The {{_4}} sat.")).future.result(60)
+
+
+def test_a_search_that_fails_to_close_harms_no_other(lm, scheduler):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def search():
+        try:
+            begun.set()
+            go_on.wait(30)
+            yield from lm.searches.sample("The {{_40}}", seed=1)
+        finally:
+            raise ZeroDivisionError("broken")
+
+    job = scheduler.submit(search())
+    assert begun.wait(30)
+    job.cancel()
+    go_on.set()
+    with pytest.raises(CancelledError):
+        job.future.result(30)
+    assert scheduler.submit(lm.searches.log_prob(["The {{cat}} sat."])).future.result(30)
+
+
+def test_rows_that_cannot_be_released_fail_with_those_beside_them(lm, scheduler, monkeypatch):
+    real, gate = Decoding.step, threading.Semaphore(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoding, "step", lambda self: (gate.acquire(timeout=30), real(self))[1])
+        patch.setattr(Decoding, "release", lambda self, rows: 1 / 0)
+        jobs = [scheduler.submit(lm.searches.sample("The {{_80}}", seed=i)) for i in range(3)]
+        assert until(lambda: gate.release() or scheduler.active_rows == 3)
+        jobs[0].cancel()
+        gate.release(2)  # the step that was on its way, and the next one
+        with pytest.raises(CancelledError):
+            jobs[0].future.result(30)
+        for job in jobs[1:]:
+            with pytest.raises(ZeroDivisionError):
+                job.future.result(30)
+        assert until(lambda: not scheduler.jobs) and not scheduler.active_rows
+    assert scheduler.submit(lm.searches.sample("The {{_4}} sat.")).future.result(60)
+
+
+def test_if_the_thread_ends_everything_is_refused(lm, monkeypatch):
+    monkeypatch.setattr(Scheduler, "_cancelled", lambda self: 1 / 0)
+    scheduler = Scheduler(lm._executor)
+    with pytest.raises(Broken):
+        scheduler.submit(lm.searches.sample("The {{_4}} sat.")).future.result(30)
+    assert until(lambda: not scheduler.thread.is_alive()) and not scheduler.jobs
+    with pytest.raises(Broken, match="restart it"):
+        scheduler.submit(lm.searches.sample("The {{_4}} sat."))
+    http = TestClient(create_app(Service(lm, scheduler)))
+    assert http.get("/health").status_code == 503
+    reply = http.post("/v1/log_prob", json={"query": "The {{cat}} sat."})
+    assert reply.status_code == 503 and reply.json()["error"]["code"] == "broken"
 
 
 def test_a_client_that_hangs_up_at_the_last_moment_harms_no_other(lm, scheduler):

@@ -271,6 +271,20 @@ def test_what_is_refused_at_the_start_is_refused_before_the_imports(tmp_path):
             assert done.returncode == 2 and problem in done.stderr and done.stdout == "[]\n", done
 
 
+def test_the_server_may_open_as_many_files_as_the_system_allows():
+    code = (
+        "import resource\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "hard = 500 if hard == resource.RLIM_INFINITY else min(hard, 500)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
+        "from acgpt.serving.connection import RESERVED_FILES, most_connections\n"
+        "most = most_connections()\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)\n"
+        "print(most == hard - RESERVED_FILES)"
+    )
+    assert python(code).stdout == "True\n"
+
+
 def test_the_server_answers_before_torch_is_imported():
     code = "import sys, acgpt.cli.serve, acgpt.serving.server\nprint('torch' in sys.modules)"
     assert python(code).stdout == "False\n"

@@ -183,6 +183,7 @@ class Filler:
         self.size: int = executor.engine.model.config.get_text_config().vocab_size  # of the model's vocabulary
         self.slots = [part for part in parts if isinstance(part, Slot)]
         self.vocabulary = ByteVocabulary.of(tokenizer)
+        self.stops = [stop.encode() for stop in options.stop]
         self.gapped = encode_gaps(parts, tokenizer, template)
         self.constraints = [self.constraint(region) for region in self.gapped.regions]
         query = self.gapped.encoded([1] * len(self.constraints)).query  # a route depends on roles alone
@@ -413,7 +414,7 @@ class Filler:
             _, found, text = text.partition(literal)
             if not found:
                 return False
-        return bool(late and text) or any(stop.encode() in text for stop in self.options.stop)
+        return bool(late and text) or any(stop in text for stop in self.stops)
 
     def candidate(self, lengths: tuple[int, ...], row: ActiveRow, route: Route) -> Candidate:
         """Return the candidate that a row has drawn. If it ended early, its query is cut."""

@@ -20,6 +20,7 @@ from acgpt.serving.gate import unavailable
 from acgpt.serving.hints import no_path, wrong_method
 from acgpt.serving.metrics import CONTENT_TYPE, Metrics
 from acgpt.serving.middleware import BodyRead, KeyRequired, Observed, error_reply
+from acgpt.serving.scheduler import BROKEN
 from acgpt.serving.schemas import HealthReply
 from acgpt.serving.service import Service
 from acgpt.version import __version__
@@ -47,7 +48,9 @@ def create_app(service: Service, *, keys: Sequence[str] = (), cors: Sequence[str
 
     @app.get("/health", tags=["server"], responses={200: {"model": HealthReply}})
     async def health() -> Response:
-        """Say whether the server answers requests: 200, or 503 while it starts or shuts down."""
+        """Say whether the server answers requests: 200, or 503 while it starts or shuts down, or if it has failed."""
+        if service.scheduler.broken:
+            return unavailable(BROKEN)
         return unavailable("Shutting down") if service.scheduler.draining else JSONResponse({"status": "ok"})
 
     @app.get("/metrics", tags=["server"])

@@ -189,6 +189,7 @@ class Writer:
         self.inner[list(self.ends)] = False
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")  # holds back half a character
         self.text, self.shown = "", 0
+        self.matches = [Match(word) for word in self.stop]
         self.drawn = 0
         self.ended_by, self.word = "", ""
 
@@ -202,24 +203,51 @@ class Writer:
         if token in self.ends:
             self.ended_by = "eos"
             return
-        begin = max(0, len(self.text) - max(map(len, self.stop), default=1) + 1)
-        self.text += self.decoder.decode(self.bytes_of(token))
-        found = [(at, stop) for stop in self.stop if (at := self.text.find(stop, begin)) >= 0]
-        if found:
+        begin, new = len(self.text), self.decoder.decode(self.bytes_of(token))
+        self.text += new
+        ends = [(match.read(new), match.word) for match in self.matches]
+        if found := [(begin + end - len(word), word) for end, word in ends if end is not None]:
             at, self.word = min(found)
             self.text, self.ended_by = self.text[:at], "word"
 
     def news(self, done: bool) -> str:
         """Return the text that is settled and was not returned before: no beginning of a stop string, unless done."""
-        held = 0 if done or self.ended_by else held_back(self.text, self.stop)
+        held = 0 if done or self.ended_by else max((match.length for match in self.matches), default=0)
         begin, self.shown = self.shown, max(self.shown, len(self.text) - held)
         return self.text[begin : self.shown]
 
 
-def held_back(text: str, stop: Sequence[str]) -> int:
-    """Return the length of the longest end of a text that a stop string begins with."""
-    lengths = (k for word in stop for k in range(1, len(word)) if text.endswith(word[:k]))
-    return max(lengths, default=0)
+class Match:
+    """How much of a word a text ends with, as the text grows: the algorithm of Knuth, Morris and Pratt.
+
+    It takes a time that is linear in the text and the word, however they repeat themselves.
+
+    Args:
+        word: The word.
+
+    Attributes:
+        length: Length of the longest beginning of the word that the text ends with.
+    """
+
+    def __init__(self, word: str) -> None:
+        self.word, self.length = word, 0
+        self.shorter = [0] * len(word)  # by length - 1: the next shorter beginning that such a beginning ends with
+        for end in range(1, len(word)):
+            self.shorter[end] = self._longer(self.shorter[end - 1], word[end])
+
+    def _longer(self, length: int, character: str) -> int:
+        """Return the length after one more character."""
+        while length and (length == len(self.word) or self.word[length] != character):
+            length = self.shorter[length - 1]
+        return length + (self.word[length] == character)
+
+    def read(self, text: str) -> int | None:
+        """Append a text. Return where in it the word ends; `None` if it does not."""
+        for end, character in enumerate(text, 1):
+            self.length = self._longer(self.length, character)
+            if self.length == len(self.word):
+                return end
+        return None
 
 
 class Completer:

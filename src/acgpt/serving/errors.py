@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from acgpt.errors import InputError, QueryError, TemplateError
 from acgpt.serving.error_body import Kind, body_of
 from acgpt.serving.hints import nearest
-from acgpt.serving.scheduler import Draining, QueueFull
+from acgpt.serving.scheduler import Broken, Draining, QueueFull
 from acgpt.serving.service import Disconnected, TimeExceeded
 
 MOST = 5  # problems of a request that an error names
@@ -66,6 +66,7 @@ KINDS: dict[type[BaseException], Kind] = {
     Unauthorized: Kind(401, "authentication_error", "invalid_api_key"),
     QueueFull: Kind(429, "rate_limit_error", "queue_full"),
     Draining: Kind(503, "server_error", "shutting_down"),
+    Broken: Kind(503, "server_error", "broken"),
     TimeExceeded: Kind(504, "server_error", "time_exceeded"),
     Disconnected: Kind(499, "client_error", "disconnected"),
     MemoryError: Kind(503, "server_error", "out_of_memory"),

@@ -22,7 +22,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -44,7 +44,7 @@ from acgpt.serving.completions import (
     seed_of,
 )
 from acgpt.serving.events import event_stream
-from acgpt.serving.requests import Lenient
+from acgpt.serving.requests import BoundedStops, Lenient
 from acgpt.serving.service import Service
 from acgpt.version import __version__
 
@@ -64,7 +64,7 @@ class InfillRequest(Lenient):
 
     input_prefix: str = Field("", description="Text before the gap.")
     input_suffix: str = Field("", description="Text after the gap.")
-    input_extra: list[Chunk] = Field([], description="Further context, the most recent last.")
+    input_extra: list[Chunk] = Field([], fail_fast=True, description="Further context, the most recent last.")
     prompt: str = Field("", description="Text after the prefix, such as the line up to the cursor.")
     n_predict: int = Field(-1, description="Maximum number of tokens; negative: that of gaps; 0: none.")
     t_max_predict_ms: float = Field(0, description="Time after which the best fill so far is returned; 0: no limit.")
@@ -75,11 +75,15 @@ class InfillRequest(Lenient):
     top_k: int = Field(0, description="Draw from the most probable tokens only; 0 or less: from all.")
     top_p: float = Field(1.0, description="Nucleus sampling: total probability of the tokens drawn from.")
     seed: int = Field(-1, description="Seed; -1: a new one.")
-    stop: list[str] | str | None = Field(None, description="Strings before which the text ends.")
+    stop: Annotated[Annotated[list[str], Field(fail_fast=True)] | str | None, BoundedStops] = Field(
+        None, description="Strings before which the text ends."
+    )
     samplers: Any = Field(None, description="Ignored.")
     cache_prompt: Any = Field(None, description="Ignored.")
     stream: bool = Field(False, description="Send parts of the text as they are drawn.")
-    response_fields: list[str] = Field([], description="Paths of the fields to return, such as timings/prompt_n.")
+    response_fields: list[str] = Field(
+        [], fail_fast=True, description="Paths of the fields to return, such as timings/prompt_n."
+    )
     model: str | None = Field(None, description="The served model, one of its adapters, or none. Default: the model.")
 
     def options(self, service: Service) -> Options:

@@ -30,6 +30,7 @@ from acgpt.models.answer_json import to_json
 from acgpt.models.answers import Piece
 from acgpt.models.executor import Search
 from acgpt.models.fill import MAX_TOKENS
+from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import model_method
 from acgpt.models.searches import parse_gaps
 from acgpt.query.gaps import has_gaps
@@ -374,10 +375,19 @@ def chosen_options(service: Service, body: BaseModel, question: str) -> dict[str
         if (options.get(name) or 0) > (most := service.limits.max_n):
             error = LimitExceeded(f"{name} is {options[name]}; at most {most} is allowed (max_n).")
             raise InvalidField(name, error)
-    adapter, names = options.get("adapter"), (*service.lm.adapters, BARE)
+    check_adapter(service.lm, options.get("adapter"))
+    return options
+
+
+def check_adapter(lm: LanguageModel, adapter: str | None) -> None:
+    """Check that a model has an adapter of this name.
+
+    Raises:
+        InvalidField: It has not.
+    """
+    names = (*lm.adapters, BARE)
     if adapter is not None and adapter not in names:
         raise InvalidField("adapter", InputError(f"there is no such adapter; choose one of {', '.join(names)}."))
-    return options
 
 
 def naming(param: str, make: Callable[[], Result]) -> Callable[[], Result]:

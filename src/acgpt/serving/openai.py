@@ -36,10 +36,9 @@ from acgpt.serving.completions import (
 )
 from acgpt.serving.errors import InvalidField
 from acgpt.serving.events import event_stream
-from acgpt.serving.requests import Count, FewStops, Neutral, Prompts, Share, Strict, Temperature, Tokens
+from acgpt.serving.requests import MOST_TOP, Count, FewStops, Neutral, Prompts, Share, Strict, Temperature, Tokens
 from acgpt.serving.service import Service
 
-MOST_TOP = 20  # most probable tokens with each log-probability
 DONE = "data: [DONE]\n\n"  # end of a stream
 
 

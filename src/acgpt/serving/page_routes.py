@@ -21,15 +21,14 @@ from acgpt.display.show import figure
 from acgpt.engine.score import TopScore
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import METHODS
-from acgpt.models.adapters import BARE
 from acgpt.models.executor import Scores, Search, Top
 from acgpt.models.metadata import model_method
 from acgpt.models.router import Route
 from acgpt.query.query import Query
 from acgpt.query.text import encode_text
 from acgpt.serving.errors import InvalidField, LimitExceeded
-from acgpt.serving.native import Budget, naming, replies
-from acgpt.serving.schemas import Asking, LayoutReply, LayoutRequest, SurpriseReply, SurpriseRequest
+from acgpt.serving.native import Budget, check_adapter, naming, replies
+from acgpt.serving.schemas import LayoutReply, LayoutRequest, SurpriseReply, SurpriseRequest
 from acgpt.serving.service import USAGE, Service
 
 MOST_SLOTS = 400  # maximum number of slots of a layout: the mask is quadratic
@@ -43,15 +42,10 @@ def router(service: Service) -> APIRouter:
     """
     routes, lm, searches = APIRouter(tags=["page"]), service.lm, service.lm.searches
 
-    def check_adapter(body: Asking) -> None:
-        names = (*lm.adapters, BARE)
-        if body.adapter is not None and body.adapter not in names:
-            raise InvalidField("adapter", InputError(f"there is no such adapter; choose one of {', '.join(names)}."))
-
     @routes.post("/v1/surprise", responses=replies(SurpriseReply))
     async def surprise(body: SurpriseRequest, request: Request) -> Response:
         """Return the log-probability of the tokens of a text, and the tokens that were expected."""
-        check_adapter(body)
+        check_adapter(lm, body.adapter)
 
         def make() -> Search[Surprise]:
             service.check_characters(len(body.text))
@@ -77,7 +71,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/layout", responses=replies(LayoutReply))
     async def layout(body: LayoutRequest) -> Response:
         """Return the slots of the model's input, and which slots each of them reads."""
-        check_adapter(body)
+        check_adapter(lm, body.adapter)
 
         def make() -> dict[str, Any]:
             service.check_characters(len(body.template))

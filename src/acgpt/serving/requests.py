@@ -1,4 +1,4 @@
-"""Types of fields that the completion requests of several protocols have."""
+"""Types of fields that requests of several protocols have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from pydantic_core import PydanticCustomError
 
 LARGEST = 2**31 - 1  # of whole numbers
-MOST_STOPS = 4  # strings, as OpenAI's servers take
+MOST_TOP = 20  # of most probable tokens with each log-probability
+FEW_STOPS = 4  # strings, as OpenAI's servers take
+MOST_STOPS, STOP_CHARACTERS = 64, 4096  # strings of a request, and characters of all of them: each token is compared
 
 
 class Strict(BaseModel):
@@ -55,13 +57,23 @@ def stops_of(value: Any) -> tuple[str, ...]:
     strings = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(string, str) and string for string in strings):
         raise PydanticCustomError("stop", "it must be a text that is not empty, or a list of such texts")
-    return tuple(strings)
+    return tuple(bounded_stops(strings))
+
+
+def bounded_stops(value: Any) -> Any:
+    """Refuse stop strings that are too many, or too long together."""
+    strings = [value] if isinstance(value, str) else value or []
+    if len(strings) > MOST_STOPS:
+        raise PydanticCustomError("stop", f"at most {MOST_STOPS} strings are allowed, not {len(strings)}")
+    if (characters := sum(map(len, strings))) > STOP_CHARACTERS:
+        raise PydanticCustomError("stop", f"at most {STOP_CHARACTERS} characters are allowed, not {characters}")
+    return value
 
 
 def few_stops(value: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse more stop strings than OpenAI's servers take."""
-    if len(value) > MOST_STOPS:
-        raise PydanticCustomError("stop", f"at most {MOST_STOPS} strings are allowed")
+    if len(value) > FEW_STOPS:
+        raise PydanticCustomError("stop", f"at most {FEW_STOPS} strings are allowed")
     return value
 
 
@@ -83,6 +95,7 @@ Stops = Annotated[
     Any, PlainValidator(stops_of), WithJsonSchema({"anyOf": [TEXT, {"type": "array", "items": TEXT}, {"type": "null"}]})
 ]
 FewStops = Annotated[Stops, AfterValidator(few_stops)]
+BoundedStops = AfterValidator(bounded_stops)  # for fields that say themselves which strings they take
 Neutral = Annotated[Any, AfterValidator(neutral)]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Tokens = Annotated[int, Field(ge=0, le=LARGEST)]

@@ -41,6 +41,7 @@ from acgpt.errors import QueryError
 from acgpt.models.executor import Executor, LengthRequest, Request, Rows, Samples, Scores, Search, Sums, Top
 from acgpt.models.router import Route, by_route
 from acgpt.query.query import Query
+from acgpt.serving.log import log_failure
 
 Result = TypeVar("Result")
 
@@ -49,6 +50,7 @@ PATIENCE = {"cpu": 0, "cuda": 3}  # rounds
 ENOUGH = 4  # so many times the queries that wait are at least as many as the rows that are decoded
 PREFIX_BYTES = 2**28
 KEPT_BYTES = 2**30  # largest cache of a pool without rows that is kept
+BROKEN = "the server cannot answer any more: restart it."
 
 
 class Refused(Exception):
@@ -61,6 +63,10 @@ class QueueFull(Refused):
 
 class Draining(Refused):
     """The scheduler is being closed, and accepts nothing more."""
+
+
+class Broken(Refused):
+    """The thread of the scheduler has ended with an error."""
 
 
 class Abandoned(Exception):
@@ -201,7 +207,7 @@ class Scheduler:
         self.pools: dict[Route, Pool] = {}
         self.counts = Counts()
         self.passing: list[Job[Any]] = []  # what the pass that is being run is for
-        self.draining = self.stopped = False
+        self.draining = self.stopped = self.broken = False
         self.thread = threading.Thread(target=self._loop, name="acgpt-scheduler", daemon=True)
         self.thread.start()
 
@@ -213,8 +219,11 @@ class Scheduler:
         Raises:
             QueueFull: As many searches as may wait are waiting.
             Draining: The scheduler is being closed.
+            Broken: Its thread has ended.
         """
         with self.wake:
+            if self.broken:
+                raise Broken(BROKEN)
             if self.draining:
                 raise Draining("the server is shutting down and accepts no more requests.")
             if self.queued >= self.most_waiting:
@@ -262,6 +271,14 @@ class Scheduler:
         hooks = [block.register_forward_pre_hook(Watch(self._check)) for block in blocks]
         try:
             self._run()
+        except BaseException as error:  # not to be expected: nothing is accepted any more
+            log_failure(error)
+            with self.wake:
+                self.broken = True
+            for job in list(self.jobs):
+                with contextlib.suppress(InvalidStateError):
+                    job.future.set_exception(Broken(BROKEN))
+            self.jobs.clear()
         finally:
             for hook in hooks:
                 hook.remove()
@@ -304,9 +321,9 @@ class Scheduler:
             try:
                 self._round(arrivals)
             except Exception as error:  # a bug here: fail what is accepted, and go on with what comes
+                self.pools.clear()
                 for job in list(self.jobs):
                     self._finish(job, error=error)
-                self.pools.clear()
             self.counts.busy_seconds += time.perf_counter() - start
 
     def _round(self, arrivals: Sequence[Job[Any]]) -> None:
@@ -353,7 +370,10 @@ class Scheduler:
         """Forget a job that was cancelled."""
         self._forget(job)
         self.counts.cancelled += 1
-        job.search.close()
+        try:
+            job.search.close()
+        except Exception as error:  # of the search's own clean-up
+            log_failure(error)
         if self.stopped:
             with contextlib.suppress(InvalidStateError):
                 job.future.set_exception(Draining("the server has stopped."))
@@ -366,10 +386,18 @@ class Scheduler:
         self.scores = deque(pending for pending in self.scores if pending.job is not job)
         self.lengths = deque(other for other in self.lengths if other is not job)
         self.blocking = deque(other for other in self.blocking if other is not job)
+        broken: list[tuple[Pool, Exception]] = []
         for route in list(self.pools):
-            self._release(route, [p for p in self.pools[route].rows.values() if p.job is job])
+            try:
+                self._release(route, [p for p in self.pools[route].rows.values() if p.job is job])
+            except Exception as error:
+                log_failure(error)
+                broken.append((self.pools.pop(route), error))
         with self.wake:  # last, so that a scheduler without jobs has no rows
             self.jobs.discard(job)
+        for pool, error in broken:  # a row that cannot be released: those that it is decoded with fail, too
+            for other in {pending.job for pending in pool.rows.values()} & self.jobs:
+                self._finish(other, error=error)
 
     def _release(self, route: Route, rows: Sequence[PendingRow]) -> None:
         """Remove rows from a pool; an empty pool is dropped, with its memory, unless it is to be kept."""

@@ -11,20 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from acgpt.models.fill import PATIENCE
+from acgpt.serving.requests import LARGEST, MOST_TOP, BoundedStops, Count, Strict
 
-LARGEST = 2**31 - 1  # of whole numbers
-MOST_TOP = 20  # of most probable tokens
 CAPITAL, GAP, RANK = "The capital of {{Italy}} is Rome.", "The capital of {{_}} is Rome.", "The {{cat|dog}} sat."
 
-Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Token = Annotated[int, Field(ge=0, le=LARGEST)]
 Number = float | None  # null if it is not finite
-
-
-class Strict(BaseModel):
-    """A request."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
@@ -65,6 +57,7 @@ Templates = Annotated[
 Stop = Annotated[
     Annotated[str, Tag("string")] | Annotated[list[str], Field(fail_fast=True), Tag("list")],
     Discriminator(lambda value: "list" if isinstance(value, list) else "string"),
+    BoundedStops,
 ]
 
 
@@ -191,7 +184,9 @@ class SurpriseRequest(Asking):
     )
     text: str = Field(description="A text; braces have no meaning.")
     future: bool = Field(False, description="Given all other tokens. Default: given the tokens before it.")
-    positions: list[Count] | None = Field(None, description="Positions to score, from 1. Default: all.")
+    positions: Annotated[list[Count], Field(fail_fast=True)] | None = Field(
+        None, description="Positions to score, from 1. Default: all."
+    )
     top: int = Field(5, ge=0, le=MOST_TOP, description="Number of most probable tokens to return for each.")
 
 

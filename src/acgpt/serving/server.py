@@ -2,7 +2,8 @@
 
 loading     every request is answered with 503; only the page is shown, and waits
 ready       requests are answered
-draining    after SIGTERM or Ctrl-C: new requests get 503, accepted ones are finished
+draining    after SIGTERM or Ctrl-C: new requests get 503, accepted ones are finished; clients that do not read
+            their replies are dropped
 stopped     after a second signal: accepted requests get 503, and the process ends with exit code 1
 
 torch is imported while requests are already answered, with 503.
@@ -10,6 +11,7 @@ torch is imported while requests are already answered, with 503.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 import uvicorn
 from starlette.types import ASGIApp
 
+from acgpt.serving.connection import most_connections, settings
 from acgpt.serving.gate import Gate
 from acgpt.serving.options import ServeOptions
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from acgpt.serving.service import Service
 
 LAST_SECONDS = 2.0  # for the replies to requests that a second signal has ended
+DRAINED_SECONDS = 5.0  # for clients to read their replies, after the last answer
 
 
 class Server(uvicorn.Server):
@@ -42,8 +46,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, gate: Gate, seconds: float) -> None:
-        config = uvicorn.Config(gate, lifespan="off", access_log=False, log_config=None, server_header=False, ws="none")
-        super().__init__(config)
+        super().__init__(settings(gate, limit_concurrency=most_connections(), timeout_graceful_shutdown=20))
         self.gate, self.seconds = gate, seconds
         self.service: Service | None = None
         self.signals = 0
@@ -64,6 +67,16 @@ class Server(uvicorn.Server):
         """Finish what was accepted, then exit."""
         service.scheduler.close(timeout=self.seconds)
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close all connections; those of clients that do not read their replies, after some seconds."""
+        asyncio.get_running_loop().call_later(DRAINED_SECONDS, self.drop_connections)
+        await super().shutdown(sockets)
+
+    def drop_connections(self) -> None:
+        """Drop all connections."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     def stop(self, service: Service) -> None:
         """Answer accepted requests with 503, and end the process with exit code 1."""

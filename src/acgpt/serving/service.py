@@ -212,9 +212,10 @@ class Service:
                 loop.call_soon_threadsafe(items.put_nowait, item)
 
         limit, job = self.seconds if seconds is None else seconds, None
-        deadline = loop.time() + limit
+        deadline, timer = loop.time() + limit, None
         try:
             job = await self.submit(lambda: make(report))
+            timer = loop.call_at(deadline, job.cancel)  # also if nobody takes the items
             job.future.add_done_callback(lambda _: report(ended))
             while True:
                 async with asyncio.timeout_at(deadline):
@@ -225,11 +226,13 @@ class Service:
                     usage.add(item)
                 yield item
             if job.future.cancelled():
-                raise Draining("the server has stopped.")
+                raise too_slow(limit) if loop.time() >= deadline else Draining("the server has stopped.")
             job.future.result()
         except TimeoutError as error:
             raise too_slow(limit) from error
         finally:
+            if timer is not None:
+                timer.cancel()
             if job is not None and not job.future.done():
                 job.cancel()
 
