@@ -266,6 +266,30 @@ def test_a_link_shares_the_state(page, open_page):
     assert text_of(page) == text
 
 
+def test_the_skip_link_leads_to_the_text_and_keeps_it(page):
+    write(page, "kept {{_}}")
+    page.locator("#skip").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#text")).to_be_focused()
+    assert text_of(page) == "kept {{_}}"
+
+
+@pytest.mark.parametrize("fragment", ["", "text", "main", "a=b"])
+def test_a_fragment_that_is_no_state_changes_nothing(page, open_page, address, fragment):
+    write(page, "kept {{_}}")
+    page.evaluate("fragment => { location.hash = fragment; }", fragment)
+    page.wait_for_timeout(100)
+    assert text_of(page) == "kept {{_}}"
+    assert text_of(open_page(f"{address.url}/#{fragment}")).startswith("Every Saturday")
+
+
+def test_a_text_that_was_emptied_stays_empty(page):
+    write(page, "")
+    page.wait_for_timeout(500)
+    page.reload()
+    assert text_of(page) == ""
+
+
 def copied(page, name):
     page.locator(f"#copy-{name}").click()
     expect(page.locator("#copied")).to_have_text("Copied.")

@@ -14,7 +14,7 @@ import { parse } from "./template.js";
 
 const VIEWS = { fill, surprise, rank, layout };
 const MAC = /Mac|iPhone|iPad/.test(navigator.platform);
-const fresh = state.read();
+const fresh = state.read() ?? { text: null, view: null, compare: true };
 let view = VIEWS[fresh.view] ? fresh.view : "fill",
   compare = fresh.compare,
   job = null,
@@ -228,6 +228,11 @@ document.addEventListener("keydown", (event) => {
   action();
 });
 
+$("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the fragment is the state
+  editor.focus();
+});
+
 $("tabs").addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key],
     names = Object.keys(VIEWS);
@@ -286,7 +291,9 @@ setTheme(THEMES.includes(localStorage.getItem("acgpt-theme")) ? localStorage.get
 $("compare").setAttribute("aria-checked", String(compare));
 editor.start(fresh.text ?? EXAMPLES.Story, textChanged);
 addEventListener("hashchange", () => {
-  const { text, view: name } = state.read();
+  const found = state.read();
+  if (!found) return;
+  const { text, view: name } = found;
   if (text !== null && text !== editor.text()) editor.set(text);
   if (VIEWS[name] && name !== view) open(name);
 });

@@ -1,7 +1,8 @@
 // The state of the page in the fragment of its address, which browsers do not send to servers.
 
-/** Read the state: {text, view, compare}; text is null if the address has none. */
+/** Read the state: {text, view, compare}; null if the fragment is empty or not one of ours, such as #text. */
 export function read() {
+  if (!/[#&](text|view)=/.test(location.hash)) return null;
   const fields = new URLSearchParams(location.hash.slice(1));
   return { text: fields.get("text"), view: fields.get("view"), compare: fields.get("compare") !== "0" };
 }
