@@ -432,6 +432,39 @@ def test_a_server_that_dies_in_the_middle_is_asked_again(page, address):
     assert page.locator(".column.future .token:not([class*=heat-])").count() == 0
 
 
+def refuse(page, status, code=None):
+    """Let the server answer fills with an error; with a page of a proxy, if there is no code. Return the requests."""
+    asked = []
+    error = {"error": {"message": "the server has run out of memory.", "type": "server_error", "code": code}}
+    reply = {"json": error} if code else {"body": "<h1>Bad gateway</h1>", "content_type": "text/html"}
+    page.route("**/v1/fill", lambda route: (asked.append(route.request), route.fulfill(status=status, **reply)))
+    return asked
+
+
+def test_an_error_that_stays_is_shown_and_not_asked_again(page):
+    asked = refuse(page, 503, "out_of_memory")
+    write(page, "The {{_1}} mat.")
+    run(page)
+    expect(page.locator("#notice")).to_contain_text("The server has run out of memory.")
+    expect(page.locator("#notice")).not_to_contain_text("asks again")
+    page.wait_for_timeout(1500)
+    assert len(asked) == 1
+    page.unroute("**/v1/fill")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("#fill .column.past li").first).to_be_visible()
+
+
+@pytest.mark.parametrize("status, code", [(503, "loading"), (503, "shutting_down"), (503, None), (502, None)])
+def test_a_server_that_is_not_ready_is_asked_again(page, status, code):
+    refuse(page, status, code)
+    write(page, "The {{_1}} mat.")
+    page.locator("#run").click()
+    expect(page.locator("#notice")).to_contain_text("the page asks again until the server is back")
+    page.unroute("**/v1/fill")
+    expect(page.locator("#fill .column.past li").first).to_be_visible()
+    expect(page.locator("#notice")).to_be_hidden()
+
+
 def test_a_key_is_asked_for_and_kept_for_the_tab_only(page_service, open_page):
     with served(page_service, keys=["secret"]) as address:
         page = open_page(address.url)
