@@ -583,6 +583,26 @@ def test_the_keyboard_is_enough_and_the_focus_follows_the_page(page):
     expect(page.locator("#help-dialog")).to_be_hidden()
 
 
+KEYBOARDS = {  # the places of the keys Z and Y, and the characters that they type
+    "QWERTY": {"undo": ("z", "KeyZ"), "redo": ("y", "KeyY")},
+    "QWERTZ": {"undo": ("z", "KeyY"), "redo": ("y", "KeyZ")},
+    "AZERTY": {"undo": ("z", "KeyW"), "redo": ("y", "KeyY")},
+    "ЙЦУКЕН": {"undo": ("я", "KeyZ"), "redo": ("н", "KeyY")},
+}
+
+
+@pytest.mark.parametrize("keyboard", KEYBOARDS)
+def test_shortcuts_are_the_letters_on_the_keys(page, keyboard):
+    press = """(field, [key, code, shiftKey]) => field.dispatchEvent(new KeyboardEvent("keydown",
+        {key: shiftKey ? key.toUpperCase() : key, code, shiftKey, ctrlKey: true, bubbles: true, cancelable: true}))"""
+    write(page, "one")
+    page.locator("#blank").click()
+    undo, redo = (KEYBOARDS[keyboard][name] for name in ("undo", "redo"))
+    for key, shift, text in [(undo, False, "one"), (redo, False, "{{_}}"), (undo, False, "one"), (undo, True, "{{_}}")]:
+        page.locator("#text").evaluate(press, [*key, shift])
+        assert text_of(page) == text, (key, shift)
+
+
 def test_the_theme_is_chosen_and_kept(page):
     def background():
         return page.evaluate("() => getComputedStyle(document.body).backgroundColor")

@@ -210,14 +210,18 @@ const SHORTCUTS = [
   ["", "← →", "move between tokens of the heat map"],
 ];
 
+/** The letter on the key, where it is a Latin one: KeyZ is elsewhere on QWERTZ and AZERTY. Else its place. */
+const pressed = ({ key, code }) => (/^[a-z]$/i.test(key) ? `Key${key.toUpperCase()}` : code);
+
 document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
+  const name = pressed(event);
   const ctrl = MAC ? event.metaKey : event.ctrlKey && !event.altKey;
   const mod = MAC ? event.ctrlKey : event.altKey && !event.ctrlKey; // on a Mac, Alt types characters
-  let action = (ctrl && CTRL[event.code]) || (mod && MOD[event.code]);
-  if (ctrl && event.shiftKey && event.code === "KeyZ") action = editor.redo;
+  let action = (ctrl && CTRL[name]) || (mod && MOD[name]);
+  if (ctrl && event.shiftKey && name === "KeyZ") action = editor.redo;
   if (
-    ["KeyZ", "KeyY"].includes(event.code) &&
+    ["KeyZ", "KeyY"].includes(name) &&
     ["INPUT", "TEXTAREA"].includes(event.target.tagName) &&
     event.target.id !== "text"
   )
