@@ -290,6 +290,18 @@ def test_a_text_that_was_emptied_stays_empty(page):
     assert text_of(page) == ""
 
 
+def test_what_was_typed_just_before_a_reload_is_kept(page, address):
+    write(page, "old {{_}}")
+    page.wait_for_timeout(500)
+    write(page, "new {{_}}")
+    page.reload()
+    assert text_of(page) == "new {{_}}"
+    write(page, "newest {{_}}")
+    page.goto("about:blank")
+    page.goto(f"{address.url}/#text=other")  # the state of another address
+    assert text_of(page) == "other"
+
+
 def copied(page, name):
     page.locator(f"#copy-{name}").click()
     expect(page.locator("#copied")).to_have_text("Copied.")

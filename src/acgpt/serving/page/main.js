@@ -14,6 +14,7 @@ import { parse } from "./template.js";
 
 const VIEWS = { fill, surprise, rank, layout };
 const MAC = /Mac|iPhone|iPad/.test(navigator.platform);
+state.resume();
 const fresh = state.read() ?? { text: null, view: null, compare: true };
 let view = VIEWS[fresh.view] ? fresh.view : "fill",
   compare = fresh.compare,
