@@ -227,6 +227,23 @@ def test_the_model_suggests_alternatives(page):
     assert page.get_by_label("Alternatives for the selected words").input_value().strip()
 
 
+def test_suggestions_are_added_to_what_was_typed(page):
+    write(page, "The cat sat on the mat.")
+    page.keyboard.press("Alt+r")
+    lines = page.get_by_label("Alternatives for the selected words")
+    lines.fill("dog\nbird")
+    select(page, 4, 7)
+    page.get_by_role("button", name="Suggest").click()
+    idle(page)
+    first = lines.input_value().split("\n")
+    assert first[:2] == ["dog", "bird"] and len(first) > 2
+    lines.fill("\n".join(reversed(first)))
+    page.get_by_role("button", name="Suggest").click()
+    idle(page)
+    again = lines.input_value().split("\n")
+    assert again[: len(first)] == first[::-1] and len(set(again)) == len(again)
+
+
 def test_the_layout_is_the_one_that_acgpt_show_draws(page):
     write(page, "The {{cat}} sat on the mat.")
     page.keyboard.press("Alt+l")

@@ -41,20 +41,21 @@ async function suggest({ signal }) {
   const {
     results: [fills],
   } = await post("v1/fill", body, signal);
-  lines.value = [...new Set(fills.map((fill) => fill.fills.at(-1).trim()))]
-    .filter((text) => text && text !== words)
-    .join("\n");
+  const suggested = fills.map((fill) => fill.fills.at(-1).trim()).filter((text) => text && text !== words);
+  lines.value = [...new Set([...typed(), ...suggested])].join("\n");
 }
+
+const typed = () =>
+  lines.value
+    .split("\n")
+    .map((line) => line.trim())
+    .filter(Boolean);
 
 export async function run({ parts, compare, signal }) {
   if (!has(parts, "alternatives")) {
     const words = editor.selection().trim();
-    const typed = lines.value
-      .split("\n")
-      .map((line) => line.trim())
-      .filter(Boolean);
     if (!words) throw new Error("Select the words in the text that the alternatives replace.");
-    editor.replaceSelection((old) => `{{${[...new Set([old, ...typed])].map(escapeSlot).join("|")}}}`);
+    editor.replaceSelection((old) => `{{${[...new Set([old, ...typed()])].map(escapeSlot).join("|")}}}`);
     return; // the text has changed, which ranks it
   }
   const kinds = compare ? ["future", "past"] : ["future"];
