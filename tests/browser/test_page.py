@@ -307,6 +307,19 @@ def test_a_text_that_was_emptied_stays_empty(page):
     assert text_of(page) == ""
 
 
+def test_alternatives_and_the_longest_gap_are_part_of_the_state(page, open_page):
+    page.get_by_label("Longest gap").fill("7")
+    page.keyboard.press("Alt+r")
+    lines = page.get_by_label("Alternatives for the selected words")
+    lines.fill("a cat\n100 % & more")
+    link = copied(page, "link")
+    page.reload()
+    for each in (page, open_page(link)):
+        assert each.get_by_label("Alternatives for the selected words").input_value() == "a cat\n100 % & more"
+        each.keyboard.press("Alt+f")
+        assert each.get_by_label("Longest gap").input_value() == "7"
+
+
 def test_what_was_typed_just_before_a_reload_is_kept(page, address):
     write(page, "old {{_}}")
     page.wait_for_timeout(500)

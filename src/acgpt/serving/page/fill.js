@@ -21,6 +21,7 @@ let panel,
   columns = {};
 const longest = h("input", { id: "longest", type: "number", min: 1, max: 64, value: 4, inputmode: "numeric" });
 
+export const inputs = { longest };
 export const label = () => "Fill";
 
 export function start(element, onaccept) {

@@ -13,9 +13,10 @@ import * as surprise from "./surprise.js";
 import { parse } from "./template.js";
 
 const VIEWS = { fill, surprise, rank, layout };
+const INPUTS = { ...fill.inputs, ...rank.inputs }; // fields of the views that are part of the state
 const MAC = /Mac|iPhone|iPad/.test(navigator.platform);
 state.resume();
-const fresh = state.read() ?? { text: null, view: null, compare: true };
+const fresh = state.read() ?? { text: null, view: null, compare: true, inputs: {} };
 let view = VIEWS[fresh.view] ? fresh.view : "fill",
   compare = fresh.compare,
   job = null,
@@ -138,8 +139,16 @@ function open(name) {
     run();
 }
 
-function remember() {
-  state.write({ text: editor.text(), view, compare });
+function current() {
+  const changed = Object.entries(INPUTS).filter(([, input]) => input.value !== input.defaultValue);
+  const inputs = Object.fromEntries(changed.map(([name, input]) => [name, input.value]));
+  return { text: editor.text(), view, compare, inputs };
+}
+
+const remember = () => state.write(current());
+
+function setInputs(values) {
+  for (const [name, input] of Object.entries(INPUTS)) input.value = values[name] ?? input.defaultValue;
 }
 
 let redraw;
@@ -283,7 +292,7 @@ for (const [id, action] of Object.entries({
   "copy-python": () => copy(() => python(view, editor.text())),
   "copy-curl": () => copy(() => curl(view, editor.text())),
   "copy-template": () => copy(editor.text),
-  "copy-link": () => copy(() => location.origin + state.link({ text: editor.text(), view, compare })),
+  "copy-link": () => copy(() => location.origin + state.link(current())),
 }))
   $(id).addEventListener("click", action);
 
@@ -294,11 +303,14 @@ layout.start($("layout"));
 nameKeys(document);
 setTheme(THEMES.includes(localStorage.getItem("acgpt-theme")) ? localStorage.getItem("acgpt-theme") : "auto");
 $("compare").setAttribute("aria-checked", String(compare));
+setInputs(fresh.inputs);
+for (const input of Object.values(INPUTS)) input.addEventListener("input", remember);
 editor.start(fresh.text ?? EXAMPLES.Story, textChanged);
 addEventListener("hashchange", () => {
   const found = state.read();
   if (!found) return;
   const { text, view: name } = found;
+  setInputs(found.inputs);
   if (text !== null && text !== editor.text()) editor.set(text);
   if (VIEWS[name] && name !== view) open(name);
 });

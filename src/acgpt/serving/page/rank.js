@@ -13,6 +13,7 @@ const COMPARED = {
 let panel, accept, editor, runNow;
 const lines = h("textarea", { id: "lines", rows: 2, spellcheck: "false" });
 
+export const inputs = { lines };
 export const label = () => "Rank";
 export const ready = (parts) => has(parts, "alternatives") || Boolean(lines.value.trim());
 export const missing = "There is nothing to rank: select a word and type alternatives, or write {{cat|dog}}.";
@@ -43,6 +44,7 @@ async function suggest({ signal }) {
   } = await post("v1/fill", body, signal);
   const suggested = fills.map((fill) => fill.fills.at(-1).trim()).filter((text) => text && text !== words);
   lines.value = [...new Set([...typed(), ...suggested])].join("\n");
+  lines.dispatchEvent(new Event("input"));
 }
 
 const typed = () =>

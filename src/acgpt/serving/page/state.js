@@ -2,11 +2,11 @@
 
 const UNWRITTEN = "acgpt-unwritten"; // in sessionStorage: the state of a page that was left before it was written
 
-/** Read the state: {text, view, compare}; null if the fragment is empty or not one of ours, such as #text. */
+/** Read the state: {text, view, compare, inputs}, where `inputs` has the values of fields by their names; null if the fragment is empty or not one of ours, such as #text. */
 export function read() {
   if (!/[#&](text|view)=/.test(location.hash)) return null;
-  const fields = new URLSearchParams(location.hash.slice(1));
-  return { text: fields.get("text"), view: fields.get("view"), compare: fields.get("compare") !== "0" };
+  const { text = null, view, compare, ...inputs } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  return { text, view, compare: compare !== "0", inputs };
 }
 
 let timer,
@@ -37,7 +37,7 @@ export function resume() {
   if (left.at === location.href) history.replaceState(null, "", left.link);
 }
 
-export function link({ text, view, compare }) {
-  const fields = new URLSearchParams({ text, view, ...(compare ? {} : { compare: "0" }) });
+export function link({ text, view, compare, inputs }) {
+  const fields = new URLSearchParams({ text, view, ...(compare ? {} : { compare: "0" }), ...inputs });
   return `${location.pathname}${location.search}#${fields}`;
 }
