@@ -320,6 +320,24 @@ def test_alternatives_and_the_longest_gap_are_part_of_the_state(page, open_page)
         assert each.get_by_label("Longest gap").input_value() == "7"
 
 
+def test_a_link_that_is_opened_in_the_same_tab_brings_its_state(page, address):
+    write(page, "mine {{_}}")
+    page.wait_for_timeout(500)
+    page.goto(f"{address.url}/#text=theirs+%7B%7B_%7D%7D&view=rank&compare=0&longest=9&lines=dog")  # only the fragment
+    page.wait_for_timeout(500)
+    assert text_of(page) == "theirs {{_}}"
+    expect(page.locator("#tab-rank")).to_have_attribute("aria-selected", "true")
+    expect(page.locator("#compare")).to_have_attribute("aria-checked", "false")
+    assert page.get_by_label("Alternatives for the selected words").input_value() == "dog"
+    assert "compare=0" in page.url and "longest=9" in page.url
+    page.keyboard.press("Control+z")
+    assert text_of(page) == "mine {{_}}"
+    page.goto(f"{address.url}/#text=theirs&view=rank")
+    page.wait_for_timeout(500)
+    expect(page.locator("#compare")).to_have_attribute("aria-checked", "true")
+    assert page.get_by_label("Alternatives for the selected words").input_value() == ""
+
+
 def test_what_was_typed_just_before_a_reload_is_kept(page, address):
     write(page, "old {{_}}")
     page.wait_for_timeout(500)

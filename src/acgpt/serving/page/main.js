@@ -165,9 +165,13 @@ function textChanged(text) {
   if (view === "rank" && parts?.some((part) => part.kind === "alternatives")) redraw = setTimeout(run, 400);
 }
 
-function toggleCompare() {
-  compare = !compare;
+function setCompare(value) {
+  compare = value;
   $("compare").setAttribute("aria-checked", String(compare));
+}
+
+function toggleCompare() {
+  setCompare(!compare);
   remember();
   if (shown[view] === editor.text()) run();
 }
@@ -302,7 +306,7 @@ rank.start($("rank"), accept, editor, run);
 layout.start($("layout"));
 nameKeys(document);
 setTheme(THEMES.includes(localStorage.getItem("acgpt-theme")) ? localStorage.getItem("acgpt-theme") : "auto");
-$("compare").setAttribute("aria-checked", String(compare));
+setCompare(compare);
 setInputs(fresh.inputs);
 for (const input of Object.values(INPUTS)) input.addEventListener("input", remember);
 editor.start(fresh.text ?? EXAMPLES.Story, textChanged);
@@ -310,6 +314,7 @@ addEventListener("hashchange", () => {
   const found = state.read();
   if (!found) return;
   const { text, view: name } = found;
+  setCompare(found.compare);
   setInputs(found.inputs);
   if (text !== null && text !== editor.text()) editor.set(text);
   if (VIEWS[name] && name !== view) open(name);
