@@ -82,6 +82,19 @@ def test_the_word_at_the_caret_is_blanked_without_a_selection(page):
     assert text_of(page) == "The {{_}} sat."
 
 
+def test_accepting_a_fill_keeps_slots_that_are_not_filled(page):
+    write(page, r"C:\\{{?2}} the {{_1}} and {{_2-2}} on {{?3}} \{{ mat.")
+    run(page)
+    row = page.locator("#fill .column.future li").first
+    expect(row.locator(".measure")).to_have_count(2)
+    first, second = re.sub(r": accept.*", "", row.locator("button").text_content()).split(" … ")
+    row.locator("button").click()
+    parts = parse(text_of(page))
+    assert [part.text if isinstance(part, Given) else text_of(page)[part.at :][:6] for part in parts] == [
+        "C:\\", "{{?2}}", f" the {first} and {second} on ", "{{?3}}", " {{ mat."
+    ]  # fmt: skip
+
+
 def test_fills_stream_in(page, address):
     write(page, "The {{_6}} mat.")
     seen = page.locator(".column.future .preview mark").evaluate_all

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { bar, h, percent, show } from "./dom.js";
-import { escapeSlot, has, past, write } from "./template.js";
+import { complete, escapeSlot, has, past, write } from "./template.js";
 
 const KINDS = { future: "With the future", past: "Past only" };
 const COMPARED = {
@@ -99,16 +99,11 @@ function row({ choice, probability, log_prob }, kind, parts) {
     {},
     h(
       "button",
-      { type: "button", onclick: () => accept(chosen(parts, choice)) },
+      { type: "button", onclick: () => accept(complete(parts, choice)) },
       text,
       h("span", { class: "hidden" }, ": accept"),
     ),
     h("span", { class: "count" }, `log p ${log_prob === null ? "−∞" : log_prob.toFixed(2)}`),
     h("span", { class: "measure" }, bar(probability, kind), h("span", { class: "number" }, percent(probability))),
   );
-}
-
-function chosen(parts, choice) {
-  const rest = [...choice];
-  return write([{ text: parts.map((part) => part.text ?? rest.shift()).join("") }]);
 }
