@@ -567,6 +567,27 @@ def test_a_key_is_asked_for_and_kept_for_the_tab_only(page_service, open_page):
         assert text_of(tab) == "kept {{_1}}"
 
 
+@pytest.mark.parametrize("view", ["fill", "surprise"])
+def test_a_key_that_is_given_later_is_enough(page_service, open_page, view):
+    with served(page_service, keys=["secret"]) as address:
+        page = open_page(address.url)
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator("#model")).to_have_text("no answer about the model")
+        write(page, "The {{_1}} mat." if view == "fill" else "The mat.")
+        page.locator(f"#tab-{view}").click()
+        if view == "fill":
+            page.locator("#run").click()
+        page.locator("#key").fill("secret")
+        page.get_by_role("button", name="Use it").click()
+        expect(page.locator("#model")).to_contain_text("reads the future")
+        idle(page)
+        page.locator("#tab-fill").click()
+        write(page, "The mat.")
+        page.locator("#tab-surprise").click()
+        idle(page)
+        expect(page.locator("#expected > div").first.locator("li")).to_have_count(5)
+
+
 def test_twenty_thousand_characters_are_edited_shared_and_refused_in_words(page, open_page):
     text = ("The cat sat on the mat, and the dog sat on the bird. " * 400)[:20_000]
     write(page, text)

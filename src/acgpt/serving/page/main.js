@@ -51,6 +51,7 @@ async function run(task = VIEWS[view].run) {
     });
     shown[name] = text;
     $(name).classList.remove("stale");
+    if (!model) introduce(); // there was no key
   } catch (error) {
     if (!own.signal.aborted) fail(error, task);
   } finally {
@@ -107,18 +108,24 @@ async function awaitServer(then) {
   }
 }
 
-/** Return what the server says about its model; wait until it answers. */
-async function describeModel() {
+let model = null;
+
+/** Return what the server says about its model; it is asked until it has answered once. */
+async function describeModel(signal) {
+  if (model) return model;
+  model = await get("v1/model", signal);
+  const reads = model.reads_future ? "reads the future" : "was not trained to read the future";
+  $("model").textContent = `${model.model}: ${reads}`;
+  return model;
+}
+
+/** Describe the model at the top of the page; wait for a server that is away. */
+async function introduce() {
   try {
-    const model = await get("v1/model");
-    const reads = model.reads_future ? "reads the future" : "was not trained to read the future";
-    $("model").textContent = `${model.model}: ${reads}`;
-    return model;
+    await describeModel();
   } catch (error) {
     $("model").textContent = error instanceof Away ? "waiting for the server …" : "no answer about the model";
-    if (!(error instanceof Away)) return {};
-    await new Promise((resolve) => setTimeout(resolve, 2000));
-    return describeModel();
+    if (error instanceof Away) setTimeout(introduce, 2000);
   }
 }
 
@@ -301,7 +308,8 @@ for (const [id, action] of Object.entries({
   $(id).addEventListener("click", action);
 
 fill.start($("fill"), accept);
-surprise.start($("surprise"), describeModel());
+surprise.start($("surprise"), describeModel);
+introduce();
 rank.start($("rank"), accept, editor, run);
 layout.start($("layout"));
 nameKeys(document);

@@ -19,7 +19,7 @@ const KINDS = { future: "With the future", past: "Past only" };
 const EXPLANATION = "Every token is coloured by how surprising it is. Select a part of the text to map only that.";
 
 let panel,
-  model,
+  describeModel,
   maps = {},
   selected = 0;
 
@@ -27,16 +27,15 @@ export const label = () => "Map";
 export const ready = (parts) => Boolean(plain(parts)?.trim());
 export const missing = "The heat map needs a text without gaps: fill them first, and accept a fill.";
 
-export function start(element, about) {
-  panel = element;
-  model = about;
+export function start(element, describe) {
+  [panel, describeModel] = [element, describe];
   show(panel, h("p", { class: "hint empty" }, EXPLANATION));
 }
 
 export async function run({ parts, selection, compare, signal, progress }) {
   const text =
     selection.trim().length > 1 && parts.every((part) => part.source === undefined) ? selection : plain(parts);
-  const top = ["ac-gpt", "gpt"].includes((await model).method) ? 5 : 0; // other methods have no most probable tokens
+  const top = ["ac-gpt", "gpt"].includes((await describeModel(signal)).method) ? 5 : 0; // other methods have no most probable tokens
   const body = { text, top };
   maps = {};
   const { pieces, tokens } = await post("v1/surprise", body, signal);
