@@ -257,6 +257,16 @@ def test_suggestions_are_added_to_what_was_typed(page):
     assert again[: len(first)] == first[::-1] and len(set(again)) == len(again)
 
 
+def test_suggestions_are_those_for_the_selected_words(page):
+    """Slots before and after the selection have texts of their own in each fill."""
+    page.route("**/v1/fill", lambda route: route.fulfill(json={"results": [[{"fills": ["a", "bird", "", "c"]}]]}))
+    write(page, "{{_1}} The cat sat {{?2}} on {{_1}} mat.")
+    page.keyboard.press("Alt+r")
+    select(page, 11, 14)
+    page.get_by_role("button", name="Suggest").click()
+    expect(page.get_by_label("Alternatives for the selected words")).to_have_value("bird")
+
+
 def test_the_layout_is_the_one_that_acgpt_show_draws(page):
     write(page, "The {{cat}} sat on the mat.")
     page.keyboard.press("Alt+l")

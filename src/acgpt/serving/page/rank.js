@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { bar, h, percent, show } from "./dom.js";
-import { complete, escapeSlot, has, past, write } from "./template.js";
+import { complete, escapeSlot, has, parse, past, slots, write } from "./template.js";
 
 const KINDS = { future: "With the future", past: "Past only" };
 const COMPARED = {
@@ -42,7 +42,8 @@ async function suggest({ signal }) {
   const {
     results: [fills],
   } = await post("v1/fill", body, signal);
-  const suggested = fills.map((fill) => fill.fills.at(-1).trim()).filter((text) => text && text !== words);
+  const slot = slots(parse(before)).length; // its number
+  const suggested = fills.map((fill) => fill.fills[slot].trim()).filter((text) => text && text !== words);
   lines.value = [...new Set([...typed(), ...suggested])].join("\n");
   lines.dispatchEvent(new Event("input"));
 }
