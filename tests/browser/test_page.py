@@ -158,6 +158,20 @@ def test_the_heat_map_has_both_ways_of_reading_and_what_was_expected(page, page_
     expect(tokens.nth(3)).to_have_attribute("aria-selected", "true")
 
 
+def test_a_probability_of_zero_is_not_shown_as_certain(page):
+    expected = [{"text": "a", "id": 1, "log_prob": 0.0}, {"text": "b", "id": 2, "log_prob": None}]
+    token = {"text": "mat", "id": 7, "position": 1, "log_prob": None, "expected": expected}
+    page.route("**/v1/surprise", lambda route: route.fulfill(json={"pieces": ["mat"], "tokens": [token]}))
+    write(page, "mat")
+    page.keyboard.press("Alt+s")
+    idle(page)
+    for kind in ("past", "future"):
+        label = page.locator(f".column.{kind} .token").get_attribute("aria-label")
+        assert label == "mat: ∞ bits, very surprising; expected a 100 %, b ≈ 0 %"
+        expect(page.locator(f"#surprise .column.{kind} h3")).to_contain_text("∞ bits")
+    assert page.locator("#expected .number").all_inner_texts() == ["100 %", "≈ 0 %"] * 2
+
+
 def acgpt_query(tokens, position):
     from acgpt import Query
 

@@ -5,7 +5,7 @@
 //                     probabilities can be compared
 
 import { post, stream } from "./api.js";
-import { bar, h, percent, show } from "./dom.js";
+import { bar, h, percent, probabilityOf, show } from "./dom.js";
 import { complete, escapeSlot, past, slots, write } from "./template.js";
 
 const MOST = 5; // alternatives
@@ -176,7 +176,7 @@ function row(entry, index, kind, parts) {
     kinds
       .filter((name) => entry[name] !== undefined)
       .map((name) => {
-        const probability = Math.exp(entry[name] ?? -Infinity);
+        const probability = probabilityOf(entry[name]);
         return h(
           "span",
           { class: "measure" },

@@ -4,7 +4,7 @@
 //   with the future   one query per token, so they are sent in chunks, those nearest to the middle of the window first
 
 import { post } from "./api.js";
-import { bar, h, percent, show, visible } from "./dom.js";
+import { bar, h, percent, probabilityOf, show, visible } from "./dom.js";
 import { plain } from "./template.js";
 
 const MOST = 400; // tokens of a text whose map with the future is computed
@@ -113,6 +113,8 @@ function makeMap(kind, pieces) {
   return { kind, spans, tokens: [], total, element, pieces };
 }
 
+const inBits = (bits, digits = 1) => `${Number.isFinite(bits) ? bits.toFixed(digits) : "∞"} bits`;
+
 function colour(map, token) {
   const index = token.position - 1,
     bits = token.log_prob === null ? Infinity : -token.log_prob / Math.LN2;
@@ -122,16 +124,16 @@ function colour(map, token) {
   span.classList.add(`heat-${step < 0 ? 3 : step}`);
   const expected = token.expected
     .slice(0, 3)
-    .map(({ text, id, log_prob }) => `${visible(text, id)} ${percent(Math.exp(log_prob))}`);
+    .map(({ text, id, log_prob }) => `${visible(text, id)} ${percent(probabilityOf(log_prob))}`);
   span.setAttribute(
     "aria-label",
-    `${visible(token.text, token.id)}: ${bits.toFixed(1)} bits, ${STEPS.at(step)[1]}` +
+    `${visible(token.text, token.id)}: ${inBits(bits)}, ${STEPS.at(step)[1]}` +
       (expected.length ? `; expected ${expected.join(", ")}` : ""),
   );
   const known = map.tokens.filter(Boolean),
     sum = known.reduce((total, each) => total + each.bits, 0);
   map.total.textContent =
-    `${sum.toFixed(0)} bits` + (known.length < map.spans.length ? ` in ${known.length} tokens` : "");
+    inBits(sum, 0) + (known.length < map.spans.length ? ` in ${known.length} tokens` : "");
 }
 
 function select(index) {
@@ -159,11 +161,11 @@ function detail() {
         {},
         h("code", {}, piece),
         token
-          ? ` ${token.bits.toFixed(1)} bits, ${KINDS[map.kind].toLowerCase()}`
+          ? ` ${inBits(token.bits)}, ${KINDS[map.kind].toLowerCase()}`
           : ` ${KINDS[map.kind].toLowerCase()}: not known yet`,
       );
       const rows = token?.expected.map(({ text, id, log_prob }) => {
-        const probability = Math.exp(log_prob ?? -Infinity);
+        const probability = probabilityOf(log_prob);
         return h(
           "li",
           { class: id === token.id ? "same" : "" },
