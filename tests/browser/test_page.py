@@ -149,6 +149,10 @@ def test_the_heat_map_has_both_ways_of_reading_and_what_was_expected(page, page_
     expect(page.locator("#expected > div")).to_have_count(2)
     expect(page.locator("#expected > div").first.locator("li")).to_have_count(5)
     query = lm.query("{{" + text + "}}")
+    past = -lm.log_prob(query).log_prob / 0.6931471805599453
+    future = -sum(lm.log_prob(acgpt_query(query.tokens, 1 + i), future=True).log_prob for i in range(len(query)))
+    expect(page.locator("#surprise .column.past h3 .number")).to_have_text(f"{past:.0f} bits")
+    expect(page.locator("#surprise .column.future h3 .number")).to_have_text(f"{future / 0.6931471805599453:.0f} bits")
     given = acgpt_query(query.tokens, 3)
     bits = -lm.log_prob(given, future=True).log_prob / 0.6931471805599453
     expect(page.locator("#expected h4").first).to_contain_text(f"{bits:.1f} bits, with the future")

@@ -53,7 +53,7 @@ export async function run({ parts, selection, compare, signal, progress }) {
     note,
     h("div", { class: "expected", id: "expected" }),
   );
-  if (maps.past) tokens.forEach((token) => colour(maps.past, token));
+  if (maps.past) colour(maps.past, tokens);
   select(0);
 
   if (pieces.length > MOST) {
@@ -70,7 +70,7 @@ export async function run({ parts, selection, compare, signal, progress }) {
     const chunk = [...waiting].sort((a, b) => Math.abs(a - centre) - Math.abs(b - centre)).slice(0, size);
     const positions = chunk.map((index) => index + 1);
     const reply = await post("v1/surprise", { ...body, future: true, positions }, signal);
-    reply.tokens.forEach((token) => colour(maps.future, token));
+    colour(maps.future, reply.tokens);
     chunk.forEach((index) => waiting.delete(index));
     detail();
   }
@@ -115,7 +115,12 @@ function makeMap(kind, pieces) {
 
 const inBits = (bits, digits = 1) => `${Number.isFinite(bits) ? bits.toFixed(digits) : "∞"} bits`;
 
-function colour(map, token) {
+function colour(map, tokens) {
+  for (const token of tokens) colourOne(map, token);
+  showTotal(map);
+}
+
+function colourOne(map, token) {
   const index = token.position - 1,
     bits = token.log_prob === null ? Infinity : -token.log_prob / Math.LN2;
   const step = STEPS.findIndex(([below]) => bits < below),
@@ -130,10 +135,12 @@ function colour(map, token) {
     `${visible(token.text, token.id)}: ${inBits(bits)}, ${STEPS.at(step)[1]}` +
       (expected.length ? `; expected ${expected.join(", ")}` : ""),
   );
+}
+
+function showTotal(map) {
   const known = map.tokens.filter(Boolean),
     sum = known.reduce((total, each) => total + each.bits, 0);
-  map.total.textContent =
-    inBits(sum, 0) + (known.length < map.spans.length ? ` in ${known.length} tokens` : "");
+  map.total.textContent = inBits(sum, 0) + (known.length < map.spans.length ? ` in ${known.length} tokens` : "");
 }
 
 function select(index) {
