@@ -82,6 +82,19 @@ def test_the_word_at_the_caret_is_blanked_without_a_selection(page):
     assert text_of(page) == "The {{_}} sat."
 
 
+def test_accepting_a_fill_keeps_slots_that_are_not_filled(page):
+    write(page, r"C:\\{{?2}} the {{_1}} and {{_2-2}} on {{?3}} \{{ mat.")
+    run(page)
+    row = page.locator("#fill .column.future li").first
+    expect(row.locator(".measure")).to_have_count(2)
+    first, second = re.sub(r": accept.*", "", row.locator("button").text_content()).split(" … ")
+    row.locator("button").click()
+    parts = parse(text_of(page))
+    assert [part.text if isinstance(part, Given) else text_of(page)[part.at :][:6] for part in parts] == [
+        "C:\\", "{{?2}}", f" the {first} and {second} on ", "{{?3}}", " {{ mat."
+    ]  # fmt: skip
+
+
 def test_fills_stream_in(page, address):
     write(page, "The {{_6}} mat.")
     seen = page.locator(".column.future .preview mark").evaluate_all
@@ -136,6 +149,10 @@ def test_the_heat_map_has_both_ways_of_reading_and_what_was_expected(page, page_
     expect(page.locator("#expected > div")).to_have_count(2)
     expect(page.locator("#expected > div").first.locator("li")).to_have_count(5)
     query = lm.query("{{" + text + "}}")
+    past = -lm.log_prob(query).log_prob / 0.6931471805599453
+    future = -sum(lm.log_prob(acgpt_query(query.tokens, 1 + i), future=True).log_prob for i in range(len(query)))
+    expect(page.locator("#surprise .column.past h3 .number")).to_have_text(f"{past:.0f} bits")
+    expect(page.locator("#surprise .column.future h3 .number")).to_have_text(f"{future / 0.6931471805599453:.0f} bits")
     given = acgpt_query(query.tokens, 3)
     bits = -lm.log_prob(given, future=True).log_prob / 0.6931471805599453
     expect(page.locator("#expected h4").first).to_contain_text(f"{bits:.1f} bits, with the future")
@@ -143,6 +160,20 @@ def test_the_heat_map_has_both_ways_of_reading_and_what_was_expected(page, page_
     page.keyboard.press("ArrowRight")
     expect(tokens.nth(3)).to_be_focused()
     expect(tokens.nth(3)).to_have_attribute("aria-selected", "true")
+
+
+def test_a_probability_of_zero_is_not_shown_as_certain(page):
+    expected = [{"text": "a", "id": 1, "log_prob": 0.0}, {"text": "b", "id": 2, "log_prob": None}]
+    token = {"text": "mat", "id": 7, "position": 1, "log_prob": None, "expected": expected}
+    page.route("**/v1/surprise", lambda route: route.fulfill(json={"pieces": ["mat"], "tokens": [token]}))
+    write(page, "mat")
+    page.keyboard.press("Alt+s")
+    idle(page)
+    for kind in ("past", "future"):
+        label = page.locator(f".column.{kind} .token").get_attribute("aria-label")
+        assert label == "mat: ∞ bits, very surprising; expected a 100 %, b ≈ 0 %"
+        expect(page.locator(f"#surprise .column.{kind} h3")).to_contain_text("∞ bits")
+    assert page.locator("#expected .number").all_inner_texts() == ["100 %", "≈ 0 %"] * 2
 
 
 def acgpt_query(tokens, position):
@@ -227,6 +258,33 @@ def test_the_model_suggests_alternatives(page):
     assert page.get_by_label("Alternatives for the selected words").input_value().strip()
 
 
+def test_suggestions_are_added_to_what_was_typed(page):
+    write(page, "The cat sat on the mat.")
+    page.keyboard.press("Alt+r")
+    lines = page.get_by_label("Alternatives for the selected words")
+    lines.fill("dog\nbird")
+    select(page, 4, 7)
+    page.get_by_role("button", name="Suggest").click()
+    idle(page)
+    first = lines.input_value().split("\n")
+    assert first[:2] == ["dog", "bird"] and len(first) > 2
+    lines.fill("\n".join(reversed(first)))
+    page.get_by_role("button", name="Suggest").click()
+    idle(page)
+    again = lines.input_value().split("\n")
+    assert again[: len(first)] == first[::-1] and len(set(again)) == len(again)
+
+
+def test_suggestions_are_those_for_the_selected_words(page):
+    """Slots before and after the selection have texts of their own in each fill."""
+    page.route("**/v1/fill", lambda route: route.fulfill(json={"results": [[{"fills": ["a", "bird", "", "c"]}]]}))
+    write(page, "{{_1}} The cat sat {{?2}} on {{_1}} mat.")
+    page.keyboard.press("Alt+r")
+    select(page, 11, 14)
+    page.get_by_role("button", name="Suggest").click()
+    expect(page.get_by_label("Alternatives for the selected words")).to_have_value("bird")
+
+
 def test_the_layout_is_the_one_that_acgpt_show_draws(page):
     write(page, "The {{cat}} sat on the mat.")
     page.keyboard.press("Alt+l")
@@ -264,6 +322,73 @@ def test_a_link_shares_the_state(page, open_page):
     page.wait_for_timeout(500)
     page.reload()
     assert text_of(page) == text
+
+
+def test_the_skip_link_leads_to_the_text_and_keeps_it(page):
+    write(page, "kept {{_}}")
+    page.locator("#skip").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#text")).to_be_focused()
+    assert text_of(page) == "kept {{_}}"
+
+
+@pytest.mark.parametrize("fragment", ["", "text", "main", "a=b"])
+def test_a_fragment_that_is_no_state_changes_nothing(page, open_page, address, fragment):
+    write(page, "kept {{_}}")
+    page.evaluate("fragment => { location.hash = fragment; }", fragment)
+    page.wait_for_timeout(100)
+    assert text_of(page) == "kept {{_}}"
+    assert text_of(open_page(f"{address.url}/#{fragment}")).startswith("Every Saturday")
+
+
+def test_a_text_that_was_emptied_stays_empty(page):
+    write(page, "")
+    page.wait_for_timeout(500)
+    page.reload()
+    assert text_of(page) == ""
+
+
+def test_alternatives_and_the_longest_gap_are_part_of_the_state(page, open_page):
+    page.get_by_label("Longest gap").fill("7")
+    page.keyboard.press("Alt+r")
+    lines = page.get_by_label("Alternatives for the selected words")
+    lines.fill("a cat\n100 % & more")
+    link = copied(page, "link")
+    page.reload()
+    for each in (page, open_page(link)):
+        assert each.get_by_label("Alternatives for the selected words").input_value() == "a cat\n100 % & more"
+        each.keyboard.press("Alt+f")
+        assert each.get_by_label("Longest gap").input_value() == "7"
+
+
+def test_a_link_that_is_opened_in_the_same_tab_brings_its_state(page, address):
+    write(page, "mine {{_}}")
+    page.wait_for_timeout(500)
+    page.goto(f"{address.url}/#text=theirs+%7B%7B_%7D%7D&view=rank&compare=0&longest=9&lines=dog")  # only the fragment
+    page.wait_for_timeout(500)
+    assert text_of(page) == "theirs {{_}}"
+    expect(page.locator("#tab-rank")).to_have_attribute("aria-selected", "true")
+    expect(page.locator("#compare")).to_have_attribute("aria-checked", "false")
+    assert page.get_by_label("Alternatives for the selected words").input_value() == "dog"
+    assert "compare=0" in page.url and "longest=9" in page.url
+    page.keyboard.press("Control+z")
+    assert text_of(page) == "mine {{_}}"
+    page.goto(f"{address.url}/#text=theirs&view=rank")
+    page.wait_for_timeout(500)
+    expect(page.locator("#compare")).to_have_attribute("aria-checked", "true")
+    assert page.get_by_label("Alternatives for the selected words").input_value() == ""
+
+
+def test_what_was_typed_just_before_a_reload_is_kept(page, address):
+    write(page, "old {{_}}")
+    page.wait_for_timeout(500)
+    write(page, "new {{_}}")
+    page.reload()
+    assert text_of(page) == "new {{_}}"
+    write(page, "newest {{_}}")
+    page.goto("about:blank")
+    page.goto(f"{address.url}/#text=other")  # the state of another address
+    assert text_of(page) == "other"
 
 
 def copied(page, name):
@@ -408,6 +533,39 @@ def test_a_server_that_dies_in_the_middle_is_asked_again(page, address):
     assert page.locator(".column.future .token:not([class*=heat-])").count() == 0
 
 
+def refuse(page, status, code=None):
+    """Let the server answer fills with an error; with a page of a proxy, if there is no code. Return the requests."""
+    asked = []
+    error = {"error": {"message": "the server has run out of memory.", "type": "server_error", "code": code}}
+    reply = {"json": error} if code else {"body": "<h1>Bad gateway</h1>", "content_type": "text/html"}
+    page.route("**/v1/fill", lambda route: (asked.append(route.request), route.fulfill(status=status, **reply)))
+    return asked
+
+
+def test_an_error_that_stays_is_shown_and_not_asked_again(page):
+    asked = refuse(page, 503, "out_of_memory")
+    write(page, "The {{_1}} mat.")
+    run(page)
+    expect(page.locator("#notice")).to_contain_text("The server has run out of memory.")
+    expect(page.locator("#notice")).not_to_contain_text("asks again")
+    page.wait_for_timeout(1500)
+    assert len(asked) == 1
+    page.unroute("**/v1/fill")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("#fill .column.past li").first).to_be_visible()
+
+
+@pytest.mark.parametrize("status, code", [(503, "loading"), (503, "shutting_down"), (503, None), (502, None)])
+def test_a_server_that_is_not_ready_is_asked_again(page, status, code):
+    refuse(page, status, code)
+    write(page, "The {{_1}} mat.")
+    page.locator("#run").click()
+    expect(page.locator("#notice")).to_contain_text("the page asks again until the server is back")
+    page.unroute("**/v1/fill")
+    expect(page.locator("#fill .column.past li").first).to_be_visible()
+    expect(page.locator("#notice")).to_be_hidden()
+
+
 def test_a_key_is_asked_for_and_kept_for_the_tab_only(page_service, open_page):
     with served(page_service, keys=["secret"]) as address:
         page = open_page(address.url)
@@ -435,6 +593,27 @@ def test_a_key_is_asked_for_and_kept_for_the_tab_only(page_service, open_page):
         tab.get_by_role("button", name="Cancel").click()
         expect(tab.locator("#notice")).to_contain_text("Without an API key")
         assert text_of(tab) == "kept {{_1}}"
+
+
+@pytest.mark.parametrize("view", ["fill", "surprise"])
+def test_a_key_that_is_given_later_is_enough(page_service, open_page, view):
+    with served(page_service, keys=["secret"]) as address:
+        page = open_page(address.url)
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator("#model")).to_have_text("no answer about the model")
+        write(page, "The {{_1}} mat." if view == "fill" else "The mat.")
+        page.locator(f"#tab-{view}").click()
+        if view == "fill":
+            page.locator("#run").click()
+        page.locator("#key").fill("secret")
+        page.get_by_role("button", name="Use it").click()
+        expect(page.locator("#model")).to_contain_text("reads the future")
+        idle(page)
+        page.locator("#tab-fill").click()
+        write(page, "The mat.")
+        page.locator("#tab-surprise").click()
+        idle(page)
+        expect(page.locator("#expected > div").first.locator("li")).to_have_count(5)
 
 
 def test_twenty_thousand_characters_are_edited_shared_and_refused_in_words(page, open_page):
@@ -524,6 +703,26 @@ def test_the_keyboard_is_enough_and_the_focus_follows_the_page(page):
     expect(page.get_by_role("dialog")).to_contain_text("accept this fill")
     page.keyboard.press("Escape")
     expect(page.locator("#help-dialog")).to_be_hidden()
+
+
+KEYBOARDS = {  # the places of the keys Z and Y, and the characters that they type
+    "QWERTY": {"undo": ("z", "KeyZ"), "redo": ("y", "KeyY")},
+    "QWERTZ": {"undo": ("z", "KeyY"), "redo": ("y", "KeyZ")},
+    "AZERTY": {"undo": ("z", "KeyW"), "redo": ("y", "KeyY")},
+    "ЙЦУКЕН": {"undo": ("я", "KeyZ"), "redo": ("н", "KeyY")},
+}
+
+
+@pytest.mark.parametrize("keyboard", KEYBOARDS)
+def test_shortcuts_are_the_letters_on_the_keys(page, keyboard):
+    press = """(field, [key, code, shiftKey]) => field.dispatchEvent(new KeyboardEvent("keydown",
+        {key: shiftKey ? key.toUpperCase() : key, code, shiftKey, ctrlKey: true, bubbles: true, cancelable: true}))"""
+    write(page, "one")
+    page.locator("#blank").click()
+    undo, redo = (KEYBOARDS[keyboard][name] for name in ("undo", "redo"))
+    for key, shift, text in [(undo, False, "one"), (redo, False, "{{_}}"), (undo, False, "one"), (undo, True, "{{_}}")]:
+        page.locator("#text").evaluate(press, [*key, shift])
+        assert text_of(page) == text, (key, shift)
 
 
 def test_the_theme_is_chosen_and_kept(page):

@@ -15,6 +15,14 @@ export class ServerError extends Error {
 /** The server does not answer, or not yet: wait, and ask again. */
 export class Away extends Error {}
 
+const LATER = ["loading", "shutting_down"]; // codes of a server that answers later, or is followed by one that does
+
+function failure(status, fields) {
+  if (LATER.includes(fields?.code)) return new Away(sentence(fields.message));
+  if (status >= 500 && !fields?.code) return new Away("The server does not answer."); // a proxy, or a server that stops
+  return new ServerError(status, fields);
+}
+
 export const needsKey = () => sessionStorage.getItem(KEY) !== null;
 
 /** Ask, and return the reply. */
@@ -40,7 +48,7 @@ export async function* stream(path, body, signal) {
     text = events.pop();
     for (const event of events) {
       const data = JSON.parse(event.slice(event.indexOf("data: ") + 6));
-      if (data.error) throw new ServerError(reply.status, data.error);
+      if (data.error) throw failure(reply.status, data.error);
       yield data;
     }
   }
@@ -58,7 +66,7 @@ async function send(path, options, attempt = 0) {
   }
   if (reply.ok) return reply;
   const fields = await reply.json().then(
-    (body) => body.error,
+    (body) => body?.error,
     () => undefined,
   );
   if (reply.status === 401) {
@@ -70,9 +78,7 @@ async function send(path, options, attempt = 0) {
     options.signal?.throwIfAborted();
     return send(path, options, attempt + 1);
   }
-  if (reply.status === 503) throw new Away(sentence(fields?.message ?? "The server is not ready."));
-  if (reply.status >= 500 && !fields) throw new Away("The server does not answer."); // a proxy, or a server that stops
-  throw new ServerError(reply.status, fields);
+  throw failure(reply.status, fields);
 }
 
 let asking = null; // requests that fail together ask once

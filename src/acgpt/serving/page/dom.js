@@ -33,6 +33,9 @@ export function visible(text, id) {
   return spaces.replace(/[\0-\x1f]/g, (control) => String.fromCharCode(0x2400 + control.charCodeAt(0)));
 }
 
+/** A probability; JSON has no infinity, so that the logarithm of 0 is null. */
+export const probabilityOf = (logProb) => Math.exp(logProb ?? -Infinity);
+
 export function percent(probability) {
   if (probability >= 0.0995) return `${(100 * probability).toFixed(0)} %`;
   if (probability >= 0.00095) return `${(100 * probability).toFixed(1)} %`;

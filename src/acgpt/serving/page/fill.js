@@ -5,8 +5,8 @@
 //                     probabilities can be compared
 
 import { post, stream } from "./api.js";
-import { bar, h, percent, show } from "./dom.js";
-import { escapeSlot, has, past, slots, write } from "./template.js";
+import { bar, h, percent, probabilityOf, show } from "./dom.js";
+import { complete, escapeSlot, past, slots, write } from "./template.js";
 
 const MOST = 5; // alternatives
 const DRAWING = { best_of: 16, temperature: 0.7, top_p: 0.9 }; // the candidates, of which they are the best
@@ -16,11 +16,14 @@ const KINDS = { future: "With the future", past: "Past only" };
 const EXPLANATION =
   "Blank a word or a few, then fill. One column reads all of the text, the other one only what comes before the gap.";
 
+const isGap = ({ kind }) => kind === "gap" || kind === "blank"; // what is filled; other slots stay as they are
+
 let panel,
   accept,
   columns = {};
 const longest = h("input", { id: "longest", type: "number", min: 1, max: 64, value: 4, inputmode: "numeric" });
 
+export const inputs = { longest };
 export const label = () => "Fill";
 
 export function start(element, onaccept) {
@@ -116,13 +119,15 @@ async function fillMore(target, parts, template, options, signal) {
   render();
 }
 
-/** The template that asks for the probability of a fill; null if a slot is empty. */
+/** The template that asks for the probability of a fill; null if a gap is empty. */
 function scored(parts, fills) {
   const rest = [...fills];
-  if (fills.some((text) => !text)) return null;
-  return write(
-    parts.map((part) => (part.source === undefined ? part : { ...part, source: `{{${escapeSlot(rest.shift())}}}` })),
-  );
+  const asked = parts.map((part) => {
+    if (part.source === undefined) return part;
+    const text = rest.shift();
+    return part.kind === "unknown" ? part : { ...part, source: text && `{{${escapeSlot(text)}}}` };
+  });
+  return asked.some((part) => part.source === "") ? null : write(asked);
 }
 
 function column(kind, parts) {
@@ -154,10 +159,11 @@ function row(entry, index, kind, parts) {
   const { fill } = entry,
     tokens = fill.lengths.reduce((sum, length) => sum + length, 0);
   const kinds = kind === "future" ? ["future", "past"] : ["past", "future"];
-  const text = fill.fills.join(" … ") || "(nothing)";
+  const filled = fill.fills.map((text, i) => (isGap(slots(parts)[i]) ? text : null));
+  const text = fill.fills.filter((_, i) => filled[i] !== null).join(" … ") || "(nothing)";
   const button = h(
     "button",
-    { type: "button", onclick: () => accept(filled(parts, fill.fills)) },
+    { type: "button", onclick: () => accept(complete(parts, filled)) },
     text,
     h("span", { class: "hidden" }, ": accept this fill"),
     kind === "future" ? h("kbd", { "data-key": "mod", "aria-hidden": "true" }, String(index + 1)) : null,
@@ -170,7 +176,7 @@ function row(entry, index, kind, parts) {
     kinds
       .filter((name) => entry[name] !== undefined)
       .map((name) => {
-        const probability = Math.exp(entry[name] ?? -Infinity);
+        const probability = probabilityOf(entry[name]);
         return h(
           "span",
           { class: "measure" },
@@ -181,11 +187,5 @@ function row(entry, index, kind, parts) {
   );
 }
 
-/** The template with the text of its slots put in. */
-function filled(parts, fills) {
-  const rest = [...fills];
-  return write([{ text: parts.map((part) => part.text ?? rest.shift()).join("") }]);
-}
-
-export const ready = (parts) => has(parts, "gap") || has(parts, "blank");
+export const ready = (parts) => slots(parts).some(isGap);
 export const missing = "There is no gap to fill: select words and blank them, or type {{_}}.";

@@ -13,8 +13,10 @@ import * as surprise from "./surprise.js";
 import { parse } from "./template.js";
 
 const VIEWS = { fill, surprise, rank, layout };
+const INPUTS = { ...fill.inputs, ...rank.inputs }; // fields of the views that are part of the state
 const MAC = /Mac|iPhone|iPad/.test(navigator.platform);
-const fresh = state.read();
+state.resume();
+const fresh = state.read() ?? { text: null, view: null, compare: true, inputs: {} };
 let view = VIEWS[fresh.view] ? fresh.view : "fill",
   compare = fresh.compare,
   job = null,
@@ -49,6 +51,7 @@ async function run(task = VIEWS[view].run) {
     });
     shown[name] = text;
     $(name).classList.remove("stale");
+    if (!model) introduce(); // there was no key
   } catch (error) {
     if (!own.signal.aborted) fail(error, task);
   } finally {
@@ -105,18 +108,24 @@ async function awaitServer(then) {
   }
 }
 
-/** Return what the server says about its model; wait until it answers. */
-async function describeModel() {
+let model = null;
+
+/** Return what the server says about its model; it is asked until it has answered once. */
+async function describeModel(signal) {
+  if (model) return model;
+  model = await get("v1/model", signal);
+  const reads = model.reads_future ? "reads the future" : "was not trained to read the future";
+  $("model").textContent = `${model.model}: ${reads}`;
+  return model;
+}
+
+/** Describe the model at the top of the page; wait for a server that is away. */
+async function introduce() {
   try {
-    const model = await get("v1/model");
-    const reads = model.reads_future ? "reads the future" : "was not trained to read the future";
-    $("model").textContent = `${model.model}: ${reads}`;
-    return model;
+    await describeModel();
   } catch (error) {
     $("model").textContent = error instanceof Away ? "waiting for the server …" : "no answer about the model";
-    if (!(error instanceof Away)) return {};
-    await new Promise((resolve) => setTimeout(resolve, 2000));
-    return describeModel();
+    if (error instanceof Away) setTimeout(introduce, 2000);
   }
 }
 
@@ -137,8 +146,16 @@ function open(name) {
     run();
 }
 
-function remember() {
-  state.write({ text: editor.text(), view, compare });
+function current() {
+  const changed = Object.entries(INPUTS).filter(([, input]) => input.value !== input.defaultValue);
+  const inputs = Object.fromEntries(changed.map(([name, input]) => [name, input.value]));
+  return { text: editor.text(), view, compare, inputs };
+}
+
+const remember = () => state.write(current());
+
+function setInputs(values) {
+  for (const [name, input] of Object.entries(INPUTS)) input.value = values[name] ?? input.defaultValue;
 }
 
 let redraw;
@@ -155,9 +172,13 @@ function textChanged(text) {
   if (view === "rank" && parts?.some((part) => part.kind === "alternatives")) redraw = setTimeout(run, 400);
 }
 
-function toggleCompare() {
-  compare = !compare;
+function setCompare(value) {
+  compare = value;
   $("compare").setAttribute("aria-checked", String(compare));
+}
+
+function toggleCompare() {
+  setCompare(!compare);
   remember();
   if (shown[view] === editor.text()) run();
 }
@@ -210,14 +231,18 @@ const SHORTCUTS = [
   ["", "← →", "move between tokens of the heat map"],
 ];
 
+/** The letter on the key, where it is a Latin one: KeyZ is elsewhere on QWERTZ and AZERTY. Else its place. */
+const pressed = ({ key, code }) => (/^[a-z]$/i.test(key) ? `Key${key.toUpperCase()}` : code);
+
 document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
+  const name = pressed(event);
   const ctrl = MAC ? event.metaKey : event.ctrlKey && !event.altKey;
   const mod = MAC ? event.ctrlKey : event.altKey && !event.ctrlKey; // on a Mac, Alt types characters
-  let action = (ctrl && CTRL[event.code]) || (mod && MOD[event.code]);
-  if (ctrl && event.shiftKey && event.code === "KeyZ") action = editor.redo;
+  let action = (ctrl && CTRL[name]) || (mod && MOD[name]);
+  if (ctrl && event.shiftKey && name === "KeyZ") action = editor.redo;
   if (
-    ["KeyZ", "KeyY"].includes(event.code) &&
+    ["KeyZ", "KeyY"].includes(name) &&
     ["INPUT", "TEXTAREA"].includes(event.target.tagName) &&
     event.target.id !== "text"
   )
@@ -226,6 +251,11 @@ document.addEventListener("keydown", (event) => {
   if (!action) return;
   event.preventDefault();
   action();
+});
+
+$("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the fragment is the state
+  editor.focus();
 });
 
 $("tabs").addEventListener("keydown", (event) => {
@@ -273,20 +303,27 @@ for (const [id, action] of Object.entries({
   "copy-python": () => copy(() => python(view, editor.text())),
   "copy-curl": () => copy(() => curl(view, editor.text())),
   "copy-template": () => copy(editor.text),
-  "copy-link": () => copy(() => location.origin + state.link({ text: editor.text(), view, compare })),
+  "copy-link": () => copy(() => location.origin + state.link(current())),
 }))
   $(id).addEventListener("click", action);
 
 fill.start($("fill"), accept);
-surprise.start($("surprise"), describeModel());
+surprise.start($("surprise"), describeModel);
+introduce();
 rank.start($("rank"), accept, editor, run);
 layout.start($("layout"));
 nameKeys(document);
 setTheme(THEMES.includes(localStorage.getItem("acgpt-theme")) ? localStorage.getItem("acgpt-theme") : "auto");
-$("compare").setAttribute("aria-checked", String(compare));
+setCompare(compare);
+setInputs(fresh.inputs);
+for (const input of Object.values(INPUTS)) input.addEventListener("input", remember);
 editor.start(fresh.text ?? EXAMPLES.Story, textChanged);
 addEventListener("hashchange", () => {
-  const { text, view: name } = state.read();
+  const found = state.read();
+  if (!found) return;
+  const { text, view: name } = found;
+  setCompare(found.compare);
+  setInputs(found.inputs);
   if (text !== null && text !== editor.text()) editor.set(text);
   if (VIEWS[name] && name !== view) open(name);
 });

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { bar, h, percent, show } from "./dom.js";
-import { escapeSlot, has, past, write } from "./template.js";
+import { complete, escapeSlot, has, parse, past, slots, write } from "./template.js";
 
 const KINDS = { future: "With the future", past: "Past only" };
 const COMPARED = {
@@ -13,6 +13,7 @@ const COMPARED = {
 let panel, accept, editor, runNow;
 const lines = h("textarea", { id: "lines", rows: 2, spellcheck: "false" });
 
+export const inputs = { lines };
 export const label = () => "Rank";
 export const ready = (parts) => has(parts, "alternatives") || Boolean(lines.value.trim());
 export const missing = "There is nothing to rank: select a word and type alternatives, or write {{cat|dog}}.";
@@ -41,20 +42,23 @@ async function suggest({ signal }) {
   const {
     results: [fills],
   } = await post("v1/fill", body, signal);
-  lines.value = [...new Set(fills.map((fill) => fill.fills.at(-1).trim()))]
-    .filter((text) => text && text !== words)
-    .join("\n");
+  const slot = slots(parse(before)).length; // its number
+  const suggested = fills.map((fill) => fill.fills[slot].trim()).filter((text) => text && text !== words);
+  lines.value = [...new Set([...typed(), ...suggested])].join("\n");
+  lines.dispatchEvent(new Event("input"));
 }
+
+const typed = () =>
+  lines.value
+    .split("\n")
+    .map((line) => line.trim())
+    .filter(Boolean);
 
 export async function run({ parts, compare, signal }) {
   if (!has(parts, "alternatives")) {
     const words = editor.selection().trim();
-    const typed = lines.value
-      .split("\n")
-      .map((line) => line.trim())
-      .filter(Boolean);
     if (!words) throw new Error("Select the words in the text that the alternatives replace.");
-    editor.replaceSelection((old) => `{{${[...new Set([old, ...typed])].map(escapeSlot).join("|")}}}`);
+    editor.replaceSelection((old) => `{{${[...new Set([old, ...typed()])].map(escapeSlot).join("|")}}}`);
     return; // the text has changed, which ranks it
   }
   const kinds = compare ? ["future", "past"] : ["future"];
@@ -96,16 +100,11 @@ function row({ choice, probability, log_prob }, kind, parts) {
     {},
     h(
       "button",
-      { type: "button", onclick: () => accept(chosen(parts, choice)) },
+      { type: "button", onclick: () => accept(complete(parts, choice)) },
       text,
       h("span", { class: "hidden" }, ": accept"),
     ),
     h("span", { class: "count" }, `log p ${log_prob === null ? "−∞" : log_prob.toFixed(2)}`),
     h("span", { class: "measure" }, bar(probability, kind), h("span", { class: "number" }, percent(probability))),
   );
-}
-
-function chosen(parts, choice) {
-  const rest = [...choice];
-  return write([{ text: parts.map((part) => part.text ?? rest.shift()).join("") }]);
 }

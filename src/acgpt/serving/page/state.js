@@ -1,20 +1,43 @@
 // The state of the page in the fragment of its address, which browsers do not send to servers.
 
-/** Read the state: {text, view, compare}; text is null if the address has none. */
+const UNWRITTEN = "acgpt-unwritten"; // in sessionStorage: the state of a page that was left before it was written
+
+/** Read the state: {text, view, compare, inputs}, where `inputs` has the values of fields by their names; null if the fragment is empty or not one of ours, such as #text. */
 export function read() {
-  const fields = new URLSearchParams(location.hash.slice(1));
-  return { text: fields.get("text"), view: fields.get("view"), compare: fields.get("compare") !== "0" };
+  if (!/[#&](text|view)=/.test(location.hash)) return null;
+  const { text = null, view, compare, ...inputs } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  return { text, view, compare: compare !== "0", inputs };
 }
 
-let timer;
+let timer,
+  pending = null;
 
 /** Write the state, soon: browsers limit how often an address may change. */
 export function write(state) {
   clearTimeout(timer);
-  timer = setTimeout(() => history.replaceState(null, "", link(state)), 200);
+  pending = state;
+  timer = setTimeout(flush, 200);
 }
 
-export function link({ text, view, compare }) {
-  const fields = new URLSearchParams({ text, view, ...(compare ? {} : { compare: "0" }) });
+function flush() {
+  history.replaceState(null, "", link(pending));
+  pending = null;
+  sessionStorage.removeItem(UNWRITTEN);
+}
+
+// A reload uses the address from before this event.
+addEventListener("pagehide", () => {
+  if (pending) sessionStorage.setItem(UNWRITTEN, JSON.stringify({ at: location.href, link: link(pending) }));
+});
+
+/** Call once, at the start: go on with the state that was not written when this address was left. */
+export function resume() {
+  const left = JSON.parse(sessionStorage.getItem(UNWRITTEN) ?? "{}");
+  sessionStorage.removeItem(UNWRITTEN);
+  if (left.at === location.href) history.replaceState(null, "", left.link);
+}
+
+export function link({ text, view, compare, inputs }) {
+  const fields = new URLSearchParams({ text, view, ...(compare ? {} : { compare: "0" }), ...inputs });
   return `${location.pathname}${location.search}#${fields}`;
 }

@@ -4,7 +4,7 @@
 //   with the future   one query per token, so they are sent in chunks, those nearest to the middle of the window first
 
 import { post } from "./api.js";
-import { bar, h, percent, show, visible } from "./dom.js";
+import { bar, h, percent, probabilityOf, show, visible } from "./dom.js";
 import { plain } from "./template.js";
 
 const MOST = 400; // tokens of a text whose map with the future is computed
@@ -19,7 +19,7 @@ const KINDS = { future: "With the future", past: "Past only" };
 const EXPLANATION = "Every token is coloured by how surprising it is. Select a part of the text to map only that.";
 
 let panel,
-  model,
+  describeModel,
   maps = {},
   selected = 0;
 
@@ -27,16 +27,15 @@ export const label = () => "Map";
 export const ready = (parts) => Boolean(plain(parts)?.trim());
 export const missing = "The heat map needs a text without gaps: fill them first, and accept a fill.";
 
-export function start(element, about) {
-  panel = element;
-  model = about;
+export function start(element, describe) {
+  [panel, describeModel] = [element, describe];
   show(panel, h("p", { class: "hint empty" }, EXPLANATION));
 }
 
 export async function run({ parts, selection, compare, signal, progress }) {
   const text =
     selection.trim().length > 1 && parts.every((part) => part.source === undefined) ? selection : plain(parts);
-  const top = ["ac-gpt", "gpt"].includes((await model).method) ? 5 : 0; // other methods have no most probable tokens
+  const top = ["ac-gpt", "gpt"].includes((await describeModel(signal)).method) ? 5 : 0; // other methods have no most probable tokens
   const body = { text, top };
   maps = {};
   const { pieces, tokens } = await post("v1/surprise", body, signal);
@@ -54,7 +53,7 @@ export async function run({ parts, selection, compare, signal, progress }) {
     note,
     h("div", { class: "expected", id: "expected" }),
   );
-  if (maps.past) tokens.forEach((token) => colour(maps.past, token));
+  if (maps.past) colour(maps.past, tokens);
   select(0);
 
   if (pieces.length > MOST) {
@@ -71,7 +70,7 @@ export async function run({ parts, selection, compare, signal, progress }) {
     const chunk = [...waiting].sort((a, b) => Math.abs(a - centre) - Math.abs(b - centre)).slice(0, size);
     const positions = chunk.map((index) => index + 1);
     const reply = await post("v1/surprise", { ...body, future: true, positions }, signal);
-    reply.tokens.forEach((token) => colour(maps.future, token));
+    colour(maps.future, reply.tokens);
     chunk.forEach((index) => waiting.delete(index));
     detail();
   }
@@ -114,7 +113,14 @@ function makeMap(kind, pieces) {
   return { kind, spans, tokens: [], total, element, pieces };
 }
 
-function colour(map, token) {
+const inBits = (bits, digits = 1) => `${Number.isFinite(bits) ? bits.toFixed(digits) : "∞"} bits`;
+
+function colour(map, tokens) {
+  for (const token of tokens) colourOne(map, token);
+  showTotal(map);
+}
+
+function colourOne(map, token) {
   const index = token.position - 1,
     bits = token.log_prob === null ? Infinity : -token.log_prob / Math.LN2;
   const step = STEPS.findIndex(([below]) => bits < below),
@@ -123,16 +129,18 @@ function colour(map, token) {
   span.classList.add(`heat-${step < 0 ? 3 : step}`);
   const expected = token.expected
     .slice(0, 3)
-    .map(({ text, id, log_prob }) => `${visible(text, id)} ${percent(Math.exp(log_prob))}`);
+    .map(({ text, id, log_prob }) => `${visible(text, id)} ${percent(probabilityOf(log_prob))}`);
   span.setAttribute(
     "aria-label",
-    `${visible(token.text, token.id)}: ${bits.toFixed(1)} bits, ${STEPS.at(step)[1]}` +
+    `${visible(token.text, token.id)}: ${inBits(bits)}, ${STEPS.at(step)[1]}` +
       (expected.length ? `; expected ${expected.join(", ")}` : ""),
   );
+}
+
+function showTotal(map) {
   const known = map.tokens.filter(Boolean),
     sum = known.reduce((total, each) => total + each.bits, 0);
-  map.total.textContent =
-    `${sum.toFixed(0)} bits` + (known.length < map.spans.length ? ` in ${known.length} tokens` : "");
+  map.total.textContent = inBits(sum, 0) + (known.length < map.spans.length ? ` in ${known.length} tokens` : "");
 }
 
 function select(index) {
@@ -160,11 +168,11 @@ function detail() {
         {},
         h("code", {}, piece),
         token
-          ? ` ${token.bits.toFixed(1)} bits, ${KINDS[map.kind].toLowerCase()}`
+          ? ` ${inBits(token.bits)}, ${KINDS[map.kind].toLowerCase()}`
           : ` ${KINDS[map.kind].toLowerCase()}: not known yet`,
       );
       const rows = token?.expected.map(({ text, id, log_prob }) => {
-        const probability = Math.exp(log_prob ?? -Infinity);
+        const probability = probabilityOf(log_prob);
         return h(
           "li",
           { class: id === token.id ? "same" : "" },

@@ -84,6 +84,19 @@ export function write(parts) {
   return parts.map((part, i) => part.source ?? escape(part.text, Boolean(parts[i + 1]?.source))).join("");
 }
 
+/** Put texts in place of the slots; a slot whose text is null stays. */
+export function complete(parts, texts) {
+  const rest = [...texts],
+    joined = []; // given text in one piece: how it is escaped depends on what is around it
+  for (const part of parts) {
+    const text = part.source === undefined ? part.text : rest.shift();
+    if (text === null) joined.push(part);
+    else if (joined.length && joined.at(-1).source === undefined) joined.at(-1).text += text;
+    else joined.push({ text });
+  }
+  return write(joined);
+}
+
 export const slots = (parts) => parts.filter((part) => part.source !== undefined);
 export const has = (parts, kind) => slots(parts).some((slot) => slot.kind === kind);
 
