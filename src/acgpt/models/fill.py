@@ -1,63 +1,47 @@
-r"""Filling gaps of unknown length, at any character: the search behind `LanguageModel.fill`.
+r"""Filling gaps of unknown length, at any character: what is common to all ways to find out how long a gap is.
 
     template     return {{_}}(x)\n
     encode       kept tokens, and a region with literals to spell            (query.gaps)
-    lengths      1, 2, 3, 4 │ 5, 6, 7, 8 │ …       one query per length, drawn in one ragged batch per wave
+    lengths      by search (`fill_by_search`), or predicted (`fill_by_lengths`)
     draw         p(fill | length, context), under the constraint that the bytes agree
-    score        log p(fill and what follows | what comes before), causal, + 0.5 nats per token
 
-A model of arbitrary conditionals answers p(fill | length, context), which is normalised for each length by itself.
-Fills of different lengths are compared by the causal probability of the whole text.
+A model of arbitrary conditionals answers p(fill | length, context), which is normalised for each length by itself. The
+two subclasses of `Filler` differ in how they choose lengths, and in how they compare fills of different lengths.
 
-**Models that predict lengths** (see `query.lengths`) need no search: p(length | context) is one more pass, and fills
-of different lengths are compared by p(length | context) · p(fill | length, context), which is normalised over all of
-them. What follows here is for the others.
-
-**The best fill.** The text of largest probability is nearly always too short: every token costs something. So
-`BONUS` nats are added per generated token. It was chosen on 300 gaps in prose and code that no benchmark here contains
-(docs/log.md): of 0 to 2.5 nats, 0.5 keeps most exact matches, 43 of the 47 that a known length gives.
-
-**A random fill.** Candidates of all lengths are drawn, and resampled with the weights p(text) / q(candidate), where q
-is the probability with which the candidate was drawn. This is exact for many candidates.
-
-**The search.** Lengths are tried from the shortest on, `WAVE` at a time, until `PATIENCE` lengths in a row are no
-better. Several regions are resolved from left to right, each with what follows it up to the next one; then all of them
-are drawn by one query.
+The text of largest probability is nearly always too short: every token costs something. So `BONUS` nats are added per
+generated token. It was chosen on 300 gaps in prose and code that no benchmark here contains (docs/log.md): of 0 to 2.5
+nats, 0.5 keeps most exact matches, 43 of the 47 that a known length gives.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from acgpt.engine.decode import GREEDY, Sampling, randomness
+from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import ActiveRow
 from acgpt.engine.meter import ignore
-from acgpt.errors import InputError, QueryError, TemplateError, too_long, whole_number
+from acgpt.errors import InputError, TemplateError, too_long, whole_number
 from acgpt.models.adapters import Choice
-from acgpt.models.executor import Executor, LengthRequest, Rows, Search, Sums
+from acgpt.models.executor import Executor, Rows, Search
 from acgpt.models.region import RegionGuide, literals_of, pattern_of
 from acgpt.models.router import Route
-from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.constraint import Constraint
-from acgpt.query.gaps import Gapped, Region, encode_gaps
-from acgpt.query.lengths import LONGEST, length_question, normalised
+from acgpt.query.gaps import Gapped, Region
 from acgpt.query.query import Query
 from acgpt.query.template import Part, Slot
 from acgpt.query.text import pieces
 from acgpt.query.vocabulary import ByteVocabulary
 
 BONUS = 0.5  # nats per generated token, so that the best fill is not the shortest
-WAVE = 4  # lengths that are tried together
-PATIENCE = 4  # lengths in a row that may be no better before the search ends
+PATIENCE = 4  # lengths in a row that may be no better before a search ends
 MAX_TOKENS = 32  # default for the longest gap
-TRIED = 4  # lengths of which the best fill is chosen, if the model predicts lengths
 
 
 @dataclass(frozen=True)
@@ -153,8 +137,8 @@ class Candidate:
         return tokens
 
 
-class Filler:
-    """Fills the gaps of one template.
+class Filler(ABC):
+    """Fills the gaps of one template. Subclasses find out how long they are.
 
     Args:
         executor: Runs the queries of the search.
@@ -163,11 +147,16 @@ class Filler:
         parts: The parsed template.
         template: The template, so that errors can point into it.
         options: Options of the call.
+        gapped: The tokens of the template, and its regions.
+        route: What answers.
 
     Raises:
         TemplateError: A gap cannot be filled with the tokens that it may have.
         QueryError: The text is too long, or the model cannot draw under constraints.
     """
+
+    longest: int | None = None  # length that an unbounded gap may have, if not `MAX_TOKENS`
+    tried = 8  # lengths that are likely to be tried
 
     def __init__(
         self,
@@ -177,6 +166,8 @@ class Filler:
         parts: Sequence[Part],
         template: str,
         options: Options,
+        gapped: Gapped,
+        route: Route,
     ) -> None:
         self.executor, self.tokenizer, self.positions = executor, tokenizer, positions
         self.parts, self.template, self.options = list(parts), template, options
@@ -184,14 +175,50 @@ class Filler:
         self.slots = [part for part in parts if isinstance(part, Slot)]
         self.vocabulary = ByteVocabulary.of(tokenizer)
         self.stops = [stop.encode() for stop in options.stop]
-        self.gapped = encode_gaps(parts, tokenizer, template)
+        self.gapped, self.route = gapped, route
         self.constraints = [self.constraint(region) for region in self.gapped.regions]
-        query = self.gapped.encoded([1] * len(self.constraints)).query  # a route depends on roles alone
-        self.route = executor.router.routes([query], options.future, options.adapter)[0]
-        self.length_head = executor.length_head(self.route)
         self.lengths = [self.possible(i) for i in range(len(self.constraints))]
         self.checked()
         self.deadline = math.inf  # no more lengths are tried after it
+
+    # ---- what depends on how lengths are found ----------------------------------------------------------------------
+
+    @abstractmethod
+    def candidates(self, samples: int) -> Search[list[Candidate]]:
+        """Return scored candidates of the lengths that are worth trying.
+
+        Args:
+            samples: Number of candidates to draw at random per length, besides the likeliest one.
+        """
+
+    @abstractmethod
+    def choose_lengths(self) -> Search[tuple[int, ...]]:
+        """Return the lengths of all regions, for one fill."""
+
+    @abstractmethod
+    def at_random(self, candidates: int) -> Search[list[Candidate]]:
+        """Draw fills from p(fill | context).
+
+        Args:
+            candidates: Number of candidates to choose them from.
+        """
+
+    @abstractmethod
+    def score(self, gapped: Gapped, candidates: Sequence[Candidate]) -> Search[None]:
+        """Set the scores of candidates.
+
+        Args:
+            gapped: The template, or a part of it.
+            candidates: What was drawn for it.
+        """
+
+    @abstractmethod
+    def next_length(self, known: tuple[int, ...]) -> Search[dict[int, float]]:
+        """Return the log-probabilities of the lengths of the region after those whose lengths are known.
+
+        Raises:
+            QueryError: The model does not predict lengths, or not for these.
+        """
 
     # ---- what may be drawn ------------------------------------------------------------------------------------------
 
@@ -212,8 +239,8 @@ class Filler:
         bound = MAX_TOKENS if self.options.max_tokens is None else self.options.max_tokens
         healed = sum(-(-len(literal) // 4) for literal in region.literals)  # about as many tokens as were given back
         most = bound + healed if region.most is None else region.most
-        if self.length_head is not None and region.most is None and self.options.max_tokens is None and not open_ended:
-            most = LONGEST  # as long as a length can be told from others
+        if self.longest is not None and region.most is None and self.options.max_tokens is None and not open_ended:
+            most = self.longest
         if self.options.max_tokens is not None:
             most = min(most, self.options.max_tokens)
         lengths = [n for n in constraint.lengths(min(most, max(0, room))) if n >= region.least]
@@ -262,97 +289,7 @@ class Filler:
             i for i in ids if i is not None and i < len(self.vocabulary.tokens) and not self.vocabulary.tokens[i]
         )
 
-    # ---- lengths, for models that predict them ----------------------------------------------------------------------
-
-    def distributions(self, index: int, before: Sequence[tuple[int, ...]]) -> Search[list[dict[int, float]]]:
-        """Return the log-probabilities of a region's lengths, for each of several choices of the lengths before it."""
-        assert self.length_head is not None
-        ids = np.array([-1 if token is None else token for token in self.gapped.tokens], dtype=np.int64)
-        given, asked = np.array(self.gapped.given, dtype=bool), np.array(self.gapped.asked, dtype=bool)
-        roles = np.where(given, GIVEN, np.where(asked, ASKED, UNKNOWN)).astype(np.int8)
-        places = [region.at for region in self.gapped.regions]
-        questions = [
-            length_question(ids, roles, places, lengths, distance=self.length_head.distance, positions=self.positions)
-            for lengths in before
-        ]
-        answers = yield LengthRequest(questions, self.route)
-        return [
-            normalised(answer, self.fitting(index, lengths)) for answer, lengths in zip(answers, before, strict=True)
-        ]
-
-    def next_length(self, known: tuple[int, ...]) -> Search[dict[int, float]]:
-        """Return the log-probabilities of the lengths of the region after those whose lengths are known."""
-        if self.length_head is None:
-            raise QueryError(
-                "this model does not predict lengths of gaps, or not on this route. Use a model that was trained with "
-                "a share of `lengths` in its conditioning, and with the future."
-            )
-        if len(known) >= len(self.constraints):
-            raise QueryError(
-                f"`known` has {len(known)} lengths, and the template asks for {len(self.constraints)}: leave one to be "
-                "predicted. Gaps without a kept token between them count as one."
-            )
-        if self.gapped.open_ended and len(known) == len(self.constraints) - 1:
-            raise QueryError(
-                "the last gap ends the text: it ends where the model ends it, and has no length to predict. Write what "
-                "follows it."
-            )
-        for index, length in enumerate(known):
-            if length not in self.fitting(index, known[:index]):
-                raise QueryError(f"gap {index + 1} cannot have {length!r} tokens.")
-        (distribution,) = yield from self.distributions(len(known), [known])
-        return distribution
-
-    def draw_lengths(self, numbers: Sequence[int], *, greedy: bool) -> Search[list[tuple[tuple[int, ...], float]]]:
-        """Draw lengths of all regions from left to right, each given those before it.
-
-        A region that ends the text has no length that could be predicted: its rows end by themselves.
-
-        Args:
-            numbers: The numbers of the samples.
-            greedy: Take the likeliest lengths instead of drawing at random.
-
-        Returns:
-            For each sample the lengths, and their log-probability.
-        """
-        sampling = self.options.sampling
-        temperature = 0.0 if greedy else sampling.temperature
-        given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
-        rngs = [randomness(given, sampling.first + i, sampling.seed, "lengths") for i in numbers]
-        chosen: list[tuple[int, ...]] = [()] * len(numbers)
-        log_probs = [0.0] * len(numbers)
-        for index in range(len(self.constraints)):
-            before = sorted(set(chosen))
-            if self.gapped.open_ended and index == len(self.constraints) - 1:
-                tables = [{self.fitting(index, lengths)[-1]: 0.0} for lengths in before]
-            else:
-                tables = yield from self.distributions(index, before)
-            by_lengths = dict(zip(before, tables, strict=True))
-            for i, lengths in enumerate(chosen):
-                table = by_lengths[lengths]
-                values = np.array(list(table.values()))
-                if temperature < GREEDY:  # not nothing, if a gap can have something
-                    number = int(
-                        np.where([length == 0 and len(table) > 1 for length in table], -np.inf, values).argmax()
-                    )
-                else:
-                    weights = np.exp((values - values.max()) / temperature)
-                    number = int(rngs[i].choice(len(weights), p=weights / weights.sum()))
-                length = list(table)[number]
-                chosen[i], log_probs[i] = (*lengths, length), log_probs[i] + table[length]
-        return list(zip(chosen, log_probs, strict=True))
-
-    def weigh(self, candidates: Sequence[Candidate], log_lengths: Mapping[tuple[int, ...], float]) -> None:
-        """Set the scores of candidates whose lengths have these log-probabilities."""
-        for candidate in candidates:
-            lengths = candidate.lengths
-            if self.gapped.open_ended:  # it may have ended early
-                lengths = next(known for known in log_lengths if known[:-1] == lengths[:-1])
-            candidate.log_lengths = log_lengths[lengths]
-            candidate.score = candidate.log_lengths + candidate.log_prob + BONUS * sum(candidate.lengths)
-            candidate.empty = not any(any(texts) for texts in self.gap_texts(self.gapped, candidate))
-
-    # ---- drawing and scoring ----------------------------------------------------------------------------------------
+    # ---- drawing ----------------------------------------------------------------------------------------------------
 
     def draw(
         self,
@@ -429,34 +366,6 @@ class Filler:
         log_end = row.drawn[-1][-1] if guide.ended else 0.0
         return Candidate(lengths, query, ids, log_probs, math.fsum(row.drawn_with), route, log_end=log_end)
 
-    def scored(
-        self, gapped: Gapped, candidates: Sequence[Candidate], log_lengths: Mapping[tuple[int, ...], float]
-    ) -> Search[None]:
-        """Set the scores of candidates: by `weigh` if there are log-probabilities of lengths, else by `score`."""
-        if log_lengths:
-            self.weigh(candidates, log_lengths)
-        else:
-            yield from self.score(gapped, candidates)
-
-    def score(self, gapped: Gapped, candidates: Sequence[Candidate]) -> Search[None]:
-        """Set the scores of candidates: the causal log-probability of what was drawn and of all that follows it."""
-        first = min(region.at for region in gapped.regions)
-        queries: list[Query] = []
-        for candidate in candidates:
-            tokens = candidate.tokens
-            known = [token is not None for token in tokens]
-            start = min([first, *(position - 1 for position in candidate.query.asked_positions)])
-            given = [k and i < start for i, k in enumerate(known)]
-            asked = [k and i >= start for i, k in enumerate(known)]
-            queries.append(Query.trusted(tokens, given, asked))
-        scorable = [i for i, query in enumerate(queries) if any(query.asked)]
-        sums = (yield Sums([queries[i] for i in scorable], self.options.adapter)) if scorable else []
-        scores = dict(zip(scorable, sums, strict=True))
-        for i, candidate in enumerate(candidates):
-            candidate.log_text = scores.get(i, 0.0)
-            candidate.score = candidate.log_text + BONUS * sum(candidate.lengths)
-            candidate.empty = not any(any(texts) for texts in self.gap_texts(gapped, candidate))
-
     def gap_texts(self, gapped: Gapped, candidate: Candidate) -> list[list[str]]:
         """Return the texts of the gaps of each region, cut at stop strings."""
         tokens, texts, shift = candidate.tokens, [], 0
@@ -471,60 +380,14 @@ class Filler:
         cuts = [at for stop in self.options.stop if (at := fill.find(stop)) >= 0]
         return fill[: min(cuts)] if cuts else fill
 
-    # ---- the search -------------------------------------------------------------------------------------------------
-
-    def search(
-        self, gapped: Gapped, constraint: Constraint, lengths: Sequence[int], samples: int
-    ) -> Search[list[Candidate]]:
-        """Return candidates for a template with one region, of all lengths that were tried.
-
-        Args:
-            gapped: The template.
-            constraint: The constraint of its region.
-            lengths: The lengths it may have, in increasing order.
-            samples: Number of candidates to draw at random per length, besides the likeliest one.
-        """
-        candidates: list[Candidate] = []
-        for start in range(0, len(lengths), WAVE):
-            wave = lengths[start : start + WAVE]
-            new = yield from self.draw(gapped, [constraint], [((length,), 0) for length in wave], greedy=True)
-            if samples:
-                jobs = [((length,), sample) for length in wave for sample in range(samples)]
-                new += yield from self.draw(gapped, [constraint], jobs, greedy=False)
-            yield from self.score(gapped, new)
-            candidates += new
-            best = min(candidates, key=Candidate.order)
-            if sum(length > sum(best.lengths) for length in lengths[: start + WAVE]) >= self.options.patience:
-                break
-            if time.monotonic() > self.deadline:
-                break
-        return candidates
+    # ---- fills ------------------------------------------------------------------------------------------------------
 
     def best(self) -> Search[list[Candidate]]:
         """Return candidates, the best first."""
         options, gapped = self.options, self.gapped
         self.begin()
-        tried = TRIED if self.length_head is not None else 8
-        samples = 0 if options.best_of is None else -(-options.best_of // max(1, min(len(self.lengths[0]), tried)))
-        log_lengths: dict[tuple[int, ...], float] = {}
-        if self.length_head is not None:
-            if len(gapped.regions) == 1 and not gapped.open_ended:
-                (table,) = yield from self.distributions(0, [()])
-                likeliest = sorted(table, key=lambda length: -table[length])[:TRIED]
-                log_lengths = {(length,): table[length] for length in likeliest}
-            else:
-                log_lengths = dict((yield from self.draw_lengths([0], greedy=True)))
-            jobs = [(lengths, 0) for lengths in log_lengths]
-            candidates = yield from self.draw(gapped, self.constraints, jobs, greedy=True)
-            jobs = [(lengths, sample) for lengths in log_lengths for sample in range(samples)]
-            candidates += yield from self.draw(gapped, self.constraints, jobs, greedy=False)
-            yield from self.scored(gapped, candidates, log_lengths)
-        elif len(gapped.regions) == 1 and not gapped.open_ended:
-            candidates = yield from self.search(gapped, self.constraints[0], self.lengths[0], samples)
-        else:
-            lengths = yield from self.resolve()
-            candidates = yield from self.draw(gapped, self.constraints, [(lengths, 0)], greedy=True)
-            yield from self.score(gapped, candidates)
+        samples = 0 if options.best_of is None else -(-options.best_of // max(1, min(len(self.lengths[0]), self.tried)))
+        candidates = yield from self.candidates(samples)
         chosen = self.ranked(candidates)
         drawn = Counter(dict.fromkeys((c.lengths for c in candidates), samples))  # at random, for each lengths
         tries = 0
@@ -536,7 +399,7 @@ class Filler:
             jobs = [(lengths, drawn[lengths] + i) for i in range(count)]
             drawn[lengths] += count
             new = yield from self.draw(gapped, self.constraints, jobs, greedy=False)
-            yield from self.scored(gapped, new, log_lengths)
+            yield from self.score(gapped, new)
             candidates += new
             chosen, tries = self.ranked(candidates), tries + 1
         return chosen[: options.n]
@@ -561,66 +424,15 @@ class Filler:
             seen.setdefault(self.fills(candidate), candidate)
         return list(seen.values())
 
-    def resolve(self) -> Search[tuple[int, ...]]:
-        """Return the lengths of all regions, found one by one from left to right."""
-        chosen: list[int] = []
-        filled: list[list[int]] = []
-        for index, constraint in enumerate(self.constraints):
-            last, lengths = index == len(self.constraints) - 1, self.fitting(index, chosen)
-            if len(lengths) == 1:
-                length = lengths[0]
-                part = self.window(index, filled)
-                if not last:
-                    (best,) = yield from self.draw(part, [constraint], [((length,), 0)], greedy=True)
-            else:
-                part = self.window(index, filled)
-                candidates = yield from self.search(part, constraint, lengths, 0)
-                best = min(candidates, key=Candidate.order)
-                length = sum(best.lengths)
-            chosen.append(length)
-            if not last:
-                positions = best.query.asked_positions
-                span = part.encoded([length]).slots[0] if length else (1, 0)
-                filled.append([t for p, t in zip(positions, best.ids, strict=True) if span[0] <= p <= span[1]])
-        return tuple(chosen)
-
-    def window(self, index: int, filled: Sequence[Sequence[int]]) -> Gapped:
-        """Return the text up to the region after this one, with the regions before it filled."""
-        regions = self.gapped.regions
-        end = regions[index + 1].at if index + 1 < len(regions) else len(self.gapped.tokens)
-        tokens: list[int | None] = []
-        given: list[bool] = []
-        asked: list[bool] = []
-        at = 0
-        for i in range(end + 1):
-            for number, ids in enumerate(filled):
-                if regions[number].at == i:
-                    tokens += ids
-                    given += [True] * len(ids)
-                    asked += [False] * len(ids)
-            if i == regions[index].at:
-                at = len(tokens)
-            if i < end:
-                tokens.append(self.gapped.tokens[i])
-                given.append(self.gapped.given[i])
-                asked.append(self.gapped.asked[i])
-        return Gapped(tuple(tokens), tuple(given), tuple(asked), (replace(regions[index], at=at, slots=(0,)),), (None,))
-
     def stream(self, notify: Callable[[int, str], object]) -> Search[Candidate]:
         """Find the lengths of all regions, then draw one fill.
 
         Args:
             notify: Called with the number of a slot and its new text, as it is made.
         """
-        gapped, options = self.gapped, self.options
+        gapped = self.gapped
         self.begin()
-        greedy = options.sampling.temperature < GREEDY
-        log_lengths: dict[tuple[int, ...], float] = {}
-        if self.length_head is not None:
-            log_lengths = dict((yield from self.draw_lengths([0], greedy=greedy)))
-            (lengths,) = log_lengths
-        else:
-            lengths = yield from self.resolve()
+        lengths = yield from self.choose_lengths()
         shown = [""] * len(self.slots)
 
         def progress(row: ActiveRow) -> None:
@@ -632,7 +444,7 @@ class Filler:
                     shown[slot] = text
 
         drawn = yield from self.draw(gapped, self.constraints, [(lengths, 0)], greedy=False, progress=progress)
-        yield from self.scored(gapped, drawn, log_lengths)
+        yield from self.score(gapped, drawn)
         return drawn[0]
 
     def progress(
@@ -662,69 +474,6 @@ class Filler:
                 known = [token for position, token, _ in row.drawn if first <= position <= last]
                 if len(known) == last - first + 1:
                     yield slot, "".join(pieces(known, self.tokenizer))
-
-    def at_random(self, candidates: int) -> Search[list[Candidate]]:
-        """Draw fills from p(fill | context): resample candidates of all lengths with the weights p(text) / q."""
-        options, gapped = self.options, self.gapped
-        if self.length_head is not None:
-            return (yield from self.at_random_by_lengths(candidates))
-        lengths_of: list[tuple[int, ...]]
-        if len(gapped.regions) == 1:
-            lengths_of = [(length,) for length in self.lengths[0]]
-        else:
-            lengths_of = [(yield from self.resolve())]
-        if gapped.open_ended:  # nothing follows, so that candidates need no weights
-            jobs = [(lengths_of[-1], options.sampling.first + i) for i in range(options.n)]
-            return (yield from self.draw(gapped, self.constraints, jobs, greedy=False))
-        count = max(candidates, options.n, len(lengths_of))
-        jobs = [(lengths_of[i % len(lengths_of)], i // len(lengths_of)) for i in range(count)]
-        drawn = yield from self.draw(gapped, self.constraints, jobs, greedy=False)
-        yield from self.score(gapped, drawn)
-        temperature = options.sampling.temperature
-        if temperature < GREEDY:
-            return [max(drawn, key=lambda candidate: candidate.log_text)] * options.n
-        drawn_at = Counter(candidate.lengths for candidate in drawn)
-        log_weights = np.array([c.log_text / temperature - c.drawn_with - math.log(drawn_at[c.lengths]) for c in drawn])
-        weights = np.exp(log_weights - log_weights.max())
-        rng = randomness(drawn[0].query, options.sampling.first, options.sampling.seed, "resampling")
-        return [drawn[i] for i in rng.choice(len(drawn), size=options.n, p=weights / weights.sum())]
-
-    def at_random_by_lengths(self, candidates: int) -> Search[list[Candidate]]:
-        """Draw fills from p(length | context) · p(fill | length, context), for a model that predicts lengths.
-
-        A candidate is drawn under the constraint of its gaps, so its tokens come with a larger probability q than p.
-        It is accepted with the probability p / q, which makes the accepted ones exact draws. If too few are accepted of
-        `candidates`, or of eight for each fill, all of them are resampled with these weights instead.
-
-        With another temperature than 1, or a truncated distribution, lengths and tokens are drawn one after the other,
-        as usual, and there is nothing to correct.
-        """
-        options, sampling = self.options, self.options.sampling
-        exact = sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k is None
-        greedy = sampling.temperature < GREEDY
-        most = max(candidates, 8 * options.n) if exact else 1 if greedy else options.n
-        drawn: list[Candidate] = []
-        accepted: list[Candidate] = []
-        given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
-        while len(drawn) < most and len(accepted) < options.n:
-            numbers = range(len(drawn), min(most, len(drawn) + max(options.n, len(drawn), 4)))
-            lengths = yield from self.draw_lengths(numbers, greedy=greedy)
-            jobs = [(chosen, sampling.first + i) for (chosen, _), i in zip(lengths, numbers, strict=True)]
-            new = yield from self.draw(self.gapped, self.constraints, jobs, greedy=False)
-            self.weigh(new, dict(lengths))
-            drawn += new
-            for i, candidate in zip(numbers, new, strict=True):
-                rng = randomness(given, sampling.first + i, sampling.seed, "accepting")
-                if not exact or rng.random() < math.exp(candidate.log_prob - candidate.drawn_with):
-                    accepted.append(candidate)
-        if greedy:
-            return accepted * options.n
-        if len(accepted) >= options.n:
-            return accepted[: options.n]
-        log_weights = np.array([candidate.log_prob - candidate.drawn_with for candidate in drawn])
-        weights = np.exp(log_weights - log_weights.max())
-        rng = randomness(given, sampling.first, sampling.seed, "resampling")
-        return [drawn[i] for i in rng.choice(len(drawn), size=options.n, p=weights / weights.sum())]
 
     # ---- texts ------------------------------------------------------------------------------------------------------
 

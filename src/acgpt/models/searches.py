@@ -24,9 +24,11 @@ from acgpt.models.adapters import Choice
 from acgpt.models.answers import Fill, Lengths, Piece, Ranked, Ranking, Sample, Score, token_scores
 from acgpt.models.executor import Executor, Samples, Scores, Search
 from acgpt.models.fill import PATIENCE, Candidate, Filler, Options
+from acgpt.models.fill_by_lengths import FillByLengths
+from acgpt.models.fill_by_search import FillBySearch
 from acgpt.models.metadata import model_method
 from acgpt.models.router import Route
-from acgpt.query.gaps import has_gaps
+from acgpt.query.gaps import encode_gaps, has_gaps
 from acgpt.query.query import Query
 from acgpt.query.template import Part, Slot, fillings, parse, rendered
 from acgpt.query.text import Encoded, encode, encode_text, pieces
@@ -265,7 +267,12 @@ class Searches:
 
     def filler(self, parts: Sequence[Part], template: str, options: Options) -> Filler:
         """Return the search for the fills of a parsed template."""
-        return Filler(self.executor, self.tokenizer, self.positions, parts, template, options)
+        gapped = encode_gaps(parts, self.tokenizer, template)
+        query = gapped.encoded([1] * len(gapped.regions)).query  # a route depends on roles alone
+        (route,) = self.router.routes([query], options.future, options.adapter)
+        common = (self.executor, self.tokenizer, self.positions, parts, template, options, gapped, route)
+        head = self.executor.length_head(route)
+        return FillBySearch(*common) if head is None else FillByLengths(*common, head)
 
     # ---- building answers -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,198 @@
+"""Filling gaps whose lengths the model predicts: p(length | context) · p(fill | length, context).
+
+p(length | context) is one more pass (see `query.lengths`). Fills of different lengths are compared by the product,
+which is normalised over all of them, so that no search is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from acgpt.engine.decode import GREEDY, randomness
+from acgpt.engine.length_head import LengthHead
+from acgpt.errors import QueryError
+from acgpt.models.executor import Executor, LengthRequest, Search
+from acgpt.models.fill import BONUS, Candidate, Filler, Options
+from acgpt.models.router import Route
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
+from acgpt.query.gaps import Gapped
+from acgpt.query.lengths import LONGEST, length_question, normalised
+from acgpt.query.query import Query
+from acgpt.query.template import Part
+
+TRIED = 4  # lengths of which the best fill is chosen
+
+
+class FillByLengths(Filler):
+    """Fills the gaps of one template, and asks the model for their lengths; see `Filler`.
+
+    Args:
+        length_head: The model's head for lengths.
+    """
+
+    longest = LONGEST  # as long as a length can be told from others
+    tried = TRIED
+
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: PreTrainedTokenizerBase,
+        positions: int,
+        parts: Sequence[Part],
+        template: str,
+        options: Options,
+        gapped: Gapped,
+        route: Route,
+        length_head: LengthHead,
+    ) -> None:
+        super().__init__(executor, tokenizer, positions, parts, template, options, gapped, route)
+        self.length_head = length_head
+        self.log_lengths: dict[tuple[int, ...], float] = {}  # of the lengths that were chosen so far
+
+    def candidates(self, samples: int) -> Search[list[Candidate]]:
+        """Return the best candidate of each of the likeliest lengths."""
+        gapped = self.gapped
+        if len(gapped.regions) == 1 and not gapped.open_ended:
+            (table,) = yield from self.distributions(0, [()])
+            likeliest = sorted(table, key=lambda length: -table[length])[:TRIED]
+            self.log_lengths = {(length,): table[length] for length in likeliest}
+        else:
+            yield from self.draw_lengths([0], greedy=True)
+        jobs = [(lengths, 0) for lengths in self.log_lengths]
+        candidates = yield from self.draw(gapped, self.constraints, jobs, greedy=True)
+        jobs = [(lengths, sample) for lengths in self.log_lengths for sample in range(samples)]
+        candidates += yield from self.draw(gapped, self.constraints, jobs, greedy=False)
+        yield from self.score(gapped, candidates)
+        return candidates
+
+    def choose_lengths(self) -> Search[tuple[int, ...]]:
+        """Draw the lengths of all regions."""
+        greedy = self.options.sampling.temperature < GREEDY
+        ((lengths, _),) = yield from self.draw_lengths([0], greedy=greedy)
+        return lengths
+
+    def score(self, gapped: Gapped, candidates: Sequence[Candidate]) -> Search[None]:
+        """Set the scores of candidates: the log-probability of their lengths and tokens, and the bonus."""
+        yield from ()  # no requests
+        for candidate in candidates:
+            lengths = candidate.lengths
+            if self.gapped.open_ended:  # it may have ended early
+                lengths = next(known for known in self.log_lengths if known[:-1] == lengths[:-1])
+            candidate.log_lengths = self.log_lengths[lengths]
+            candidate.score = candidate.log_lengths + candidate.log_prob + BONUS * sum(candidate.lengths)
+            candidate.empty = not any(any(texts) for texts in self.gap_texts(self.gapped, candidate))
+
+    def distributions(self, index: int, before: Sequence[tuple[int, ...]]) -> Search[list[dict[int, float]]]:
+        """Return the log-probabilities of a region's lengths, for each of several choices of the lengths before it."""
+        ids = np.array([-1 if token is None else token for token in self.gapped.tokens], dtype=np.int64)
+        given, asked = np.array(self.gapped.given, dtype=bool), np.array(self.gapped.asked, dtype=bool)
+        roles = np.where(given, GIVEN, np.where(asked, ASKED, UNKNOWN)).astype(np.int8)
+        places = [region.at for region in self.gapped.regions]
+        questions = [
+            length_question(ids, roles, places, lengths, distance=self.length_head.distance, positions=self.positions)
+            for lengths in before
+        ]
+        answers = yield LengthRequest(questions, self.route)
+        return [
+            normalised(answer, self.fitting(index, lengths)) for answer, lengths in zip(answers, before, strict=True)
+        ]
+
+    def next_length(self, known: tuple[int, ...]) -> Search[dict[int, float]]:
+        """Return the log-probabilities of the lengths of the region after those whose lengths are known."""
+        if len(known) >= len(self.constraints):
+            raise QueryError(
+                f"`known` has {len(known)} lengths, and the template asks for {len(self.constraints)}: leave one to be "
+                "predicted. Gaps without a kept token between them count as one."
+            )
+        if self.gapped.open_ended and len(known) == len(self.constraints) - 1:
+            raise QueryError(
+                "the last gap ends the text: it ends where the model ends it, and has no length to predict. Write what "
+                "follows it."
+            )
+        for index, length in enumerate(known):
+            if length not in self.fitting(index, known[:index]):
+                raise QueryError(f"gap {index + 1} cannot have {length!r} tokens.")
+        (distribution,) = yield from self.distributions(len(known), [known])
+        return distribution
+
+    def draw_lengths(self, numbers: Sequence[int], *, greedy: bool) -> Search[list[tuple[tuple[int, ...], float]]]:
+        """Draw lengths of all regions from left to right, each given those before it.
+
+        A region that ends the text has no length that could be predicted: its rows end by themselves.
+
+        Args:
+            numbers: The numbers of the samples.
+            greedy: Take the likeliest lengths instead of drawing at random.
+
+        Returns:
+            For each sample the lengths, and their log-probability.
+        """
+        sampling = self.options.sampling
+        temperature = 0.0 if greedy else sampling.temperature
+        given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
+        rngs = [randomness(given, sampling.first + i, sampling.seed, "lengths") for i in numbers]
+        chosen: list[tuple[int, ...]] = [()] * len(numbers)
+        log_probs = [0.0] * len(numbers)
+        for index in range(len(self.constraints)):
+            before = sorted(set(chosen))
+            if self.gapped.open_ended and index == len(self.constraints) - 1:
+                tables = [{self.fitting(index, lengths)[-1]: 0.0} for lengths in before]
+            else:
+                tables = yield from self.distributions(index, before)
+            by_lengths = dict(zip(before, tables, strict=True))
+            for i, lengths in enumerate(chosen):
+                table = by_lengths[lengths]
+                values = np.array(list(table.values()))
+                if temperature < GREEDY:  # not nothing, if a gap can have something
+                    number = int(
+                        np.where([length == 0 and len(table) > 1 for length in table], -np.inf, values).argmax()
+                    )
+                else:
+                    weights = np.exp((values - values.max()) / temperature)
+                    number = int(rngs[i].choice(len(weights), p=weights / weights.sum()))
+                length = list(table)[number]
+                chosen[i], log_probs[i] = (*lengths, length), log_probs[i] + table[length]
+        drawn = list(zip(chosen, log_probs, strict=True))
+        self.log_lengths |= dict(drawn)
+        return drawn
+
+    def at_random(self, candidates: int) -> Search[list[Candidate]]:
+        """Draw fills from p(length | context) · p(fill | length, context).
+
+        A candidate is drawn under the constraint of its gaps, so its tokens come with a larger probability q than p.
+        It is accepted with the probability p / q, which makes the accepted ones exact draws. If too few are accepted of
+        `candidates`, or of eight for each fill, all of them are resampled with these weights instead.
+
+        With another temperature than 1, or a truncated distribution, lengths and tokens are drawn one after the other,
+        as usual, and there is nothing to correct.
+        """
+        options, sampling = self.options, self.options.sampling
+        exact = sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k is None
+        greedy = sampling.temperature < GREEDY
+        most = max(candidates, 8 * options.n) if exact else 1 if greedy else options.n
+        drawn: list[Candidate] = []
+        accepted: list[Candidate] = []
+        given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
+        while len(drawn) < most and len(accepted) < options.n:
+            numbers = range(len(drawn), min(most, len(drawn) + max(options.n, len(drawn), 4)))
+            lengths = yield from self.draw_lengths(numbers, greedy=greedy)
+            jobs = [(chosen, sampling.first + i) for (chosen, _), i in zip(lengths, numbers, strict=True)]
+            new = yield from self.draw(self.gapped, self.constraints, jobs, greedy=False)
+            yield from self.score(self.gapped, new)
+            drawn += new
+            for i, candidate in zip(numbers, new, strict=True):
+                rng = randomness(given, sampling.first + i, sampling.seed, "accepting")
+                if not exact or rng.random() < math.exp(candidate.log_prob - candidate.drawn_with):
+                    accepted.append(candidate)
+        if greedy:
+            return accepted * options.n
+        if len(accepted) >= options.n:
+            return accepted[: options.n]
+        log_weights = np.array([candidate.log_prob - candidate.drawn_with for candidate in drawn])
+        weights = np.exp(log_weights - log_weights.max())
+        rng = randomness(given, sampling.first, sampling.seed, "resampling")
+        return [drawn[i] for i in rng.choice(len(drawn), size=options.n, p=weights / weights.sum())]

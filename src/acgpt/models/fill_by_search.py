@@ -1,0 +1,171 @@
+"""Filling gaps by a search for their lengths, for models that do not predict them.
+
+    lengths      1, 2, 3, 4 │ 5, 6, 7, 8 │ …       one query per length, drawn in one ragged batch per wave
+    score        log p(fill and what follows | what comes before), causal, + 0.5 nats per token
+
+Fills of different lengths are compared by the causal probability of the whole text.
+
+**The search.** Lengths are tried from the shortest on, `WAVE` at a time, until `PATIENCE` lengths in a row are no
+better. Several regions are resolved from left to right, each with what follows it up to the next one; then all of them
+are drawn by one query.
+
+**A random fill.** Candidates of all lengths are drawn, and resampled with the weights p(text) / q(candidate), where q
+is the probability with which the candidate was drawn. This is exact for many candidates.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from acgpt.engine.decode import GREEDY, randomness
+from acgpt.errors import QueryError
+from acgpt.models.executor import Search, Sums
+from acgpt.models.fill import BONUS, Candidate, Filler
+from acgpt.query.constraint import Constraint
+from acgpt.query.gaps import Gapped
+from acgpt.query.query import Query
+
+WAVE = 4  # lengths that are tried together
+
+
+class FillBySearch(Filler):
+    """Fills the gaps of one template, and tries their lengths."""
+
+    def candidates(self, samples: int) -> Search[list[Candidate]]:
+        """Return the best candidate of each length that was tried; of several regions, of the lengths found."""
+        gapped = self.gapped
+        if len(gapped.regions) == 1 and not gapped.open_ended:
+            return (yield from self.search(gapped, self.constraints[0], self.lengths[0], samples))
+        lengths = yield from self.choose_lengths()
+        candidates = yield from self.draw(gapped, self.constraints, [(lengths, 0)], greedy=True)
+        yield from self.score(gapped, candidates)
+        return candidates
+
+    def next_length(self, known: tuple[int, ...]) -> Search[dict[int, float]]:
+        """Refuse: no lengths are predicted."""
+        yield from ()  # no requests
+        raise QueryError(
+            "this model does not predict lengths of gaps, or not on this route. Use a model that was trained with "
+            "a share of `lengths` in its conditioning, and with the future."
+        )
+
+    def score(self, gapped: Gapped, candidates: Sequence[Candidate]) -> Search[None]:
+        """Set the scores of candidates: the causal log-probability of what was drawn and of all that follows it."""
+        first = min(region.at for region in gapped.regions)
+        queries: list[Query] = []
+        for candidate in candidates:
+            tokens = candidate.tokens
+            known = [token is not None for token in tokens]
+            start = min([first, *(position - 1 for position in candidate.query.asked_positions)])
+            given = [k and i < start for i, k in enumerate(known)]
+            asked = [k and i >= start for i, k in enumerate(known)]
+            queries.append(Query.trusted(tokens, given, asked))
+        scorable = [i for i, query in enumerate(queries) if any(query.asked)]
+        sums = (yield Sums([queries[i] for i in scorable], self.options.adapter)) if scorable else []
+        scores = dict(zip(scorable, sums, strict=True))
+        for i, candidate in enumerate(candidates):
+            candidate.log_text = scores.get(i, 0.0)
+            candidate.score = candidate.log_text + BONUS * sum(candidate.lengths)
+            candidate.empty = not any(any(texts) for texts in self.gap_texts(gapped, candidate))
+
+    def search(
+        self, gapped: Gapped, constraint: Constraint, lengths: Sequence[int], samples: int
+    ) -> Search[list[Candidate]]:
+        """Return candidates for a template with one region, of all lengths that were tried.
+
+        Args:
+            gapped: The template.
+            constraint: The constraint of its region.
+            lengths: The lengths it may have, in increasing order.
+            samples: Number of candidates to draw at random per length, besides the likeliest one.
+        """
+        candidates: list[Candidate] = []
+        for start in range(0, len(lengths), WAVE):
+            wave = lengths[start : start + WAVE]
+            new = yield from self.draw(gapped, [constraint], [((length,), 0) for length in wave], greedy=True)
+            if samples:
+                jobs = [((length,), sample) for length in wave for sample in range(samples)]
+                new += yield from self.draw(gapped, [constraint], jobs, greedy=False)
+            yield from self.score(gapped, new)
+            candidates += new
+            best = min(candidates, key=Candidate.order)
+            if sum(length > sum(best.lengths) for length in lengths[: start + WAVE]) >= self.options.patience:
+                break
+            if time.monotonic() > self.deadline:
+                break
+        return candidates
+
+    def choose_lengths(self) -> Search[tuple[int, ...]]:
+        """Return the lengths of all regions, found one by one from left to right."""
+        chosen: list[int] = []
+        filled: list[list[int]] = []
+        for index, constraint in enumerate(self.constraints):
+            last, lengths = index == len(self.constraints) - 1, self.fitting(index, chosen)
+            if len(lengths) == 1:
+                length = lengths[0]
+                part = self.window(index, filled)
+                if not last:
+                    (best,) = yield from self.draw(part, [constraint], [((length,), 0)], greedy=True)
+            else:
+                part = self.window(index, filled)
+                candidates = yield from self.search(part, constraint, lengths, 0)
+                best = min(candidates, key=Candidate.order)
+                length = sum(best.lengths)
+            chosen.append(length)
+            if not last:
+                positions = best.query.asked_positions
+                span = part.encoded([length]).slots[0] if length else (1, 0)
+                filled.append([t for p, t in zip(positions, best.ids, strict=True) if span[0] <= p <= span[1]])
+        return tuple(chosen)
+
+    def window(self, index: int, filled: Sequence[Sequence[int]]) -> Gapped:
+        """Return the text up to the region after this one, with the regions before it filled."""
+        regions = self.gapped.regions
+        end = regions[index + 1].at if index + 1 < len(regions) else len(self.gapped.tokens)
+        tokens: list[int | None] = []
+        given: list[bool] = []
+        asked: list[bool] = []
+        at = 0
+        for i in range(end + 1):
+            for number, ids in enumerate(filled):
+                if regions[number].at == i:
+                    tokens += ids
+                    given += [True] * len(ids)
+                    asked += [False] * len(ids)
+            if i == regions[index].at:
+                at = len(tokens)
+            if i < end:
+                tokens.append(self.gapped.tokens[i])
+                given.append(self.gapped.given[i])
+                asked.append(self.gapped.asked[i])
+        return Gapped(tuple(tokens), tuple(given), tuple(asked), (replace(regions[index], at=at, slots=(0,)),), (None,))
+
+    def at_random(self, candidates: int) -> Search[list[Candidate]]:
+        """Resample candidates of all lengths with the weights p(text) / q."""
+        options, gapped = self.options, self.gapped
+        lengths_of: list[tuple[int, ...]]
+        if len(gapped.regions) == 1:
+            lengths_of = [(length,) for length in self.lengths[0]]
+        else:
+            lengths_of = [(yield from self.choose_lengths())]
+        if gapped.open_ended:  # nothing follows, so that candidates need no weights
+            jobs = [(lengths_of[-1], options.sampling.first + i) for i in range(options.n)]
+            return (yield from self.draw(gapped, self.constraints, jobs, greedy=False))
+        count = max(candidates, options.n, len(lengths_of))
+        jobs = [(lengths_of[i % len(lengths_of)], i // len(lengths_of)) for i in range(count)]
+        drawn = yield from self.draw(gapped, self.constraints, jobs, greedy=False)
+        yield from self.score(gapped, drawn)
+        temperature = options.sampling.temperature
+        if temperature < GREEDY:
+            return [max(drawn, key=lambda candidate: candidate.log_text)] * options.n
+        drawn_at = Counter(candidate.lengths for candidate in drawn)
+        log_weights = np.array([c.log_text / temperature - c.drawn_with - math.log(drawn_at[c.lengths]) for c in drawn])
+        weights = np.exp(log_weights - log_weights.max())
+        rng = randomness(drawn[0].query, options.sampling.first, options.sampling.seed, "resampling")
+        return [drawn[i] for i in rng.choice(len(drawn), size=options.n, p=weights / weights.sum())]
