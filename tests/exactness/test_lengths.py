@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
@@ -223,6 +224,27 @@ def test_the_best_fill_has_the_best_score_of_the_likeliest_lengths(lm):
     assert [fill.score for fill in shown] == sorted((fill.score for fill in shown), reverse=True)
     for fill in fills:
         assert fill.score == pytest.approx(fill.length_log_prob + fill.log_prob + 0.5 * fill.lengths[0])
+
+
+def test_several_gaps_are_filled_with_the_likeliest_lengths_of_all(lm):
+    template, choices = "x.{{_1-2}}.y.{{_1-2}}.b", list(product((1, 2), repeat=2))  # as many as are tried
+    alone = [lm.fill(f"x.{{{{_{a}-{a}}}}}.y.{{{{_{b}-{b}}}}}.b", 1)[0] for a, b in choices]
+    scores = [fill.score + log_prob_of(lm, template, fill.lengths) for fill in alone]
+    (best,) = lm.fill(template, 1)
+    assert best.score == pytest.approx(max(scores)) and best.text == alone[int(np.argmax(scores))].text
+    assert len({fill.lengths for fill in lm.fill(template, 4)}) == 4
+
+
+def test_lengths_of_several_gaps_are_found_by_a_beam_search(lm):
+    template = "x.{{_1-5}}.y.{{_1-5}}.b"
+    firsts = lm.lengths(template).most_probable(4)
+    log_probs = {pair: log_prob_of(lm, template, pair) for pair in product(firsts, range(1, 6))}
+    assert {fill.lengths for fill in lm.fill(template, 4)} == set(sorted(log_probs, key=log_probs.get)[-4:])
+
+
+def log_prob_of(lm, template, lengths):
+    """Log-probability of the lengths of all gaps, one after the other."""
+    return math.fsum(lm.lengths(template, lengths[:i]).log_prob(length) for i, length in enumerate(lengths))
 
 
 def test_streaming_takes_the_likeliest_length(lm):

@@ -6,8 +6,10 @@ which is normalised over all of them, so that no search is needed.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -56,18 +58,27 @@ class FillByLengths(Filler):
     def candidates(self, samples: int) -> Search[list[Candidate]]:
         """Return the best candidate of each of the likeliest lengths."""
         gapped = self.gapped
-        if len(gapped.regions) == 1 and not gapped.open_ended:
-            (table,) = yield from self.distributions(0, [()])
-            likeliest = sorted(table, key=lambda length: -table[length])[:TRIED]
-            self.log_lengths = {(length,): table[length] for length in likeliest}
-        else:
-            yield from self.draw_lengths([0], greedy=True)
+        yield from self.likeliest_lengths()
         jobs = [(lengths, 0) for lengths in self.log_lengths]
         candidates = yield from self.draw(gapped, self.constraints, jobs, greedy=True)
         jobs = [(lengths, sample) for lengths in self.log_lengths for sample in range(samples)]
         candidates += yield from self.draw(gapped, self.constraints, jobs, greedy=False)
         yield from self.score(gapped, candidates)
         return candidates
+
+    def likeliest_lengths(self) -> Search[None]:
+        """Set `log_lengths` to the `TRIED` likeliest lengths of all regions, found by a beam search of that width."""
+        beam: dict[tuple[int, ...], float] = {(): 0.0}
+        for index in range(len(self.constraints)):
+            tables = yield from self.tables(index, list(beam))
+            extended = {
+                (*before, length): beam[before] + log_prob
+                for before, table in zip(beam, tables, strict=True)
+                for length, log_prob in table.items()
+                if length or len(table) == 1  # not nothing, if a gap can have something
+            }
+            beam = dict(heapq.nlargest(TRIED, extended.items(), key=itemgetter(1)))
+        self.log_lengths = beam
 
     def choose_lengths(self) -> Search[tuple[int, ...]]:
         """Draw the lengths of all regions."""
@@ -85,6 +96,12 @@ class FillByLengths(Filler):
             candidate.log_lengths = self.log_lengths[lengths]
             candidate.score = candidate.log_lengths + candidate.log_prob + BONUS * sum(candidate.lengths)
             candidate.empty = not any(any(texts) for texts in self.gap_texts(self.gapped, candidate))
+
+    def tables(self, index: int, before: Sequence[tuple[int, ...]]) -> Search[list[dict[int, float]]]:
+        """Return `distributions`; of a region that ends the text, whose rows end by themselves, its largest length."""
+        if self.gapped.open_ended and index == len(self.constraints) - 1:
+            return [{self.fitting(index, lengths)[-1]: 0.0} for lengths in before]
+        return (yield from self.distributions(index, before))
 
     def distributions(self, index: int, before: Sequence[tuple[int, ...]]) -> Search[list[dict[int, float]]]:
         """Return the log-probabilities of a region's lengths, for each of several choices of the lengths before it."""
@@ -122,8 +139,6 @@ class FillByLengths(Filler):
     def draw_lengths(self, numbers: Sequence[int], *, greedy: bool) -> Search[list[tuple[tuple[int, ...], float]]]:
         """Draw lengths of all regions from left to right, each given those before it.
 
-        A region that ends the text has no length that could be predicted: its rows end by themselves.
-
         Args:
             numbers: The numbers of the samples.
             greedy: Take the likeliest lengths instead of drawing at random.
@@ -139,10 +154,7 @@ class FillByLengths(Filler):
         log_probs = [0.0] * len(numbers)
         for index in range(len(self.constraints)):
             before = sorted(set(chosen))
-            if self.gapped.open_ended and index == len(self.constraints) - 1:
-                tables = [{self.fitting(index, lengths)[-1]: 0.0} for lengths in before]
-            else:
-                tables = yield from self.distributions(index, before)
+            tables = yield from self.tables(index, before)
             by_lengths = dict(zip(before, tables, strict=True))
             for i, lengths in enumerate(chosen):
                 table = by_lengths[lengths]
