@@ -461,6 +461,13 @@ def test_what_is_no_model_is_refused(folder, hub, tmp_path):
         )
 
 
+def test_a_model_without_the_head_for_lengths_that_it_names_is_refused(folder, hub):
+    Metadata(lengths={"file": "length_head.safetensors", "distance": 16}).write(folder)
+    assert "no length_head.safetensors" in run("push", folder, "me/mine", code=2).stderr and hub.calls == []
+    (folder / "length_head.safetensors").write_bytes(b"x")
+    run("push", folder, "me/mine")
+
+
 def test_what_others_will_miss_is_said(folder):
     (folder / "README.md").unlink()
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/home/me/base"}')

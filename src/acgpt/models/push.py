@@ -137,7 +137,7 @@ def contents(folder: Path) -> dict[str, int]:
 
 
 def check(folder: Path, files: list[str]) -> None:
-    """Refuse a folder that should not be shared: a training run, pickles, no weights, or no metadata."""
+    """Refuse a folder that should not be shared: a training run, pickles, or without weights, metadata or a head."""
     refuse_run(folder)
     if pickles := [file for file in files if Path(file).suffix.lower() in PICKLES]:
         raise InputError(
@@ -150,10 +150,16 @@ def check(folder: Path, files: list[str]) -> None:
             f"{folder} has no weights to share: expected config.json with model.safetensors, or adapter_config.json "
             "with adapter_model.safetensors."
         )
-    if Metadata.read(folder) is None:
+    metadata = Metadata.read(folder)
+    if metadata is None:
         raise InputError(
             f"{folder} has no {FILE}, which states what the model can do. Write it with acgpt.Metadata(…)"
             ".write(FOLDER), or save the model with LanguageModel.save_pretrained."
+        )
+    if metadata.lengths is not None and metadata.lengths["file"] not in files:
+        raise InputError(
+            f"{folder} has no {metadata.lengths['file']}, the head for lengths of gaps that its {FILE} names. Copy it "
+            f"there, or remove the entry `lengths` from {FILE}."
         )
 
 
