@@ -232,7 +232,7 @@ def test_a_client_that_does_not_read_does_not_keep_the_server_from_ending(long_l
 
 def test_a_stream_that_nobody_reads_ends_at_its_deadline(long_lm, slow_steps):
     async def read_one(service):
-        items = service.stream(lambda report: long_lm.searches.stream("The {{_400-500}}", report, max_tokens=500), seconds=0.5)  # fmt: skip  # noqa: E501
+        items = service.stream(lambda report: long_lm.searches.stream("The {{_400-500}}", report, max_tokens=500))
         await anext(items)
         (job,) = service.scheduler.jobs
         while not job.cancelled:
@@ -241,7 +241,7 @@ def test_a_stream_that_nobody_reads_ends_at_its_deadline(long_lm, slow_steps):
             async for _ in items:
                 pass
 
-    with service_of(long_lm) as service:
+    with service_of(long_lm, timeout=0.5) as service:
         asyncio.run(asyncio.wait_for(read_one(service), 20))
 
 

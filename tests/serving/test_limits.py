@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import operator
 import threading
 import time
 
@@ -269,8 +271,8 @@ def test_the_first_invalid_entry_of_a_list_ends_its_check(service):
 
 
 @pytest.fixture
-def held(served_lm, monkeypatch):
-    """A server whose scheduler does nothing until `release` is set, with a queue of 2."""
+def held(served_lm, monkeypatch, request):
+    """A server whose scheduler does nothing until `release` is set, with a queue of 2. The parameter is its timeout."""
     release, wait = threading.Event(), Scheduler._advance
 
     def advance(self, job, answer):
@@ -278,7 +280,7 @@ def held(served_lm, monkeypatch):
         return wait(self, job, answer)
 
     monkeypatch.setattr(Scheduler, "_advance", advance)
-    with service_of(served_lm, queue=2, timeout=0.5) as service:
+    with service_of(served_lm, queue=2, timeout=getattr(request, "param", 30)) as service:
         yield TestClient(create_app(service)), service, release
         release.set()
 
@@ -303,6 +305,7 @@ def test_a_full_queue_is_429_and_says_when_to_try_again(held):
     assert [reply.status_code for reply in replies] == [200, 200]
 
 
+@pytest.mark.parametrize("held", [0.5], indirect=True)
 def test_a_request_that_takes_too_long_is_504(held):
     http, service, release = held
     message = refused(http.post("/v1/log_prob", json={"query": SCORE}), 504, "time_exceeded")
@@ -330,6 +333,42 @@ def test_a_stream_that_takes_too_long_ends_with_an_error_event(served_lm, monkey
         assert pieces and last.startswith("event: error\ndata: ")
         assert json.loads(last.partition("data: ")[2])["error"]["code"] == "time_exceeded"
         assert until(lambda: not service.scheduler.active_rows)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "called"),
+    [
+        ("/v1/query", {"template": SCORE}, "query"),
+        ("/v1/pieces", {"tokens": [5]}, "pieces"),
+        ("/v1/layout", {"template": SCORE}, "searches.encode"),
+        ("/v1/completions", {"prompt": "The"}, "tokenizer.__call__"),
+        ("/v1/log_prob", {"query": SCORE}, "searches.scorable"),
+    ],
+)
+def test_reading_a_request_is_part_of_its_time(served_lm, monkeypatch, path, body, called):
+    owner, _, name = called.rpartition(".")
+    owner = operator.attrgetter(owner)(served_lm) if owner else served_lm
+    release, real = threading.Event(), getattr(owner, name)
+
+    def slow(*arguments, **options):
+        release.wait(30)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(type(owner), name, slow)
+    with service_of(served_lm, timeout=0.3) as service:
+        refused(TestClient(create_app(service)).post(path, json=body), 504, "time_exceeded")
+        release.set()
+
+
+def test_a_request_has_one_deadline(served_lm, monkeypatch):
+    deadlines, timeout_at = [], asyncio.timeout_at
+    monkeypatch.setattr(asyncio, "timeout_at", lambda when: (deadlines.append(when), timeout_at(when))[1])
+    with service_of(served_lm) as service:
+        http = TestClient(create_app(service))
+        for stream in (False, True):
+            deadlines.clear()
+            assert http.post("/v1/fill", json={"template": GAP, "max_tokens": 2, "n": 1, "stream": stream}).is_success
+            assert len(deadlines) >= 3 and len(set(deadlines)) == 1
 
 
 def test_a_server_that_drains_refuses(served_lm):

@@ -68,7 +68,7 @@ def create_app(service: Service, *, keys: Sequence[str] = (), cors: Sequence[str
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
         )
-    app.add_middleware(Observed, metrics=metrics)
+    app.add_middleware(Observed, metrics=metrics, seconds=service.seconds)
     return app
 
 

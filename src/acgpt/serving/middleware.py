@@ -1,4 +1,4 @@
-"""What every request passes through, from the outside in: log and metrics, the API key, and the size of the body."""
+"""What every request passes through, from the outside in: log and deadline, the API key, the body."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from acgpt.serving.errors import UNEXPECTED, BodyTooLarge, Unauthorized, error_b
 from acgpt.serving.log import log_failure, log_request
 from acgpt.serving.metrics import Metrics
 from acgpt.serving.page import pages
-from acgpt.serving.service import USAGE, Disconnected, Service, TimeExceeded, Usage
+from acgpt.serving.service import DEADLINE, USAGE, Disconnected, Service, TimeExceeded, Usage
 
 OPEN = frozenset({"/health", *pages()})  # paths that need no key: the page asks for one
 UNMATCHED = "unmatched"  # route of requests that no route has
@@ -34,22 +34,23 @@ def error_reply(error: BaseException) -> JSONResponse:
 
 
 class Observed:
-    """Logs and counts requests, and answers those that raise an unexpected error.
+    """Logs and counts requests, sets their deadlines, and answers those that raise an unexpected error.
 
     Args:
         app: The application.
         metrics: Counts the requests.
+        seconds: Time that a request may take, from its arrival to its answer.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: Metrics, seconds: float) -> None:
+        self.app, self.metrics, self.seconds = app, metrics, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         start, status, usage = time.perf_counter(), None, Usage()
-        token = USAGE.set(usage)
+        token, deadline = USAGE.set(usage), DEADLINE.set(time.monotonic() + self.seconds)
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -67,6 +68,7 @@ class Observed:
             await error_reply(error)(scope, receive, sending)
         finally:
             USAGE.reset(token)
+            DEADLINE.reset(deadline)
             seconds = time.perf_counter() - start
             route, method = route_of(scope), scope["method"] if scope["method"] in METHODS else "other"
             self.metrics.add(method, route, status or 499, seconds)
@@ -121,7 +123,7 @@ class BodyRead:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         try:
-            async with asyncio.timeout(self.service.seconds):
+            async with asyncio.timeout_at(self.service.deadline):
                 body = await self.read(scope, receive)
             check_characters(body)
         except TimeoutError:
