@@ -13,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from servers import service_of, until
 
+from acgpt.serving import patterns
 from acgpt.serving.app import create_app
 from acgpt.serving.requests import Lenient, Strict
 from acgpt.serving.scheduler import Scheduler
@@ -216,14 +217,59 @@ def test_a_text_longer_than_the_model_reads_is_refused(http):
     assert "96 positions" in message
 
 
-def test_patterns_that_take_too_long_to_compile_are_refused_and_hold_up_nobody(http, monkeypatch):
+SLOW = "In {{_:[ab]*a[ab]{24}}}."
+
+
+def test_patterns_that_take_too_long_to_compile_are_refused(http):
     pytest.importorskip("outlines_core")
-    monkeypatch.setattr("acgpt.serving.patterns.SECONDS", 1.0)
     for stream in (False, True):
-        body = {"template": "In {{_:[ab]*a[ab]{24}}}.", "n": 1, "stream": stream}
+        body = {"template": SLOW, "n": 1, "stream": stream}
         message = refused(http.post("/v1/fill", json=body), 422, "invalid_template", "template")
-        assert "takes too long to compile" in message
+        assert "takes too long or too much memory to compile" in message
     assert http.post("/v1/fill", json={"template": "In {{_:[0-9]+}}.", "n": 1, "max_tokens": 3}).status_code == 200
+
+
+@pytest.fixture
+def endless(monkeypatch):
+    """Let the check of a pattern take for ever; return the checks that have begun."""
+    checks, init = [], patterns.Check.__init__
+    monkeypatch.setattr(patterns, "PROGRAM", "import time\ntime.sleep(600)")
+    monkeypatch.setattr(patterns, "SECONDS", 600)
+    monkeypatch.setattr(patterns.Check, "__init__", lambda self, text: (init(self, text), checks.append(self))[0])
+    return checks
+
+
+def test_the_check_of_a_pattern_is_part_of_the_time_of_a_request(served_lm, endless):
+    with service_of(served_lm, timeout=0.5) as service:
+        http = TestClient(create_app(service))
+        for stream in (False, True):
+            refused(http.post("/v1/fill", json={"template": SLOW, "stream": stream}), 504, "time_exceeded")
+        assert until(lambda: all(check.process.poll() is not None for check in endless)) and len(endless) == 2
+
+
+def test_checks_of_patterns_end_if_nobody_waits_and_are_few_at_a_time(served_lm, endless):
+    async def ask(service):
+        tasks = [asyncio.ensure_future(service.patterns.compile_in_time(f"a{{{i}}}")) for i in range(6)]
+        while sum(check.process is not None for check in endless) < patterns.MOST_AT_ONCE:
+            await asyncio.sleep(0.01)
+        assert len(endless) == 6 and sum(check.process is not None for check in endless) == patterns.MOST_AT_ONCE
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    with service_of(served_lm) as service:
+        asyncio.run(ask(service))
+        service.patterns.workers.shutdown()
+        begun = [check.process for check in endless if check.process is not None]
+        assert len(begun) == patterns.MOST_AT_ONCE and all(process.poll() is not None for process in begun)
+        assert not service.patterns.known
+
+
+def test_a_check_that_takes_too_much_memory_fails(monkeypatch):
+    assert patterns.Check("[0-9]+").run()
+    program = patterns.PROGRAM.replace("        Index(", "        bytes(2**30)\n        Index(")
+    monkeypatch.setattr(patterns, "PROGRAM", program)
+    assert not patterns.Check("[0-9]+").run()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 
 from acgpt.errors import InputError, QueryError, TemplateError
 from acgpt.models.adapters import BARE
@@ -36,12 +35,11 @@ from acgpt.models.searches import parse_gaps
 from acgpt.query.gaps import has_gaps
 from acgpt.query.lengths import LONGEST
 from acgpt.query.query import Query
-from acgpt.query.template import Given, Part, fillings, parse, rendered
+from acgpt.query.template import Given, Part, Slot, fillings, parse, rendered
 from acgpt.query.text import encode_text
 from acgpt.serving.errors import InvalidField, LimitExceeded
 from acgpt.serving.events import event_stream
 from acgpt.serving.options import LimitOptions
-from acgpt.serving.patterns import check_patterns
 from acgpt.serving.schemas import (
     ErrorReply,
     FillReply,
@@ -107,8 +105,8 @@ def router(service: Service) -> APIRouter:
             for name, question in zip(names, questions, strict=True)
         ]
         for name, question in zip(names, questions, strict=True):
-            if may_have_patterns(question):  # outside of the lock that `makes` take turns by
-                await run_in_threadpool(naming(name, partial(patterns_checked, service, question)))
+            if may_have_patterns(question):  # before `makes`, which take turns
+                await service.wait(check_patterns(service, name, question), request)
         try:
             return results(await service.ask_all(makes, request))
         except InvalidField:
@@ -172,7 +170,7 @@ def router(service: Service) -> APIRouter:
         kept = {name: value for name, value in options.items() if name not in UNSTREAMED}
 
         if may_have_patterns(template):
-            await run_in_threadpool(naming("template", partial(patterns_checked, service, template)))
+            await service.wait(check_patterns(service, "template", template), request)
 
         def make(report: Callable[[Piece], object]) -> Search[Any]:
             Budget(service).spend_on_gaps(gaps_of(service, template), options.get("max_tokens"), 1)
@@ -323,9 +321,23 @@ def may_have_patterns(question: Any) -> bool:
     return isinstance(question, str) and "{{_" in question and ":" in question
 
 
-def patterns_checked(service: Service, template: str) -> None:
-    """Check that the regular expressions of a template compile in time."""
-    check_patterns(parsed(service, template), template)
+async def check_patterns(service: Service, param: str, template: str) -> None:
+    """Check that the regular expressions of a template compile within limits.
+
+    Args:
+        service: Compiles them.
+        param: The field of the template.
+        template: The template.
+
+    Raises:
+        InvalidField: One does not.
+    """
+    for slot in await service.prepare(naming(param, partial(parsed, service, template))):
+        pattern = slot.gap.pattern if isinstance(slot, Slot) and slot.gap is not None else None
+        if pattern is not None and not await service.patterns.compile_in_time(pattern):
+            assert isinstance(slot, Slot)
+            problem = "the pattern of this gap takes too long or too much memory to compile: simplify it."
+            raise InvalidField(param, TemplateError(problem, template, slot.at))
 
 
 def gaps_of(service: Service, template: str) -> list[Part]:

@@ -26,6 +26,7 @@ from acgpt.models.answers import Piece, Score
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
 from acgpt.serving.options import LimitOptions
+from acgpt.serving.patterns import Patterns
 from acgpt.serving.scheduler import Draining, Job, Scheduler
 
 Result = TypeVar("Result")
@@ -98,6 +99,7 @@ class Service:
         self.seconds = self.limits.timeout
         # One thread: neither tokenizers nor caches of constraints may be used by several at a time.
         self.worker = ThreadPoolExecutor(1, "acgpt-prepare")
+        self.patterns = Patterns()
 
     @cached_property
     def most_characters(self) -> int:
