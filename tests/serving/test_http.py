@@ -53,7 +53,8 @@ def slow_steps(monkeypatch):
 def connect(url, path, body):
     """Send a request over a socket, and return the socket."""
     parts, data = urlsplit(url), json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    kind = "Host: localhost\r\nContent-Type: application/json"
+    head = f"POST {path} HTTP/1.1\r\n{kind}\r\nContent-Length: {len(data)}\r\n\r\n"
     connection = socket.create_connection((parts.hostname, parts.port))
     connection.sendall(head.encode() + data)
     return connection
@@ -121,7 +122,7 @@ def test_a_body_that_does_not_come_is_given_up(long_lm):
     with service_of(long_lm, timeout=0.3) as service, running(service) as server:
         parts = urlsplit(server.url)
         with socket.create_connection((parts.hostname, parts.port)) as connection:
-            connection.sendall(b"POST /v1/log_prob HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            connection.sendall(b"POST /v1/log_prob HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             connection.settimeout(10)
             assert b" 504 " in connection.recv(4096)
 
@@ -249,7 +250,7 @@ def test_a_chunked_body_that_is_too_large_is_refused_while_it_is_read(long_lm):
     with service_of(long_lm, max_body_bytes=10_000) as service, running(service) as server:
         parts = urlsplit(server.url)
         with socket.create_connection((parts.hostname, parts.port)) as connection:
-            connection.sendall(b"POST /v1/log_prob HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            connection.sendall(b"POST /v1/log_prob HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
             for _ in range(11):  # the body does not end
                 connection.sendall(b"400\r\n" + b" " * 1024 + b"\r\n")
             connection.settimeout(10)

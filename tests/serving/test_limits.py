@@ -10,8 +10,7 @@ import threading
 import time
 
 import pytest
-from fastapi.testclient import TestClient
-from servers import service_of, until
+from servers import local_client, service_of, until
 
 from acgpt.serving import patterns
 from acgpt.serving.app import create_app
@@ -168,7 +167,7 @@ def small(served_lm):
     """A server with low limits."""
     limits = {"max_body_bytes": 2000, "max_tokens_per_request": 60, "max_questions": 3, "max_n": 4}
     with service_of(served_lm, **limits) as service:
-        yield TestClient(create_app(service))
+        yield local_client(create_app(service))
 
 
 def test_a_body_that_says_it_is_too_large_is_refused(small):
@@ -241,7 +240,7 @@ def endless(monkeypatch):
 
 def test_the_check_of_a_pattern_is_part_of_the_time_of_a_request(served_lm, endless):
     with service_of(served_lm, timeout=0.5) as service:
-        http = TestClient(create_app(service))
+        http = local_client(create_app(service))
         for stream in (False, True):
             refused(http.post("/v1/fill", json={"template": SLOW, "stream": stream}), 504, "time_exceeded")
         assert until(lambda: all(check.process.poll() is not None for check in endless)) and len(endless) == 2
@@ -327,7 +326,7 @@ def held(served_lm, monkeypatch, request):
 
     monkeypatch.setattr(Scheduler, "_advance", advance)
     with service_of(served_lm, queue=2, timeout=getattr(request, "param", 30)) as service:
-        yield TestClient(create_app(service)), service, release
+        yield local_client(create_app(service)), service, release
         release.set()
 
 
@@ -373,7 +372,7 @@ def test_a_stream_that_takes_too_long_ends_with_an_error_event(served_lm, monkey
 
         monkeypatch.setattr(Scheduler, "_step", slow)
         body = {"template": "The {{_20-40}}", "max_tokens": 40, "stream": True}
-        reply = TestClient(create_app(service)).post("/v1/fill", json=body)
+        reply = local_client(create_app(service)).post("/v1/fill", json=body)
         assert reply.status_code == 200
         *pieces, last = [event for event in reply.text.split("\n\n") if event]
         assert pieces and last.startswith("event: error\ndata: ")
@@ -402,7 +401,7 @@ def test_reading_a_request_is_part_of_its_time(served_lm, monkeypatch, path, bod
 
     monkeypatch.setattr(type(owner), name, slow)
     with service_of(served_lm, timeout=0.3) as service:
-        refused(TestClient(create_app(service)).post(path, json=body), 504, "time_exceeded")
+        refused(local_client(create_app(service)).post(path, json=body), 504, "time_exceeded")
         release.set()
 
 
@@ -410,7 +409,7 @@ def test_a_request_has_one_deadline(served_lm, monkeypatch):
     deadlines, timeout_at = [], asyncio.timeout_at
     monkeypatch.setattr(asyncio, "timeout_at", lambda when: (deadlines.append(when), timeout_at(when))[1])
     with service_of(served_lm) as service:
-        http = TestClient(create_app(service))
+        http = local_client(create_app(service))
         for stream in (False, True):
             deadlines.clear()
             assert http.post("/v1/fill", json={"template": GAP, "max_tokens": 2, "n": 1, "stream": stream}).is_success
@@ -419,7 +418,7 @@ def test_a_request_has_one_deadline(served_lm, monkeypatch):
 
 def test_a_server_that_drains_refuses(served_lm):
     with service_of(served_lm) as service:
-        http = TestClient(create_app(service))
+        http = local_client(create_app(service))
         assert http.get("/health").json() == {"status": "ok"}
         service.scheduler.close()
         reply = http.get("/health")
@@ -446,7 +445,7 @@ def test_a_failure_is_500_leaks_nothing_and_harms_no_other_request(served_lm, mo
 
     monkeypatch.setattr(type(served_lm.searches), "log_prob", failing)
     with service_of(served_lm) as service, caplog.at_level(logging.INFO, "acgpt.serving"):
-        http = TestClient(create_app(service))
+        http = local_client(create_app(service))
         reply = http.post("/v1/log_prob", json={"query": "ab{{c}}"})
         message = refused(reply, 500, "internal_error")
         assert "secret" not in reply.text and "KeyError" not in reply.text and message
@@ -457,7 +456,7 @@ def test_a_failure_is_500_leaks_nothing_and_harms_no_other_request(served_lm, mo
 
 def test_a_failure_in_a_route_itself_is_500_in_the_same_shape(service, monkeypatch):
     monkeypatch.setattr("acgpt.serving.native.to_json", lambda answer: 1 / 0)
-    http = TestClient(create_app(service))
+    http = local_client(create_app(service))
     refused(http.post("/v1/log_prob", json={"query": SCORE}), 500, "internal_error")
 
 
@@ -465,7 +464,7 @@ def test_a_failure_in_a_route_itself_is_500_in_the_same_shape(service, monkeypat
 
 
 def test_a_key_is_needed_for_all_but_health(service):
-    http = TestClient(create_app(service, keys=["first-key", "second-key"]))
+    http = local_client(create_app(service, keys=["first-key", "second-key"]))
     assert http.get("/health").status_code == 200
     wrong = [{}, {"Authorization": "Bearer"}, {"Authorization": "Bearer first"}, {"Authorization": "Basic first-key"},
              {"Authorization": "first-key"}, {"Authorization": "Bearer first-keyé".encode("latin1")}]  # fmt: skip
@@ -483,7 +482,7 @@ def test_a_key_is_needed_for_all_but_health(service):
 def test_other_origins_are_allowed_only_if_they_are_named(service):
     headers = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
     closed, opened = (
-        TestClient(create_app(service, keys=["key"], cors=cors)) for cors in ((), ("https://example.org",))
+        local_client(create_app(service, keys=["key"], cors=cors)) for cors in ((), ("https://example.org",))
     )
     assert "access-control-allow-origin" not in closed.options("/v1/fill", headers=headers).headers
     reply = opened.options("/v1/fill", headers=headers)
@@ -493,7 +492,7 @@ def test_other_origins_are_allowed_only_if_they_are_named(service):
 
 
 def test_the_log_has_one_line_per_request_without_prompts_or_keys(service, caplog):
-    http = TestClient(create_app(service, keys=["the-key"]))
+    http = local_client(create_app(service, keys=["the-key"]))
     headers = {"Authorization": "Bearer the-key"}
     with caplog.at_level(logging.INFO, "acgpt.serving"):
         http.post("/v1/log_prob?q=private", json={"query": ["The {{cat}} sat.", "My {{secret}}"]}, headers=headers)
@@ -511,7 +510,7 @@ def test_the_log_has_one_line_per_request_without_prompts_or_keys(service, caplo
 
 def test_the_metrics_count_requests_and_tokens(served_lm):
     with service_of(served_lm) as service:
-        http = TestClient(create_app(service))
+        http = local_client(create_app(service))
         http.post("/v1/log_prob", json={"query": SCORE})
         http.post("/v1/sample", json={"query": "The {{_5}}", "n": 2})
         for path in ("/a", "/b", "/c"):
@@ -528,3 +527,24 @@ def test_the_metrics_count_requests_and_tokens(served_lm):
     assert int(values["acgpt_questions_total"]) == 2 and values["acgpt_active_rows"] == "0"
     assert all(line.startswith(("# HELP ", "# TYPE ", "acgpt_")) for line in lines)
     float(values["acgpt_busy_seconds_total"])
+
+
+@pytest.mark.parametrize("cors", [(), ("https://evil.example",)])
+def test_without_a_key_only_requests_for_this_machine_are_answered(service, cors):
+    """A page could let its name point to this machine, and read the answers (DNS rebinding)."""
+    http = local_client(create_app(service, cors=cors, address="127.0.0.9"))
+    for host in ("localhost", "LOCALHOST:8080", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8080", "127.0.0.9:80"):
+        assert http.get("/v1/model", headers={"Host": host}).status_code == 200, host
+    for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::2]",
+                 "10.0.0.1", "0.0.0.0"):  # fmt: skip
+        for path in ("/v1/model", "/", "/health", "/metrics"):
+            message = refused(http.get(path, headers={"Host": host}), 421, "wrong_host")
+            assert "Use 127.0.0.1 or" in message and "API key" in message
+        reply = http.post("/v1/log_prob", json={"query": SCORE}, headers={"Host": host})
+        refused(reply, 421, "wrong_host")
+
+
+def test_with_a_key_the_host_does_not_matter(service):
+    http = local_client(create_app(service, keys=["key"]))
+    headers = {"Host": "example.org", "Authorization": "Bearer key"}
+    assert http.get("/v1/model", headers=headers).status_code == 200

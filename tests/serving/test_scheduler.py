@@ -9,9 +9,8 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from fastapi.testclient import TestClient
 from models import tiny_model, tiny_tokenizer
-from servers import until
+from servers import local_client, until
 from tolerance import exactly, same_scores
 
 from acgpt import LanguageModel, Metadata, TemplateError
@@ -273,7 +272,7 @@ def test_if_the_thread_ends_everything_is_refused(lm, monkeypatch):
     assert until(lambda: not scheduler.thread.is_alive()) and not scheduler.jobs
     with pytest.raises(Broken, match="restart it"):
         scheduler.submit(lm.searches.sample("The {{_4}} sat."))
-    http = TestClient(create_app(Service(lm, scheduler)))
+    http = local_client(create_app(Service(lm, scheduler)))
     assert http.get("/health").status_code == 503
     reply = http.post("/v1/log_prob", json={"query": "The {{cat}} sat."})
     assert reply.status_code == 503 and reply.json()["error"]["code"] == "broken"

@@ -55,6 +55,10 @@ class Unauthorized(Exception):
     """A request has no API key, or a wrong one."""
 
 
+class WrongHost(Exception):
+    """A request is for another host than this machine."""
+
+
 KINDS: dict[type[BaseException], Kind] = {
     TemplateError: Kind(422, "invalid_request_error", "invalid_template"),
     QueryError: Kind(422, "invalid_request_error", "invalid_query"),
@@ -64,6 +68,7 @@ KINDS: dict[type[BaseException], Kind] = {
     BodyTooLarge: Kind(413, "invalid_request_error", "body_too_large"),
     NotJson: Kind(415, "invalid_request_error", "unsupported_media_type"),
     Unauthorized: Kind(401, "authentication_error", "invalid_api_key"),
+    WrongHost: Kind(421, "invalid_request_error", "wrong_host"),
     QueueFull: Kind(429, "rate_limit_error", "queue_full"),
     Draining: Kind(503, "server_error", "shutting_down"),
     Broken: Kind(503, "server_error", "broken"),
