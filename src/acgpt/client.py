@@ -46,6 +46,7 @@ HttpClient = TypeVar("HttpClient", httpx.Client, httpx.AsyncClient)
 
 BATCH = 16  # number of questions of a list in one request
 RETRIED = (429, 503)  # status of replies after which a request is sent again
+FINAL = ("out_of_memory", "broken")  # codes of such replies after which it would fail again
 LONGEST_PAUSE = 30.0  # seconds between two attempts
 
 
@@ -92,6 +93,20 @@ def with_seed(seed: int | None) -> int:
 # ---- replies --------------------------------------------------------------------------------------------------------
 
 
+def error_fields(content: bytes) -> tuple[str, str] | None:
+    """Return the message and the code of an error; `None` if it has another shape than those of a server of acgpt."""
+    try:
+        fields = json.loads(content)["error"]
+        return str(fields["message"]), str(fields["code"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def try_again(status: int, content: bytes) -> bool:
+    """Return whether a request that got this reply may be answered later."""
+    return status in RETRIED and (error_fields(content) or ("", ""))[1] not in FINAL
+
+
 def raise_error(status: int, content: bytes) -> None:
     """Raise the error of a reply.
 
@@ -99,11 +114,7 @@ def raise_error(status: int, content: bytes) -> None:
         InputError: The request is invalid; a `TemplateError` or `QueryError` where the server raised one.
         ServerError: Any other error.
     """
-    try:
-        fields = json.loads(content)["error"]
-        message, code = str(fields["message"]), str(fields["code"])
-    except (ValueError, KeyError, TypeError):
-        message, code = f"the server has answered with status {status}.", ""
+    message, code = error_fields(content) or (f"the server has answered with status {status}.", "")
     raise error_of(message, code, status)
 
 
@@ -390,7 +401,7 @@ class Client:
                 raise unreachable(self.connection.base_url, error) from error
             if response.status_code == 200:
                 return response
-            if response.status_code not in RETRIED or attempt == self.connection.retries:
+            if not try_again(response.status_code, response.content) or attempt == self.connection.retries:
                 raise_error(response.status_code, response.content)
             time.sleep(pause(response.headers, attempt))
             attempt += 1
@@ -406,7 +417,7 @@ class Client:
                     content = response.read()
             except httpx.HTTPError as error:
                 raise unreachable(self.connection.base_url, error) from error
-            if response.status_code not in RETRIED or attempt == self.connection.retries:
+            if not try_again(response.status_code, content) or attempt == self.connection.retries:
                 raise_error(response.status_code, content)
             time.sleep(pause(response.headers, attempt))
             attempt += 1
@@ -498,7 +509,7 @@ class AsyncClient:
                     content = await response.aread()
             except httpx.HTTPError as error:
                 raise unreachable(self.connection.base_url, error) from error
-            if response.status_code not in RETRIED or attempt == self.connection.retries:
+            if not try_again(response.status_code, content) or attempt == self.connection.retries:
                 raise_error(response.status_code, content)
             await asyncio.sleep(pause(response.headers, attempt))
             attempt += 1
@@ -546,7 +557,7 @@ class AsyncClient:
                 raise unreachable(self.connection.base_url, error) from error
             if response.status_code == 200:
                 return response
-            if response.status_code not in RETRIED or attempt == self.connection.retries:
+            if not try_again(response.status_code, response.content) or attempt == self.connection.retries:
                 raise_error(response.status_code, response.content)
             await asyncio.sleep(pause(response.headers, attempt))
             attempt += 1

@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+import torch
 from servers import local_client, service_of, until
 
 from acgpt.serving import patterns
@@ -452,6 +453,29 @@ def test_a_failure_is_500_leaks_nothing_and_harms_no_other_request(served_lm, mo
         assert http.post("/v1/log_prob", json={"query": SCORE}).status_code == 200
     assert "secret" not in caplog.text and "KeyError" in caplog.text
     assert caplog.records[-2].getMessage().count('"status": 500') == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."),
+    ],
+    ids=["Python", "GPU", "CPU", "Windows"],
+)
+def test_a_request_without_room_in_memory_is_503_and_harms_no_other(served_lm, monkeypatch, error):
+    def scores(self, *arguments):
+        raise error
+
+    with service_of(served_lm) as service:
+        http = local_client(create_app(service))
+        with monkeypatch.context() as patch:
+            patch.setattr(type(served_lm.searches.executor), "log_probs", scores)
+            message = refused(http.post("/v1/log_prob", json={"query": SCORE}), 503, "out_of_memory")
+            assert "no memory for this request" in message and "CUDA" not in message and "bytes" not in message
+        assert http.post("/v1/log_prob", json={"query": SCORE}).status_code == 200
 
 
 def test_a_failure_in_a_route_itself_is_500_in_the_same_shape(service, monkeypatch):
