@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from models import tiny_model, tiny_tokenizer
-from servers import local_client, until
+from servers import local_client, tiny_lm, until
 from tolerance import exactly, same_scores
 
 from acgpt import LanguageModel, Metadata, TemplateError
@@ -198,6 +198,45 @@ def test_too_many_searches_are_refused(lm):
         scheduler.submit(slow())
     gate.set()
     assert [job.future.result(30) for job in (first, *others)] == ["done"] * 3
+    assert scheduler.close(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def lengths_lm():
+    return tiny_lm(lengths=True)
+
+
+def test_searches_whose_lengths_are_known_still_wait(lengths_lm, monkeypatch):
+    """A model that predicts lengths answers these first, in one pass: the queue would have no end."""
+    monkeypatch.setattr(Scheduler, "_admit", lambda self: time.sleep(0.001))
+    scheduler = Scheduler(lengths_lm.searches.executor, most_waiting=3)
+    jobs = [scheduler.submit(lengths_lm.searches.fill("The {{_}} sat.", 1, max_tokens=3)) for _ in range(3)]
+    assert until(lambda: len({pending.job for pending in list(scheduler.waiting)}) == 3)  # after their lengths
+    assert scheduler.queued == 3
+    with pytest.raises(QueueFull):
+        scheduler.submit(lengths_lm.searches.fill("The {{_}} sat.", 1, max_tokens=3))
+    monkeypatch.undo()
+    assert all(job.future.result(60) for job in jobs)
+    assert scheduler.close(timeout=60)
+
+
+def test_lengths_are_asked_in_slices_while_rows_are_decoded(lengths_lm, monkeypatch):
+    asked, lengths, gate = [], type(lengths_lm.searches.executor).lengths, threading.Event()
+    monkeypatch.setattr(
+        type(lengths_lm.searches.executor), "lengths", lambda self, r: (asked.append(len(r)), lengths(self, r))[1]
+    )
+    scheduler = Scheduler(lengths_lm.searches.executor)
+    scheduler.slice = 1  # token
+
+    def held():
+        gate.wait(30)
+        return (yield from lengths_lm.searches.sample("The {{_60}}", seed=1))
+
+    first = scheduler.submit(held())
+    jobs = [scheduler.submit(lengths_lm.searches.lengths("The {{_}} sat.", max_tokens=3)) for _ in range(4)]
+    gate.set()
+    assert first.future.result(60) and all(job.future.result(60) for job in jobs)
+    assert asked == [1, 1, 1, 1]
     assert scheduler.close(timeout=60)
 
 

@@ -172,7 +172,7 @@ class Scheduler:
 
     Args:
         executor: Runs passes of the model.
-        most_waiting: Searches that may wait for their first pass; more are refused.
+        most_waiting: Searches that may wait for their first pass, other than one for lengths; more are refused.
         most_rows: Rows that are decoded at a time. Default: as many as the engine takes.
         prefix_bytes: Memory for keys and values that later requests can share; 0 for none.
         patience: Rounds that a query may wait for others while rows are decoded. Default: that of the device.
@@ -238,7 +238,7 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """Number of searches that wait for their first pass."""
+        """Number of searches that wait for their first pass, other than one for lengths."""
         return sum(not job.begun for job in list(self.jobs))  # a copy: other threads change it
 
     @property
@@ -471,7 +471,7 @@ class Scheduler:
         """Note a part of the result of a job's request, and advance the job if it was the last one."""
         if job not in self.jobs:  # it has failed meanwhile
             return
-        job.begun = True
+        job.begun = job.begun or not isinstance(job.request, LengthRequest)  # lengths are little of the work
         job.answers[index] = answer
         if len(job.answers) < job.parts:
             return
@@ -590,10 +590,14 @@ class Scheduler:
 
     # ---- passes -----------------------------------------------------------------------------------------------------
 
+    def _room(self) -> int:
+        """Return the number of tokens of a pass of scores or lengths."""
+        return self.slice if self.active_rows or self.waiting else self.executor.engine.budget
+
     def _score(self) -> None:
         """Score some of the queries that wait, in one pass or a few: those of the first one's route and kind."""
         route, top = self.scores[0].route, self.scores[0].top
-        budget = self.slice if self.active_rows or self.waiting else self.executor.engine.budget
+        budget = self._room()
         chosen: list[PendingScore] = []
         for pending in self.scores:
             fits = not chosen or budget >= 2 * len(pending.query)
@@ -631,9 +635,12 @@ class Scheduler:
             self._answered(each.job, each.index, answer)
 
     def _ask_lengths(self) -> None:
-        """Answer questions for lengths, of all jobs together; if that fails, job by job."""
-        jobs = list(self.lengths)
-        self.lengths.clear()
+        """Answer questions for lengths, of some jobs that wait together; if that fails, job by job."""
+        jobs: list[Job[Any]] = []
+        budget = self._room()
+        while self.lengths and (not jobs or budget >= tokens_of(self.lengths[0])):
+            jobs.append(self.lengths.popleft())
+            budget -= tokens_of(jobs[-1])
         requests = {i: job.request for i, job in enumerate(jobs) if isinstance(job.request, LengthRequest)}
         if not requests:
             return
@@ -668,3 +675,9 @@ class Scheduler:
             return self._finish(job, error=error)
         for index, sample in enumerate(sample for samples in drawn for sample in samples):
             self._answered(job, index, sample)
+
+
+def tokens_of(job: Job[Any]) -> int:
+    """Return the number of tokens of a job that asks for lengths."""
+    assert isinstance(job.request, LengthRequest)
+    return 2 * sum(map(len, job.request.questions))
