@@ -3,7 +3,8 @@
     prompt alone        a continuation, from left to right: the prompt's tokens are read as they are, and tokens are
                         drawn until the text ends, a stop string comes, or there are `max_tokens`
     prompt and suffix   a gap: temperature 0 finds the best fill, as `LanguageModel.fill` does; with another one it is
-                        drawn, as by `LanguageModel.sample`
+                        drawn, as by `LanguageModel.sample`, which draws a candidate of each length. If there may be
+                        more than 64 tokens, the length is found first, as `LanguageModel.stream` does
 
 A prompt of token ids is read as it is sent, without BOS before it: its first token is at position 0, and so has no
 log-probability. A prompt of text is tokenized, and BOS comes before it.
@@ -87,6 +88,11 @@ class Options:
     def drawn(self) -> int:
         """Number of texts that are drawn per prompt."""
         return max(self.n, self.best_of or 0)
+
+    @property
+    def resampled(self) -> bool:
+        """Whether a gap is drawn from candidates of all lengths; otherwise its length is found before its text."""
+        return not self.greedy and (self.max_tokens or self.min_tokens + MAX_TOKENS) <= CANDIDATES
 
     @property
     def greedy(self) -> bool:
@@ -362,6 +368,8 @@ class Completer:
                 template, options.n, best_of=options.best_of, max_tokens=options.max_tokens, stop=options.stop,
                 seed=sampling.seed, seconds=options.seconds, adapter=options.adapter, notice=options.notice,
             )  # fmt: skip
+        elif not options.resampled:
+            search = self.one_by_one(template, options)
         else:
             search = self.searches.sample(
                 template, options.drawn, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
@@ -382,6 +390,26 @@ class Completer:
             return Completions(tuple(texts), given, drawn, (self.text_of(prompt),))
 
         return filled()
+
+    def one_by_one(self, template: str, options: Options) -> Search[list[Fill]]:
+        """Draw fills one after the other, each after its length."""
+        sampling = options.sampling
+        searches = [
+            self.searches.stream(
+                template, lambda piece: options.notice(1), max_tokens=options.max_tokens, stop=options.stop,
+                temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
+                seed=sampling.seed + number, seconds=options.seconds, adapter=options.adapter,
+            )
+            for number in range(options.drawn)
+        ]  # fmt: skip
+
+        def search() -> Search[list[Fill]]:
+            fills = []
+            for each in searches:
+                fills.append((yield from each))
+            return fills
+
+        return search()
 
     def streamed_gaps(
         self, prompts: Sequence[Prompt], options: Options, report: Callable[[Delta], object]
@@ -636,8 +664,22 @@ def finite(log_prob: float) -> float:
     return max(log_prob, -1e30)
 
 
-def check_limits(service: Service, completer: Completer, prompts: Sequence[Prompt], options: Options) -> None:
+def check_limits(
+    service: Service,
+    completer: Completer,
+    prompts: Sequence[Prompt],
+    options: Options,
+    *,
+    length: str = "max_tokens",
+) -> None:
     """Check that a request is within the limits of the server. Tokenizes the prompts.
+
+    Args:
+        service: Has the limits.
+        completer: Tokenizes.
+        prompts: The prompts.
+        options: What is asked for.
+        length: Name of the field for the maximum number of tokens, for errors.
 
     Raises:
         InvalidField: It is not.
@@ -650,16 +692,17 @@ def check_limits(service: Service, completer: Completer, prompts: Sequence[Promp
         if number > limits.max_n:
             raise InvalidField(name, LimitExceeded(f"{name} is {number}; at most {limits.max_n} is allowed (max_n)."))
     budget, asked = Budget(service), min(options.max_tokens or 0, service.lm.positions)
-    rows = options.drawn if options.greedy else max(options.drawn, CANDIDATES)  # of a gap
+    rows = max(options.drawn, CANDIDATES) if options.resampled else options.drawn  # of a gap
     try:
         for prompt in prompts:
             if isinstance(prompt, str):
                 service.check_characters(len(prompt) + len(options.suffix))
             if completer.is_gap(options):
-                budget.spend_on_gaps(parse(completer.template(prompt, options)), options.max_tokens, rows)
+                budget.spend_on_gaps(parse(completer.template(prompt, options)), options.max_tokens, rows, length)
                 continue
             given = len(encode_text(prompt, completer.tokenizer)) if isinstance(prompt, str) else len(prompt)
-            budget.spend(given + options.drawn * asked)
+            budget.spend(given)
+            budget.spend(options.drawn * asked, length)
     except InvalidField:
         raise
     except (LimitExceeded, QueryError) as error:

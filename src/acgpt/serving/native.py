@@ -272,23 +272,29 @@ class Budget:
     def __init__(self, service: Service) -> None:
         self.service, self.tokens = service, 0
 
-    def spend(self, tokens: int) -> None:
+    def spend(self, tokens: int, param: str | None = None) -> None:
         """Count tokens.
 
+        Args:
+            tokens: Number of tokens.
+            param: The field that asks for them, for errors. Default: that of the question.
+
         Raises:
-            LimitExceeded: The request has too many of them.
+            LimitExceeded: The request has too many of them; an `InvalidField` if it is known of which field.
         """
         self.tokens += tokens
         if self.tokens > (most := self.service.limits.max_tokens_per_request):
-            raise too_many(self.tokens, most)
+            error = too_many(self.tokens, most)
+            raise error if param is None else InvalidField(param, error)
 
-    def spend_on_gaps(self, parts: Sequence[Part], max_tokens: int | None, n: int) -> None:
+    def spend_on_gaps(self, parts: Sequence[Part], max_tokens: int | None, n: int, param: str | None = None) -> None:
         """Count the tokens of a template with gaps: those of its text, and the most that it can ask for.
 
         Args:
             parts: The parsed template.
             max_tokens: Maximum number of tokens of a gap.
             n: Number of candidates.
+            param: The field that asks for so many tokens, for errors. Default: that of the question.
         """
         lm, asked, texts = self.service.lm, 0, []
         longest = max_tokens or (LONGEST if self.service.scheduler.executor.heads else MAX_TOKENS)
@@ -301,7 +307,11 @@ class Budget:
             else:
                 texts += part.alternatives[:1]
                 asked += part.tokens or 0
-        self.spend(len(encode_text("".join(texts), lm.tokenizer)) + n * asked)
+        given = len(encode_text("".join(texts), lm.tokenizer))
+        if param is not None:  # not of the question
+            self.spend(given)
+            given = 0
+        self.spend(given + n * asked, param)
 
 
 def parsed(service: Service, question: str | Query) -> list[Part]:
