@@ -130,6 +130,28 @@ def test_a_wrong_key_and_a_server_that_is_not_there_are_server_errors(server, mo
     assert error.value.status is None
 
 
+@pytest.mark.parametrize("limits", [{"max_questions": 3}, {"queue": 2}])
+def test_a_list_is_asked_in_as_many_requests_as_the_server_takes(lengths_lm, limits):
+    questions = [f"The {{{{cat}}}} sat {i}." for i in range(20)]
+    with service_of(lengths_lm, **limits) as service, running(service) as server:
+        scores = acgpt.Client(server.url).log_prob(questions)
+
+        async def ask():
+            async with acgpt.AsyncClient(server.url) as lm:
+                return await lm.log_prob(questions)
+
+        assert len(scores) == len(asyncio.run(ask())) == 20
+
+
+def test_a_function_that_is_told_of_progress_is_not_sent(server):
+    async def ask():
+        async with acgpt.AsyncClient(server.url, api_key="key") as lm:
+            await lm.fill(GAP, 1, max_tokens=2, notice=print)
+            return await lm.sample("The {{_1}}", notice=print)
+
+    assert len(asyncio.run(ask())) == 1
+
+
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_the_address_may_end_with_v1(server, suffix):
     assert acgpt.Client(server.url + suffix, api_key="key").connection.base_url == server.url
