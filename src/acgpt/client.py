@@ -60,7 +60,7 @@ def batch_size(info: Mapping[str, Any]) -> int:
         info: What the server says of its model and its limits.
     """
     limits = info.get("limits", {})
-    return max(1, min(BATCH, limits.get("max_questions", BATCH), limits.get("queue", BATCH)))
+    return max(1, min(BATCH, *(int(limits.get(name, BATCH)) for name in ("max_questions", "queue"))))
 
 
 def payloads(field: str, questions: Any, options: Mapping[str, Any], batch: int = BATCH) -> list[dict[str, Any]]:

@@ -19,7 +19,8 @@ from acgpt.engine.decoding import Decoding
 from acgpt.models.answers import Fill
 from acgpt.models.executor import Scores
 from acgpt.serving.app import create_app
-from acgpt.serving.scheduler import Broken, Draining, QueueFull, Scheduler
+from acgpt.serving.jobs import Broken, Draining, QueueFull
+from acgpt.serving.scheduler import Scheduler
 from acgpt.serving.service import Service
 
 WORDS = ["cat", "dog", "bird", "mat", "the", "sat", "on", "a"]

@@ -322,7 +322,8 @@ def joined(literals: Sequence[bytes], gaps: Sequence[Automaton], most: int) -> A
         classes.setdefault(key, []).append(byte)
 
     first = closed([(0, 0)])
-    numbers, states, rows, work = {first: 0}, [first], [], 0
+    numbers, states, work = {first: 0}, [first], 0
+    rows: list[np.ndarray] = []
     while len(rows) < len(states):
         items = states[len(rows)]
         row = np.full(256, DEAD, dtype=np.int32)
@@ -401,7 +402,8 @@ def reachable(listed: Mapping[int, Mapping[int, int]], final: Collection[int], s
         start: The start.
         pattern: The pattern, for errors.
     """
-    numbers, states, rows = {start: 0}, [start], []
+    numbers, states = {start: 0}, [start]
+    rows: list[np.ndarray] = []
     while len(rows) < len(states):
         row = np.full(256, DEAD, dtype=np.int32)
         for byte, following in listed.get(states[len(rows)], {}).items():

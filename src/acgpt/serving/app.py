@@ -18,9 +18,9 @@ from acgpt.serving.error_body import body_of
 from acgpt.serving.errors import INVALID, KINDS, NotJson, http_body, validation_body
 from acgpt.serving.gate import unavailable
 from acgpt.serving.hints import no_path, wrong_method
+from acgpt.serving.jobs import BROKEN
 from acgpt.serving.metrics import CONTENT_TYPE, Metrics
 from acgpt.serving.middleware import BodyRead, HostChecked, KeyRequired, Observed, error_reply
-from acgpt.serving.scheduler import BROKEN
 from acgpt.serving.schemas import HealthReply
 from acgpt.serving.service import Service
 from acgpt.version import __version__

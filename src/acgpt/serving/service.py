@@ -25,9 +25,10 @@ from acgpt.errors import QueryError
 from acgpt.models.answers import Piece, Score
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
+from acgpt.serving.jobs import Draining, Job
 from acgpt.serving.options import LimitOptions
 from acgpt.serving.patterns import Patterns
-from acgpt.serving.scheduler import Draining, Job, Scheduler
+from acgpt.serving.scheduler import Scheduler
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
