@@ -157,8 +157,8 @@ def test_if_a_step_fails_the_newest_row_gives_way(lm, scheduler, monkeypatch):
 def test_a_cancelled_search_leaves_before_the_next_step(lm, scheduler, monkeypatch):
     real, gate = Decoding.step, threading.Semaphore(0)
     monkeypatch.setattr(Decoding, "step", lambda self: (gate.acquire(timeout=30), real(self))[1])
-    kept = scheduler.submit(lm.searches.sample("The {{_40}}", seed=1))
-    job = scheduler.submit(lm.searches.sample("A {{_40}}", 4, seed=2))
+    searches = lm.searches.sample("The {{_40}}", seed=1), lm.searches.sample("A {{_40}}", 4, seed=2)
+    kept, job = map(scheduler.submit, searches)  # both are made before: a step that waits has the network
     while scheduler.active_rows < 5:
         gate.release()
         time.sleep(0.01)
@@ -291,7 +291,8 @@ def test_rows_that_cannot_be_released_fail_with_those_beside_them(lm, scheduler,
     with monkeypatch.context() as patch:
         patch.setattr(Decoding, "step", lambda self: (gate.acquire(timeout=30), real(self))[1])
         patch.setattr(Decoding, "release", lambda self, rows: 1 / 0)
-        jobs = [scheduler.submit(lm.searches.sample("The {{_80}}", seed=i)) for i in range(3)]
+        searches = [lm.searches.sample("The {{_80}}", seed=i) for i in range(3)]
+        jobs = [scheduler.submit(search) for search in searches]  # a step that waits has the network
         assert until(lambda: gate.release() or scheduler.active_rows == 3)
         jobs[0].cancel()
         gate.release(2)  # the step that was on its way, and the next one
