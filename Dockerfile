@@ -19,9 +19,9 @@ ENV PATH=/opt/acgpt/bin:$PATH \
     ACGPT_CACHE=/var/cache/acgpt \
     HF_HOME=/var/cache/acgpt/huggingface
 
-# Images of CUDA have no Python.
+# Images of CUDA have no Python, and no C compiler, which Triton needs to run its kernels.
 RUN command -v python3 > /dev/null || { \
-        apt-get update && apt-get install -y --no-install-recommends python3 python3-venv \
+        apt-get update && apt-get install -y --no-install-recommends python3 python3-venv python3-dev gcc libc6-dev \
         && rm -rf /var/lib/apt/lists/*; \
     }
 RUN python3 -m venv /opt/acgpt

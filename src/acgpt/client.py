@@ -44,23 +44,34 @@ Question = str | Query
 Result = TypeVar("Result")
 HttpClient = TypeVar("HttpClient", httpx.Client, httpx.AsyncClient)
 
-BATCH = 16  # number of questions of a list in one request
+BATCH = 16  # questions of a list in one request, or as many as the server takes
 RETRIED = (429, 503)  # status of replies after which a request is sent again
+FINAL = ("out_of_memory", "broken")  # codes of such replies after which it would fail again
 LONGEST_PAUSE = 30.0  # seconds between two attempts
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
 
 
-def payloads(field: str, questions: Any, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the bodies of the requests for one question or a list of them, of which a request has at most `BATCH`."""
+def batch_size(info: Mapping[str, Any]) -> int:
+    """Return the number of questions of a list in one request to a server.
+
+    Args:
+        info: What the server says of its model and its limits.
+    """
+    limits = info.get("limits", {})
+    return max(1, min(BATCH, *(int(limits.get(name, BATCH)) for name in ("max_questions", "queue"))))
+
+
+def payloads(field: str, questions: Any, options: Mapping[str, Any], batch: int = BATCH) -> list[dict[str, Any]]:
+    """Return the bodies of the requests for one question or a list of them, of which a request has at most `batch`."""
     set_options = {name: value for name, value in options.items() if value is not None}
     if "adapter" in set_options and set_options["adapter"] is False:
         set_options["adapter"] = "none"
     if isinstance(set_options.get("stop"), tuple):
         set_options["stop"] = list(set_options["stop"])
     entries = [to_question(question) for question in as_list(questions)]
-    return [{field: entries[i : i + BATCH], **set_options} for i in range(0, len(entries), BATCH)]
+    return [{field: entries[i : i + batch], **set_options} for i in range(0, len(entries), batch)]
 
 
 def as_list(questions: Any) -> list[Any]:
@@ -92,6 +103,20 @@ def with_seed(seed: int | None) -> int:
 # ---- replies --------------------------------------------------------------------------------------------------------
 
 
+def error_fields(content: bytes) -> tuple[str, str] | None:
+    """Return the message and the code of an error; `None` if it has another shape than those of a server of acgpt."""
+    try:
+        fields = json.loads(content)["error"]
+        return str(fields["message"]), str(fields["code"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def try_again(status: int, content: bytes) -> bool:
+    """Return whether a request that got this reply may be answered later."""
+    return status in RETRIED and (error_fields(content) or ("", ""))[1] not in FINAL
+
+
 def raise_error(status: int, content: bytes) -> None:
     """Raise the error of a reply.
 
@@ -99,11 +124,7 @@ def raise_error(status: int, content: bytes) -> None:
         InputError: The request is invalid; a `TemplateError` or `QueryError` where the server raised one.
         ServerError: Any other error.
     """
-    try:
-        fields = json.loads(content)["error"]
-        message, code = str(fields["message"]), str(fields["code"])
-    except (ValueError, KeyError, TypeError):
-        message, code = f"the server has answered with status {status}.", ""
+    message, code = error_fields(content) or (f"the server has answered with status {status}.", "")
     raise error_of(message, code, status)
 
 
@@ -372,7 +393,9 @@ class Client:
     def _ask(self, method: str, read: Callable[[Any], Any], field: str, questions: Any, **options: Any) -> Any:
         """Ask one question or a list of them, in as many requests as it takes."""
         results: list[Any] = []
-        for body in payloads(field, questions, options):
+        questions = questions if isinstance(questions, str | Query) else as_list(questions)
+        batch = batch_size(self.info) if isinstance(questions, list) and len(questions) > 1 else BATCH
+        for body in payloads(field, questions, options, batch):
             results += [read(answer) for answer in self._post(method, body)["results"]]
         return results[0] if isinstance(questions, str | Query) else results
 
@@ -390,7 +413,7 @@ class Client:
                 raise unreachable(self.connection.base_url, error) from error
             if response.status_code == 200:
                 return response
-            if response.status_code not in RETRIED or attempt == self.connection.retries:
+            if not try_again(response.status_code, response.content) or attempt == self.connection.retries:
                 raise_error(response.status_code, response.content)
             time.sleep(pause(response.headers, attempt))
             attempt += 1
@@ -406,7 +429,7 @@ class Client:
                     content = response.read()
             except httpx.HTTPError as error:
                 raise unreachable(self.connection.base_url, error) from error
-            if response.status_code not in RETRIED or attempt == self.connection.retries:
+            if not try_again(response.status_code, content) or attempt == self.connection.retries:
                 raise_error(response.status_code, content)
             time.sleep(pause(response.headers, attempt))
             attempt += 1
@@ -445,6 +468,7 @@ class AsyncClient:
         **options: Any,
     ) -> None:
         self.connection = Connection(httpx.AsyncClient, base_url, api_key, timeout, retries, options)
+        self._info: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return f"AsyncClient({self.connection.base_url!r})"
@@ -466,13 +490,27 @@ class AsyncClient:
         return await self._ask("log_prob", score_of, "query", query, **options)
 
     async def sample(
-        self, query: Question | Sequence[Question], n: int = 1, *, seed: int | None = None, **options: Any
+        self,
+        query: Question | Sequence[Question],
+        n: int = 1,
+        *,
+        seed: int | None = None,
+        notice: Callable[[int], object] | None = None,
+        **options: Any,
     ) -> Any:
-        """Sample the asked tokens, see `LanguageModel.sample`."""
+        """Sample the asked tokens, see `LanguageModel.sample`; `notice` is without effect."""
         return await self._ask("sample", each(sample_of), "query", query, n=n, seed=with_seed(seed), **options)
 
-    async def fill(self, template: str | Sequence[str], n: int = 5, *, seed: int | None = None, **options: Any) -> Any:
-        """Fill the gaps of a template, see `LanguageModel.fill`."""
+    async def fill(
+        self,
+        template: str | Sequence[str],
+        n: int = 5,
+        *,
+        seed: int | None = None,
+        notice: Callable[[int], object] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Fill the gaps of a template, see `LanguageModel.fill`; `notice` is without effect."""
         return await self._ask("fill", each(fill_of), "template", template, n=n, seed=with_seed(seed), **options)
 
     async def infill(self, prefix: str, suffix: str, n: int = 1, **options: Any) -> list[Fill]:
@@ -498,7 +536,7 @@ class AsyncClient:
                     content = await response.aread()
             except httpx.HTTPError as error:
                 raise unreachable(self.connection.base_url, error) from error
-            if response.status_code not in RETRIED or attempt == self.connection.retries:
+            if not try_again(response.status_code, content) or attempt == self.connection.retries:
                 raise_error(response.status_code, content)
             await asyncio.sleep(pause(response.headers, attempt))
             attempt += 1
@@ -523,15 +561,18 @@ class AsyncClient:
 
     async def info(self) -> dict[str, Any]:
         """Return what the server says of its model: name, method, adapters, positions, limits."""
-        info: dict[str, Any] = (await self._send("GET", "model", None)).json()
-        return info
+        if self._info is None:
+            self._info = (await self._send("GET", "model", None)).json()
+        return self._info
 
     # ---- internals ------------------------------------------------------------------------------------------------
 
     async def _ask(self, method: str, read: Callable[[Any], Any], field: str, questions: Any, **options: Any) -> Any:
         """Ask one question or a list of them, in as many requests as it takes."""
         results: list[Any] = []
-        for body in payloads(field, questions, options):
+        questions = questions if isinstance(questions, str | Query) else as_list(questions)
+        batch = batch_size(await self.info()) if isinstance(questions, list) and len(questions) > 1 else BATCH
+        for body in payloads(field, questions, options, batch):
             reply = await self._send("POST", method, body)
             results += [read(answer) for answer in reply.json()["results"]]
         return results[0] if isinstance(questions, str | Query) else results
@@ -546,7 +587,7 @@ class AsyncClient:
                 raise unreachable(self.connection.base_url, error) from error
             if response.status_code == 200:
                 return response
-            if response.status_code not in RETRIED or attempt == self.connection.retries:
+            if not try_again(response.status_code, response.content) or attempt == self.connection.retries:
                 raise_error(response.status_code, response.content)
             await asyncio.sleep(pause(response.headers, attempt))
             attempt += 1

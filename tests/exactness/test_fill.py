@@ -25,7 +25,7 @@ from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.models.fill import BONUS, Options
-from acgpt.models.region import MOST_KEPT, literals_of
+from acgpt.models.region import literals_of
 from acgpt.query.template import Slot, parse
 from acgpt.query.vocabulary import ByteVocabulary
 
@@ -691,12 +691,14 @@ def test_a_tokenizer_is_freed_with_its_constraints():
     assert alive() is None
 
 
-def test_what_all_constraints_share_is_made_once_however_many_there_are():
+def test_what_all_constraints_share_is_made_once_however_many_there_are(monkeypatch):
     vocabulary = ByteVocabulary.of(copy.deepcopy(toy_tokenizer()))
     table = literals_of(vocabulary, (b"a", b"b")).table
-    for number in range(2 * MOST_KEPT):
-        assert literals_of(vocabulary, (str(number).encode(), b"")).table is table
-    assert len(vocabulary.cache) <= MOST_KEPT
+    monkeypatch.setattr("acgpt.models.region.MOST_BYTES", 10 * literals_of(vocabulary, (b"0", b"")).nbytes)
+    for number in range(60):
+        literals = literals_of(vocabulary, (str(number).encode(), b""))
+        assert literals.table is table and literals.lengths(3)  # it grows as it is used
+    assert 1 < len(vocabulary.cache) < 10
 
 
 def test_constraints_know_tokens_that_were_added_later():

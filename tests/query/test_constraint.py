@@ -183,7 +183,7 @@ needs_outlines = pytest.mark.skipif(
 )
 def test_patterns_accept_what_the_expression_matches_as_a_whole(name: str, pattern: str) -> None:
     tokens = VOCABULARIES[name]
-    constraint = Pattern(tokens, pattern)
+    constraint = Pattern(TokenTable(tokens), [pattern])
     assert check_by_enumeration(constraint, tokens, pattern)
 
 
@@ -198,7 +198,7 @@ def test_patterns_accept_what_the_expression_matches_as_a_whole(name: str, patte
     ],
 )
 def test_patterns_are_read_byte_by_byte(pattern: str, texts: list[str]) -> None:
-    constraint = Pattern([bytes([byte]) for byte in range(256)], pattern)
+    constraint = Pattern(TokenTable([bytes([byte]) for byte in range(256)]), [pattern])
     for text in texts:
         state, data = constraint.start, text.encode()
         for number, byte in enumerate(data):
@@ -213,7 +213,7 @@ def test_patterns_are_read_byte_by_byte(pattern: str, texts: list[str]) -> None:
 @pytest.mark.parametrize("pattern", ["(", "[", "a(?=b)", r"(a)\1", "*", "a{3,2}", "a)(b", "a)|(?:b"])
 def test_a_pattern_that_cannot_be_used_is_named(pattern: str) -> None:
     with pytest.raises(InputError, match=re.escape(repr(pattern))):
-        Pattern(LETTERS, pattern)
+        Pattern(TokenTable(LETTERS), [pattern])
 
 
 @needs_outlines
@@ -235,7 +235,7 @@ def test_what_is_wrong_with_a_pattern_is_told_in_words(pattern: str, problem: st
 def test_without_the_package_patterns_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "outlines_core", None)
     with pytest.raises(InputError, match=r"pip install 'acgpt\[regex\]'"):
-        Pattern(LETTERS, "a")
+        Pattern(TokenTable(LETTERS), ["a"])
 
 
 # ---- the vocabulary -------------------------------------------------------------------------------------------------
@@ -272,6 +272,64 @@ def test_a_pattern_of_too_many_states_is_refused_at_once(pattern):
     pytest.importorskip("outlines_core")
     with pytest.raises(InputError, match="states, more than"):
         check_pattern(pattern)
+
+
+def test_a_constraint_of_too_many_states_for_the_vocabulary_is_refused(monkeypatch):
+    monkeypatch.setattr("acgpt.query.constraint.MOST_WORK", 10 * len(LETTERS))
+    Literals(TokenTable(LETTERS), [b"abaaba"])
+    with pytest.raises(InputError, match=r"needs more than 10 states, .* for this vocabulary: repeat less"):
+        Literals(TokenTable(LETTERS), [b"abaabaabaab"])
+
+
+def test_a_pattern_of_too_many_characters_is_refused_unread():
+    pytest.importorskip("outlines_core")
+    with pytest.raises(InputError, match="the pattern has 5000 characters, more than 4096"):
+        check_pattern("a" * 5000)
+
+
+@needs_outlines
+@pytest.mark.parametrize("room", [0, 100, 2**25])
+def test_a_pattern_reads_the_vocabulary_once_per_state_and_keeps_few_arrays(monkeypatch, room):
+    monkeypatch.setattr("acgpt.query.constraint.KEPT_BYTES", room)
+    read, moves = [], TokenTable.moves
+
+    def counted(self, transitions, state):
+        read.append(state)
+        return moves(self, transitions, state)
+
+    monkeypatch.setattr(TokenTable, "moves", counted)
+    constraint = Pattern(TokenTable(LETTERS), ["[ab]{1,100}"])
+    assert not read  # nothing is read before it is needed
+    assert constraint.lengths(120) == list(range(1, 101))
+    assert len(read) == len(set(read)) == 101
+    for state in set(read):
+        for left in range(1, 101):
+            constraint.allowed(state, left)
+    array = len(LETTERS) * 2
+    assert max(constraint._moves.nbytes, constraint._allowed.nbytes) <= max(room, array)
+    assert check_by_enumeration(constraint, LETTERS, "[ab]{1,100}")
+
+
+@needs_outlines
+@pytest.mark.parametrize(
+    "pattern", ["[A-Z][A-Za-z]{1,30}", " [a-z ]{1,60}", "a[a-z]{1,200}", r"[a-z]{1,30}\.", "(?s:.){1,30}"]
+)
+def test_a_pattern_has_about_as_many_states_as_places(pattern):
+    """The automaton that looks for it anywhere in a text would have exponentially many."""
+    constraint = Pattern(TokenTable(LETTERS), [pattern], [b" ", b" x"])
+    assert len(constraint.transitions) < 700
+
+
+@needs_outlines
+@pytest.mark.parametrize("seed", range(examples(6)))
+def test_patterns_between_literals_accept_exactly_the_texts_that_match(seed):
+    rng = random.Random(seed)
+    literals = [rng.choice(["", "a", "b", "ab"]) for _ in range(3)]
+    patterns = [rng.choice(["a*", "(ba)?", "[ab]{1,2}", "a|", None]) for _ in range(2)]
+    constraint = Pattern(TokenTable(LETTERS), patterns, [literal.encode() for literal in literals])
+    parts = [f"(?:{pattern or '.*'})" for pattern in patterns]
+    expression = "".join(a + b for a, b in zip(literals, [*parts, ""], strict=True))
+    check_by_enumeration(constraint, LETTERS, expression)
 
 
 @pytest.mark.parametrize("pattern", ["^a", "a$", "^a$"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fastapi.testclient import TestClient
-from servers import service_of, tiny_lm
+from servers import local_client, service_of, tiny_lm
 
 from acgpt.serving.app import create_app
 
@@ -30,4 +29,4 @@ def service(served_lm):
 @pytest.fixture(scope="module")
 def http(service):
     """A client of the model that predicts no lengths, in this process."""
-    return TestClient(create_app(service))
+    return local_client(create_app(service))

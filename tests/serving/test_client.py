@@ -130,20 +130,42 @@ def test_a_wrong_key_and_a_server_that_is_not_there_are_server_errors(server, mo
     assert error.value.status is None
 
 
+@pytest.mark.parametrize("limits", [{"max_questions": 3}, {"queue": 2}])
+def test_a_list_is_asked_in_as_many_requests_as_the_server_takes(lengths_lm, limits):
+    questions = [f"The {{{{cat}}}} sat {i}." for i in range(20)]
+    with service_of(lengths_lm, **limits) as service, running(service) as server:
+        scores = acgpt.Client(server.url).log_prob(questions)
+
+        async def ask():
+            async with acgpt.AsyncClient(server.url) as lm:
+                return await lm.log_prob(questions)
+
+        assert len(scores) == len(asyncio.run(ask())) == 20
+
+
+def test_a_function_that_is_told_of_progress_is_not_sent(server):
+    async def ask():
+        async with acgpt.AsyncClient(server.url, api_key="key") as lm:
+            await lm.fill(GAP, 1, max_tokens=2, notice=print)
+            return await lm.sample("The {{_1}}", notice=print)
+
+    assert len(asyncio.run(ask())) == 1
+
+
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_the_address_may_end_with_v1(server, suffix):
     assert acgpt.Client(server.url + suffix, api_key="key").connection.base_url == server.url
     assert acgpt.Client(server.url + suffix, api_key="key").log_prob(SCORE)
 
 
-def busy(times, status=429, headers=(("Retry-After", "0"),)):
+def busy(times, status=429, headers=(("Retry-After", "0"),), code="queue_full"):
     """Return options of httpx for a server that is busy for some time, and the list of its requests."""
     requests = []
 
     def answer(request):
         requests.append(request)
         if len(requests) <= times:
-            body = {"error": {"message": "busy", "type": "x", "param": None, "code": "queue_full"}}
+            body = {"error": {"message": "busy", "type": "x", "param": None, "code": code}}
             return httpx.Response(status, json=body, headers=dict(headers))
         return httpx.Response(200, json={"results": ["a"]})
 
@@ -170,6 +192,24 @@ def test_a_server_that_stays_busy_is_given_up():
     assert error.value.status == 429 and len(requests) == 3
     with pytest.raises(acgpt.ServerError, match="busy"):
         list(acgpt.Client("http://x", retries=0, **options).stream(GAP))
+
+
+@pytest.mark.parametrize("code", ["out_of_memory", "broken"])
+def test_what_would_fail_again_is_not_asked_again(code):
+    options, requests = busy(99, 503, code=code)
+    with pytest.raises(acgpt.ServerError, match="busy") as error:
+        acgpt.Client("http://x", **options).pieces([1])
+    assert error.value.code == code and len(requests) == 1
+    with pytest.raises(acgpt.ServerError, match="busy"):
+        list(acgpt.Client("http://x", **options).stream(GAP))
+
+    async def ask():
+        async with acgpt.AsyncClient("http://x", **options) as lm:
+            return await lm.pieces([1])
+
+    with pytest.raises(acgpt.ServerError, match="busy"):
+        asyncio.run(ask())
+    assert len(requests) == 3
 
 
 def test_the_time_that_a_server_asks_for_is_kept(monkeypatch):

@@ -10,11 +10,10 @@ import json
 import logging
 
 import pytest
-from fastapi.testclient import TestClient
 from fuzz import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from servers import service_of, tiny_lm
+from servers import local_client, service_of, tiny_lm
 
 from acgpt.serving.app import create_app
 
@@ -126,7 +125,7 @@ def send(http, route, body):
 
 
 def test_random_requests_are_answered_or_refused(fuzzed):
-    http, statuses = TestClient(create_app(fuzzed)), []
+    http, statuses = local_client(create_app(fuzzed)), []
 
     @settings(max_examples=examples(250), **RELAXED)
     @given(requests())
@@ -140,7 +139,7 @@ def test_random_requests_are_answered_or_refused(fuzzed):
 
 @pytest.mark.serverfuzz
 def test_many_random_requests_are_answered_or_refused(fuzzed):
-    http = TestClient(create_app(fuzzed))
+    http = local_client(create_app(fuzzed))
 
     @settings(max_examples=5000, **{**RELAXED, "derandomize": False})
     @given(requests())

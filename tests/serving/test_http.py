@@ -53,7 +53,8 @@ def slow_steps(monkeypatch):
 def connect(url, path, body):
     """Send a request over a socket, and return the socket."""
     parts, data = urlsplit(url), json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    kind = "Host: localhost\r\nContent-Type: application/json"
+    head = f"POST {path} HTTP/1.1\r\n{kind}\r\nContent-Length: {len(data)}\r\n\r\n"
     connection = socket.create_connection((parts.hostname, parts.port))
     connection.sendall(head.encode() + data)
     return connection
@@ -121,7 +122,7 @@ def test_a_body_that_does_not_come_is_given_up(long_lm):
     with service_of(long_lm, timeout=0.3) as service, running(service) as server:
         parts = urlsplit(server.url)
         with socket.create_connection((parts.hostname, parts.port)) as connection:
-            connection.sendall(b"POST /v1/log_prob HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            connection.sendall(b"POST /v1/log_prob HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             connection.settimeout(10)
             assert b" 504 " in connection.recv(4096)
 
@@ -232,7 +233,7 @@ def test_a_client_that_does_not_read_does_not_keep_the_server_from_ending(long_l
 
 def test_a_stream_that_nobody_reads_ends_at_its_deadline(long_lm, slow_steps):
     async def read_one(service):
-        items = service.stream(lambda report: long_lm.searches.stream("The {{_400-500}}", report, max_tokens=500), seconds=0.5)  # fmt: skip  # noqa: E501
+        items = service.stream(lambda report: long_lm.searches.stream("The {{_400-500}}", report, max_tokens=500))
         await anext(items)
         (job,) = service.scheduler.jobs
         while not job.cancelled:
@@ -241,7 +242,7 @@ def test_a_stream_that_nobody_reads_ends_at_its_deadline(long_lm, slow_steps):
             async for _ in items:
                 pass
 
-    with service_of(long_lm) as service:
+    with service_of(long_lm, timeout=0.5) as service:
         asyncio.run(asyncio.wait_for(read_one(service), 20))
 
 
@@ -249,7 +250,7 @@ def test_a_chunked_body_that_is_too_large_is_refused_while_it_is_read(long_lm):
     with service_of(long_lm, max_body_bytes=10_000) as service, running(service) as server:
         parts = urlsplit(server.url)
         with socket.create_connection((parts.hostname, parts.port)) as connection:
-            connection.sendall(b"POST /v1/log_prob HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            connection.sendall(b"POST /v1/log_prob HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
             for _ in range(11):  # the body does not end
                 connection.sendall(b"400\r\n" + b" " * 1024 + b"\r\n")
             connection.settimeout(10)

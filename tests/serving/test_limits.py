@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import operator
 import threading
 import time
 
 import pytest
-from fastapi.testclient import TestClient
-from servers import service_of, until
+import torch
+from servers import local_client, service_of, until
 
+from acgpt.serving import patterns
 from acgpt.serving.app import create_app
 from acgpt.serving.requests import Lenient, Strict
 from acgpt.serving.scheduler import Scheduler
@@ -165,7 +168,7 @@ def small(served_lm):
     """A server with low limits."""
     limits = {"max_body_bytes": 2000, "max_tokens_per_request": 60, "max_questions": 3, "max_n": 4}
     with service_of(served_lm, **limits) as service:
-        yield TestClient(create_app(service))
+        yield local_client(create_app(service))
 
 
 def test_a_body_that_says_it_is_too_large_is_refused(small):
@@ -214,14 +217,59 @@ def test_a_text_longer_than_the_model_reads_is_refused(http):
     assert "96 positions" in message
 
 
-def test_patterns_that_take_too_long_to_compile_are_refused_and_hold_up_nobody(http, monkeypatch):
+SLOW = "In {{_:[ab]*a[ab]{24}}}."
+
+
+def test_patterns_that_take_too_long_to_compile_are_refused(http):
     pytest.importorskip("outlines_core")
-    monkeypatch.setattr("acgpt.serving.patterns.SECONDS", 1.0)
     for stream in (False, True):
-        body = {"template": "In {{_:[ab]*a[ab]{24}}}.", "n": 1, "stream": stream}
+        body = {"template": SLOW, "n": 1, "stream": stream}
         message = refused(http.post("/v1/fill", json=body), 422, "invalid_template", "template")
-        assert "takes too long to compile" in message
+        assert "takes too long or too much memory to compile" in message
     assert http.post("/v1/fill", json={"template": "In {{_:[0-9]+}}.", "n": 1, "max_tokens": 3}).status_code == 200
+
+
+@pytest.fixture
+def endless(monkeypatch):
+    """Let the check of a pattern take for ever; return the checks that have begun."""
+    checks, init = [], patterns.Check.__init__
+    monkeypatch.setattr(patterns, "PROGRAM", "import time\ntime.sleep(600)")
+    monkeypatch.setattr(patterns, "SECONDS", 600)
+    monkeypatch.setattr(patterns.Check, "__init__", lambda self, text: (init(self, text), checks.append(self))[0])
+    return checks
+
+
+def test_the_check_of_a_pattern_is_part_of_the_time_of_a_request(served_lm, endless):
+    with service_of(served_lm, timeout=0.5) as service:
+        http = local_client(create_app(service))
+        for stream in (False, True):
+            refused(http.post("/v1/fill", json={"template": SLOW, "stream": stream}), 504, "time_exceeded")
+        assert until(lambda: all(check.process.poll() is not None for check in endless)) and len(endless) == 2
+
+
+def test_checks_of_patterns_end_if_nobody_waits_and_are_few_at_a_time(served_lm, endless):
+    async def ask(service):
+        tasks = [asyncio.ensure_future(service.patterns.compile_in_time(f"a{{{i}}}")) for i in range(6)]
+        while sum(check.process is not None for check in endless) < patterns.MOST_AT_ONCE:
+            await asyncio.sleep(0.01)
+        assert len(endless) == 6 and sum(check.process is not None for check in endless) == patterns.MOST_AT_ONCE
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    with service_of(served_lm) as service:
+        asyncio.run(ask(service))
+        service.patterns.workers.shutdown()
+        begun = [check.process for check in endless if check.process is not None]
+        assert len(begun) == patterns.MOST_AT_ONCE and all(process.poll() is not None for process in begun)
+        assert not service.patterns.known
+
+
+def test_a_check_that_takes_too_much_memory_fails(monkeypatch):
+    assert patterns.Check("[0-9]+").run()
+    program = patterns.PROGRAM.replace("        Index(", "        bytes(2**30)\n        Index(")
+    monkeypatch.setattr(patterns, "PROGRAM", program)
+    assert not patterns.Check("[0-9]+").run()
 
 
 @pytest.mark.parametrize(
@@ -269,8 +317,8 @@ def test_the_first_invalid_entry_of_a_list_ends_its_check(service):
 
 
 @pytest.fixture
-def held(served_lm, monkeypatch):
-    """A server whose scheduler does nothing until `release` is set, with a queue of 2."""
+def held(served_lm, monkeypatch, request):
+    """A server whose scheduler does nothing until `release` is set, with a queue of 2. The parameter is its timeout."""
     release, wait = threading.Event(), Scheduler._advance
 
     def advance(self, job, answer):
@@ -278,8 +326,8 @@ def held(served_lm, monkeypatch):
         return wait(self, job, answer)
 
     monkeypatch.setattr(Scheduler, "_advance", advance)
-    with service_of(served_lm, queue=2, timeout=0.5) as service:
-        yield TestClient(create_app(service)), service, release
+    with service_of(served_lm, queue=2, timeout=getattr(request, "param", 30)) as service:
+        yield local_client(create_app(service)), service, release
         release.set()
 
 
@@ -303,6 +351,7 @@ def test_a_full_queue_is_429_and_says_when_to_try_again(held):
     assert [reply.status_code for reply in replies] == [200, 200]
 
 
+@pytest.mark.parametrize("held", [0.5], indirect=True)
 def test_a_request_that_takes_too_long_is_504(held):
     http, service, release = held
     message = refused(http.post("/v1/log_prob", json={"query": SCORE}), 504, "time_exceeded")
@@ -324,7 +373,7 @@ def test_a_stream_that_takes_too_long_ends_with_an_error_event(served_lm, monkey
 
         monkeypatch.setattr(Scheduler, "_step", slow)
         body = {"template": "The {{_20-40}}", "max_tokens": 40, "stream": True}
-        reply = TestClient(create_app(service)).post("/v1/fill", json=body)
+        reply = local_client(create_app(service)).post("/v1/fill", json=body)
         assert reply.status_code == 200
         *pieces, last = [event for event in reply.text.split("\n\n") if event]
         assert pieces and last.startswith("event: error\ndata: ")
@@ -332,9 +381,45 @@ def test_a_stream_that_takes_too_long_ends_with_an_error_event(served_lm, monkey
         assert until(lambda: not service.scheduler.active_rows)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "called"),
+    [
+        ("/v1/query", {"template": SCORE}, "query"),
+        ("/v1/pieces", {"tokens": [5]}, "pieces"),
+        ("/v1/layout", {"template": SCORE}, "searches.encode"),
+        ("/v1/completions", {"prompt": "The"}, "tokenizer.__call__"),
+        ("/v1/log_prob", {"query": SCORE}, "searches.scorable"),
+    ],
+)
+def test_reading_a_request_is_part_of_its_time(served_lm, monkeypatch, path, body, called):
+    owner, _, name = called.rpartition(".")
+    owner = operator.attrgetter(owner)(served_lm) if owner else served_lm
+    release, real = threading.Event(), getattr(owner, name)
+
+    def slow(*arguments, **options):
+        release.wait(30)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(type(owner), name, slow)
+    with service_of(served_lm, timeout=0.3) as service:
+        refused(local_client(create_app(service)).post(path, json=body), 504, "time_exceeded")
+        release.set()
+
+
+def test_a_request_has_one_deadline(served_lm, monkeypatch):
+    deadlines, timeout_at = [], asyncio.timeout_at
+    monkeypatch.setattr(asyncio, "timeout_at", lambda when: (deadlines.append(when), timeout_at(when))[1])
+    with service_of(served_lm) as service:
+        http = local_client(create_app(service))
+        for stream in (False, True):
+            deadlines.clear()
+            assert http.post("/v1/fill", json={"template": GAP, "max_tokens": 2, "n": 1, "stream": stream}).is_success
+            assert len(deadlines) >= 3 and len(set(deadlines)) == 1
+
+
 def test_a_server_that_drains_refuses(served_lm):
     with service_of(served_lm) as service:
-        http = TestClient(create_app(service))
+        http = local_client(create_app(service))
         assert http.get("/health").json() == {"status": "ok"}
         service.scheduler.close()
         reply = http.get("/health")
@@ -361,7 +446,7 @@ def test_a_failure_is_500_leaks_nothing_and_harms_no_other_request(served_lm, mo
 
     monkeypatch.setattr(type(served_lm.searches), "log_prob", failing)
     with service_of(served_lm) as service, caplog.at_level(logging.INFO, "acgpt.serving"):
-        http = TestClient(create_app(service))
+        http = local_client(create_app(service))
         reply = http.post("/v1/log_prob", json={"query": "ab{{c}}"})
         message = refused(reply, 500, "internal_error")
         assert "secret" not in reply.text and "KeyError" not in reply.text and message
@@ -370,9 +455,32 @@ def test_a_failure_is_500_leaks_nothing_and_harms_no_other_request(served_lm, mo
     assert caplog.records[-2].getMessage().count('"status": 500') == 1
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."),
+    ],
+    ids=["Python", "GPU", "CPU", "Windows"],
+)
+def test_a_request_without_room_in_memory_is_503_and_harms_no_other(served_lm, monkeypatch, error):
+    def scores(self, *arguments):
+        raise error
+
+    with service_of(served_lm) as service:
+        http = local_client(create_app(service))
+        with monkeypatch.context() as patch:
+            patch.setattr(type(served_lm.searches.executor), "log_probs", scores)
+            message = refused(http.post("/v1/log_prob", json={"query": SCORE}), 503, "out_of_memory")
+            assert "no memory for this request" in message and "CUDA" not in message and "bytes" not in message
+        assert http.post("/v1/log_prob", json={"query": SCORE}).status_code == 200
+
+
 def test_a_failure_in_a_route_itself_is_500_in_the_same_shape(service, monkeypatch):
     monkeypatch.setattr("acgpt.serving.native.to_json", lambda answer: 1 / 0)
-    http = TestClient(create_app(service))
+    http = local_client(create_app(service))
     refused(http.post("/v1/log_prob", json={"query": SCORE}), 500, "internal_error")
 
 
@@ -380,7 +488,7 @@ def test_a_failure_in_a_route_itself_is_500_in_the_same_shape(service, monkeypat
 
 
 def test_a_key_is_needed_for_all_but_health(service):
-    http = TestClient(create_app(service, keys=["first-key", "second-key"]))
+    http = local_client(create_app(service, keys=["first-key", "second-key"]))
     assert http.get("/health").status_code == 200
     wrong = [{}, {"Authorization": "Bearer"}, {"Authorization": "Bearer first"}, {"Authorization": "Basic first-key"},
              {"Authorization": "first-key"}, {"Authorization": "Bearer first-keyé".encode("latin1")}]  # fmt: skip
@@ -398,7 +506,7 @@ def test_a_key_is_needed_for_all_but_health(service):
 def test_other_origins_are_allowed_only_if_they_are_named(service):
     headers = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
     closed, opened = (
-        TestClient(create_app(service, keys=["key"], cors=cors)) for cors in ((), ("https://example.org",))
+        local_client(create_app(service, keys=["key"], cors=cors)) for cors in ((), ("https://example.org",))
     )
     assert "access-control-allow-origin" not in closed.options("/v1/fill", headers=headers).headers
     reply = opened.options("/v1/fill", headers=headers)
@@ -408,7 +516,7 @@ def test_other_origins_are_allowed_only_if_they_are_named(service):
 
 
 def test_the_log_has_one_line_per_request_without_prompts_or_keys(service, caplog):
-    http = TestClient(create_app(service, keys=["the-key"]))
+    http = local_client(create_app(service, keys=["the-key"]))
     headers = {"Authorization": "Bearer the-key"}
     with caplog.at_level(logging.INFO, "acgpt.serving"):
         http.post("/v1/log_prob?q=private", json={"query": ["The {{cat}} sat.", "My {{secret}}"]}, headers=headers)
@@ -426,7 +534,7 @@ def test_the_log_has_one_line_per_request_without_prompts_or_keys(service, caplo
 
 def test_the_metrics_count_requests_and_tokens(served_lm):
     with service_of(served_lm) as service:
-        http = TestClient(create_app(service))
+        http = local_client(create_app(service))
         http.post("/v1/log_prob", json={"query": SCORE})
         http.post("/v1/sample", json={"query": "The {{_5}}", "n": 2})
         for path in ("/a", "/b", "/c"):
@@ -443,3 +551,24 @@ def test_the_metrics_count_requests_and_tokens(served_lm):
     assert int(values["acgpt_questions_total"]) == 2 and values["acgpt_active_rows"] == "0"
     assert all(line.startswith(("# HELP ", "# TYPE ", "acgpt_")) for line in lines)
     float(values["acgpt_busy_seconds_total"])
+
+
+@pytest.mark.parametrize("cors", [(), ("https://evil.example",)])
+def test_without_a_key_only_requests_for_this_machine_are_answered(service, cors):
+    """A page could let its name point to this machine, and read the answers (DNS rebinding)."""
+    http = local_client(create_app(service, cors=cors, address="127.0.0.9"))
+    for host in ("localhost", "LOCALHOST:8080", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8080", "127.0.0.9:80"):
+        assert http.get("/v1/model", headers={"Host": host}).status_code == 200, host
+    for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::2]",
+                 "10.0.0.1", "0.0.0.0"):  # fmt: skip
+        for path in ("/v1/model", "/", "/health", "/metrics"):
+            message = refused(http.get(path, headers={"Host": host}), 421, "wrong_host")
+            assert "Use 127.0.0.1 or" in message and "API key" in message
+        reply = http.post("/v1/log_prob", json={"query": SCORE}, headers={"Host": host})
+        refused(reply, 421, "wrong_host")
+
+
+def test_with_a_key_the_host_does_not_matter(service):
+    http = local_client(create_app(service, keys=["key"]))
+    headers = {"Host": "example.org", "Authorization": "Bearer key"}
+    assert http.get("/v1/model", headers=headers).status_code == 200

@@ -7,8 +7,7 @@ import math
 from dataclasses import fields
 
 import pytest
-from fastapi.testclient import TestClient
-from servers import service_of
+from servers import local_client, service_of
 from tolerance import exactly, same_scores
 
 from acgpt import Query
@@ -81,7 +80,7 @@ def test_rankings_are_those_of_the_model(http, served_lm):
 
 def test_lengths_are_those_of_the_model(lengths_lm):
     with service_of(lengths_lm) as service:
-        reply = post(TestClient(create_app(service)), "lengths", template=GAP, max_tokens=6)
+        reply = post(local_client(create_app(service)), "lengths", template=GAP, max_tokens=6)
     lengths, expected = lengths_of(reply["results"][0]), lengths_lm.lengths(GAP, max_tokens=6)
     assert lengths.log_probs == pytest.approx(expected.log_probs)
 
@@ -106,7 +105,7 @@ def test_the_model_says_what_it_can_do(http, served_lm):
 
 def test_the_adapter_of_a_request_answers(both):
     with service_of(both) as service:
-        http = TestClient(create_app(service))
+        http = local_client(create_app(service))
         texts = {name: post(http, "log_prob", query="ab{{c}}d", adapter=name) for name in ("mine", "other", "none")}
         error = post(http, "log_prob", 422, query="ab{{c}}d", adapter="/etc/passwd")["error"]
     for name, reply in texts.items():
@@ -157,7 +156,7 @@ def test_every_example_of_the_schema_runs_and_its_reply_is_as_declared(lengths_l
     sent = 0
     for lm in (lengths_lm, served_lm):
         with service_of(lm) as service:
-            http = TestClient(create_app(service))
+            http = local_client(create_app(service))
             schema = http.get("/openapi.json").json()
             for path, route in schema["paths"].items():
                 body = route.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json")

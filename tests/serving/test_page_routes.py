@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from servers import service_of, tiny_lm
+from servers import local_client, service_of, tiny_lm
 from tolerance import exactly
 
 import acgpt
@@ -60,7 +60,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_makes_no_html_from_text():
 
 
 def test_the_page_is_shown_without_a_key_and_the_routes_are_not(service):
-    http = TestClient(create_app(service, keys=["secret"]))
+    http = local_client(create_app(service, keys=["secret"]))
     assert all(http.get(path).status_code == 200 for path in pages())
     assert http.post("/v1/surprise", json={"text": TEXT}).status_code == 401
     assert http.post("/v1/layout", json={"template": "a{{b}}"}).status_code == 401
@@ -157,7 +157,7 @@ def test_no_positions_are_no_tokens(http):
 
 def test_all_positions_of_a_request_count_as_its_tokens(served_lm):
     with service_of(served_lm, max_tokens_per_request=40) as service:
-        http = TestClient(create_app(service))
+        http = local_client(create_app(service))
         assert post(http, "surprise", text=TEXT)["tokens"]
         error = post(http, "surprise", 422, text=TEXT, future=True)["error"]
     assert error["code"] == "limit_exceeded"
@@ -195,5 +195,5 @@ def test_a_layout_that_cannot_be_drawn_is_refused_in_words(http, template):
 
 def test_a_large_layout_is_refused():
     with service_of(tiny_lm(positions=600)) as service:
-        error = post(TestClient(create_app(service)), "layout", 422, template="a{{_450}}")["error"]
+        error = post(local_client(create_app(service)), "layout", 422, template="a{{_450}}")["error"]
     assert error["code"] == "limit_exceeded" and "453 slots" in error["message"]  # BOS, a, its copy, the blank

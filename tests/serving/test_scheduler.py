@@ -9,9 +9,8 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from fastapi.testclient import TestClient
 from models import tiny_model, tiny_tokenizer
-from servers import until
+from servers import local_client, tiny_lm, until
 from tolerance import exactly, same_scores
 
 from acgpt import LanguageModel, Metadata, TemplateError
@@ -20,7 +19,8 @@ from acgpt.engine.decoding import Decoding
 from acgpt.models.answers import Fill
 from acgpt.models.executor import Scores
 from acgpt.serving.app import create_app
-from acgpt.serving.scheduler import Broken, Draining, QueueFull, Scheduler
+from acgpt.serving.jobs import Broken, Draining, QueueFull
+from acgpt.serving.scheduler import Scheduler
 from acgpt.serving.service import Service
 
 WORDS = ["cat", "dog", "bird", "mat", "the", "sat", "on", "a"]
@@ -157,8 +157,8 @@ def test_if_a_step_fails_the_newest_row_gives_way(lm, scheduler, monkeypatch):
 def test_a_cancelled_search_leaves_before_the_next_step(lm, scheduler, monkeypatch):
     real, gate = Decoding.step, threading.Semaphore(0)
     monkeypatch.setattr(Decoding, "step", lambda self: (gate.acquire(timeout=30), real(self))[1])
-    kept = scheduler.submit(lm.searches.sample("The {{_40}}", seed=1))
-    job = scheduler.submit(lm.searches.sample("A {{_40}}", 4, seed=2))
+    searches = lm.searches.sample("The {{_40}}", seed=1), lm.searches.sample("A {{_40}}", 4, seed=2)
+    kept, job = map(scheduler.submit, searches)  # both are made before: a step that waits has the network
     while scheduler.active_rows < 5:
         gate.release()
         time.sleep(0.01)
@@ -199,6 +199,45 @@ def test_too_many_searches_are_refused(lm):
         scheduler.submit(slow())
     gate.set()
     assert [job.future.result(30) for job in (first, *others)] == ["done"] * 3
+    assert scheduler.close(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def lengths_lm():
+    return tiny_lm(lengths=True)
+
+
+def test_searches_whose_lengths_are_known_still_wait(lengths_lm, monkeypatch):
+    """A model that predicts lengths answers these first, in one pass: the queue would have no end."""
+    monkeypatch.setattr(Scheduler, "_admit", lambda self: time.sleep(0.001))
+    scheduler = Scheduler(lengths_lm.searches.executor, most_waiting=3)
+    jobs = [scheduler.submit(lengths_lm.searches.fill("The {{_}} sat.", 1, max_tokens=3)) for _ in range(3)]
+    assert until(lambda: len({pending.job for pending in list(scheduler.waiting)}) == 3)  # after their lengths
+    assert scheduler.queued == 3
+    with pytest.raises(QueueFull):
+        scheduler.submit(lengths_lm.searches.fill("The {{_}} sat.", 1, max_tokens=3))
+    monkeypatch.undo()
+    assert all(job.future.result(60) for job in jobs)
+    assert scheduler.close(timeout=60)
+
+
+def test_lengths_are_asked_in_slices_while_rows_are_decoded(lengths_lm, monkeypatch):
+    asked, lengths, gate = [], type(lengths_lm.searches.executor).lengths, threading.Event()
+    monkeypatch.setattr(
+        type(lengths_lm.searches.executor), "lengths", lambda self, r: (asked.append(len(r)), lengths(self, r))[1]
+    )
+    scheduler = Scheduler(lengths_lm.searches.executor)
+    scheduler.slice = 1  # token
+
+    def held():
+        gate.wait(30)
+        return (yield from lengths_lm.searches.sample("The {{_60}}", seed=1))
+
+    first = scheduler.submit(held())
+    jobs = [scheduler.submit(lengths_lm.searches.lengths("The {{_}} sat.", max_tokens=3)) for _ in range(4)]
+    gate.set()
+    assert first.future.result(60) and all(job.future.result(60) for job in jobs)
+    assert asked == [1, 1, 1, 1]
     assert scheduler.close(timeout=60)
 
 
@@ -252,7 +291,8 @@ def test_rows_that_cannot_be_released_fail_with_those_beside_them(lm, scheduler,
     with monkeypatch.context() as patch:
         patch.setattr(Decoding, "step", lambda self: (gate.acquire(timeout=30), real(self))[1])
         patch.setattr(Decoding, "release", lambda self, rows: 1 / 0)
-        jobs = [scheduler.submit(lm.searches.sample("The {{_80}}", seed=i)) for i in range(3)]
+        searches = [lm.searches.sample("The {{_80}}", seed=i) for i in range(3)]
+        jobs = [scheduler.submit(search) for search in searches]  # a step that waits has the network
         assert until(lambda: gate.release() or scheduler.active_rows == 3)
         jobs[0].cancel()
         gate.release(2)  # the step that was on its way, and the next one
@@ -273,7 +313,7 @@ def test_if_the_thread_ends_everything_is_refused(lm, monkeypatch):
     assert until(lambda: not scheduler.thread.is_alive()) and not scheduler.jobs
     with pytest.raises(Broken, match="restart it"):
         scheduler.submit(lm.searches.sample("The {{_4}} sat."))
-    http = TestClient(create_app(Service(lm, scheduler)))
+    http = local_client(create_app(Service(lm, scheduler)))
     assert http.get("/health").status_code == 503
     reply = http.post("/v1/log_prob", json={"query": "The {{cat}} sat."})
     assert reply.status_code == 503 and reply.json()["error"]["code"] == "broken"

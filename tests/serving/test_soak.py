@@ -146,9 +146,8 @@ class Soak:
         sent = body if rng.random() < 0.7 else body[:10]
         host, port = self.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=30) as connection:
-            head = (
-                f"POST /v1/sample HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-            )
+            kind = "Host: localhost\r\nContent-Type: application/json"
+            head = f"POST /v1/sample HTTP/1.1\r\n{kind}\r\nContent-Length: {len(body)}"
             connection.sendall(head.encode() + b"\r\n\r\n" + sent)
             time.sleep(rng.random() * 0.05)
 

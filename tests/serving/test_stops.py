@@ -7,7 +7,7 @@ import random
 import pytest
 from fuzz import examples
 
-from acgpt.serving.completions import Match
+from acgpt.serving.writer import Match
 
 
 class CountedWord(str):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 import uvicorn
+from fastapi.testclient import TestClient
 from models import tiny_model, tiny_tokenizer
 
 from acgpt import LanguageModel, Metadata
@@ -34,6 +35,11 @@ def tiny_lm(lengths=False, positions=96):
             weight.data.normal_(0, 0.3, generator=generator)
     tokenizer = tiny_tokenizer(bos_token="<bos>", eos_token="<eos>", mask_token="<mask>")
     return LanguageModel(network, tokenizer, metadata=metadata, length_head=head)
+
+
+def local_client(app):
+    """Return a client of an application in this process; the host of its requests is this machine."""
+    return TestClient(app, base_url="http://localhost")
 
 
 @dataclass

@@ -10,14 +10,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from acgpt.query.constraint import Constraint, Literals, Pattern, TokenTable, check_pattern
+from acgpt.query.constraint import Constraint, Literals, Pattern
 from acgpt.query.query import Query
 from acgpt.query.vocabulary import ByteVocabulary
 
-MOST_KEPT = 32  # constraints kept per tokenizer
-ANY = r"(?s:.*)"  # a regular expression for any text
+MOST_BYTES = 2**28  # of constraints kept per tokenizer
 
-Kept = TypeVar("Kept")
+Kept = TypeVar("Kept", bound=Constraint)
 
 
 class RegionGuide:
@@ -80,34 +79,22 @@ class RegionGuide:
 
 
 def kept(vocabulary: ByteVocabulary, key: Hashable, make: Callable[[], Kept]) -> Kept:
-    """Return what `make` has made for this key; what was used last is kept with the vocabulary."""
+    """Return the constraint that `make` has made for this key; those used last are kept with the vocabulary."""
     found: Kept | None = vocabulary.cache.pop(key, None)
     if found is None:
         found = make()
-        while len(vocabulary.cache) >= MOST_KEPT:
-            vocabulary.cache.pop(next(iter(vocabulary.cache)), None)
     vocabulary.cache[key] = found  # the newest comes last
+    size = sum(constraint.nbytes for constraint in vocabulary.cache.values())  # they grow as they are used
+    while size > MOST_BYTES and len(vocabulary.cache) > 1:
+        size -= vocabulary.cache.pop(next(iter(vocabulary.cache))).nbytes
     return found
 
 
 def literals_of(vocabulary: ByteVocabulary, literals: tuple[bytes, ...]) -> Literals:
     """Return the constraint of literals."""
-    table = kept(vocabulary, "table", lambda: TokenTable(vocabulary.tokens))
-    return kept(vocabulary, literals, lambda: Literals(table, literals))
+    return kept(vocabulary, literals, lambda: Literals(vocabulary.table, literals))
 
 
 def pattern_of(vocabulary: ByteVocabulary, literals: tuple[bytes, ...], patterns: tuple[str | None, ...]) -> Pattern:
     """Return the constraint of literals with regular expressions between them."""
-    for pattern in patterns:
-        if pattern is not None:
-            check_pattern(pattern)
-    expression = "".join(
-        escaped(literal) + ("" if i == len(patterns) else f"(?:{ANY if patterns[i] is None else patterns[i]})")
-        for i, literal in enumerate(literals)
-    )
-    return kept(vocabulary, (literals, patterns), lambda: Pattern(vocabulary.tokens, expression))
-
-
-def escaped(literal: bytes) -> str:
-    """Return a regular expression that matches a literal."""
-    return "".join(c if c.isalnum() and c.isascii() else f"\\x{{{ord(c):x}}}" for c in literal.decode())
+    return kept(vocabulary, (literals, patterns), lambda: Pattern(vocabulary.table, patterns, literals))

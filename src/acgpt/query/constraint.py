@@ -8,8 +8,12 @@ A gap is regenerated together with the given bytes around it that its tokens cou
 
 `Literals` accepts `literal any-text literal any-text … literal`: more than two literals if the text between two gaps is
 too short to keep a token. `Pattern` accepts a regular expression between the literals. Both are automata over bytes,
-run over all tokens of the vocabulary at once. `allowed(state, tokens)` permits exactly the tokens after which the
-automaton can still accept with the remaining number of tokens, so that sampling never reaches a dead end.
+run over all tokens of the vocabulary at once, from one state at a time. `allowed(state, tokens)` permits exactly the
+tokens after which the automaton can still accept with the remaining number of tokens, so that sampling never reaches a
+dead end.
+
+What a constraint needs is bounded: its states times the vocabulary (`MOST_WORK`), and the arrays of vocabulary size
+that it keeps (`KEPT_BYTES`), which are computed again if they are needed again.
 
 Shape legend: S states of the automaton, V vocabulary.
 """
@@ -19,20 +23,25 @@ from __future__ import annotations
 import re
 import threading
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from acgpt.errors import InputError
 
 DEAD = -1
-MOST_STATES = 512  # of a pattern: each state lists the tokens that it allows
+MOST_STATES = 512  # of a pattern
+MOST_CHARACTERS = 4096  # of a pattern
+MOST_STEPS = 2**21  # of the subset construction
+MOST_WORK = 2**26  # states times tokens: the vocabulary is read once from each state
+KEPT_BYTES = 2**25  # of moves and of allowed tokens, per constraint
 BYTES = [bytes([byte]) for byte in range(256)]
 LOOK_AROUND = re.compile(r"(?<!\\)(?:\\\\)*(\(\?<?[=!])")
 BACK_REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*(\\[1-9])")
-END = "\U0010ffff"  # a character that no text contains
+BEGIN, END = "\U0010fffe", "\U0010ffff"  # characters that no text contains
+WIDE = re.compile(r"\[:?\^|\\[DSWPp]|\\[xuU]|&&|--|~~|(?<!\\)(?:\\\\)*\.|[^\x00-\x7f]")  # parts that can match BEGIN
 
 # Bytes of UTF-8 after which a character is incomplete: (first byte, last byte, what must follow), as in Unicode's table
 # of well-formed byte sequences. A name is a state inside a character; "" is the end of a character.
@@ -92,31 +101,70 @@ class TokenTable:
         return result
 
 
-class Constraint(ABC):
-    """A set of texts, as an automaton over tokens with a start state. States are numbers."""
-
-    start: int = 0
+class Recent:
+    """Arrays by key, of which the newest are kept, up to a number of bytes."""
 
     def __init__(self) -> None:
-        self._moves: dict[int, np.ndarray] = {}
-        self._allowed: dict[tuple[int, frozenset[int]], np.ndarray] = {}
-        self._successors: dict[int, np.ndarray] = {}
+        self.arrays: dict[Hashable, np.ndarray] = {}
+        self.nbytes = 0
+        self.lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return the array of a key; made, if it is not kept."""
+        found = self.arrays.get(key)
+        if found is None:
+            found = make()
+            with self.lock:  # threads may share a constraint
+                self.nbytes += found.nbytes if key not in self.arrays else 0
+                self.arrays[key] = found
+                while self.nbytes > KEPT_BYTES and len(self.arrays) > 1:
+                    self.nbytes -= self.arrays.pop(next(iter(self.arrays))).nbytes
+        return found
+
+
+class Automaton(NamedTuple):
+    """An automaton over bytes.
+
+    Args:
+        transitions: (S, 256) next states by state and byte; `DEAD` where a byte is rejected.
+        accepting: (S,) whether the text may end in a state.
+        start: The state to start from.
+    """
+
+    transitions: np.ndarray
+    accepting: np.ndarray
+    start: int
+
+
+class Constraint:
+    """A set of texts, as an automaton over bytes that reads tokens.
+
+    Args:
+        table: The vocabulary.
+        automaton: The automaton.
+    """
+
+    def __init__(self, table: TokenTable, automaton: Automaton) -> None:
+        self.table = table
+        self.transitions, self.accepting, self.start = automaton
+        self._moves, self._allowed = Recent(), Recent()
         self._lock = threading.Lock()
-        self._within: list[set[int]] = []  # by number of tokens: states from which exactly so many tokens can end
+        self._following = np.zeros((0, 0), dtype=np.bool_)  # (S, S) states that a token can lead to, once computed
+        self._within: list[np.ndarray] = []  # by number of tokens: (S,) whether exactly so many can lead to the end
 
-    @abstractmethod
-    def compute_moves(self, state: int) -> np.ndarray:
-        """Return (V,) the state after each token, `DEAD` where it is not allowed."""
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        own = self.transitions.nbytes + self._following.nbytes + sum(row.nbytes for row in self._within)
+        return own + self._moves.nbytes + self._allowed.nbytes
 
-    @abstractmethod
     def accepts(self, state: int) -> bool:
         """Return whether the text may end in a state."""
+        return bool(self.accepting[state])
 
     def moves(self, state: int) -> np.ndarray:
-        """Return (V,) the state after each token; computed once per state."""
-        if state not in self._moves:
-            self._moves[state] = self.compute_moves(state)
-        return self._moves[state]
+        """Return (V,) the state after each token, `DEAD` where it is not allowed."""
+        return self._moves.get(state, lambda: self.table.moves(self.transitions, state))
 
     def advance(self, state: int, token: int) -> int:
         """Return the state after a token, `DEAD` if it is not allowed."""
@@ -128,49 +176,47 @@ class Constraint(ABC):
 
     def allowed_between(self, state: int, least: int, most: int) -> np.ndarray:
         """Return (V,) whether each token may come next, if `least` to `most` tokens are left, this one included."""
-        numbers = range(max(1, least), most + 1)
-        key = state, frozenset().union(*(self._reachable(state, tokens - 1) for tokens in numbers))
-        if key not in self._allowed:
-            self._allowed[key] = np.isin(self.moves(state), list(key[1]))
-        return self._allowed[key]
+        self._extend(max(0, most - 1))
+        good = np.zeros(len(self.transitions) + 1, dtype=np.bool_)  # the last one is for DEAD
+        for within in self._within[max(1, least) - 1 : most]:
+            good[:-1] |= within
+        good[:-1] &= self._following[state]
+        return self._allowed.get((state, np.packbits(good).tobytes()), lambda: good[self.moves(state)])
 
     def possible(self, tokens: int, state: int | None = None) -> bool:
         """Return whether exactly `tokens` tokens can lead from a state (default: the start) to the end."""
-        state = self.start if state is None else state
-        if tokens == 0:
-            return self.accepts(state)
-        return bool(self._reachable(state, tokens - 1))
+        self._extend(tokens)
+        return bool(self._within[tokens][self.start if state is None else state])
 
     def lengths(self, most: int) -> list[int]:
         """Return all numbers of tokens up to `most` that can form an accepted text."""
         return [tokens for tokens in range(most + 1) if self.possible(tokens)]
 
-    def _reachable(self, state: int, tokens: int) -> set[int]:
-        """Return the successors of a state from which exactly `tokens` tokens can lead to the end."""
-        self._extend(tokens)
-        return self._within[tokens].intersection(self._following(state))
-
-    def _following(self, state: int) -> list[int]:
-        """Return the states that a token can lead to."""
-        if state not in self._successors:
-            self._successors[state] = np.setdiff1d(self.moves(state), [DEAD])
-        following: list[int] = self._successors[state].tolist()
-        return following
-
     def _extend(self, tokens: int) -> None:
         """Compute from which states up to `tokens` tokens can lead to the end."""
         if len(self._within) > tokens:
             return
-        with self._lock:  # threads may share a constraint
+        with self._lock:
             if not self._within:
-                known, new = {self.start}, [self.start]
-                while new:
-                    new = [state for state in {s for old in new for s in self._following(old)} if state not in known]
-                    known.update(new)
-                self._within.append({state for state in known if self.accepts(state)})
+                self._following = self._successors()
+                self._within.append(self.accepting)
             while len(self._within) <= tokens:
-                last = self._within[-1]
-                self._within.append({s for s in self._successors if not last.isdisjoint(self._following(s))})
+                self._within.append((self._following & self._within[-1]).any(axis=1))
+
+    def _successors(self) -> np.ndarray:
+        """Return (S, S) which states a token can lead to from each state; from the start, as far as one gets."""
+        states = len(self.transitions)
+        result = np.zeros((states, states), dtype=np.bool_)
+        known, new = {self.start}, [self.start]
+        while new:
+            state = new.pop()
+            reached = np.zeros(states + 1, dtype=np.bool_)
+            reached[self.moves(state)] = True
+            result[state] = reached[:-1]
+            more = [other for other in np.flatnonzero(result[state]).tolist() if other not in known]
+            known.update(more)
+            new += more
+        return result
 
 
 class Literals(Constraint):
@@ -182,121 +228,145 @@ class Literals(Constraint):
     """
 
     def __init__(self, table: TokenTable, literals: Sequence[bytes]) -> None:
-        super().__init__()
-        self.table, self.literals = table, tuple(literals)
-        self._build()
-
-    def _build(self) -> None:
-        """Turn the literals into a deterministic automaton, by the subset construction.
-
-        A state of the nondeterministic automaton is (literal, offset, ""): so many bytes of the literal are read; or
-        (literal, 0, name): inside a character of the text before the literal.
-        """
-        literals = self.literals
-        Item = tuple[int, int, str]
-
-        def closed(items: Iterable[Item]) -> frozenset[Item]:
-            """Add the start of the next literal wherever one is complete."""
-            result = set(items)
-            for index, offset, name in list(result):
-                while not name and index + 1 < len(literals) and offset == len(literals[index]):
-                    index, offset = index + 1, 0
-                    result.add((index, offset, name))
-            return frozenset(result)
-
-        def step(items: frozenset[Item], byte: int) -> frozenset[Item]:
-            following: set[Item] = set()
-            for index, offset, name in items:
-                if not name and offset < len(literals[index]) and literals[index][offset] == byte:
-                    following.add((index, offset + 1, ""))
-                if index and offset == 0:  # the text before this literal goes on
-                    following.update((index, 0, then) for low, high, then in _UTF8[name] if low <= byte <= high)
-            return closed(following)
-
-        # Bytes that no literal contains and that UTF-8 treats alike have the same transitions.
-        special = {byte for literal in literals for byte in literal}
-        classes: dict[tuple[object, ...], list[int]] = {}
-        for byte in range(256):
-            kind = tuple(
-                next((i for i, (low, high, _) in enumerate(rows) if low <= byte <= high), -1) for rows in _UTF8.values()
-            )
-            classes.setdefault((byte,) if byte in special else kind, []).append(byte)
-
-        first = closed([(0, 0, "")])
-        numbers, states = {first: 0}, [first]
-        rows: list[np.ndarray] = []
-        while len(rows) < len(states):
-            row = np.full(256, DEAD, dtype=np.int32)
-            for members in classes.values():
-                if following := step(states[len(rows)], members[0]):
-                    if following not in numbers:
-                        numbers[following] = len(states)
-                        states.append(following)
-                    row[members] = numbers[following]
-            rows.append(row)
-        self.transitions = np.stack(rows)
-        final = (len(literals) - 1, len(literals[-1]), "")
-        self._accepting = frozenset(number for number, items in enumerate(states) if final in items)
-
-    def compute_moves(self, state: int) -> np.ndarray:
-        """Run the automaton over all tokens."""
-        return self.table.moves(self.transitions, state)
-
-    def accepts(self, state: int) -> bool:
-        """Return whether the last literal is complete."""
-        return state in self._accepting
+        super().__init__(table, joined(literals, [any_text()] * (len(literals) - 1), most_states(table)))
 
 
 class Pattern(Constraint):
-    """Texts that match a regular expression as a whole; needs the package outlines-core.
+    """Texts that consist of literals, with texts between them that match regular expressions as a whole.
+
+    Needs the package outlines-core. The syntax is that of Rust's regex crate: no look-around, no back-references.
 
     Args:
-        tokens: Bytes of each token by id; `None` for tokens that no text contains.
-        pattern: The regular expression, in the syntax of Rust's regex crate: no look-around, no back-references.
+        table: The vocabulary.
+        patterns: The regular expressions; `None` for any text.
+        literals: The literals, one more. Default: all are empty.
 
     Raises:
-        InputError: The package is not installed, or it refuses the pattern.
+        InputError: The package is not installed, it refuses a pattern, or there are too many states.
     """
 
-    def __init__(self, tokens: Sequence[bytes | None], pattern: str) -> None:
-        super().__init__()
-        check_pattern(pattern)
-        from outlines_core import Index, Vocabulary
-
-        self.size = len(tokens)
-        by_bytes: dict[bytes, list[int]] = {}
-        for number, token in enumerate(tokens):
-            if token:
-                by_bytes.setdefault(token, []).append(number)
-        # The library loses texts that go on after a match, such as "1.5" of \d+(\.\d+)?. So the pattern ends with a
-        # character of its own, and nothing matches before it. The library also wants an id for its end of text.
-        self._end = self.size
-        by_bytes.setdefault(END.encode(), []).append(self._end)
-        try:
-            index = Index(f"(?:{pattern}){END}", Vocabulary(self.size + 1, by_bytes))
-        except Exception as error:  # the library raises ValueError and its own errors
-            raise InputError(f"the pattern {pattern!r} cannot be used: {error}") from error
-        self._transitions, self._final = index.get_transitions(), index.get_final_states()
-        self.start = index.get_initial_state()
-
-    def compute_moves(self, state: int) -> np.ndarray:
-        """Look up the transitions of a state."""
-        result = np.full(self.size, DEAD, dtype=np.int64)
-        for token, following in self._transitions.get(state, {}).items():
-            if token < self._end:
-                result[token] = following
-        return result
-
-    def accepts(self, state: int) -> bool:
-        """Return whether the text matches."""
-        return self._transitions.get(state, {}).get(self._end) in self._final
+    def __init__(
+        self, table: TokenTable, patterns: Sequence[str | None], literals: Sequence[bytes] | None = None
+    ) -> None:
+        gaps = [any_text() if pattern is None else compiled(pattern) for pattern in patterns]
+        super().__init__(table, joined(literals or [b""] * (len(gaps) + 1), gaps, most_states(table)))
 
 
-def check_pattern(pattern: str) -> None:
-    """Check a regular expression by itself: "a)(b" is not one, but would be inside of parentheses.
+def most_states(table: TokenTable) -> int:
+    """Return the maximum number of states of a constraint, so that its work is bounded."""
+    return MOST_WORK // max(1, table.size)
+
+
+@lru_cache(maxsize=1)
+def any_text() -> Automaton:
+    """Return the automaton of all texts: UTF-8."""
+    numbers = {name: number for number, name in enumerate(_UTF8)}
+    transitions = np.full((len(_UTF8), 256), DEAD, dtype=np.int32)
+    for name, rows in _UTF8.items():
+        for low, high, then in rows:
+            transitions[numbers[name], low : high + 1] = numbers[then]
+    return Automaton(transitions, np.array([not name for name in _UTF8]), numbers[""])
+
+
+def joined(literals: Sequence[bytes], gaps: Sequence[Automaton], most: int) -> Automaton:
+    """Return the automaton of literals with texts of other automata between them, by the subset construction.
+
+    A state of the nondeterministic automaton is (2 i, offset): so many bytes of literal i are read; or (2 i + 1,
+    state): inside the text after literal i.
+
+    Args:
+        literals: The literals.
+        gaps: The automata, one less.
+        most: Maximum number of states.
 
     Raises:
-        InputError: The package outlines-core is not installed, or it refuses the pattern.
+        InputError: There are more states.
+    """
+    Item = tuple[int, int]
+
+    def closed(items: Iterable[Item]) -> frozenset[Item]:
+        """Add the start of what follows wherever a literal or a gap is complete."""
+        result, new = set(items), list(items)
+        while new:
+            part, at = new.pop()
+            index = part // 2
+            if part % 2 == 0 and at == len(literals[index]) and index < len(gaps):
+                following = part + 1, gaps[index].start
+            elif part % 2 and gaps[index].accepting[at]:
+                following = part + 1, 0
+            else:
+                continue
+            if following not in result:
+                result.add(following)
+                new.append(following)
+        return frozenset(result)
+
+    def step(items: frozenset[Item], byte: int) -> frozenset[Item]:
+        following: set[Item] = set()
+        for part, at in items:
+            index = part // 2
+            if part % 2:
+                then = int(gaps[index].transitions[at, byte])
+                if then != DEAD:
+                    following.add((part, then))
+            elif at < len(literals[index]) and literals[index][at] == byte:
+                following.add((part, at + 1))
+        return closed(following)
+
+    # Bytes that no literal contains and that all gaps treat alike have the same transitions.
+    special = {byte for literal in literals for byte in literal}
+    columns = [np.unique(gap.transitions, axis=1, return_inverse=True)[1].ravel().tolist() for gap in gaps]
+    classes: dict[tuple[int, ...], list[int]] = {}
+    for byte in range(256):
+        key = (byte,) if byte in special else (-1, *(column[byte] for column in columns))
+        classes.setdefault(key, []).append(byte)
+
+    first = closed([(0, 0)])
+    numbers, states, work = {first: 0}, [first], 0
+    rows: list[np.ndarray] = []
+    while len(rows) < len(states):
+        items = states[len(rows)]
+        row = np.full(256, DEAD, dtype=np.int32)
+        work += len(items) * len(classes)
+        for members in classes.values():
+            if following := step(items, members[0]):
+                if following not in numbers:
+                    numbers[following] = len(states)
+                    states.append(following)
+                row[members] = numbers[following]
+        rows.append(row)
+        if len(states) > most or work > MOST_STEPS:
+            raise InputError(
+                f"the gap needs more than {min(most, len(states) - 1)} states, which is too many for this vocabulary: "
+                "repeat less in its pattern, or write more text between gaps."
+            )
+    final = 2 * len(gaps), len(literals[-1])
+    return Automaton(np.stack(rows), np.array([final in items for items in states], dtype=np.bool_), 0)
+
+
+# ---- regular expressions --------------------------------------------------------------------------------------------
+
+
+def expressions(pattern: str) -> tuple[str, str]:
+    r"""Return what is compiled for a regular expression: whether it is one, and its automaton.
+
+    "a)(b" is not a regular expression, but would be inside of parentheses. Repeated zero times it would match "a".
+
+    The library loses texts that go on after a match, such as "1.5" of \d+(\.\d+)?. So the pattern ends with a
+    character of its own, and nothing matches before it. The library also builds an automaton that looks for the pattern
+    anywhere in a text, which can be exponentially larger: that of [A-Z][A-Za-z]{1,30} must tell in which of the last 30
+    places it can have begun. So the pattern begins with a character, too, unless it could match this character.
+    """
+    begin = "" if WIDE.search(pattern) else BEGIN
+    return f"(?:{pattern}){{0}}{END}", f"{begin}(?:{pattern}){END}"
+
+
+@lru_cache(maxsize=64)
+def compiled(pattern: str) -> Automaton:
+    """Return the automaton of a regular expression, by outlines-core.
+
+    Raises:
+        InputError: The package is not installed, it refuses the pattern, or the pattern has too many states.
     """
     try:
         from outlines_core import Index, Vocabulary
@@ -304,15 +374,61 @@ def check_pattern(pattern: str) -> None:
         raise InputError("patterns in gaps need the package outlines-core: pip install 'acgpt[regex]'.") from error
     if pattern.startswith("^") or (pattern.endswith("$") and not pattern.endswith("\\$")):
         raise InputError(f"the pattern {pattern!r} always matches the whole gap: leave out ^ and $.")
+    if len(pattern) > MOST_CHARACTERS:
+        raise InputError(f"the pattern has {len(pattern)} characters, more than {MOST_CHARACTERS}: shorten it.")
+    # The library wants an id for its end of text, too.
+    vocabulary = Vocabulary(257, {token: [number] for number, token in enumerate([*BYTES, END.encode()])})
+    empty, expression = expressions(pattern)
     try:
-        index = Index(pattern, Vocabulary(256, {byte: [number] for number, byte in enumerate(BYTES)}))
+        nothing = Index(empty, vocabulary)
+        index = Index(expression, vocabulary)
+        if set(nothing.get_transitions()[nothing.get_initial_state()]) != {END.encode()[0], 256}:
+            raise ValueError("unbalanced parentheses")
     except Exception as error:  # the library raises ValueError and its own errors, which do not say what is wrong
         raise InputError(f"the pattern {pattern!r} cannot be used: {pattern_problem(pattern)}.") from error
-    if (states := len(index.get_transitions())) > MOST_STATES:
+    listed, final = index.get_transitions(), index.get_final_states()
+    start = index.get_initial_state()
+    for byte in b"" if expression.startswith("(") else BEGIN.encode():
+        start = listed[start][byte]
+    return reachable(listed, final, start, pattern)
+
+
+def reachable(listed: Mapping[int, Mapping[int, int]], final: Collection[int], start: int, pattern: str) -> Automaton:
+    """Return the automaton of the states that can be reached from the start, without the character that ends a text.
+
+    Args:
+        listed: Next states by state and byte; the character is number 256.
+        final: States after this character in which the text is accepted.
+        start: The start.
+        pattern: The pattern, for errors.
+    """
+    numbers, states = {start: 0}, [start]
+    rows: list[np.ndarray] = []
+    while len(rows) < len(states):
+        row = np.full(256, DEAD, dtype=np.int32)
+        for byte, following in listed.get(states[len(rows)], {}).items():
+            if byte < 256 and following in listed:  # bytes of the character lead to a state that has no next ones
+                if following not in numbers:
+                    numbers[following] = len(states)
+                    states.append(following)
+                row[byte] = numbers[following]
+        rows.append(row)
+    if len(states) > MOST_STATES:
         raise InputError(
-            f"the pattern {pattern!r} needs {states} states, more than {MOST_STATES}: repeat less, or name the "
+            f"the pattern {pattern!r} needs {len(states)} states, more than {MOST_STATES}: repeat less, or name the "
             r"characters, [0-9] or [a-z] instead of \d or \w."
         )
+    accepting = [listed.get(state, {}).get(256) in final for state in states]
+    return Automaton(np.stack(rows), np.array(accepting, dtype=np.bool_), 0)
+
+
+def check_pattern(pattern: str) -> None:
+    """Check a regular expression.
+
+    Raises:
+        InputError: The package outlines-core is not installed, it refuses the pattern, or there are too many states.
+    """
+    compiled(pattern)
 
 
 def pattern_problem(pattern: str) -> str:
@@ -345,4 +461,4 @@ def pattern_matches(pattern: str, text: bytes) -> bool:
 
 @lru_cache(maxsize=64)
 def _pattern_of_bytes(pattern: str) -> Pattern:
-    return Pattern(BYTES, pattern)
+    return Pattern(TokenTable(BYTES), [pattern])

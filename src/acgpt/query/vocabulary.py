@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from acgpt.errors import ModelError
+from acgpt.query.constraint import TokenTable
 
 if TYPE_CHECKING:
     from tokenizers.models import Model
@@ -72,6 +73,11 @@ class ByteVocabulary:
         for i, token in enumerate(tokens):
             if token is not None:
                 self.ids.setdefault(token, i)
+
+    @cached_property
+    def table(self) -> TokenTable:
+        """The tokens, arranged for constraints."""
+        return TokenTable(self.tokens)
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> ByteVocabulary:

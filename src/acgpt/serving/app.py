@@ -18,24 +18,28 @@ from acgpt.serving.error_body import body_of
 from acgpt.serving.errors import INVALID, KINDS, NotJson, http_body, validation_body
 from acgpt.serving.gate import unavailable
 from acgpt.serving.hints import no_path, wrong_method
+from acgpt.serving.jobs import BROKEN
 from acgpt.serving.metrics import CONTENT_TYPE, Metrics
-from acgpt.serving.middleware import BodyRead, KeyRequired, Observed, error_reply
-from acgpt.serving.scheduler import BROKEN
+from acgpt.serving.middleware import BodyRead, HostChecked, KeyRequired, Observed, error_reply
 from acgpt.serving.schemas import HealthReply
 from acgpt.serving.service import Service
 from acgpt.version import __version__
 
+LOCAL = ("localhost", "127.0.0.1", "::1")  # names and addresses of this machine
 # Each returns the routes of one protocol.
 ROUTERS = (native.router, openai.router, mistral.router, llama_cpp.router, page_routes.router)
 
 
-def create_app(service: Service, *, keys: Sequence[str] = (), cors: Sequence[str] = ()) -> FastAPI:
+def create_app(
+    service: Service, *, keys: Sequence[str] = (), cors: Sequence[str] = (), address: str = "127.0.0.1"
+) -> FastAPI:
     """Return the application.
 
     Args:
         service: Answers the requests.
         keys: API keys, one of which a client must send. None: no key is needed.
         cors: Origins of web pages that may ask.
+        address: Address that the server listens on. Without a key, requests for another host are refused.
     """
     # Swagger's and Redoc's pages would load scripts from another host.
     app = FastAPI(
@@ -68,7 +72,9 @@ def create_app(service: Service, *, keys: Sequence[str] = (), cors: Sequence[str
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
         )
-    app.add_middleware(Observed, metrics=metrics)
+    if not keys:
+        app.add_middleware(HostChecked, hosts=(*LOCAL, address))
+    app.add_middleware(Observed, metrics=metrics, seconds=service.seconds)
     return app
 
 

@@ -3,7 +3,8 @@
     prompt alone        a continuation, from left to right: the prompt's tokens are read as they are, and tokens are
                         drawn until the text ends, a stop string comes, or there are `max_tokens`
     prompt and suffix   a gap: temperature 0 finds the best fill, as `LanguageModel.fill` does; with another one it is
-                        drawn, as by `LanguageModel.sample`
+                        drawn, as by `LanguageModel.sample`, which draws a candidate of each length. If there may be
+                        more than 64 tokens, the length is found first, as `LanguageModel.stream` does
 
 A prompt of token ids is read as it is sent, without BOS before it: its first token is at position 0, and so has no
 log-probability. A prompt of text is tokenized, and BOS comes before it.
@@ -41,8 +42,9 @@ from acgpt.query.template import escape, parse
 from acgpt.query.text import encode_text, pieces
 from acgpt.query.vocabulary import ByteVocabulary
 from acgpt.serving.errors import InvalidField, LimitExceeded, UnknownModel
-from acgpt.serving.native import Budget
+from acgpt.serving.limits import Budget
 from acgpt.serving.service import Service
+from acgpt.serving.writer import Writer
 
 CANDIDATES = 64  # that a sample of a gap is chosen from, the default of `LanguageModel.sample`
 
@@ -87,6 +89,11 @@ class Options:
     def drawn(self) -> int:
         """Number of texts that are drawn per prompt."""
         return max(self.n, self.best_of or 0)
+
+    @property
+    def resampled(self) -> bool:
+        """Whether a gap is drawn from candidates of all lengths; otherwise its length is found before its text."""
+        return not self.greedy and (self.max_tokens or self.min_tokens + MAX_TOKENS) <= CANDIDATES
 
     @property
     def greedy(self) -> bool:
@@ -163,91 +170,6 @@ class Delta:
 
     index: int
     text: str
-
-
-class Writer:
-    """The text of one row as it is drawn. It ends the row, and says which tokens may end it; see `decoding.Guide`.
-
-    Args:
-        bytes_of: Returns the bytes of a token.
-        ends: Tokens that end the text.
-        stop: Strings before which it ends.
-        allowed: (V,) tokens that may be drawn.
-        least: Number of tokens before which the text does not end by itself.
-    """
-
-    def __init__(
-        self,
-        bytes_of: Callable[[int], bytes],
-        ends: Sequence[int],
-        stop: Sequence[str],
-        allowed: np.ndarray,
-        least: int,
-    ) -> None:
-        self.bytes_of, self.ends, self.stop, self.least = bytes_of, frozenset(ends), tuple(stop), least
-        self.all, self.inner = allowed, allowed.copy()
-        self.inner[list(self.ends)] = False
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")  # holds back half a character
-        self.text, self.shown = "", 0
-        self.matches = [Match(word) for word in self.stop]
-        self.drawn = 0
-        self.ended_by, self.word = "", ""
-
-    def allowed(self) -> np.ndarray:
-        """Return which tokens may come next."""
-        return self.all if self.drawn >= self.least else self.inner
-
-    def advance(self, token: int) -> None:
-        """Note that a token has been drawn."""
-        self.drawn += 1
-        if token in self.ends:
-            self.ended_by = "eos"
-            return
-        begin, new = len(self.text), self.decoder.decode(self.bytes_of(token))
-        self.text += new
-        ends = [(match.read(new), match.word) for match in self.matches]
-        if found := [(begin + end - len(word), word) for end, word in ends if end is not None]:
-            at, self.word = min(found)
-            self.text, self.ended_by = self.text[:at], "word"
-
-    def news(self, done: bool) -> str:
-        """Return the text that is settled and was not returned before: no beginning of a stop string, unless done."""
-        held = 0 if done or self.ended_by else max((match.length for match in self.matches), default=0)
-        begin, self.shown = self.shown, max(self.shown, len(self.text) - held)
-        return self.text[begin : self.shown]
-
-
-class Match:
-    """How much of a word a text ends with, as the text grows: the algorithm of Knuth, Morris and Pratt.
-
-    It takes a time that is linear in the text and the word, however they repeat themselves.
-
-    Args:
-        word: The word.
-
-    Attributes:
-        length: Length of the longest beginning of the word that the text ends with.
-    """
-
-    def __init__(self, word: str) -> None:
-        self.word, self.length = word, 0
-        self.shorter = [0] * len(word)  # by length - 1: the next shorter beginning that such a beginning ends with
-        for end in range(1, len(word)):
-            self.shorter[end] = self._longer(self.shorter[end - 1], word[end])
-
-    def _longer(self, length: int, character: str) -> int:
-        """Return the length after one more character."""
-        while length and (length == len(self.word) or self.word[length] != character):
-            length = self.shorter[length - 1]
-        return length + (self.word[length] == character)
-
-    def read(self, text: str) -> int | None:
-        """Append a text. Return where in it the word ends; `None` if it does not."""
-        for end, character in enumerate(text, 1):
-            self.length = self._longer(self.length, character)
-            if self.length == len(self.word):
-                return end
-        return None
 
 
 class Completer:
@@ -362,6 +284,8 @@ class Completer:
                 template, options.n, best_of=options.best_of, max_tokens=options.max_tokens, stop=options.stop,
                 seed=sampling.seed, seconds=options.seconds, adapter=options.adapter, notice=options.notice,
             )  # fmt: skip
+        elif not options.resampled:
+            search = self.one_by_one(template, options)
         else:
             search = self.searches.sample(
                 template, options.drawn, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
@@ -382,6 +306,26 @@ class Completer:
             return Completions(tuple(texts), given, drawn, (self.text_of(prompt),))
 
         return filled()
+
+    def one_by_one(self, template: str, options: Options) -> Search[list[Fill]]:
+        """Draw fills one after the other, each after its length."""
+        sampling = options.sampling
+        searches = [
+            self.searches.stream(
+                template, lambda piece: options.notice(1), max_tokens=options.max_tokens, stop=options.stop,
+                temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
+                seed=sampling.seed + number, seconds=options.seconds, adapter=options.adapter,
+            )
+            for number in range(options.drawn)
+        ]  # fmt: skip
+
+        def search() -> Search[list[Fill]]:
+            fills = []
+            for each in searches:
+                fills.append((yield from each))
+            return fills
+
+        return search()
 
     def streamed_gaps(
         self, prompts: Sequence[Prompt], options: Options, report: Callable[[Delta], object]
@@ -636,8 +580,22 @@ def finite(log_prob: float) -> float:
     return max(log_prob, -1e30)
 
 
-def check_limits(service: Service, completer: Completer, prompts: Sequence[Prompt], options: Options) -> None:
+def check_limits(
+    service: Service,
+    completer: Completer,
+    prompts: Sequence[Prompt],
+    options: Options,
+    *,
+    length: str = "max_tokens",
+) -> None:
     """Check that a request is within the limits of the server. Tokenizes the prompts.
+
+    Args:
+        service: Has the limits.
+        completer: Tokenizes.
+        prompts: The prompts.
+        options: What is asked for.
+        length: Name of the field for the maximum number of tokens, for errors.
 
     Raises:
         InvalidField: It is not.
@@ -650,16 +608,17 @@ def check_limits(service: Service, completer: Completer, prompts: Sequence[Promp
         if number > limits.max_n:
             raise InvalidField(name, LimitExceeded(f"{name} is {number}; at most {limits.max_n} is allowed (max_n)."))
     budget, asked = Budget(service), min(options.max_tokens or 0, service.lm.positions)
-    rows = options.drawn if options.greedy else max(options.drawn, CANDIDATES)  # of a gap
+    rows = max(options.drawn, CANDIDATES) if options.resampled else options.drawn  # of a gap
     try:
         for prompt in prompts:
             if isinstance(prompt, str):
                 service.check_characters(len(prompt) + len(options.suffix))
             if completer.is_gap(options):
-                budget.spend_on_gaps(parse(completer.template(prompt, options)), options.max_tokens, rows)
+                budget.spend_on_gaps(parse(completer.template(prompt, options)), options.max_tokens, rows, length)
                 continue
             given = len(encode_text(prompt, completer.tokenizer)) if isinstance(prompt, str) else len(prompt)
-            budget.spend(given + options.drawn * asked)
+            budget.spend(given)
+            budget.spend(options.drawn * asked, length)
     except InvalidField:
         raise
     except (LimitExceeded, QueryError) as error:

@@ -43,7 +43,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # so that `pause_writing` is called whenever the client is slower
         if self.most is not None and len(self.connections) > self.most:
-            self.app = too_many(self.most)  # type: ignore[assignment]
+            self.app = too_many(self.most)
             if len(self.connections) > self.most + RESERVED_FILES // 2:
                 return transport.abort()
         self.timers["head"] = self.loop.call_later(HEAD_SECONDS, transport.abort)

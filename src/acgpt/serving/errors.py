@@ -11,14 +11,17 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
+import torch
 from pydantic import BaseModel
 
 from acgpt.errors import InputError, QueryError, TemplateError
 from acgpt.serving.error_body import Kind, body_of
 from acgpt.serving.hints import nearest
-from acgpt.serving.scheduler import Broken, Draining, QueueFull
+from acgpt.serving.jobs import Broken, Draining, QueueFull
 from acgpt.serving.service import Disconnected, TimeExceeded
 
+NO_MEMORY = ("not enough memory", "can't allocate memory")  # in messages of torch's allocator on a CPU
+NO_ROOM = "the server has no memory for this request. Ask for a shorter text, fewer tokens or fewer samples."
 MOST = 5  # problems of a request that an error names
 
 
@@ -55,6 +58,10 @@ class Unauthorized(Exception):
     """A request has no API key, or a wrong one."""
 
 
+class WrongHost(Exception):
+    """A request is for another host than this machine."""
+
+
 KINDS: dict[type[BaseException], Kind] = {
     TemplateError: Kind(422, "invalid_request_error", "invalid_template"),
     QueryError: Kind(422, "invalid_request_error", "invalid_query"),
@@ -64,6 +71,7 @@ KINDS: dict[type[BaseException], Kind] = {
     BodyTooLarge: Kind(413, "invalid_request_error", "body_too_large"),
     NotJson: Kind(415, "invalid_request_error", "unsupported_media_type"),
     Unauthorized: Kind(401, "authentication_error", "invalid_api_key"),
+    WrongHost: Kind(421, "invalid_request_error", "wrong_host"),
     QueueFull: Kind(429, "rate_limit_error", "queue_full"),
     Draining: Kind(503, "server_error", "shutting_down"),
     Broken: Kind(503, "server_error", "broken"),
@@ -75,10 +83,19 @@ INVALID = Kind(422, "invalid_request_error", "invalid_request")
 UNEXPECTED = Kind(500, "server_error", "internal_error")
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that there is no memory: of Python, a GPU, or torch's allocator on a CPU."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+
+
 def kind_of(error: BaseException) -> Kind:
     """Return the kind of an error: that of its class, or of the nearest parent that has one."""
     if isinstance(error, InvalidField):
         return kind_of(error.cause)
+    if out_of_memory(error):
+        return KINDS[MemoryError]
     return next((KINDS[parent] for parent in type(error).__mro__ if parent in KINDS), UNEXPECTED)
 
 
@@ -87,7 +104,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
     kind = kind_of(error)
     if kind is UNEXPECTED:
         return body_of("the server has failed to answer this request.", kind)
-    message = "the server has run out of memory." if isinstance(error, MemoryError) else str(error)
+    message = NO_ROOM if out_of_memory(error) else str(error)
     return body_of(message, kind, error.param if isinstance(error, InvalidField) else None)
 
 

@@ -1,4 +1,4 @@
-"""What every request passes through, from the outside in: log and metrics, the API key, and the size of the body."""
+"""What every request passes through, from the outside in: log and deadline, the host, the API key, the body."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from acgpt.errors import InputError
+from acgpt.errors import InputError, reason
 from acgpt.serving.error_body import HEADERS
-from acgpt.serving.errors import UNEXPECTED, BodyTooLarge, Unauthorized, error_body, kind_of
+from acgpt.serving.errors import UNEXPECTED, BodyTooLarge, Unauthorized, WrongHost, error_body, kind_of
 from acgpt.serving.log import log_failure, log_request
 from acgpt.serving.metrics import Metrics
 from acgpt.serving.page import pages
-from acgpt.serving.service import USAGE, Disconnected, Service, TimeExceeded, Usage
+from acgpt.serving.service import DEADLINE, USAGE, Disconnected, Service, TimeExceeded, Usage
 
 OPEN = frozenset({"/health", *pages()})  # paths that need no key: the page asks for one
 UNMATCHED = "unmatched"  # route of requests that no route has
@@ -34,22 +34,23 @@ def error_reply(error: BaseException) -> JSONResponse:
 
 
 class Observed:
-    """Logs and counts requests, and answers those that raise an unexpected error.
+    """Logs and counts requests, sets their deadlines, and answers those that raise an unexpected error.
 
     Args:
         app: The application.
         metrics: Counts the requests.
+        seconds: Time that a request may take, from its arrival to its answer.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: Metrics, seconds: float) -> None:
+        self.app, self.metrics, self.seconds = app, metrics, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         start, status, usage = time.perf_counter(), None, Usage()
-        token = USAGE.set(usage)
+        token, deadline = USAGE.set(usage), DEADLINE.set(time.monotonic() + self.seconds)
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -67,6 +68,7 @@ class Observed:
             await error_reply(error)(scope, receive, sending)
         finally:
             USAGE.reset(token)
+            DEADLINE.reset(deadline)
             seconds = time.perf_counter() - start
             route, method = route_of(scope), scope["method"] if scope["method"] in METHODS else "other"
             self.metrics.add(method, route, status or 499, seconds)
@@ -77,6 +79,39 @@ def route_of(scope: Scope) -> str:
     """Return the path of the route that answered a request, so that the number of metrics is bounded."""
     route: Any = scope.get("route")
     return UNMATCHED if route is None else str(route.path)
+
+
+class HostChecked:
+    """Refuses requests for other hosts than this machine.
+
+    A web page can let its own name point to this machine (DNS rebinding). The browser then takes the server for a part
+    of the page, whose scripts may ask and read the answers. Without an API key, only the name tells such requests.
+
+    Args:
+        app: The application.
+        hosts: Names and addresses of this machine.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self.app, self.hosts = app, frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. One without a host is from no browser."""
+        given = [value.decode("latin1") for name, value in scope.get("headers", ()) if name == b"host"]
+        wrong = next((host for host in given if host_of(host) not in self.hosts), None)
+        if scope["type"] == "http" and wrong is not None:
+            names = " or ".join(sorted(self.hosts))
+            error = WrongHost(
+                f"the server does not answer for the host {reason(wrong)}. Use {names}, or start it with an API key."
+            )
+            return await error_reply(error)(scope, receive, send)
+        return await self.app(scope, receive, send)
+
+
+def host_of(header: str) -> str:
+    """Return the name or address in a header `Host`, without the port."""
+    host = header.partition("]")[0].removeprefix("[") if header.startswith("[") else header.partition(":")[0]
+    return host.strip().lower()
 
 
 class KeyRequired:
@@ -121,7 +156,7 @@ class BodyRead:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         try:
-            async with asyncio.timeout(self.service.seconds):
+            async with asyncio.timeout_at(self.service.deadline):
                 body = await self.read(scope, receive)
             check_characters(body)
         except TimeoutError:

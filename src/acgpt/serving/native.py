@@ -22,26 +22,22 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 
 from acgpt.errors import InputError, QueryError, TemplateError
 from acgpt.models.adapters import BARE
 from acgpt.models.answer_json import to_json
 from acgpt.models.answers import Piece
 from acgpt.models.executor import Search
-from acgpt.models.fill import MAX_TOKENS
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import model_method
-from acgpt.models.searches import parse_gaps
 from acgpt.query.gaps import has_gaps
-from acgpt.query.lengths import LONGEST
 from acgpt.query.query import Query
-from acgpt.query.template import Given, Part, fillings, parse, rendered
+from acgpt.query.template import Slot, fillings, rendered
 from acgpt.query.text import encode_text
 from acgpt.serving.errors import InvalidField, LimitExceeded
 from acgpt.serving.events import event_stream
+from acgpt.serving.limits import Budget, gaps_of, parsed, too_long_a_list, too_many
 from acgpt.serving.options import LimitOptions
-from acgpt.serving.patterns import check_patterns
 from acgpt.serving.schemas import (
     ErrorReply,
     FillReply,
@@ -107,8 +103,8 @@ def router(service: Service) -> APIRouter:
             for name, question in zip(names, questions, strict=True)
         ]
         for name, question in zip(names, questions, strict=True):
-            if may_have_patterns(question):  # outside of the lock that `makes` take turns by
-                await run_in_threadpool(naming(name, partial(patterns_checked, service, question)))
+            if may_have_patterns(question):  # before `makes`, which take turns
+                await service.wait(check_patterns(service, name, question), request)
         try:
             return results(await service.ask_all(makes, request))
         except InvalidField:
@@ -172,7 +168,7 @@ def router(service: Service) -> APIRouter:
         kept = {name: value for name, value in options.items() if name not in UNSTREAMED}
 
         if may_have_patterns(template):
-            await run_in_threadpool(naming("template", partial(patterns_checked, service, template)))
+            await service.wait(check_patterns(service, "template", template), request)
 
         def make(report: Callable[[Piece], object]) -> Search[Any]:
             Budget(service).spend_on_gaps(gaps_of(service, template), options.get("max_tokens"), 1)
@@ -264,98 +260,6 @@ def limits_of(options: LimitOptions) -> dict[str, Any]:
 # ---- requests -------------------------------------------------------------------------------------------------------
 
 
-class Budget:
-    """Counts the tokens of a request, up to the limit of the server.
-
-    Args:
-        service: Has the limit, and the model that tokenizes.
-    """
-
-    def __init__(self, service: Service) -> None:
-        self.service, self.tokens = service, 0
-
-    def spend(self, tokens: int) -> None:
-        """Count tokens.
-
-        Raises:
-            LimitExceeded: The request has too many of them.
-        """
-        self.tokens += tokens
-        if self.tokens > (most := self.service.limits.max_tokens_per_request):
-            raise too_many(self.tokens, most)
-
-    def spend_on_gaps(self, parts: Sequence[Part], max_tokens: int | None, n: int) -> None:
-        """Count the tokens of a template with gaps: those of its text, and the most that it can ask for.
-
-        Args:
-            parts: The parsed template.
-            max_tokens: Maximum number of tokens of a gap.
-            n: Number of candidates.
-        """
-        lm, asked, texts = self.service.lm, 0, []
-        longest = max_tokens or (LONGEST if self.service.scheduler.executor.heads else MAX_TOKENS)
-        for part in parts:
-            if isinstance(part, Given):
-                texts.append(part.text)
-            elif part.gap is not None:
-                most = max(longest, part.gap.least) if part.gap.most is None else part.gap.most
-                asked += min(most, lm.positions)
-            else:
-                texts += part.alternatives[:1]
-                asked += part.tokens or 0
-        self.spend(len(encode_text("".join(texts), lm.tokenizer)) + n * asked)
-
-
-def parsed(service: Service, question: str | Query) -> list[Part]:
-    """Parse a template, and check that its text is not so long that it need not be tokenized."""
-    if isinstance(question, Query):
-        return []
-    slots = question.count("{{") - question.count("\\{{")
-    if slots > service.lm.positions:
-        raise QueryError(f"the template has {slots} slots; the model has {service.lm.positions} positions.")
-    parts = parse(question)
-    check_characters(service, parts)
-    return parts
-
-
-def may_have_patterns(question: Any) -> bool:
-    """Return whether a question could have a gap with a regular expression."""
-    return isinstance(question, str) and "{{_" in question and ":" in question
-
-
-def patterns_checked(service: Service, template: str) -> None:
-    """Check that the regular expressions of a template compile in time."""
-    check_patterns(parsed(service, template), template)
-
-
-def gaps_of(service: Service, template: str) -> list[Part]:
-    """Parse a template that must have gaps, as `parsed`."""
-    parsed(service, template)
-    return parse_gaps(template)
-
-
-def check_characters(service: Service, parts: Sequence[Part]) -> None:
-    """Check the number of characters of a template, with the longest alternative in each slot."""
-    service.check_characters(
-        sum(
-            len(part.text) if isinstance(part, Given) else max(map(len, part.alternatives), default=0) for part in parts
-        )
-    )
-
-
-def too_long_a_list(field: str, entries: int, most: int) -> LimitExceeded:
-    """Return the error for a list with too many questions."""
-    return LimitExceeded(f"{field} has {entries} entries; at most {most} are allowed (max_questions).")
-
-
-def too_many(tokens: int, most: int) -> LimitExceeded:
-    """Return the error for a request with too many tokens."""
-    return LimitExceeded(
-        f"the request has {tokens} tokens, those that it asks for included; at most {most} are allowed "
-        "(max_tokens_per_request)."
-    )
-
-
 def questions_of(value: Any) -> tuple[list[Any], bool]:
     """Return the questions of a request, and whether it has one that is not in a list."""
     return (value, False) if isinstance(value, list) else ([value], True)
@@ -410,6 +314,30 @@ def naming(param: str, make: Callable[[], Result]) -> Callable[[], Result]:
             raise InvalidField(name if name in FIELDS else param, error) from error
 
     return made
+
+
+def may_have_patterns(question: Any) -> bool:
+    """Return whether a question could have a gap with a regular expression."""
+    return isinstance(question, str) and "{{_" in question and ":" in question
+
+
+async def check_patterns(service: Service, param: str, template: str) -> None:
+    """Check that the regular expressions of a template compile within limits.
+
+    Args:
+        service: Compiles them.
+        param: The field of the template.
+        template: The template.
+
+    Raises:
+        InvalidField: One does not.
+    """
+    for slot in await service.prepare(naming(param, partial(parsed, service, template))):
+        pattern = slot.gap.pattern if isinstance(slot, Slot) and slot.gap is not None else None
+        if pattern is not None and not await service.patterns.compile_in_time(pattern):
+            assert isinstance(slot, Slot)
+            problem = "the pattern of this gap takes too long or too much memory to compile: simplify it."
+            raise InvalidField(param, TemplateError(problem, template, slot.at))
 
 
 def first(search: Search[Sequence[Result]]) -> Search[Result]:

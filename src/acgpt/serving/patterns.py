@@ -1,50 +1,102 @@
-r"""Check regular expressions of clients: compiling some takes hours, `[ab]*a[ab]{18}` for example.
+r"""Check regular expressions of clients: compiling some takes hours and gigabytes, `[ab]*a[ab]{18}` for example.
 
 The library that compiles patterns cannot be interrupted. So a pattern that has not been seen is first compiled in a
-process of its own, which is killed after `SECONDS`.
+process of its own, with limits of time and memory. Few of these processes run at a time. One is killed if nobody waits
+for it any more.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import subprocess
 import sys
-from collections.abc import Iterable
-from functools import lru_cache
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
-from acgpt.errors import TemplateError
-from acgpt.query.template import Part, Slot
+from acgpt.query.constraint import MOST_CHARACTERS, expressions
 
-SECONDS = 3.0  # to start a process and to compile a pattern of bytes
+SECONDS = 5.0  # to start a process and to compile a pattern
+MOST_AT_ONCE = 2  # processes
+MOST_KNOWN = 4096  # patterns whose results are kept
 PROGRAM = """
-import sys
-from outlines_core import Index, Vocabulary
+import json, sys
 try:
-    Index(sys.stdin.buffer.read().decode(), Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)}))
+    from outlines_core import Index, Vocabulary
+except ImportError:
+    sys.exit(0)  # which is found later
+try:
+    import resource, signal
+    resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+    signal.setitimer(signal.ITIMER_PROF, 1.0)  # of computing; the signal ends the process
+except (ImportError, AttributeError, OSError, ValueError):
+    pass  # on another system than Unix
+try:
+    for expression in json.load(sys.stdin):
+        Index(expression, Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)}))
+except MemoryError:
+    sys.exit(1)
 except Exception:
     pass  # invalid, which is found later
 """
 
 
-@lru_cache(maxsize=4096)
-def compiles_in_time(pattern: str) -> bool:
-    """Return whether a pattern compiles within the time limit; true if it is invalid."""
-    try:
-        subprocess.run(
-            [sys.executable, "-I", "-c", PROGRAM],
-            input=pattern.encode(), timeout=SECONDS, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+class Check:
+    """A process that compiles a pattern.
 
-
-def check_patterns(parts: Iterable[Part], template: str) -> None:
-    """Check that the patterns of a template compile in time.
-
-    Raises:
-        TemplateError: One does not.
+    Args:
+        pattern: The pattern.
     """
-    for slot in (part for part in parts if isinstance(part, Slot)):
-        pattern = None if slot.gap is None else slot.gap.pattern
-        if pattern is not None and not compiles_in_time(pattern):
-            raise TemplateError("the pattern of this gap takes too long to compile: simplify it.", template, slot.at)
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self.process: subprocess.Popen[bytes] | None = None
+        self.cancelled = False
+        self.lock = threading.Lock()
+
+    def run(self) -> bool:
+        """Return whether the pattern compiles within the limits; true if it is invalid."""
+        with self.lock:
+            if self.cancelled:
+                return False
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-c", PROGRAM],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        with self.process:
+            try:
+                self.process.communicate(json.dumps(expressions(self.pattern)).encode(), timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        return self.process.returncode == 0
+
+    def cancel(self) -> None:
+        """Kill the process, if it runs, or do not start it."""
+        with self.lock:
+            self.cancelled = True
+            if self.process is not None:
+                self.process.kill()
+
+
+class Patterns:
+    """Checks patterns, and remembers the results."""
+
+    def __init__(self) -> None:
+        self.workers = ThreadPoolExecutor(MOST_AT_ONCE, "acgpt-pattern")
+        self.known: dict[str, bool] = {}
+
+    async def compile_in_time(self, pattern: str) -> bool:
+        """Return whether a pattern compiles within the limits; true if it is invalid, which is found later.
+
+        If the task is cancelled, the process is killed.
+        """
+        if pattern not in self.known and len(pattern) <= MOST_CHARACTERS:
+            check = Check(pattern)
+            try:
+                compiles = await asyncio.wrap_future(self.workers.submit(check.run))
+            finally:
+                check.cancel()
+            while len(self.known) >= MOST_KNOWN:
+                self.known.pop(next(iter(self.known)), None)
+            self.known[pattern] = compiles
+        return self.known.get(pattern, True)

@@ -28,19 +28,30 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from concurrent.futures import InvalidStateError
+from typing import Any, TypeVar
 
 import numpy as np
 
 from acgpt.engine.attention import Watch, blocks_of
-from acgpt.engine.decoding import ActiveRow, Decoding, Guide
+from acgpt.engine.decoding import ActiveRow
 from acgpt.engine.prefixes import Prefixes
 from acgpt.errors import QueryError
 from acgpt.models.executor import Executor, LengthRequest, Request, Rows, Samples, Scores, Search, Sums, Top
 from acgpt.models.router import Route, by_route
 from acgpt.query.query import Query
+from acgpt.serving.jobs import (
+    BROKEN,
+    Broken,
+    Counts,
+    Draining,
+    Job,
+    PendingRow,
+    PendingScore,
+    Pool,
+    QueueFull,
+    tokens_of,
+)
 from acgpt.serving.log import log_failure
 
 Result = TypeVar("Result")
@@ -50,121 +61,10 @@ PATIENCE = {"cpu": 0, "cuda": 3}  # rounds
 ENOUGH = 4  # so many times the queries that wait are at least as many as the rows that are decoded
 PREFIX_BYTES = 2**28
 KEPT_BYTES = 2**30  # largest cache of a pool without rows that is kept
-BROKEN = "the server cannot answer any more: restart it."
-
-
-class Refused(Exception):
-    """A search that was not accepted."""
-
-
-class QueueFull(Refused):
-    """Too many searches are waiting."""
-
-
-class Draining(Refused):
-    """The scheduler is being closed, and accepts nothing more."""
-
-
-class Broken(Refused):
-    """The thread of the scheduler has ended with an error."""
 
 
 class Abandoned(Exception):
     """All searches that a pass was for were cancelled."""
-
-
-class Job(Generic[Result]):
-    """A search that was submitted.
-
-    Args:
-        scheduler: The scheduler.
-        search: The search.
-
-    Attributes:
-        future: Its result.
-    """
-
-    def __init__(self, scheduler: Scheduler, search: Search[Result]) -> None:
-        self.scheduler, self.search = scheduler, search
-        self.future: Future[Result] = Future()
-        self.cancelled = False
-        self.begun = False
-        self.request: Request | None = None  # the one that is being answered
-        self.answers: dict[int, Any] = {}  # parts of its result, by index
-        self.parts = 0  # number of parts
-
-    def cancel(self) -> None:
-        """Give up the search; its rows leave before the next step. May be called from any thread, at any time."""
-        with self.scheduler.wake:
-            self.cancelled = True
-            self.scheduler.wake.notify()
-
-
-@dataclass(eq=False)
-class PendingRow:
-    """A row that is to be drawn for a job."""
-
-    job: Job[Any]
-    index: int  # in the result of the job's request
-    query: Query
-    sample: int
-    route: Route
-    request: Rows | Samples
-    guide: Guide | None = None
-    row: ActiveRow | None = None  # once it is decoded
-
-    @property
-    def slots(self) -> int:
-        """Upper bound of the slots that it takes in a cache."""
-        return 2 * len(self.query) + 1
-
-    def ended(self) -> bool:
-        """Report what the row has drawn last, and return whether it ends."""
-        assert self.row is not None
-        self.request.notice(1)
-        if isinstance(self.request, Rows):
-            self.request.progress(self.row)
-            return self.row.done or self.request.stopped(self.row)
-        return self.row.done
-
-
-@dataclass(eq=False)
-class PendingScore:
-    """A query that is to be scored for a job."""
-
-    job: Job[Any]
-    index: int
-    query: Query
-    route: Route
-    top: int | None = None  # number of the most probable tokens that are asked, too
-
-
-@dataclass
-class Pool:
-    """The rows of one route, which are decoded together."""
-
-    decoding: Decoding
-    rows: dict[int, PendingRow] = field(default_factory=dict)  # by id of the active row
-
-    @property
-    def bytes(self) -> int:
-        """Size of its cache of keys and values."""
-        rows, slots = self.decoding.decoder.size[:2] if self.decoding.decoder is not None else (0, 0)
-        return rows * slots * self.decoding.engine.slot_bytes
-
-
-@dataclass
-class Counts:
-    """What a scheduler has done, for /metrics."""
-
-    jobs: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    refused: int = 0
-    steps: int = 0
-    drawn: int = 0
-    scored: int = 0
-    busy_seconds: float = 0.0
 
 
 class Scheduler:
@@ -172,7 +72,7 @@ class Scheduler:
 
     Args:
         executor: Runs passes of the model.
-        most_waiting: Searches that may wait for their first pass; more are refused.
+        most_waiting: Searches that may wait for their first pass, other than one for lengths; more are refused.
         most_rows: Rows that are decoded at a time. Default: as many as the engine takes.
         prefix_bytes: Memory for keys and values that later requests can share; 0 for none.
         patience: Rounds that a query may wait for others while rows are decoded. Default: that of the device.
@@ -229,7 +129,7 @@ class Scheduler:
             if self.queued >= self.most_waiting:
                 self.counts.refused += 1
                 raise QueueFull(f"{self.most_waiting} requests are waiting, which is the limit. Try again later.")
-            job = Job(self, search)
+            job = Job(search, self.wake)
             self.jobs.add(job)
             self.arrivals.append(job)
             self.counts.jobs += 1
@@ -238,7 +138,7 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """Number of searches that wait for their first pass."""
+        """Number of searches that wait for their first pass, other than one for lengths."""
         return sum(not job.begun for job in list(self.jobs))  # a copy: other threads change it
 
     @property
@@ -395,9 +295,9 @@ class Scheduler:
                 broken.append((self.pools.pop(route), error))
         with self.wake:  # last, so that a scheduler without jobs has no rows
             self.jobs.discard(job)
-        for pool, error in broken:  # a row that cannot be released: those that it is decoded with fail, too
+        for pool, why in broken:  # a row that cannot be released: those that it is decoded with fail, too
             for other in {pending.job for pending in pool.rows.values()} & self.jobs:
-                self._finish(other, error=error)
+                self._finish(other, error=why)
 
     def _release(self, route: Route, rows: Sequence[PendingRow]) -> None:
         """Remove rows from a pool; an empty pool is dropped, with its memory, unless it is to be kept."""
@@ -471,7 +371,7 @@ class Scheduler:
         """Note a part of the result of a job's request, and advance the job if it was the last one."""
         if job not in self.jobs:  # it has failed meanwhile
             return
-        job.begun = True
+        job.begun = job.begun or not isinstance(job.request, LengthRequest)  # lengths are little of the work
         job.answers[index] = answer
         if len(job.answers) < job.parts:
             return
@@ -590,10 +490,14 @@ class Scheduler:
 
     # ---- passes -----------------------------------------------------------------------------------------------------
 
+    def _room(self) -> int:
+        """Return the number of tokens of a pass of scores or lengths."""
+        return self.slice if self.active_rows or self.waiting else self.executor.engine.budget
+
     def _score(self) -> None:
         """Score some of the queries that wait, in one pass or a few: those of the first one's route and kind."""
         route, top = self.scores[0].route, self.scores[0].top
-        budget = self.slice if self.active_rows or self.waiting else self.executor.engine.budget
+        budget = self._room()
         chosen: list[PendingScore] = []
         for pending in self.scores:
             fits = not chosen or budget >= 2 * len(pending.query)
@@ -631,9 +535,12 @@ class Scheduler:
             self._answered(each.job, each.index, answer)
 
     def _ask_lengths(self) -> None:
-        """Answer questions for lengths, of all jobs together; if that fails, job by job."""
-        jobs = list(self.lengths)
-        self.lengths.clear()
+        """Answer questions for lengths, of some jobs that wait together; if that fails, job by job."""
+        jobs: list[Job[Any]] = []
+        budget = self._room()
+        while self.lengths and (not jobs or budget >= tokens_of(self.lengths[0])):
+            jobs.append(self.lengths.popleft())
+            budget -= tokens_of(jobs[-1])
         requests = {i: job.request for i, job in enumerate(jobs) if isinstance(job.request, LengthRequest)}
         if not requests:
             return

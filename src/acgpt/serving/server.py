@@ -142,7 +142,7 @@ def serve(
 
         scheduler = Scheduler(lm.searches.executor, most_waiting=options.queue, most_rows=options.max_rows)
         service = Service(lm, scheduler, limits=options, name=name)
-        return service, create_app(service, keys=keys, cors=options.cors)
+        return service, create_app(service, keys=keys, cors=options.cors, address=address)
 
     address, port = listener.getsockname()[:2]
     url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"

@@ -2,30 +2,33 @@
 
 make       reads the request, in a worker thread: tokenizing a text of megabytes must not stop the event loop
 submit     hands the search to the scheduler, which may refuse it
-wait       until the answer, the time limit, or the client's disconnection; the latter two cancel the search
+wait       until the answer, the deadline, or the client's disconnection; the latter two cancel the search
+
+A request has one deadline, which `middleware.Observed` sets when it arrives.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import InvalidStateError
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import InvalidStateError, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from acgpt.errors import QueryError
 from acgpt.models.answers import Piece, Score
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
+from acgpt.serving.jobs import Draining, Job
 from acgpt.serving.options import LimitOptions
-from acgpt.serving.scheduler import Draining, Job, Scheduler
+from acgpt.serving.patterns import Patterns
+from acgpt.serving.scheduler import Scheduler
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -69,7 +72,9 @@ class Usage:
             self.tokens = (self.tokens or 0) + answer.drawn_tokens
 
 
-USAGE: ContextVar[Usage | None] = ContextVar("usage", default=None)  # of the request that is being answered
+# Of the request that is being answered:
+USAGE: ContextVar[Usage | None] = ContextVar("usage", default=None)
+DEADLINE: ContextVar[float | None] = ContextVar("deadline", default=None)  # by time.monotonic()
 
 
 class Service:
@@ -78,7 +83,6 @@ class Service:
     Args:
         lm: The model.
         scheduler: Answers the searches.
-        seconds: Time that a request may take, from its arrival to its answer. Default: that of the limits.
         limits: Limits of requests.
         name: Name of the model, as clients see it.
     """
@@ -88,14 +92,15 @@ class Service:
         lm: LanguageModel,
         scheduler: Scheduler,
         *,
-        seconds: float | None = None,
         limits: LimitOptions | None = None,
         name: str = "acgpt",
     ) -> None:
         self.lm, self.scheduler, self.name = lm, scheduler, name
         self.limits = limits or LimitOptions()
-        self.seconds = self.limits.timeout if seconds is None else seconds
-        self.preparing = threading.Lock()  # tokenizers and caches of constraints are used by one thread at a time
+        self.seconds = self.limits.timeout
+        # One thread: neither tokenizers nor caches of constraints may be used by several at a time.
+        self.worker = ThreadPoolExecutor(1, "acgpt-prepare")
+        self.patterns = Patterns()
 
     @cached_property
     def most_characters(self) -> int:
@@ -120,85 +125,100 @@ class Service:
             with contextlib.suppress(InvalidStateError):
                 job.future.set_exception(Draining("the server has stopped."))
 
+    @property
+    def deadline(self) -> float:
+        """When the request that is being answered must be answered, by `time.monotonic()`, which asyncio uses, too."""
+        deadline = DEADLINE.get()
+        return time.monotonic() + self.seconds if deadline is None else deadline
+
     async def prepare(self, make: Callable[[], Result]) -> Result:
-        """Call a function that tokenizes text, in a worker thread."""
+        """Call a function that tokenizes text, in a worker thread; one at a time.
 
-        def made() -> Result:
-            with self.preparing:
-                return make()
-
-        return await run_in_threadpool(made)
+        Raises:
+            TimeExceeded: The time is over. A function that has begun goes on, but nobody waits for it.
+        """
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                return await asyncio.wrap_future(self.worker.submit(make))
+        except TimeoutError as error:
+            raise too_slow(self.seconds) from error
 
     async def submit(self, make: Callable[[], Search[Result]]) -> Job[Result]:
         """Make a search in a worker thread, and submit it."""
         return self.scheduler.submit(await self.prepare(make))
 
-    async def ask(
-        self, make: Callable[[], Search[Result]], request: Request | None = None, *, seconds: float | None = None
-    ) -> Result:
+    async def wait(self, work: Coroutine[Any, Any, Result], request: Request | None = None) -> Result:
+        """Return the result of some work; at the deadline, or if the client hangs up, the work is cancelled.
+
+        Args:
+            work: The work.
+            request: The request whose client waits.
+
+        Raises:
+            TimeExceeded: The time is over.
+            Disconnected: The client has hung up.
+        """
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(seen)
+        waits: list[asyncio.Future[Any]] = [task]
+        if request is not None:
+            waits.append(asyncio.ensure_future(disconnection(request)))
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError as error:
+            raise too_slow(self.seconds) from error
+        finally:
+            done = task.done()
+            for each in waits:
+                each.cancel()
+        if not done:
+            raise Disconnected("the client has hung up.")
+        return task.result()
+
+    async def ask(self, make: Callable[[], Search[Result]], request: Request | None = None) -> Result:
         """Return the result of one search.
 
         Args:
             make: Makes the search; errors of the input are raised by it.
             request: The request whose client waits; its disconnection cancels the search.
-            seconds: Time limit. Default: that of the service.
 
         Raises:
             Refused: The scheduler does not accept the search.
             TimeExceeded: The time is over.
             Disconnected: The client has hung up.
         """
-        (result,) = await self.ask_all([make], request, seconds=seconds)
+        (result,) = await self.ask_all([make], request)
         return result
 
-    async def ask_all(
-        self,
-        makes: list[Callable[[], Search[Result]]],
-        request: Request | None = None,
-        *,
-        seconds: float | None = None,
-    ) -> list[Result]:
+    async def ask_all(self, makes: list[Callable[[], Search[Result]]], request: Request | None = None) -> list[Result]:
         """Return the results of several searches, in their order; if one fails, the others are cancelled."""
+        answers = await self.wait(self._answers(makes), request)
+        if usage := USAGE.get():
+            usage.add(answers)
+        return answers
+
+    async def _answers(self, makes: list[Callable[[], Search[Result]]]) -> list[Result]:
         jobs: list[Job[Result]] = []
-        limit = self.seconds if seconds is None else seconds
-        hung_up = None if request is None else asyncio.ensure_future(disconnection(request))
         try:
-            async with asyncio.timeout(limit):
-                for make in makes:
-                    jobs.append(await self.submit(make))
-                results = asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
-                results.add_done_callback(seen)
-                waits: set[asyncio.Future[Any]] = {results} if hung_up is None else {results, hung_up}
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                if not results.done():
-                    results.cancel()
-                    raise Disconnected("the client has hung up.")
-                if any(job.future.cancelled() for job in jobs):
-                    raise Draining("the server has stopped.")
-                answers = list(await results)
-                if usage := USAGE.get():
-                    usage.add(answers)
-                return answers
-        except TimeoutError as error:
-            raise too_slow(limit) from error
+            for make in makes:
+                jobs.append(await self.submit(make))
+            results = asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
+            results.add_done_callback(seen)
+            await asyncio.wait([results])
+            if any(job.future.cancelled() for job in jobs):
+                raise Draining("the server has stopped.")
+            return list(results.result())
         finally:
             for job in jobs:
                 if not job.future.done():
                     job.cancel()
-            if hung_up is not None:
-                hung_up.cancel()
 
-    async def stream(
-        self,
-        make: Callable[[Callable[[Item], object]], Search[Any]],
-        *,
-        seconds: float | None = None,
-    ) -> AsyncIterator[Item]:
+    async def stream(self, make: Callable[[Callable[[Item], object]], Search[Any]]) -> AsyncIterator[Item]:
         """Yield what a search reports while it runs. If the consumer stops, the search is cancelled.
 
         Args:
             make: Makes the search; it is passed a function that reports an item, from any thread.
-            seconds: Time limit. Default: that of the service.
 
         Raises:
             Refused: The scheduler does not accept the search. Raised at the first item, as all errors are.
@@ -211,8 +231,7 @@ class Service:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(items.put_nowait, item)
 
-        limit, job = self.seconds if seconds is None else seconds, None
-        deadline, timer = loop.time() + limit, None
+        deadline, timer, job = self.deadline, None, None
         try:
             job = await self.submit(lambda: make(report))
             timer = loop.call_at(deadline, job.cancel)  # also if nobody takes the items
@@ -226,10 +245,10 @@ class Service:
                     usage.add(item)
                 yield item
             if job.future.cancelled():
-                raise too_slow(limit) if loop.time() >= deadline else Draining("the server has stopped.")
+                raise too_slow(self.seconds) if loop.time() >= deadline else Draining("the server has stopped.")
             job.future.result()
         except TimeoutError as error:
-            raise too_slow(limit) from error
+            raise too_slow(self.seconds) from error
         finally:
             if timer is not None:
                 timer.cancel()

@@ -1,0 +1,107 @@
+"""How much a request may ask for: its questions, the characters of its texts, and its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from acgpt.errors import QueryError
+from acgpt.models.fill import MAX_TOKENS
+from acgpt.models.searches import parse_gaps
+from acgpt.query.lengths import LONGEST
+from acgpt.query.query import Query
+from acgpt.query.template import Given, Part, parse
+from acgpt.query.text import encode_text
+from acgpt.serving.errors import InvalidField, LimitExceeded
+from acgpt.serving.service import Service
+
+
+class Budget:
+    """Counts the tokens of a request, up to the limit of the server.
+
+    Args:
+        service: Has the limit, and the model that tokenizes.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.tokens = service, 0
+
+    def spend(self, tokens: int, param: str | None = None) -> None:
+        """Count tokens.
+
+        Args:
+            tokens: Number of tokens.
+            param: The field that asks for them, for errors. Default: that of the question.
+
+        Raises:
+            LimitExceeded: The request has too many of them; an `InvalidField` if it is known of which field.
+        """
+        self.tokens += tokens
+        if self.tokens > (most := self.service.limits.max_tokens_per_request):
+            error = too_many(self.tokens, most)
+            raise error if param is None else InvalidField(param, error)
+
+    def spend_on_gaps(self, parts: Sequence[Part], max_tokens: int | None, n: int, param: str | None = None) -> None:
+        """Count the tokens of a template with gaps: those of its text, and the most that it can ask for.
+
+        Args:
+            parts: The parsed template.
+            max_tokens: Maximum number of tokens of a gap.
+            n: Number of candidates.
+            param: The field that asks for so many tokens, for errors. Default: that of the question.
+        """
+        lm, asked, texts = self.service.lm, 0, []
+        longest = max_tokens or (LONGEST if self.service.scheduler.executor.heads else MAX_TOKENS)
+        for part in parts:
+            if isinstance(part, Given):
+                texts.append(part.text)
+            elif part.gap is not None:
+                most = max(longest, part.gap.least) if part.gap.most is None else part.gap.most
+                asked += min(most, lm.positions)
+            else:
+                texts += part.alternatives[:1]
+                asked += part.tokens or 0
+        given = len(encode_text("".join(texts), lm.tokenizer))
+        if param is not None:  # not of the question
+            self.spend(given)
+            given = 0
+        self.spend(given + n * asked, param)
+
+
+def parsed(service: Service, question: str | Query) -> list[Part]:
+    """Parse a template, and check that its text is not so long that it need not be tokenized."""
+    if isinstance(question, Query):
+        return []
+    slots = question.count("{{") - question.count("\\{{")
+    if slots > service.lm.positions:
+        raise QueryError(f"the template has {slots} slots; the model has {service.lm.positions} positions.")
+    parts = parse(question)
+    check_characters(service, parts)
+    return parts
+
+
+def gaps_of(service: Service, template: str) -> list[Part]:
+    """Parse a template that must have gaps, as `parsed`."""
+    parsed(service, template)
+    return parse_gaps(template)
+
+
+def check_characters(service: Service, parts: Sequence[Part]) -> None:
+    """Check the number of characters of a template, with the longest alternative in each slot."""
+    service.check_characters(
+        sum(
+            len(part.text) if isinstance(part, Given) else max(map(len, part.alternatives), default=0) for part in parts
+        )
+    )
+
+
+def too_long_a_list(field: str, entries: int, most: int) -> LimitExceeded:
+    """Return the error for a list with too many questions."""
+    return LimitExceeded(f"{field} has {entries} entries; at most {most} are allowed (max_questions).")
+
+
+def too_many(tokens: int, most: int) -> LimitExceeded:
+    """Return the error for a request with too many tokens."""
+    return LimitExceeded(
+        f"the request has {tokens} tokens, those that it asks for included; at most {most} are allowed "
+        "(max_tokens_per_request)."
+    )
