@@ -6,13 +6,13 @@
 
 import { post, stream } from "./api.js";
 import { bar, h, percent, probabilityOf, show } from "./dom.js";
+import { column as section, inWords, kindsShown } from "./kinds.js";
 import { complete, escapeSlot, past, slots, write } from "./template.js";
 
 const MOST = 5; // alternatives
 const DRAWING = { best_of: 16, temperature: 0.7, top_p: 0.9 }; // the candidates, of which they are the best
 const CONTEXT = 90; // characters of given text that are shown beside a gap
 const LONG = 4000; // characters from which on alternatives are not scored a second time
-const KINDS = { future: "With the future", past: "Past only" };
 const EXPLANATION =
   "Blank a word or a few, then fill. One column reads all of the text, the other one only what comes before the gap.";
 
@@ -56,7 +56,7 @@ export async function run({ parts, compare, signal }) {
   );
   const bounds = gapped.filter((part) => part.kind === "gap").map((part) => Number(part.most ?? part.least));
   const options = { max_tokens: Math.max(1, Number(longest.value) || 4, ...bounds) };
-  const kinds = compare ? ["future", "past"] : ["future"];
+  const kinds = kindsShown(compare);
   columns = Object.fromEntries(kinds.map((kind) => [kind, column(kind, parts)]));
   show(
     panel.querySelector(".columns"),
@@ -142,12 +142,11 @@ function column(kind, parts) {
     else if (text.length > 2 * CONTEXT) text = `${text.slice(0, CONTEXT)} … ${text.slice(-CONTEXT)}`;
     return kind === "past" && i > last ? h("del", { title: "not read" }, text) : text;
   });
-  const rows = h("ol", { class: "alternatives", "aria-label": `Alternatives, ${KINDS[kind].toLowerCase()}` });
+  const rows = h("ol", { class: "alternatives", "aria-label": `Alternatives, ${inWords(kind)}` });
   const note = kind === "past" ? "What is crossed out is not read." : "All of the text is read.";
-  const element = h(
-    "section",
-    { class: `column ${kind}`, "aria-label": KINDS[kind] },
-    h("h3", {}, KINDS[kind]),
+  const element = section(
+    kind,
+    null,
     h("p", { class: "hint" }, note),
     h("p", { class: "preview", "aria-live": "polite" }, preview),
     rows,
@@ -181,7 +180,7 @@ function row(entry, index, kind, parts) {
           "span",
           { class: "measure" },
           bar(probability, name),
-          h("span", { class: "number" }, percent(probability), h("small", {}, ` ${KINDS[name].toLowerCase()}`)),
+          h("span", { class: "number" }, percent(probability), h("small", {}, ` ${inWords(name)}`)),
         );
       }),
   );

@@ -2,6 +2,7 @@
 
 import { post } from "./api.js";
 import { h, show, svg, visible } from "./dom.js";
+import { inWords, KINDS, kindsShown } from "./kinds.js";
 import { escapeSlot, slots, write } from "./template.js";
 
 const SIDE = 17,
@@ -38,9 +39,9 @@ export async function run({ parts, compare, signal }) {
     notes.push("Of alternatives, the first is drawn.");
     return { ...part, source: `{{${escapeSlot(part.alternatives.find(Boolean))}}}` };
   });
-  const kinds = compare ? [true, false] : [true];
+  const kinds = kindsShown(compare);
   const template = write(drawable);
-  const found = await Promise.all(kinds.map((future) => post("v1/layout", { template, future }, signal)));
+  const found = await Promise.all(kinds.map((kind) => post("v1/layout", { template, future: kind === "future" }, signal)));
   show(
     panel,
     h("p", { class: "hint" }, EXPLANATION),
@@ -60,14 +61,13 @@ export async function run({ parts, compare, signal }) {
             class: "drawing",
             tabindex: "0",
             role: "group",
-            "aria-label": `Layout, ${kinds[i] ? "with the future" : "past only"}`,
+            "aria-label": `Layout, ${inWords(kinds[i])}`,
           },
           h(
             "figcaption",
             {},
-            kinds[i]
-              ? `With the future: ${layout.copies} copies, then BOS and the text`
-              : "Past only: BOS and the text",
+            `${KINDS[kinds[i]]}: `,
+            kinds[i] === "future" ? `${layout.copies} copies, then BOS and the text` : "BOS and the text",
           ),
           draw(layout),
           described(layout),

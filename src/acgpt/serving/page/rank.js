@@ -2,9 +2,9 @@
 
 import { post } from "./api.js";
 import { bar, h, percent, show } from "./dom.js";
+import { column, kindsShown } from "./kinds.js";
 import { complete, escapeSlot, has, parse, past, slots, write } from "./template.js";
 
-const KINDS = { future: "With the future", past: "Past only" };
 const COMPARED = {
   "whole text": "Compared by the probability of the whole text.",
   "asked | given": "Compared by the probability of the words, given the text before and after them.",
@@ -61,7 +61,7 @@ export async function run({ parts, compare, signal }) {
     editor.replaceSelection((old) => `{{${[...new Set([old, ...typed()])].map(escapeSlot).join("|")}}}`);
     return; // the text has changed, which ranks it
   }
-  const kinds = compare ? ["future", "past"] : ["future"];
+  const kinds = kindsShown(compare);
   const bodies = {
     future: { template: write(parts), future: true },
     past: { template: write(past(parts)), future: false }, // without what follows
@@ -73,10 +73,9 @@ export async function run({ parts, compare, signal }) {
         const {
           results: [ranking],
         } = await post("v1/rank", bodies[kind], signal);
-        return h(
-          "section",
-          { class: `column ${kind}`, "aria-label": KINDS[kind] },
-          h("h3", {}, KINDS[kind]),
+        return column(
+          kind,
+          null,
           h(
             "p",
             { class: "hint" },

@@ -5,6 +5,7 @@
 
 import { post } from "./api.js";
 import { bar, h, percent, probabilityOf, show, visible } from "./dom.js";
+import { column, inWords, kindsShown } from "./kinds.js";
 import { plain } from "./template.js";
 
 const MOST = 400; // tokens of a text whose map with the future is computed
@@ -15,7 +16,6 @@ const STEPS = [
   [6, "surprising"],
   [Infinity, "very surprising"],
 ]; // below, in bits
-const KINDS = { future: "With the future", past: "Past only" };
 const EXPLANATION = "Every token is coloured by how surprising it is. Select a part of the text to map only that.";
 
 let panel,
@@ -39,7 +39,7 @@ export async function run({ parts, selection, compare, signal, progress }) {
   const body = { text, top };
   maps = {};
   const { pieces, tokens } = await post("v1/surprise", body, signal);
-  const kinds = compare ? ["future", "past"] : ["future"];
+  const kinds = kindsShown(compare);
   const note = h("p", { class: "hint", role: "status" });
   for (const kind of kinds) maps[kind] = makeMap(kind, pieces);
   show(
@@ -98,19 +98,13 @@ function makeMap(kind, pieces) {
     {
       role: "listbox",
       class: "heat",
-      "aria-label": `Tokens, ${KINDS[kind].toLowerCase()}`,
+      "aria-label": `Tokens, ${inWords(kind)}`,
       "aria-orientation": "horizontal",
       onkeydown: move,
     },
     spans,
   );
-  const element = h(
-    "section",
-    { class: `column ${kind}`, "aria-label": KINDS[kind] },
-    h("h3", {}, KINDS[kind], " ", total),
-    list,
-  );
-  return { kind, spans, tokens: [], total, element, pieces };
+  return { kind, spans, tokens: [], total, element: column(kind, total, list), pieces };
 }
 
 const inBits = (bits, digits = 1) => `${Number.isFinite(bits) ? bits.toFixed(digits) : "∞"} bits`;
@@ -168,8 +162,8 @@ function detail() {
         {},
         h("code", {}, piece),
         token
-          ? ` ${inBits(token.bits)}, ${KINDS[map.kind].toLowerCase()}`
-          : ` ${KINDS[map.kind].toLowerCase()}: not known yet`,
+          ? ` ${inBits(token.bits)}, ${inWords(map.kind)}`
+          : ` ${inWords(map.kind)}: not known yet`,
       );
       const rows = token?.expected.map(({ text, id, log_prob }) => {
         const probability = probabilityOf(log_prob);
