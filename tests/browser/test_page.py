@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -128,6 +129,50 @@ def test_past_only_is_not_told_what_follows(page, address):
     blind = [body["template"] for body in bodies if not body["future"]]
     assert blind and all(t.endswith("}}") and "mat" not in t for t in blind)
     assert any(body["future"] and "mat" in body["template"] for body in bodies)
+
+
+def test_fills_are_listed_by_their_exact_probabilities(page, page_service):
+    bodies = []
+    page.on("request", lambda r: bodies.append(r.post_data_json) if r.url.endswith("/v1/fill") else None)
+    write(page, "The {{_:[a-z .]+}} sat on the mat.")
+    run(page)
+    for kind in ("future", "past"):
+        rows = page.locator(f"#fill .column.{kind} li").all()
+        words = [re.sub(r": accept.*", "", row.locator("button").text_content()) for row in rows]
+        width = "bars => bars.map((bar) => parseFloat(bar.style.width))"
+        widths = [row.locator(".bar").evaluate_all(width) for row in rows]
+        assert len(words) > 1 and page.locator(f".column.{kind} .preview mark").text_content() == words[0]
+        kinds = ("future", "past") if kind == "future" else ("past", "future")
+        for read, shown in zip(kinds, zip(*widths, strict=True), strict=True):
+            queries = ["The {{" + escape_slot(each) + "}} sat on the mat." for each in words]
+            scores = page_service.lm.log_prob(queries, future=read == "future")
+            assert shown == pytest.approx([max(1, 100 * math.exp(score.log_prob)) for score in scores], rel=1e-3)
+            if read == kind:
+                exact = [score.log_prob for score in scores]
+                assert exact == sorted(exact, reverse=True)
+    assert all("[a-z .]+" in body["template"] for body in bodies)
+    assert all(re.search(r"\{\{_(\d+)-\1:", body["template"]) for body in bodies if "best_of" in body)  # of one length
+
+
+def test_past_only_has_as_many_tokens_as_the_words_beside_it(page):
+    """The tokens of a fill may include the text that follows it, which past only must not be asked to write."""
+    tokens = [{"text": " library"}, {"text": "."}]
+    fill = {"fills": ["library"], "lengths": [2], "tokens": tokens}
+    bodies = []
+
+    def answer(route):
+        bodies.append(route.request.post_data_json)
+        if "stream" not in bodies[-1]:
+            return route.abort()
+        event = {"text": "library", "slot": 0, "fill": fill}
+        return route.fulfill(body=f"data: {json.dumps(event)}\n\n", content_type="text/event-stream")
+
+    page.route("**/v1/fill", answer)
+    write(page, "Mia went to the {{_}}. She read.")
+    page.locator("#run").click()
+    expect(page.locator("#notice")).to_be_visible()
+    assert next(body["template"] for body in bodies if not body["future"]) == "Mia went to the {{_1-1}}"
+    assert {body["template"] for body in bodies if body.get("n")} >= {"Mia went to the {{_2-2}}. She read."}
 
 
 # ---- surprise -------------------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 // Fill the gaps: with the future, and from the past only. The first fill streams in, then the alternatives come.
 //
 //   with the future   the whole text is read
-//   past only         the text ends at the last gap, and the gap is as long as the one beside it, so that the
-//                     probabilities can be compared
+//   past only         the text ends at the last gap
+//
+// All fills of a column have as many tokens as the best one, so that their probabilities can be compared. They are
+// listed by these probabilities.
 
 import { post, stream } from "./api.js";
 import { bar, h, percent, probabilityOf, show } from "./dom.js";
@@ -38,7 +40,8 @@ export function start(element, onaccept) {
       { class: "hint" },
       h("label", { for: "longest" }, "Longest gap in tokens "),
       longest,
-      " A percentage is the probability of the words, given how many tokens they have.",
+      " A percentage is the probability of the words, given how many tokens they have. The words that are listed are " +
+        "as long as the best ones, so that they can be compared.",
     ),
   );
 }
@@ -49,13 +52,6 @@ export function choose(n) {
 }
 
 export async function run({ parts, compare, signal }) {
-  const gapped = parts.map((part) =>
-    part.kind === "blank"
-      ? { ...part, kind: "gap", most: part.tokens, source: `{{_${part.tokens}-${part.tokens}}}` }
-      : part,
-  );
-  const bounds = gapped.filter((part) => part.kind === "gap").map((part) => Number(part.most ?? part.least));
-  const options = { max_tokens: Math.max(1, Number(longest.value) || 4, ...bounds) };
   const kinds = kindsShown(compare);
   columns = Object.fromEntries(kinds.map((kind) => [kind, column(kind, parts)]));
   show(
@@ -64,23 +60,44 @@ export async function run({ parts, compare, signal }) {
   );
   panel.querySelector(".empty")?.remove();
 
-  const first = await fillOne(columns.future, write(gapped), { ...options, future: true }, signal);
-  const jobs = [fillMore(columns.future, parts, write(gapped), { ...options, future: true, ...DRAWING }, signal)];
+  const gapped = parts.map((part) => (part.kind === "blank" ? ofLength(part, part.tokens) : part));
+  const bounds = parts.filter(isGap).map((part) => Number(part.most ?? part.least ?? part.tokens));
+  const options = { max_tokens: Math.max(1, Number(longest.value) || 4, ...bounds), future: true };
+  const first = await fillOne(columns.future, write(gapped), options, signal);
+  const jobs = [fillMore(columns.future, parts, write(withLengths(parts, first.lengths)), true, signal)];
   if (compare) {
-    // As long as the fill with the future, and without what follows.
-    const lengths = [...first.lengths];
-    const before = past(gapped).map((part) => {
-      if (part.kind !== "gap") return part;
-      const length = Math.max(1, lengths.shift() ?? 1);
-      return { ...part, source: `{{_${length}-${length}}}` };
-    });
+    const blind = write(past(withLengths(parts, wordLengths(parts, first))));
     jobs.push(
-      fillOne(columns.past, write(before), { future: false }, signal).then(() =>
-        fillMore(columns.past, parts, write(before), { future: false, ...DRAWING }, signal),
+      fillOne(columns.past, blind, { future: false }, signal).then(() =>
+        fillMore(columns.past, parts, blind, false, signal),
       ),
     );
   }
   await Promise.all(jobs);
+}
+
+/** A gap or a blank as a gap of so many tokens. */
+const ofLength = (part, tokens) => ({
+  ...part,
+  source: part.source.replace(/^\{\{_[0-9]*(?:-[0-9]+)?/, `{{_${tokens}-${tokens}`),
+});
+
+/** The parts with gaps of these lengths; gaps side by side are filled as one, and have no lengths of their own. */
+function withLengths(parts, lengths) {
+  const rest = parts.filter(isGap).length === lengths.length ? [...lengths] : [];
+  return parts.map((part) => (isGap(part) && rest.length ? ofLength(part, Math.max(1, rest.shift())) : part));
+}
+
+/**
+ * The lengths of a fill, where the last gap has only the tokens of its words: those after them spell the text that
+ * follows, which past only does not read.
+ */
+function wordLengths(parts, { lengths, tokens, fills }) {
+  const last = slots(parts).at(-1);
+  if (!isGap(last)) return lengths;
+  const drawn = tokens.slice(tokens.length - lengths.at(-1)).map((token) => token.text);
+  const words = drawn.findIndex((_, i) => drawn.slice(0, i + 1).join("").includes(fills.at(-1)));
+  return words < 0 ? lengths : [...lengths.slice(0, -1), words + 1];
 }
 
 /** Stream one fill into the text of a column. */
@@ -90,32 +107,41 @@ async function fillOne(target, template, options, signal) {
     target.gaps[piece.slot]?.append(piece.text);
     fill = piece.fill ?? fill;
   }
-  target.gaps.forEach((gap, i) => show(gap, fill.fills[i] ?? ""));
+  preview(target, fill);
   return fill;
 }
 
-/** List the best fills, with the probabilities that both ways of reading give them. */
-async function fillMore(target, parts, template, options, signal) {
+const preview = (target, { fills }) => target.gaps.forEach((gap, i) => show(gap, fills[i] ?? ""));
+
+/** List the best fills by their probability, with the probability that the other way of reading gives them. */
+async function fillMore(target, parts, template, future, signal) {
   const {
     results: [fills],
-  } = await post("v1/fill", { template, n: MOST, ...options }, signal);
-  const entries = fills.map((fill) => ({
-    fill,
-    [target.kind]: fill.log_prob,
-    text: parts.map((part) => part.text ?? "").join("").length < LONG && scored(parts, fill.fills),
-  }));
+  } = await post("v1/fill", { template, n: MOST, future, ...DRAWING }, signal);
+  const entries = fills.map((fill) => ({ fill, tokens: fill.tokens.length }));
   const render = () =>
     show(
       target.rows,
       entries.map((entry, i) => row(entry, i, target.kind, parts)),
     );
   render();
-  const other = target.kind === "future" ? "past" : "future",
-    known = entries.filter((entry) => entry.text);
-  if (!columns[other] || !known.length) return;
-  const query = known.map((entry) => entry.text);
-  const { results } = await post("v1/log_prob", { query, future: other === "future" }, signal);
-  results.forEach((score, i) => (known[i][other] = score.log_prob));
+  const queries = fills.map((fill) => scored(parts, fill.fills));
+  if (queries.includes(null) || parts.map((part) => part.text ?? "").join("").length > LONG) {
+    for (const entry of entries) entry[target.kind] = entry.fill.log_prob;
+  } else {
+    const both = target.kind === "future" ? Object.keys(columns) : ["past", "future"];
+    await Promise.all(
+      both.map(async (kind) => {
+        const { results } = await post("v1/log_prob", { query: queries, future: kind === "future" }, signal);
+        results.forEach(({ log_prob, tokens }, i) => {
+          entries[i][kind] = log_prob;
+          entries[i].tokens = tokens.length;
+        });
+      }),
+    );
+  }
+  entries.sort((a, b) => probabilityOf(b[target.kind]) - probabilityOf(a[target.kind]));
+  preview(target, entries[0].fill);
   render();
 }
 
@@ -155,8 +181,7 @@ function column(kind, parts) {
 }
 
 function row(entry, index, kind, parts) {
-  const { fill } = entry,
-    tokens = fill.lengths.reduce((sum, length) => sum + length, 0);
+  const { fill, tokens } = entry;
   const kinds = kind === "future" ? ["future", "past"] : ["past", "future"];
   const filled = fill.fills.map((text, i) => (isGap(slots(parts)[i]) ? text : null));
   const text = fill.fills.filter((_, i) => filled[i] !== null).join(" … ") || "(nothing)";
