@@ -442,25 +442,107 @@ def copied(page, name):
     return page.evaluate("() => navigator.clipboard.readText()")
 
 
-def test_what_is_copied_runs(page, address):
+def run_curl(page):
+    done = subprocess.run(["bash", "-c", copied(page, "curl")], capture_output=True, text=True, timeout=60)
+    return json.loads(done.stdout)
+
+
+def run_python(page):
+    """What the copied program prints."""
+    done = subprocess.run([sys.executable, "-c", copied(page, "python")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def bits_of(log_prob):
+    return f"{-log_prob / math.log(2):.1f}"
+
+
+def words_of(rows):
+    return [re.sub(r": accept.*", "", row.locator("button").text_content()) for row in rows.all()]
+
+
+def test_what_is_copied_runs(page):
     text = 'It\'s "{{_1-2}}" \\ $HOME `x`\nof the mat.'
     write(page, text)
     assert copied(page, "template") == text
-    done = subprocess.run(["bash", "-c", copied(page, "curl")], capture_output=True, text=True, timeout=60)
-    assert "HOME" in json.loads(done.stdout)["results"][0][0]["text"]
-    done = subprocess.run([sys.executable, "-c", copied(page, "python")], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "$HOME" in done.stdout, done.stderr
+    assert "HOME" in run_curl(page)["results"][0][0]["text"]
+    assert "$HOME" in run_python(page)
 
 
-@pytest.mark.parametrize("view", ["surprise", "rank", "layout"])
-def test_what_is_copied_in_other_views_runs(page, view):
-    write(page, "The {{cat|dog}} sat." if view == "rank" else "The {{cat}} sat.")
-    page.locator(f"#tab-{view}").click()
+@pytest.mark.parametrize("template", ["The {{_}} sat on the mat.", "The {{_2}} on {{_1-3}} mat {{?1}}."])
+def test_the_fills_of_what_is_copied_are_those_of_the_page(page, template):
+    write(page, template)
+    page.get_by_label("Longest gap").fill("3")
+    before = run_curl(page)["results"][0]
+    assert len(before) == 5 and all(length <= 3 for fill in before for length in fill["lengths"])
+    run(page)
+    assert copied(page, "template") == template
+    shown = words_of(page.locator("#fill .column.future li"))
+    fills = run_curl(page)["results"][0]
+    gaps = [0, 1] if "{{_2}}" in template else [0]
+    assert {" … ".join(fill["fills"][i] for i in gaps) for fill in fills} == set(shown)
+    assert run_python(page) == "".join(f"{fill['log_prob']} {fill['text']}\n" for fill in fills)
+
+
+def test_the_ranking_of_what_is_copied_is_that_of_the_page(page):
+    write(page, "The cat sat on the mat.")
+    page.locator("#tab-rank").click()
+    page.get_by_label("Alternatives for the selected words").fill("dog\nbird")
+    page.locator("#copy-python").click()
+    expect(page.locator("#copied")).to_contain_text("Select the words")
+    select(page, 4, 7)
+    assert copied(page, "template") == "The {{cat|dog|bird}} sat on the mat."
+    asked = run_curl(page)
+    page.locator("#run").click()
+    expect(page.locator("#rank .column.past li")).to_have_count(3)
+    shown = words_of(page.locator("#rank .column.future li"))
+    assert [alternative["choice"][0] for alternative in asked["results"][0]["alternatives"]] == shown
+    assert run_curl(page) == asked
+    lines = run_python(page).splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines] == [f"The {word} sat on the mat." for word in shown]
+
+
+@pytest.mark.parametrize("part", [None, (4, 15)])
+def test_the_bits_of_what_is_copied_are_those_of_the_page(page, part):
+    text = "The cat sat on the {mat}."
+    write(page, text)
+    if part:
+        select(page, *part)
+    page.locator("#tab-surprise").click()
     idle(page)
-    done = subprocess.run(["bash", "-c", copied(page, "curl")], capture_output=True, text=True, timeout=60)
-    assert "error" not in json.loads(done.stdout)
-    done = subprocess.run([sys.executable, "-c", copied(page, "python")], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and done.stdout, done.stderr
+    labels = {
+        kind: [each.get_attribute("aria-label") for each in page.locator(f"#surprise .column.{kind} .token").all()]
+        for kind in ("past", "future")
+    }
+    shown = {kind: [re.search(r": (\S+) bits", label)[1] for label in labels[kind]] for kind in labels}
+    reply = run_curl(page)
+    assert reply["future"] and "".join(reply["pieces"]) == (text[slice(*part)] if part else text)
+    assert [bits_of(token["log_prob"]) for token in reply["tokens"]] == shown["future"]
+    assert len(reply["tokens"][0]["expected"]) == 5
+    printed = [line.split(maxsplit=2) for line in run_python(page).splitlines()]
+    assert [bits_of(float(past)) for past, _, _ in printed] == shown["past"]
+    assert [bits_of(float(future)) for _, future, _ in printed] == shown["future"]
+
+
+def test_the_layout_of_what_is_copied_is_that_of_the_page(page):
+    write(page, "The {{cat}} sat {{_}} mat.")
+    page.locator("#tab-layout").click()
+    idle(page)
+    assert copied(page, "template") == "The {{cat}} sat {{_}} mat."
+    layout = run_curl(page)
+    drawn = page.locator("#layout figure").first.locator("li")
+    assert drawn.count() == len(layout["tokens"])
+    assert [text.split(", ")[1] for text in drawn.all_text_contents()] == layout["roles"]
+    asked = [id for id, role in zip(layout["ids"], layout["roles"], strict=True) if role == "given"]
+    assert "Query(" in run_python(page) and all(str(id) in run_python(page) for id in asked)
+
+
+def test_a_text_without_a_question_is_copied_as_it_is(page):
+    write(page, "No gap here.")
+    assert copied(page, "template") == "No gap here."
+    page.locator("#copy-curl").click()
+    expect(page.locator("#copied")).to_contain_text("There is no gap to fill")
 
 
 TEMPLATES = [

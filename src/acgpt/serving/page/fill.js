@@ -12,7 +12,7 @@ import { column as section, inWords, kindsShown } from "./kinds.js";
 import { complete, escapeSlot, past, slots, write } from "./template.js";
 
 const MOST = 5; // alternatives
-const DRAWING = { best_of: 16, temperature: 0.7, top_p: 0.9 }; // the candidates, of which they are the best
+const DRAWING = { best_of: 16, temperature: 0.7, top_p: 0.9, seed: 0 }; // the candidates, of which they are the best
 const CONTEXT = 90; // characters of given text that are shown beside a gap
 const LONG = 4000; // characters from which on alternatives are not scored a second time
 const EXPLANATION =
@@ -22,7 +22,8 @@ const isGap = ({ kind }) => kind === "gap" || kind === "blank"; // what is fille
 
 let panel,
   accept,
-  columns = {};
+  columns = {},
+  filled = {}; // the last text that was filled, and its template with the lengths of the best fill
 const longest = h("input", { id: "longest", type: "number", min: 1, max: 64, value: 4, inputmode: "numeric" });
 
 export const inputs = { longest };
@@ -60,21 +61,37 @@ export async function run({ parts, compare, signal }) {
   );
   panel.querySelector(".empty")?.remove();
 
-  const gapped = parts.map((part) => (part.kind === "blank" ? ofLength(part, part.tokens) : part));
-  const bounds = parts.filter(isGap).map((part) => Number(part.most ?? part.least ?? part.tokens));
-  const options = { max_tokens: Math.max(1, Number(longest.value) || 4, ...bounds), future: true };
-  const first = await fillOne(columns.future, write(gapped), options, signal);
-  const jobs = [fillMore(columns.future, parts, write(withLengths(parts, first.lengths)), true, signal)];
+  const first = await fillOne(columns.future, { ...searched(parts), future: true }, signal);
+  filled = { text: write(parts), template: write(withLengths(parts, first.lengths)) };
+  const jobs = [fillMore(columns.future, parts, listed(filled.template, true), signal)];
   if (compare) {
     const blind = write(past(withLengths(parts, wordLengths(parts, first))));
     jobs.push(
-      fillOne(columns.past, blind, { future: false }, signal).then(() =>
-        fillMore(columns.past, parts, blind, false, signal),
+      fillOne(columns.past, { template: blind, future: false }, signal).then(() =>
+        fillMore(columns.past, parts, listed(blind, false), signal),
       ),
     );
   }
   await Promise.all(jobs);
 }
+
+/** What is listed with the future: fills of the length that the best one had; of any length, if it is not known. */
+export function question({ parts }) {
+  const template = write(parts);
+  if (filled.text === template) return { path: "v1/fill", body: listed(filled.template, true), template };
+  const { template: any, max_tokens } = searched(parts);
+  return { path: "v1/fill", body: { ...listed(any, true), max_tokens }, template };
+}
+
+/** The request for the best fill, of any length: its template, and the maximum number of tokens. */
+function searched(parts) {
+  const gapped = parts.map((part) => (part.kind === "blank" ? ofLength(part, part.tokens) : part));
+  const bounds = parts.filter(isGap).map((part) => Number(part.most ?? part.least ?? part.tokens));
+  return { template: write(gapped), max_tokens: Math.max(1, Number(longest.value) || 4, ...bounds) };
+}
+
+/** The request for a list of fills. */
+const listed = (template, future) => ({ template, n: MOST, future, ...DRAWING });
 
 /** A gap or a blank as a gap of so many tokens. */
 const ofLength = (part, tokens) => ({
@@ -101,9 +118,9 @@ function wordLengths(parts, { lengths, tokens, fills }) {
 }
 
 /** Stream one fill into the text of a column. */
-async function fillOne(target, template, options, signal) {
+async function fillOne(target, body, signal) {
   let fill;
-  for await (const piece of stream("v1/fill", { template, ...options }, signal)) {
+  for await (const piece of stream("v1/fill", body, signal)) {
     target.gaps[piece.slot]?.append(piece.text);
     fill = piece.fill ?? fill;
   }
@@ -114,10 +131,10 @@ async function fillOne(target, template, options, signal) {
 const preview = (target, { fills }) => target.gaps.forEach((gap, i) => show(gap, fills[i] ?? ""));
 
 /** List the best fills by their probability, with the probability that the other way of reading gives them. */
-async function fillMore(target, parts, template, future, signal) {
+async function fillMore(target, parts, body, signal) {
   const {
     results: [fills],
-  } = await post("v1/fill", { template, n: MOST, future, ...DRAWING }, signal);
+  } = await post("v1/fill", body, signal);
   const entries = fills.map((fill) => ({ fill, tokens: fill.tokens.length }));
   const render = () =>
     show(
@@ -183,11 +200,11 @@ function column(kind, parts) {
 function row(entry, index, kind, parts) {
   const { fill, tokens } = entry;
   const kinds = kind === "future" ? ["future", "past"] : ["past", "future"];
-  const filled = fill.fills.map((text, i) => (isGap(slots(parts)[i]) ? text : null));
-  const text = fill.fills.filter((_, i) => filled[i] !== null).join(" … ") || "(nothing)";
+  const kept = fill.fills.map((text, i) => (isGap(slots(parts)[i]) ? text : null));
+  const text = fill.fills.filter((_, i) => kept[i] !== null).join(" … ") || "(nothing)";
   const button = h(
     "button",
-    { type: "button", onclick: () => accept(complete(parts, filled)) },
+    { type: "button", onclick: () => accept(complete(parts, kept)) },
     text,
     h("span", { class: "hidden" }, ": accept this fill"),
     kind === "future" ? h("kbd", { "data-key": "mod", "aria-hidden": "true" }, String(index + 1)) : null,

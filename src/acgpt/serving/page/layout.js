@@ -1,6 +1,7 @@
 // What the model is told: copies of the given tokens, BOS and the text, and which slot reads which (as `acgpt show`).
 
 import { post } from "./api.js";
+import { literal } from "./copy.js";
 import { h, show, svg, visible } from "./dom.js";
 import { inWords, KINDS, kindsShown } from "./kinds.js";
 import { escapeSlot, slots, write } from "./template.js";
@@ -27,9 +28,16 @@ export function start(element) {
   show(panel, h("p", { class: "hint empty" }, "The input of the model for this text is drawn here."));
 }
 
-export async function run({ parts, compare, signal }) {
-  const notes = [];
-  const drawable = shorten(parts, notes).map((part) => {
+/** What is drawn with the future: the query that the template stands for. */
+export function question({ parts }) {
+  const template = drawable(parts);
+  const code = [`query = lm.query(${literal(template)})`, "print(query)"];
+  return { path: "v1/layout", body: { template, future: true }, template: write(parts), code };
+}
+
+/** The template of a text as it can be drawn; what had to be changed for this is added to the notes. */
+function drawable(parts, notes = []) {
+  const changed = shorten(parts, notes).map((part) => {
     if (part.kind === "gap") {
       const tokens = Math.max(part.least, Math.min(GUESS, Number(part.most ?? GUESS))) || 1;
       notes.push(`A gap is drawn as a blank of ${tokens} token${tokens > 1 ? "s" : ""}.`);
@@ -39,8 +47,13 @@ export async function run({ parts, compare, signal }) {
     notes.push("Of alternatives, the first is drawn.");
     return { ...part, source: `{{${escapeSlot(part.alternatives.find(Boolean))}}}` };
   });
+  return write(changed);
+}
+
+export async function run({ parts, compare, signal }) {
+  const notes = [];
   const kinds = kindsShown(compare);
-  const template = write(drawable);
+  const template = drawable(parts, notes);
   const found = await Promise.all(kinds.map((kind) => post("v1/layout", { template, future: kind === "future" }, signal)));
   show(
     panel,

@@ -188,9 +188,17 @@ function accept(text) {
   editor.focus();
 }
 
+/** The question of the view, to be copied. */
+async function question() {
+  const parts = parse(editor.text());
+  if (!parts) throw new Error("A slot is not complete: run the view to see where.");
+  if (!VIEWS[view].ready(parts)) throw new Error(VIEWS[view].missing);
+  return VIEWS[view].question({ parts, selection: editor.selection() });
+}
+
 async function copy(make) {
   try {
-    await toClipboard(make());
+    await toClipboard(await make());
     $("copied").textContent = "Copied.";
   } catch (error) {
     $("copied").textContent = error.message;
@@ -300,9 +308,9 @@ for (const [id, action] of Object.entries({
   stop,
   help: () => $("help-dialog").showModal(),
   theme: () => setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "auto") + 1) % 3]),
-  "copy-python": () => copy(() => python(view, editor.text())),
-  "copy-curl": () => copy(() => curl(view, editor.text())),
-  "copy-template": () => copy(editor.text),
+  "copy-python": () => copy(async () => python(await question())),
+  "copy-curl": () => copy(async () => curl(await question())),
+  "copy-template": () => copy(() => question().then(({ template }) => template, editor.text)),
   "copy-link": () => copy(() => location.origin + state.link(current())),
 }))
   $(id).addEventListener("click", action);

@@ -54,16 +54,27 @@ const typed = () =>
     .map((line) => line.trim())
     .filter(Boolean);
 
+/** The slot with the selected words and what was typed for them. */
+function slotOf(words) {
+  if (!words) throw new Error("Select the words in the text that the alternatives replace.");
+  return `{{${[...new Set([words, ...typed()])].map(escapeSlot).join("|")}}}`;
+}
+
+/** What is ranked with the future. */
+export function question({ parts }) {
+  const { before, after } = editor.around();
+  const template = has(parts, "alternatives") ? write(parts) : before + slotOf(editor.selection().trim()) + after;
+  return { path: "v1/rank", body: { template, future: true }, template };
+}
+
 export async function run({ parts, compare, signal }) {
   if (!has(parts, "alternatives")) {
-    const words = editor.selection().trim();
-    if (!words) throw new Error("Select the words in the text that the alternatives replace.");
-    editor.replaceSelection((old) => `{{${[...new Set([old, ...typed()])].map(escapeSlot).join("|")}}}`);
+    editor.replaceSelection(() => slotOf(editor.selection().trim()));
     return; // the text has changed, which ranks it
   }
   const kinds = kindsShown(compare);
   const bodies = {
-    future: { template: write(parts), future: true },
+    future: question({ parts }).body,
     past: { template: write(past(parts)), future: false }, // without what follows
   };
   show(

@@ -4,9 +4,10 @@
 //   with the future   one query per token, so they are sent in chunks, those nearest to the middle of the window first
 
 import { post } from "./api.js";
+import { literal } from "./copy.js";
 import { bar, h, percent, probabilityOf, show, visible } from "./dom.js";
 import { column, inWords, kindsShown } from "./kinds.js";
-import { plain } from "./template.js";
+import { escapeSlot, plain } from "./template.js";
 
 const MOST = 400; // tokens of a text whose map with the future is computed
 const CHUNK = 2000; // tokens of all queries in a request
@@ -32,11 +33,30 @@ export function start(element, describe) {
   show(panel, h("p", { class: "hint empty" }, EXPLANATION));
 }
 
+/** The request for a map of the text, or of the selected part of it. */
+async function mapped(parts, selection, signal) {
+  const part = selection.trim().length > 1 && parts.every(({ source }) => source === undefined);
+  const { method } = await describeModel(signal);
+  const top = ["ac-gpt", "gpt"].includes(method) ? 5 : 0; // other methods have no most probable tokens
+  return { text: part ? selection : plain(parts), top };
+}
+
+/** What the map with the future shows; in Python, what both of them show. */
+export async function question({ parts, selection }) {
+  const body = { ...(await mapped(parts, selection)), future: true },
+    template = `{{${escapeSlot(body.text)}}}`;
+  const code = [
+    `query = lm.query(${literal(template)})`,
+    "places = range(len(query))",
+    "others = [acgpt.Query(query.tokens, [other != place for other in places]) for place in places]",
+    "for past, future in zip(lm.log_prob(query).tokens, lm.log_prob(others, future=True)):",
+    "    print(past.log_prob, future.log_prob, repr(past.text))",
+  ];
+  return { path: "v1/surprise", body, template, code };
+}
+
 export async function run({ parts, selection, compare, signal, progress }) {
-  const text =
-    selection.trim().length > 1 && parts.every((part) => part.source === undefined) ? selection : plain(parts);
-  const top = ["ac-gpt", "gpt"].includes((await describeModel(signal)).method) ? 5 : 0; // other methods have no most probable tokens
-  const body = { text, top };
+  const body = await mapped(parts, selection, signal);
   maps = {};
   const { pieces, tokens } = await post("v1/surprise", body, signal);
   const kinds = kindsShown(compare);
