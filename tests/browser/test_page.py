@@ -221,6 +221,15 @@ def test_a_probability_of_zero_is_not_shown_as_certain(page):
     assert page.locator("#expected .number").all_inner_texts() == ["100 %", "≈ 0 %"] * 2
 
 
+def test_white_space_and_controls_of_tokens_can_be_seen(page):
+    visible = """async (texts) => {
+      const {visible} = await import(new URL("page/dom.js", location.href));
+      return texts.map((text) => visible(text, 5)); }"""
+    texts = [" a b", "\r\n\n\t", "\x00\x1b", "\xa0", "\u200b\u3000", "\U000e0041", "é 🙂", "\x7f", ""]
+    shown = ["␣a␣b", "⏎⏎⇥", "␀␛", "U+00A0", "U+200BU+3000", "U+E0041", "é␣🙂", "U+007F", "#5"]
+    assert page.evaluate(visible, texts) == shown
+
+
 def acgpt_query(tokens, position):
     from acgpt import Query
 

@@ -30,7 +30,9 @@ export function show(element, ...children) {
 export function visible(text, id) {
   if (!text) return `#${id}`;
   const spaces = text.replace(/ /g, "␣").replace(/\r?\n/g, "⏎").replace(/\t/g, "⇥");
-  return spaces.replace(/[\0-\x1f]/g, (control) => String.fromCharCode(0x2400 + control.charCodeAt(0)));
+  return spaces
+    .replace(/[\0-\x1f]/g, (control) => String.fromCharCode(0x2400 + control.charCodeAt(0)))
+    .replace(/[\p{Z}\p{C}]/gu, (other) => `U+${other.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
 }
 
 /** A probability; JSON has no infinity, so that the logarithm of 0 is null. */
