@@ -356,9 +356,36 @@ def test_the_layout_is_the_one_that_acgpt_show_draws(page):
 
 
 @pytest.mark.parametrize("name", ["Story", "Email", "Python", "JSON", "Poem"])
-def test_examples_have_a_gap(page, name):
+def test_an_example_is_run_in_every_view_without_another_click(page, name):
     page.locator("#examples").get_by_role("button", name=name).click()
-    assert any(not isinstance(part, Given) and part.gap for part in parse(text_of(page)))
+    expect(page.locator("#fill .column.past li").first).to_be_visible()
+    idle(page)
+    (gap,) = (part for part in parse(text_of(page)) if not isinstance(part, Given))
+    assert gap.gap
+    gapped = text_of(page)
+    page.locator("#tab-rank").click()
+    expect(page.locator("#rank .column.future li")).to_have_count(3)
+    (slot,) = (part for part in parse(text_of(page)) if not isinstance(part, Given))
+    first = slot.alternatives[0]
+    page.locator("#tab-surprise").click()
+    expect(page.locator("#surprise .column.future .token").last).to_have_class(re.compile("heat-"))
+    assert text_of(page) == gapped.replace("{{_}}", first)
+    page.locator("#tab-layout").click()
+    expect(page.locator("#layout figure")).to_have_count(2)
+    assert text_of(page) == gapped.replace("{{_}}", "{{" + first + "}}")
+    page.locator("#tab-fill").click()
+    assert text_of(page) == gapped
+    expect(page.locator("#fill")).not_to_have_class(re.compile("stale"))
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_a_text_that_is_not_an_example_stays_in_every_view(page):
+    page.locator("#text").press("End")
+    page.locator("#text").press_sequentially("!")
+    text = text_of(page)
+    for view in ("surprise", "rank", "layout", "fill"):
+        page.locator(f"#tab-{view}").click()
+        assert text_of(page) == text
 
 
 def test_a_link_shares_the_state(page, open_page):

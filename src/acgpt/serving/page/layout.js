@@ -21,6 +21,7 @@ let panel;
 
 export const label = () => "Draw";
 export const ready = (parts) => slots(parts).length > 0;
+export const alone = ready;
 export const missing = "Nothing is asked yet: select words and blank them, or put {{ and }} around them.";
 
 export function start(element) {

@@ -4,7 +4,7 @@ import { Away, get, post } from "./api.js";
 import { curl, python, toClipboard } from "./copy.js";
 import { $, h, show } from "./dom.js";
 import * as editor from "./editor.js";
-import { EXAMPLES } from "./examples.js";
+import { example, inView, NAMES } from "./examples.js";
 import * as fill from "./fill.js";
 import * as layout from "./layout.js";
 import * as rank from "./rank.js";
@@ -140,10 +140,22 @@ function open(name) {
     $(`tab-${other}`).setAttribute("tabindex", other === name ? "0" : "-1");
   }
   $("run-label").textContent = VIEWS[name].label();
+  const text = inView(editor.text(), name);
+  if (text !== editor.text()) editor.set(text);
   remember();
-  const parts = parse(editor.text());
-  if (["surprise", "layout"].includes(name) && shown[name] !== editor.text() && parts && VIEWS[name].ready(parts))
-    run();
+  if (shown[name] !== text && runsAlone(text)) runText(text);
+}
+
+/** Whether the view needs no click: maps, rankings and drawings are cheap, or what the view was opened for. */
+function runsAlone(text) {
+  const parts = parse(text);
+  return Boolean(parts && VIEWS[view].alone?.(parts));
+}
+
+function runText(text) {
+  if (text !== editor.text()) editor.set(text);
+  clearTimeout(redraw);
+  run();
 }
 
 function current() {
@@ -167,9 +179,7 @@ function textChanged(text) {
     $(name).classList.toggle("stale", shown[name] !== undefined && shown[name] !== text);
   remember();
   clearTimeout(redraw);
-  const parts = parse(text);
-  if (view === "layout" && parts && layout.ready(parts)) redraw = setTimeout(run, 400);
-  if (view === "rank" && parts?.some((part) => part.kind === "alternatives")) redraw = setTimeout(run, 400);
+  if (["layout", "rank"].includes(view) && runsAlone(text)) redraw = setTimeout(run, 400);
 }
 
 function setCompare(value) {
@@ -294,9 +304,7 @@ show(
 );
 show(
   $("examples"),
-  Object.entries(EXAMPLES).map(([name, text]) =>
-    h("button", { type: "button", onclick: () => (editor.set(text), editor.focus()) }, name),
-  ),
+  NAMES.map((name) => h("button", { type: "button", onclick: () => runText(example(name, view)) }, name)),
 );
 for (const name of Object.keys(VIEWS)) $(`tab-${name}`).addEventListener("click", () => open(name));
 for (const [id, action] of Object.entries({
@@ -325,7 +333,7 @@ setTheme(THEMES.includes(localStorage.getItem("acgpt-theme")) ? localStorage.get
 setCompare(compare);
 setInputs(fresh.inputs);
 for (const input of Object.values(INPUTS)) input.addEventListener("input", remember);
-editor.start(fresh.text ?? EXAMPLES.Story, textChanged);
+editor.start(fresh.text ?? example(NAMES[0], view), textChanged);
 addEventListener("hashchange", () => {
   const found = state.read();
   if (!found) return;

@@ -15,7 +15,8 @@ const lines = h("textarea", { id: "lines", rows: 2, spellcheck: "false" });
 
 export const inputs = { lines };
 export const label = () => "Rank";
-export const ready = (parts) => has(parts, "alternatives") || Boolean(lines.value.trim());
+export const ready = (parts) => alone(parts) || Boolean(lines.value.trim());
+export const alone = (parts) => has(parts, "alternatives");
 export const missing = "There is nothing to rank: select a word and type alternatives, or write {{cat|dog}}.";
 
 export function start(element, onaccept, field, run) {

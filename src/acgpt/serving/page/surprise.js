@@ -26,6 +26,7 @@ let panel,
 
 export const label = () => "Map";
 export const ready = (parts) => Boolean(plain(parts)?.trim());
+export const alone = ready;
 export const missing = "The heat map needs a text without gaps: fill them first, and accept a fill.";
 
 export function start(element, describe) {
