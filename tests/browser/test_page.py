@@ -154,6 +154,23 @@ def test_fills_are_listed_by_their_exact_probabilities(page, page_service):
     assert all(re.search(r"\{\{_(\d+)-\1:", body["template"]) for body in bodies if "best_of" in body)  # of one length
 
 
+def test_the_verdict_is_the_ratio_of_the_exact_probabilities(page, page_service):
+    expect(page.locator("#fill .verdict")).to_be_hidden()
+    write(page, "The {{_1}} sat on the mat.")
+    run(page)
+    best = words_of(page.locator("#fill .column.future li"))[0]
+    now, before = (
+        math.exp(page_service.lm.log_prob("The {{" + escape_slot(best) + "}} sat on the mat.", future=future).log_prob)
+        for future in (True, False)
+    )
+    times = f"{now / before:.1f}" if now / before < 10 else f"{float(f'{now / before:.2g}'):,.0f}"
+    change = f"{times} times as probable" if now > before else "less probable"
+    expect(page.locator("#fill .verdict")).to_contain_text(f"What comes after the gap makes “{best}” {change}: ")
+    page.locator("#compare").click()
+    idle(page)
+    expect(page.locator("#fill .verdict")).to_be_hidden()
+
+
 def test_past_only_has_as_many_tokens_as_the_words_beside_it(page):
     """The tokens of a fill may include the text that follows it, which past only must not be asked to write."""
     tokens = [{"text": " library"}, {"text": "."}]

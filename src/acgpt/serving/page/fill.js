@@ -16,7 +16,10 @@ const DRAWING = { best_of: 16, temperature: 0.7, top_p: 0.9, seed: 0 }; // the c
 const CONTEXT = 90; // characters of given text that are shown beside a gap
 const LONG = 4000; // characters from which on alternatives are not scored a second time
 const EXPLANATION =
-  "Blank a word or a few, then fill. One column reads all of the text, the other one only what comes before the gap.";
+  "Blank a word or a few, and press Fill. One column reads all of the text, the other one only what comes before the gap.";
+const ABOUT =
+  "A percentage is the probability of the words, given how many tokens they have. Words of the same length as the best " +
+  "ones are listed, so that they can be compared.";
 
 const isGap = ({ kind }) => kind === "gap" || kind === "blank"; // what is filled; other slots stay as they are
 
@@ -35,15 +38,10 @@ export function start(element, onaccept) {
   show(
     panel,
     h("p", { class: "hint empty" }, EXPLANATION),
+    h("p", { class: "verdict", role: "status", hidden: true }),
     h("div", { class: "columns" }),
-    h(
-      "p",
-      { class: "hint" },
-      h("label", { for: "longest" }, "Longest gap in tokens "),
-      longest,
-      " A percentage is the probability of the words, given how many tokens they have. The words that are listed are " +
-        "as long as the best ones, so that they can be compared.",
-    ),
+    h("p", { class: "hint about", hidden: true }, ABOUT),
+    h("p", { class: "hint" }, h("label", { for: "longest" }, "Longest gap in tokens "), longest),
   );
 }
 
@@ -60,6 +58,10 @@ export async function run({ parts, compare, signal }) {
     kinds.map((kind) => columns[kind].element),
   );
   panel.querySelector(".empty")?.remove();
+  panel.querySelector(".about").hidden = false;
+  const verdict = panel.querySelector(".verdict");
+  show(verdict);
+  verdict.hidden = !compare;
 
   const first = await fillOne(columns.future, { ...searched(parts), future: true }, signal);
   filled = { text: write(parts), template: write(withLengths(parts, first.lengths)) };
@@ -135,7 +137,11 @@ async function fillMore(target, parts, body, signal) {
   const {
     results: [fills],
   } = await post("v1/fill", body, signal);
-  const entries = fills.map((fill) => ({ fill, tokens: fill.tokens.length }));
+  const entries = fills.map((fill) => {
+    const kept = fill.fills.map((text, i) => (isGap(slots(parts)[i]) ? text : null)),
+      words = kept.filter((text) => text !== null).join(" … ");
+    return { fill, kept, words, tokens: fill.tokens.length };
+  });
   const render = () =>
     show(
       target.rows,
@@ -160,6 +166,21 @@ async function fillMore(target, parts, body, signal) {
   entries.sort((a, b) => probabilityOf(b[target.kind]) - probabilityOf(a[target.kind]));
   preview(target, entries[0].fill);
   render();
+  if (target.kind === "future") show(panel.querySelector(".verdict"), verdict(entries[0]));
+}
+
+/** What reading the future does to the probability of the best words. */
+function verdict({ words, future, past }) {
+  const [now, before] = [future, past].map(probabilityOf);
+  if (past === undefined || !before) return null;
+  const times = now / before,
+    number = times < 10 ? times.toFixed(1) : Number(times.toPrecision(2)).toLocaleString("en");
+  const change = `${percent(now)} instead of ${percent(before)}`;
+  return [
+    "What comes after the gap makes ",
+    h("strong", {}, `“${words}”`),
+    times >= 1 ? ` ${number} times as probable: ${change}.` : ` less probable: ${change}.`,
+  ];
 }
 
 /** The template that asks for the probability of a fill; null if a gap is empty. */
@@ -192,20 +213,19 @@ function column(kind, parts) {
     null,
     h("p", { class: "hint" }, note),
     h("p", { class: "preview", "aria-live": "polite" }, preview),
+    h("p", { class: "hint waiting" }, "Other words follow …"),
     rows,
   );
   return { kind, element, gaps, rows };
 }
 
 function row(entry, index, kind, parts) {
-  const { fill, tokens } = entry;
+  const { kept, words, tokens } = entry;
   const kinds = kind === "future" ? ["future", "past"] : ["past", "future"];
-  const kept = fill.fills.map((text, i) => (isGap(slots(parts)[i]) ? text : null));
-  const text = fill.fills.filter((_, i) => kept[i] !== null).join(" … ") || "(nothing)";
   const button = h(
     "button",
     { type: "button", onclick: () => accept(complete(parts, kept)) },
-    text,
+    words || "(nothing)",
     h("span", { class: "hidden" }, ": accept this fill"),
     kind === "future" ? h("kbd", { "data-key": "mod", "aria-hidden": "true" }, String(index + 1)) : null,
   );
