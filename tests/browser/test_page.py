@@ -316,8 +316,10 @@ def test_alternatives_for_a_selection_are_ranked_with_bars(page, page_service):
     widths = [row.locator(".bar").evaluate("bar => parseFloat(bar.style.width)") for row in rows.all()]
     assert widths == pytest.approx([max(1, 100 * a.probability) for a in ranking], rel=1e-3)
     expect(page.locator("#rank .column.past li")).to_have_count(3)
+    expect(page.get_by_label("Alternatives for the selected words")).to_be_hidden()  # those in the text are ranked
     rows.nth(1).locator("button").click()
     assert text_of(page) == ranking[1].text
+    expect(page.get_by_label("Alternatives for the selected words")).to_be_visible()
 
 
 def test_the_model_suggests_alternatives(page):
@@ -447,6 +449,7 @@ def test_a_text_that_was_emptied_stays_empty(page):
 
 
 def test_alternatives_and_the_longest_gap_are_part_of_the_state(page, open_page):
+    write(page, "The cat sat.")
     page.get_by_label("Longest gap").fill("7")
     page.keyboard.press("Alt+r")
     lines = page.get_by_label("Alternatives for the selected words")

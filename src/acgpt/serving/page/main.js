@@ -178,6 +178,7 @@ function textChanged(text) {
   for (const name of Object.keys(VIEWS))
     $(name).classList.toggle("stale", shown[name] !== undefined && shown[name] !== text);
   remember();
+  rank.follow(parse(text));
   clearTimeout(redraw);
   if (["layout", "rank"].includes(view) && runsAlone(text)) redraw = setTimeout(run, 400);
 }

@@ -10,7 +10,7 @@ const COMPARED = {
   "asked | given": "Compared by the probability of the words, given the text before and after them.",
 };
 
-let panel, accept, editor, runNow;
+let panel, accept, editor, runNow, form;
 const lines = h("textarea", { id: "lines", rows: 2, spellcheck: "false" });
 
 export const inputs = { lines };
@@ -21,17 +21,19 @@ export const missing = "There is nothing to rank: select a word and type alterna
 
 export function start(element, onaccept, field, run) {
   [panel, accept, editor, runNow] = [element, onaccept, field, run];
-  show(
-    panel,
-    h(
-      "div",
-      { class: "form" },
-      h("label", { for: "lines" }, "Alternatives for the selected words, one per line"),
-      lines,
-      h("button", { type: "button", onclick: () => runNow(suggest) }, "Suggest"),
-    ),
-    h("div", { class: "columns" }),
+  form = h(
+    "div",
+    { class: "form" },
+    h("label", { for: "lines" }, "Alternatives for the selected words, one per line"),
+    lines,
+    h("button", { type: "button", onclick: () => runNow(suggest) }, "Suggest"),
   );
+  show(panel, form, h("div", { class: "columns" }));
+}
+
+/** Hide the field if the text has alternatives of its own: they are ranked. */
+export function follow(parts) {
+  form.hidden = Boolean(parts && alone(parts));
 }
 
 /** Ask the model for alternatives: what fits in place of the selected words. */
@@ -115,7 +117,7 @@ function row({ choice, probability, log_prob }, kind, parts) {
       text,
       h("span", { class: "hidden" }, ": accept"),
     ),
-    h("span", { class: "count" }, `log p ${log_prob === null ? "−∞" : log_prob.toFixed(2)}`),
+    h("span", { class: "count" }, `log p ${log_prob === null ? "−∞" : log_prob.toFixed(2).replace("-", "−")}`),
     h("span", { class: "measure" }, bar(probability, kind), h("span", { class: "number" }, percent(probability))),
   );
 }
