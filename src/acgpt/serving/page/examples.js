@@ -7,8 +7,8 @@ const EXAMPLES = {
     ["airport", "end", "office"],
     " and my flight leaves in an hour.\n\nBest wishes,\nTom",
   ],
-  Python: ["with open(path) as ", ["file", "f", "input"], ":\n    text = file.read()\n    print(len(text))\n"],
-  JSON: ['{"city": "', ["Paris", "London", "Rome"], '", "country": "France", "river": "Seine"}\n'],
+  Python: ["def area(", ["radius", "shape", "side"], "):\n    return 3.14159 * radius ** 2\n"],
+  JSON: ['{"capital": "', ["Rome", "Paris", "USA"], '", "country": "Italy", "river": "Tiber"}\n'],
   Poem: [
     "Twinkle, twinkle, little ",
     ["star", "angel", "one"],
