@@ -12,7 +12,8 @@ import { column as section, inWords, kindsShown } from "./kinds.js";
 import { complete, escapeSlot, past, slots, write } from "./template.js";
 
 const MOST = 5; // alternatives
-const DRAWING = { best_of: 16, temperature: 0.7, top_p: 0.9, seed: 0 }; // the candidates, of which they are the best
+const DRAWING = { best_of: 16, temperature: 0.8, top_p: 0.95, seed: 0 }; // the candidates, of which they are the best
+const RARE = 1 / 1000; // of the best one's probability: less probable alternatives are not listed
 const CONTEXT = 90; // characters of given text that are shown beside a gap
 const LONG = 4000; // characters from which on alternatives are not scored a second time
 const EXPLANATION =
@@ -142,12 +143,6 @@ async function fillMore(target, parts, body, signal) {
       words = kept.filter((text) => text !== null).join(" … ");
     return { fill, kept, words, tokens: fill.tokens.length };
   });
-  const render = () =>
-    show(
-      target.rows,
-      entries.map((entry, i) => row(entry, i, target.kind, parts)),
-    );
-  render();
   const queries = fills.map((fill) => scored(parts, fill.fills));
   if (queries.includes(null) || parts.map((part) => part.text ?? "").join("").length > LONG) {
     for (const entry of entries) entry[target.kind] = entry.fill.log_prob;
@@ -163,10 +158,15 @@ async function fillMore(target, parts, body, signal) {
       }),
     );
   }
-  entries.sort((a, b) => probabilityOf(b[target.kind]) - probabilityOf(a[target.kind]));
-  preview(target, entries[0].fill);
-  render();
-  if (target.kind === "future") show(panel.querySelector(".verdict"), verdict(entries[0]));
+  const own = (entry) => probabilityOf(entry[target.kind]);
+  entries.sort((a, b) => own(b) - own(a));
+  const best = entries[0];
+  preview(target, best.fill);
+  show(
+    target.rows,
+    entries.filter((entry) => own(entry) >= RARE * own(best)).map((entry, i) => row(entry, i, target.kind, parts)),
+  );
+  if (target.kind === "future") show(panel.querySelector(".verdict"), verdict(best));
 }
 
 /** What reading the future does to the probability of the best words. */
