@@ -55,20 +55,22 @@ export async function run({ parts, compare, signal }) {
   const notes = [];
   const kinds = kindsShown(compare);
   const template = drawable(parts, notes);
-  const found = await Promise.all(kinds.map((kind) => post("v1/layout", { template, future: kind === "future" }, signal)));
+  const layouts = await Promise.all(kinds.map((kind) => post("v1/layout", { template, future: kind === "future" }, signal)));
   show(
     panel,
     h("p", { class: "hint" }, EXPLANATION),
     h(
       "ul",
       { class: "legend", "aria-label": "Colours" },
-      ROLES.map((role) => h("li", {}, h("span", { class: `swatch role-${role}`, "aria-hidden": "true" }), role)),
+      ROLES.filter((role) => role !== "unknown" || layouts.some(({ roles }) => roles.includes(role))).map((role) =>
+        h("li", {}, h("span", { class: `swatch role-${role}`, "aria-hidden": "true" }), role),
+      ),
     ),
     [...new Set(notes)].map((note) => h("p", { class: "hint" }, note)),
     h(
       "div",
       { class: "drawings" },
-      found.map((layout, i) =>
+      layouts.map((layout, i) =>
         h(
           "figure",
           {

@@ -6,8 +6,8 @@ import { column, kindsShown } from "./kinds.js";
 import { complete, escapeSlot, has, parse, past, slots, write } from "./template.js";
 
 const COMPARED = {
-  "whole text": "Compared by the probability of the whole text.",
-  "asked | given": "Compared by the probability of the words, given the text before and after them.",
+  "whole text": "By the probability of the whole text.",
+  "asked | given": "By the probability of the words, given the text around them.",
 };
 
 let panel, accept, editor, runNow, form;
@@ -93,7 +93,7 @@ export async function run({ parts, compare, signal }) {
           h(
             "p",
             { class: "hint" },
-            kind === "past" ? "Compared by the probability of the text up to here." : COMPARED[ranking.compared],
+            kind === "past" ? "By the probability of the text up to here." : COMPARED[ranking.compared],
           ),
           h(
             "ol",
