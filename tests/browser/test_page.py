@@ -247,6 +247,15 @@ def test_white_space_and_controls_of_tokens_can_be_seen(page):
     assert page.evaluate(visible, texts) == shown
 
 
+def test_percentages_have_two_digits_that_count(page):
+    percent = """async (values) => {
+      const {percent} = await import(new URL("page/dom.js", location.href));
+      return values.map(percent); }"""
+    values = [1, 0.594, 0.0996, 0.0994, 0.0123, 0.00996, 0.0026, 0.00096, 0.00029, 0.000001, 0]
+    shown = ["100", "59", "10", "9.9", "1.2", "1.0", "0.26", "0.10", "0.029", "≈ 0", "≈ 0"]
+    assert page.evaluate(percent, values) == [f"{each} %" for each in shown]
+
+
 def acgpt_query(tokens, position):
     from acgpt import Query
 

@@ -40,7 +40,8 @@ export const probabilityOf = (logProb) => Math.exp(logProb ?? -Infinity);
 
 export function percent(probability) {
   if (probability >= 0.0995) return `${(100 * probability).toFixed(0)} %`;
-  if (probability >= 0.00095) return `${(100 * probability).toFixed(1)} %`;
+  if (probability >= 0.00995) return `${(100 * probability).toFixed(1)} %`;
+  if (probability >= 0.00095) return `${(100 * probability).toFixed(2)} %`;
   return probability >= 0.000005 ? `${(100 * probability).toFixed(3)} %` : "≈ 0 %";
 }
 
