@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -130,6 +131,67 @@ def test_past_only_is_not_told_what_follows(page, address):
     assert any(body["future"] and "mat" in body["template"] for body in bodies)
 
 
+def test_fills_are_listed_by_their_exact_probabilities(page, page_service):
+    bodies = []
+    page.on("request", lambda r: bodies.append(r.post_data_json) if r.url.endswith("/v1/fill") else None)
+    write(page, "The {{_:[a-z .]+}} sat on the mat.")
+    run(page)
+    for kind in ("future", "past"):
+        rows = page.locator(f"#fill .column.{kind} li").all()
+        words = [re.sub(r": accept.*", "", row.locator("button").text_content()) for row in rows]
+        width = "bars => bars.map((bar) => parseFloat(bar.style.width))"
+        widths = [row.locator(".bar").evaluate_all(width) for row in rows]
+        assert len(words) > 1 and page.locator(f".column.{kind} .preview mark").text_content() == words[0]
+        kinds = ("future", "past") if kind == "future" else ("past", "future")
+        for read, shown in zip(kinds, zip(*widths, strict=True), strict=True):
+            queries = ["The {{" + escape_slot(each) + "}} sat on the mat." for each in words]
+            scores = page_service.lm.log_prob(queries, future=read == "future")
+            assert shown == pytest.approx([max(1, 100 * math.exp(score.log_prob)) for score in scores], rel=1e-3)
+            if read == kind:
+                exact = [score.log_prob for score in scores]
+                assert exact == sorted(exact, reverse=True)
+    assert all("[a-z .]+" in body["template"] for body in bodies)
+    assert all(re.search(r"\{\{_(\d+)-\1:", body["template"]) for body in bodies if "best_of" in body)  # of one length
+
+
+def test_the_verdict_is_the_ratio_of_the_exact_probabilities(page, page_service):
+    expect(page.locator("#fill .verdict")).to_be_hidden()
+    write(page, "The {{_1}} sat on the mat.")
+    run(page)
+    best = words_of(page.locator("#fill .column.future li"))[0]
+    now, before = (
+        math.exp(page_service.lm.log_prob("The {{" + escape_slot(best) + "}} sat on the mat.", future=future).log_prob)
+        for future in (True, False)
+    )
+    times = f"{now / before:.1f}" if now / before < 10 else f"{float(f'{now / before:.2g}'):,.0f}"
+    change = f"{times} times as probable" if now > before else "less probable"
+    expect(page.locator("#fill .verdict")).to_contain_text(f"What comes after the gap makes “{best}” {change}: ")
+    page.locator("#compare").click()
+    idle(page)
+    expect(page.locator("#fill .verdict")).to_be_hidden()
+
+
+def test_past_only_has_as_many_tokens_as_the_words_beside_it(page):
+    """The tokens of a fill may include the text that follows it, which past only must not be asked to write."""
+    tokens = [{"text": " library"}, {"text": "."}]
+    fill = {"fills": ["library"], "lengths": [2], "tokens": tokens}
+    bodies = []
+
+    def answer(route):
+        bodies.append(route.request.post_data_json)
+        if "stream" not in bodies[-1]:
+            return route.abort()
+        event = {"text": "library", "slot": 0, "fill": fill}
+        return route.fulfill(body=f"data: {json.dumps(event)}\n\n", content_type="text/event-stream")
+
+    page.route("**/v1/fill", answer)
+    write(page, "Mia went to the {{_}}. She read.")
+    page.locator("#run").click()
+    expect(page.locator("#notice")).to_be_visible()
+    assert next(body["template"] for body in bodies if not body["future"]) == "Mia went to the {{_1-1}}"
+    assert {body["template"] for body in bodies if body.get("n")} >= {"Mia went to the {{_2-2}}. She read."}
+
+
 # ---- surprise -------------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +236,24 @@ def test_a_probability_of_zero_is_not_shown_as_certain(page):
         assert label == "mat: ∞ bits, very surprising; expected a 100 %, b ≈ 0 %"
         expect(page.locator(f"#surprise .column.{kind} h3")).to_contain_text("∞ bits")
     assert page.locator("#expected .number").all_inner_texts() == ["100 %", "≈ 0 %"] * 2
+
+
+def test_white_space_and_controls_of_tokens_can_be_seen(page):
+    visible = """async (texts) => {
+      const {visible} = await import(new URL("page/dom.js", location.href));
+      return texts.map((text) => visible(text, 5)); }"""
+    texts = [" a b", "\r\n\n\t", "\x00\x1b", "\xa0", "\u200b\u3000", "\U000e0041", "é 🙂", "\x7f", ""]
+    shown = ["␣a␣b", "⏎⏎⇥", "␀␛", "U+00A0", "U+200BU+3000", "U+E0041", "é␣🙂", "U+007F", "#5"]
+    assert page.evaluate(visible, texts) == shown
+
+
+def test_percentages_have_two_digits_that_count(page):
+    percent = """async (values) => {
+      const {percent} = await import(new URL("page/dom.js", location.href));
+      return values.map(percent); }"""
+    values = [1, 0.594, 0.0996, 0.0994, 0.0123, 0.00996, 0.0026, 0.00096, 0.00029, 0.000001, 0]
+    shown = ["100", "59", "10", "9.9", "1.2", "1.0", "0.26", "0.10", "0.029", "≈ 0", "≈ 0"]
+    assert page.evaluate(percent, values) == [f"{each} %" for each in shown]
 
 
 def acgpt_query(tokens, position):
@@ -245,8 +325,10 @@ def test_alternatives_for_a_selection_are_ranked_with_bars(page, page_service):
     widths = [row.locator(".bar").evaluate("bar => parseFloat(bar.style.width)") for row in rows.all()]
     assert widths == pytest.approx([max(1, 100 * a.probability) for a in ranking], rel=1e-3)
     expect(page.locator("#rank .column.past li")).to_have_count(3)
+    expect(page.get_by_label("Alternatives for the selected words")).to_be_hidden()  # those in the text are ranked
     rows.nth(1).locator("button").click()
     assert text_of(page) == ranking[1].text
+    expect(page.get_by_label("Alternatives for the selected words")).to_be_visible()
 
 
 def test_the_model_suggests_alternatives(page):
@@ -302,9 +384,36 @@ def test_the_layout_is_the_one_that_acgpt_show_draws(page):
 
 
 @pytest.mark.parametrize("name", ["Story", "Email", "Python", "JSON", "Poem"])
-def test_examples_have_a_gap(page, name):
+def test_an_example_is_run_in_every_view_without_another_click(page, name):
     page.locator("#examples").get_by_role("button", name=name).click()
-    assert any(not isinstance(part, Given) and part.gap for part in parse(text_of(page)))
+    expect(page.locator("#fill .column.past li").first).to_be_visible()
+    idle(page)
+    (gap,) = (part for part in parse(text_of(page)) if not isinstance(part, Given))
+    assert gap.gap
+    gapped = text_of(page)
+    page.locator("#tab-rank").click()
+    expect(page.locator("#rank .column.future li")).to_have_count(3)
+    (slot,) = (part for part in parse(text_of(page)) if not isinstance(part, Given))
+    first = slot.alternatives[0]
+    page.locator("#tab-surprise").click()
+    expect(page.locator("#surprise .column.future .token").last).to_have_class(re.compile("heat-"))
+    assert text_of(page) == gapped.replace("{{_}}", first)
+    page.locator("#tab-layout").click()
+    expect(page.locator("#layout figure")).to_have_count(2)
+    assert text_of(page) == gapped.replace("{{_}}", "{{" + first + "}}")
+    page.locator("#tab-fill").click()
+    assert text_of(page) == gapped
+    expect(page.locator("#fill")).not_to_have_class(re.compile("stale"))
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_a_text_that_is_not_an_example_stays_in_every_view(page):
+    page.locator("#text").press("End")
+    page.locator("#text").press_sequentially("!")
+    text = text_of(page)
+    for view in ("surprise", "rank", "layout", "fill"):
+        page.locator(f"#tab-{view}").click()
+        assert text_of(page) == text
 
 
 def test_a_link_shares_the_state(page, open_page):
@@ -349,6 +458,7 @@ def test_a_text_that_was_emptied_stays_empty(page):
 
 
 def test_alternatives_and_the_longest_gap_are_part_of_the_state(page, open_page):
+    write(page, "The cat sat.")
     page.get_by_label("Longest gap").fill("7")
     page.keyboard.press("Alt+r")
     lines = page.get_by_label("Alternatives for the selected words")
@@ -397,25 +507,107 @@ def copied(page, name):
     return page.evaluate("() => navigator.clipboard.readText()")
 
 
-def test_what_is_copied_runs(page, address):
+def run_curl(page):
+    done = subprocess.run(["bash", "-c", copied(page, "curl")], capture_output=True, text=True, timeout=60)
+    return json.loads(done.stdout)
+
+
+def run_python(page):
+    """What the copied program prints."""
+    done = subprocess.run([sys.executable, "-c", copied(page, "python")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def bits_of(log_prob):
+    return f"{-log_prob / math.log(2):.1f}"
+
+
+def words_of(rows):
+    return [re.sub(r": accept.*", "", row.locator("button").text_content()) for row in rows.all()]
+
+
+def test_what_is_copied_runs(page):
     text = 'It\'s "{{_1-2}}" \\ $HOME `x`\nof the mat.'
     write(page, text)
     assert copied(page, "template") == text
-    done = subprocess.run(["bash", "-c", copied(page, "curl")], capture_output=True, text=True, timeout=60)
-    assert "HOME" in json.loads(done.stdout)["results"][0][0]["text"]
-    done = subprocess.run([sys.executable, "-c", copied(page, "python")], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "$HOME" in done.stdout, done.stderr
+    assert "HOME" in run_curl(page)["results"][0][0]["text"]
+    assert "$HOME" in run_python(page)
 
 
-@pytest.mark.parametrize("view", ["surprise", "rank", "layout"])
-def test_what_is_copied_in_other_views_runs(page, view):
-    write(page, "The {{cat|dog}} sat." if view == "rank" else "The {{cat}} sat.")
-    page.locator(f"#tab-{view}").click()
+@pytest.mark.parametrize("template", ["The {{_}} sat on the mat.", "The {{_2}} on {{_1-3}} mat {{?1}}."])
+def test_the_fills_of_what_is_copied_are_those_of_the_page(page, template):
+    write(page, template)
+    page.get_by_label("Longest gap").fill("3")
+    before = run_curl(page)["results"][0]
+    assert len(before) == 5 and all(length <= 3 for fill in before for length in fill["lengths"])
+    run(page)
+    assert copied(page, "template") == template
+    shown = words_of(page.locator("#fill .column.future li"))
+    fills = run_curl(page)["results"][0]
+    gaps = [0, 1] if "{{_2}}" in template else [0]
+    assert {" … ".join(fill["fills"][i] for i in gaps) for fill in fills} == set(shown)
+    assert run_python(page) == "".join(f"{fill['log_prob']} {fill['text']}\n" for fill in fills)
+
+
+def test_the_ranking_of_what_is_copied_is_that_of_the_page(page):
+    write(page, "The cat sat on the mat.")
+    page.locator("#tab-rank").click()
+    page.get_by_label("Alternatives for the selected words").fill("dog\nbird")
+    page.locator("#copy-python").click()
+    expect(page.locator("#copied")).to_contain_text("Select the words")
+    select(page, 4, 7)
+    assert copied(page, "template") == "The {{cat|dog|bird}} sat on the mat."
+    asked = run_curl(page)
+    page.locator("#run").click()
+    expect(page.locator("#rank .column.past li")).to_have_count(3)
+    shown = words_of(page.locator("#rank .column.future li"))
+    assert [alternative["choice"][0] for alternative in asked["results"][0]["alternatives"]] == shown
+    assert run_curl(page) == asked
+    lines = run_python(page).splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines] == [f"The {word} sat on the mat." for word in shown]
+
+
+@pytest.mark.parametrize("part", [None, (4, 15)])
+def test_the_bits_of_what_is_copied_are_those_of_the_page(page, part):
+    text = "The cat sat on the {mat}."
+    write(page, text)
+    if part:
+        select(page, *part)
+    page.locator("#tab-surprise").click()
     idle(page)
-    done = subprocess.run(["bash", "-c", copied(page, "curl")], capture_output=True, text=True, timeout=60)
-    assert "error" not in json.loads(done.stdout)
-    done = subprocess.run([sys.executable, "-c", copied(page, "python")], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and done.stdout, done.stderr
+    labels = {
+        kind: [each.get_attribute("aria-label") for each in page.locator(f"#surprise .column.{kind} .token").all()]
+        for kind in ("past", "future")
+    }
+    shown = {kind: [re.search(r": (\S+) bits", label)[1] for label in labels[kind]] for kind in labels}
+    reply = run_curl(page)
+    assert reply["future"] and "".join(reply["pieces"]) == (text[slice(*part)] if part else text)
+    assert [bits_of(token["log_prob"]) for token in reply["tokens"]] == shown["future"]
+    assert len(reply["tokens"][0]["expected"]) == 5
+    printed = [line.split(maxsplit=2) for line in run_python(page).splitlines()]
+    assert [bits_of(float(past)) for past, _, _ in printed] == shown["past"]
+    assert [bits_of(float(future)) for _, future, _ in printed] == shown["future"]
+
+
+def test_the_layout_of_what_is_copied_is_that_of_the_page(page):
+    write(page, "The {{cat}} sat {{_}} mat.")
+    page.locator("#tab-layout").click()
+    idle(page)
+    assert copied(page, "template") == "The {{cat}} sat {{_}} mat."
+    layout = run_curl(page)
+    drawn = page.locator("#layout figure").first.locator("li")
+    assert drawn.count() == len(layout["tokens"])
+    assert [text.split(", ")[1] for text in drawn.all_text_contents()] == layout["roles"]
+    asked = [id for id, role in zip(layout["ids"], layout["roles"], strict=True) if role == "given"]
+    assert "Query(" in run_python(page) and all(str(id) in run_python(page) for id in asked)
+
+
+def test_a_text_without_a_question_is_copied_as_it_is(page):
+    write(page, "No gap here.")
+    assert copied(page, "template") == "No gap here."
+    page.locator("#copy-curl").click()
+    expect(page.locator("#copied")).to_contain_text("There is no gap to fill")
 
 
 TEMPLATES = [

@@ -1,41 +1,35 @@
-// The current question as Python, for curl, or as a template.
+// The question of a view, as Python and for curl. A question is {path, body, template}: the request, and the template
+// that asks the same; {code} is its Python, if it is not one call of the method that is named like the path.
 
 import { needsKey } from "./api.js";
-import { escapeSlot, parse, plain } from "./template.js";
 
 const URL_ = location.origin + location.pathname.replace(/\/$/, "");
+const SHOWN = {
+  fill: "for fill in answer:\n    print(fill.log_prob, fill.text)",
+  rank: "for alternative in answer:\n    print(alternative.probability, alternative.text)",
+};
 
-/** What each view asks: the method of the client, the path, and the fields of the request. */
-function question(view, text) {
-  const parts = parse(text),
-    whole = parts && plain(parts);
-  if (view === "surprise") {
-    const query = whole === null ? text : `{{${escapeSlot(whole)}}}`;
-    return { method: "log_prob", argument: query, path: "v1/surprise", body: { text: whole ?? text } };
-  }
-  if (view === "rank") return { method: "rank", argument: text, path: "v1/rank", body: { template: text } };
-  if (view === "layout") return { method: "query", argument: text, path: "v1/layout", body: { template: text } };
-  return { method: "fill", argument: text, path: "v1/fill", body: { template: text, n: 5 } };
-}
-
-export function python(view, text) {
-  const { method, argument } = question(view, text);
-  const shown = {
-    fill: "for fill in answer:\n    print(fill.score, fill.text)",
-    rank: "for alternative in answer:\n    print(alternative.probability, alternative.text)",
-  };
+export function python({ path, body, code }) {
   return [
     "import acgpt",
     "",
-    `lm = acgpt.Client(${JSON.stringify(URL_)})  # or acgpt.load(), without a server`,
-    `answer = lm.${method}(${JSON.stringify(argument)})`, // strings of JSON are strings of Python
-    shown[method] ?? "print(answer)",
+    `lm = acgpt.Client(${literal(URL_)})  # or acgpt.load(), without a server`,
+    ...(code ?? call(path.split("/").at(-1), body)),
     "",
   ].join("\n");
 }
 
-export function curl(view, text) {
-  const { path, body } = question(view, text);
+function call(method, { template, ...options }) {
+  const words = Object.entries(options).map(([name, value]) => `${name}=${literal(value)}`);
+  return [`answer = lm.${method}(${[literal(template), ...words].join(", ")})`, SHOWN[method]];
+}
+
+/** A value as Python writes it: its strings and numbers can be those of JSON. */
+export function literal(value) {
+  return typeof value === "boolean" ? (value ? "True" : "False") : JSON.stringify(value);
+}
+
+export function curl({ path, body }) {
   const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
   const key = needsKey() ? ` -H "Authorization: Bearer $ACGPT_API_KEY"` : "";
   return `curl ${URL_}/${path} -H 'Content-Type: application/json'${key} -d '${quoted}'`;

@@ -30,7 +30,9 @@ export function show(element, ...children) {
 export function visible(text, id) {
   if (!text) return `#${id}`;
   const spaces = text.replace(/ /g, "␣").replace(/\r?\n/g, "⏎").replace(/\t/g, "⇥");
-  return spaces.replace(/[\0-\x1f]/g, (control) => String.fromCharCode(0x2400 + control.charCodeAt(0)));
+  return spaces
+    .replace(/[\0-\x1f]/g, (control) => String.fromCharCode(0x2400 + control.charCodeAt(0)))
+    .replace(/[\p{Z}\p{C}]/gu, (other) => `U+${other.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
 }
 
 /** A probability; JSON has no infinity, so that the logarithm of 0 is null. */
@@ -38,7 +40,8 @@ export const probabilityOf = (logProb) => Math.exp(logProb ?? -Infinity);
 
 export function percent(probability) {
   if (probability >= 0.0995) return `${(100 * probability).toFixed(0)} %`;
-  if (probability >= 0.00095) return `${(100 * probability).toFixed(1)} %`;
+  if (probability >= 0.00995) return `${(100 * probability).toFixed(1)} %`;
+  if (probability >= 0.00095) return `${(100 * probability).toFixed(2)} %`;
   return probability >= 0.000005 ? `${(100 * probability).toFixed(3)} %` : "≈ 0 %";
 }
 

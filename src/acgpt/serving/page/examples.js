@@ -1,9 +1,37 @@
-// Texts to start from: what follows each gap decides what belongs there.
+// Texts to start from: what follows decides which words belong there. Each is shown as the open view needs it.
 
-export const EXAMPLES = {
-  Story: "Every Saturday Mia went to the {{_}}. She gave back her books, borrowed new ones, and sat down to read.",
-  Email: "Hi Anna,\n\nthank you for the {{_}}. I read it in one night and could not put it down.\n\nBest wishes,\nTom",
-  Python: "with open(path) as {{_}}:\n    text = file.read()\n    print(len(text))\n",
-  JSON: '{"city": "{{_}}", "country": "France", "river": "Seine"}\n',
-  Poem: "Twinkle, twinkle, little {{_}},\nhow I wonder what you are,\nup above the world so high,\nlike a diamond in the sky.",
+const EXAMPLES = {
+  Story: ["Every Saturday Mia went to the ", ["library", "beach", "gym"], " to borrow new books."],
+  Email: [
+    "Hi Anna,\n\nI am at the ",
+    ["airport", "end", "office"],
+    " and my flight leaves in an hour.\n\nBest wishes,\nTom",
+  ],
+  Python: ["def area(", ["radius", "shape", "side"], "):\n    return 3.14159 * radius ** 2\n"],
+  JSON: ['{"capital": "', ["Rome", "Paris", "USA"], '", "country": "Italy", "river": "Tiber"}\n'],
+  Poem: [
+    "Twinkle, twinkle, little ",
+    ["star", "angel", "one"],
+    ",\nhow I wonder what you are,\nup above the world so high,\nlike a diamond in the sky.",
+  ],
 };
+const SLOTS = {
+  fill: () => "{{_}}",
+  surprise: ([words]) => words,
+  rank: (words) => `{{${words.join("|")}}}`,
+  layout: ([words]) => `{{${words}}}`,
+};
+
+export const NAMES = Object.keys(EXAMPLES);
+
+/** The text of an example, for a view. */
+export function example(name, view) {
+  const [before, words, after] = EXAMPLES[name];
+  return before + SLOTS[view](words) + after;
+}
+
+/** The text for another view, if it is that of an example; else the text as it is. */
+export function inView(text, view) {
+  const name = NAMES.find((name) => Object.keys(SLOTS).some((other) => example(name, other) === text));
+  return name ? example(name, view) : text;
+}

@@ -1,26 +1,33 @@
 // Fill the gaps: with the future, and from the past only. The first fill streams in, then the alternatives come.
 //
 //   with the future   the whole text is read
-//   past only         the text ends at the last gap, and the gap is as long as the one beside it, so that the
-//                     probabilities can be compared
+//   past only         the text ends at the last gap
+//
+// All fills of a column have as many tokens as the best one, so that their probabilities can be compared. They are
+// listed by these probabilities.
 
 import { post, stream } from "./api.js";
 import { bar, h, percent, probabilityOf, show } from "./dom.js";
+import { column as section, inWords, kindsShown } from "./kinds.js";
 import { complete, escapeSlot, past, slots, write } from "./template.js";
 
 const MOST = 5; // alternatives
-const DRAWING = { best_of: 16, temperature: 0.7, top_p: 0.9 }; // the candidates, of which they are the best
+const DRAWING = { best_of: 16, temperature: 0.8, top_p: 0.95, seed: 0 }; // the candidates, of which they are the best
+const RARE = 1 / 1000; // of the best one's probability: less probable alternatives are not listed
 const CONTEXT = 90; // characters of given text that are shown beside a gap
 const LONG = 4000; // characters from which on alternatives are not scored a second time
-const KINDS = { future: "With the future", past: "Past only" };
 const EXPLANATION =
-  "Blank a word or a few, then fill. One column reads all of the text, the other one only what comes before the gap.";
+  "Blank a word or a few, and press Fill. One column reads all of the text, the other one only what comes before the gap.";
+const ABOUT =
+  "A percentage is the probability of the words, given how many tokens they have. Words of the same length as the best " +
+  "ones are listed, so that they can be compared.";
 
 const isGap = ({ kind }) => kind === "gap" || kind === "blank"; // what is filled; other slots stay as they are
 
 let panel,
   accept,
-  columns = {};
+  columns = {},
+  filled = {}; // the last text that was filled, and its template with the lengths of the best fill
 const longest = h("input", { id: "longest", type: "number", min: 1, max: 64, value: 4, inputmode: "numeric" });
 
 export const inputs = { longest };
@@ -32,14 +39,10 @@ export function start(element, onaccept) {
   show(
     panel,
     h("p", { class: "hint empty" }, EXPLANATION),
+    h("p", { class: "verdict", role: "status", hidden: true }),
     h("div", { class: "columns" }),
-    h(
-      "p",
-      { class: "hint" },
-      h("label", { for: "longest" }, "Longest gap in tokens "),
-      longest,
-      " A percentage is the probability of the words, given how many tokens they have.",
-    ),
+    h("p", { class: "hint about", hidden: true }, ABOUT),
+    h("p", { class: "hint" }, h("label", { for: "longest" }, "Longest gap in tokens "), longest),
   );
 }
 
@@ -49,74 +52,135 @@ export function choose(n) {
 }
 
 export async function run({ parts, compare, signal }) {
-  const gapped = parts.map((part) =>
-    part.kind === "blank"
-      ? { ...part, kind: "gap", most: part.tokens, source: `{{_${part.tokens}-${part.tokens}}}` }
-      : part,
-  );
-  const bounds = gapped.filter((part) => part.kind === "gap").map((part) => Number(part.most ?? part.least));
-  const options = { max_tokens: Math.max(1, Number(longest.value) || 4, ...bounds) };
-  const kinds = compare ? ["future", "past"] : ["future"];
+  const kinds = kindsShown(compare);
   columns = Object.fromEntries(kinds.map((kind) => [kind, column(kind, parts)]));
   show(
     panel.querySelector(".columns"),
     kinds.map((kind) => columns[kind].element),
   );
   panel.querySelector(".empty")?.remove();
+  panel.querySelector(".about").hidden = false;
+  const verdict = panel.querySelector(".verdict");
+  show(verdict);
+  verdict.hidden = !compare;
 
-  const first = await fillOne(columns.future, write(gapped), { ...options, future: true }, signal);
-  const jobs = [fillMore(columns.future, parts, write(gapped), { ...options, future: true, ...DRAWING }, signal)];
+  const first = await fillOne(columns.future, { ...searched(parts), future: true }, signal);
+  filled = { text: write(parts), template: write(withLengths(parts, first.lengths)) };
+  const jobs = [fillMore(columns.future, parts, listed(filled.template, true), signal)];
   if (compare) {
-    // As long as the fill with the future, and without what follows.
-    const lengths = [...first.lengths];
-    const before = past(gapped).map((part) => {
-      if (part.kind !== "gap") return part;
-      const length = Math.max(1, lengths.shift() ?? 1);
-      return { ...part, source: `{{_${length}-${length}}}` };
-    });
+    const blind = write(past(withLengths(parts, wordLengths(parts, first))));
     jobs.push(
-      fillOne(columns.past, write(before), { future: false }, signal).then(() =>
-        fillMore(columns.past, parts, write(before), { future: false, ...DRAWING }, signal),
+      fillOne(columns.past, { template: blind, future: false }, signal).then(() =>
+        fillMore(columns.past, parts, listed(blind, false), signal),
       ),
     );
   }
   await Promise.all(jobs);
 }
 
+/** What is listed with the future: fills of the length that the best one had; of any length, if it is not known. */
+export function question({ parts }) {
+  const template = write(parts);
+  if (filled.text === template) return { path: "v1/fill", body: listed(filled.template, true), template };
+  const { template: any, max_tokens } = searched(parts);
+  return { path: "v1/fill", body: { ...listed(any, true), max_tokens }, template };
+}
+
+/** The request for the best fill, of any length: its template, and the maximum number of tokens. */
+function searched(parts) {
+  const gapped = parts.map((part) => (part.kind === "blank" ? ofLength(part, part.tokens) : part));
+  const bounds = parts.filter(isGap).map((part) => Number(part.most ?? part.least ?? part.tokens));
+  return { template: write(gapped), max_tokens: Math.max(1, Number(longest.value) || 4, ...bounds) };
+}
+
+/** The request for a list of fills. */
+const listed = (template, future) => ({ template, n: MOST, future, ...DRAWING });
+
+/** A gap or a blank as a gap of so many tokens. */
+const ofLength = (part, tokens) => ({
+  ...part,
+  source: part.source.replace(/^\{\{_[0-9]*(?:-[0-9]+)?/, `{{_${tokens}-${tokens}`),
+});
+
+/** The parts with gaps of these lengths; gaps side by side are filled as one, and have no lengths of their own. */
+function withLengths(parts, lengths) {
+  const rest = parts.filter(isGap).length === lengths.length ? [...lengths] : [];
+  return parts.map((part) => (isGap(part) && rest.length ? ofLength(part, Math.max(1, rest.shift())) : part));
+}
+
+/**
+ * The lengths of a fill, where the last gap has only the tokens of its words: those after them spell the text that
+ * follows, which past only does not read.
+ */
+function wordLengths(parts, { lengths, tokens, fills }) {
+  const last = slots(parts).at(-1);
+  if (!isGap(last)) return lengths;
+  const drawn = tokens.slice(tokens.length - lengths.at(-1)).map((token) => token.text);
+  const words = drawn.findIndex((_, i) => drawn.slice(0, i + 1).join("").includes(fills.at(-1)));
+  return words < 0 ? lengths : [...lengths.slice(0, -1), words + 1];
+}
+
 /** Stream one fill into the text of a column. */
-async function fillOne(target, template, options, signal) {
+async function fillOne(target, body, signal) {
   let fill;
-  for await (const piece of stream("v1/fill", { template, ...options }, signal)) {
+  for await (const piece of stream("v1/fill", body, signal)) {
     target.gaps[piece.slot]?.append(piece.text);
     fill = piece.fill ?? fill;
   }
-  target.gaps.forEach((gap, i) => show(gap, fill.fills[i] ?? ""));
+  preview(target, fill);
   return fill;
 }
 
-/** List the best fills, with the probabilities that both ways of reading give them. */
-async function fillMore(target, parts, template, options, signal) {
+const preview = (target, { fills }) => target.gaps.forEach((gap, i) => show(gap, fills[i] ?? ""));
+
+/** List the best fills by their probability, with the probability that the other way of reading gives them. */
+async function fillMore(target, parts, body, signal) {
   const {
     results: [fills],
-  } = await post("v1/fill", { template, n: MOST, ...options }, signal);
-  const entries = fills.map((fill) => ({
-    fill,
-    [target.kind]: fill.log_prob,
-    text: parts.map((part) => part.text ?? "").join("").length < LONG && scored(parts, fill.fills),
-  }));
-  const render = () =>
-    show(
-      target.rows,
-      entries.map((entry, i) => row(entry, i, target.kind, parts)),
+  } = await post("v1/fill", body, signal);
+  const entries = fills.map((fill) => {
+    const kept = fill.fills.map((text, i) => (isGap(slots(parts)[i]) ? text : null)),
+      words = kept.filter((text) => text !== null).join(" … ");
+    return { fill, kept, words, tokens: fill.tokens.length };
+  });
+  const queries = fills.map((fill) => scored(parts, fill.fills));
+  if (queries.includes(null) || parts.map((part) => part.text ?? "").join("").length > LONG) {
+    for (const entry of entries) entry[target.kind] = entry.fill.log_prob;
+  } else {
+    const both = target.kind === "future" ? Object.keys(columns) : ["past", "future"];
+    await Promise.all(
+      both.map(async (kind) => {
+        const { results } = await post("v1/log_prob", { query: queries, future: kind === "future" }, signal);
+        results.forEach(({ log_prob, tokens }, i) => {
+          entries[i][kind] = log_prob;
+          entries[i].tokens = tokens.length;
+        });
+      }),
     );
-  render();
-  const other = target.kind === "future" ? "past" : "future",
-    known = entries.filter((entry) => entry.text);
-  if (!columns[other] || !known.length) return;
-  const query = known.map((entry) => entry.text);
-  const { results } = await post("v1/log_prob", { query, future: other === "future" }, signal);
-  results.forEach((score, i) => (known[i][other] = score.log_prob));
-  render();
+  }
+  const own = (entry) => probabilityOf(entry[target.kind]);
+  entries.sort((a, b) => own(b) - own(a));
+  const best = entries[0];
+  preview(target, best.fill);
+  show(
+    target.rows,
+    entries.filter((entry) => own(entry) >= RARE * own(best)).map((entry, i) => row(entry, i, target.kind, parts)),
+  );
+  if (target.kind === "future") show(panel.querySelector(".verdict"), verdict(best));
+}
+
+/** What reading the future does to the probability of the best words. */
+function verdict({ words, future, past }) {
+  const [now, before] = [future, past].map(probabilityOf);
+  if (past === undefined || !before) return null;
+  const times = now / before,
+    number = times < 10 ? times.toFixed(1) : Number(times.toPrecision(2)).toLocaleString("en");
+  const change = `${percent(now)} instead of ${percent(before)}`;
+  return [
+    "What comes after the gap makes ",
+    h("strong", {}, `“${words}”`),
+    times >= 1 ? ` ${number} times as probable: ${change}.` : ` less probable: ${change}.`,
+  ];
 }
 
 /** The template that asks for the probability of a fill; null if a gap is empty. */
@@ -142,29 +206,26 @@ function column(kind, parts) {
     else if (text.length > 2 * CONTEXT) text = `${text.slice(0, CONTEXT)} … ${text.slice(-CONTEXT)}`;
     return kind === "past" && i > last ? h("del", { title: "not read" }, text) : text;
   });
-  const rows = h("ol", { class: "alternatives", "aria-label": `Alternatives, ${KINDS[kind].toLowerCase()}` });
+  const rows = h("ol", { class: "alternatives", "aria-label": `Alternatives, ${inWords(kind)}` });
   const note = kind === "past" ? "What is crossed out is not read." : "All of the text is read.";
-  const element = h(
-    "section",
-    { class: `column ${kind}`, "aria-label": KINDS[kind] },
-    h("h3", {}, KINDS[kind]),
+  const element = section(
+    kind,
+    null,
     h("p", { class: "hint" }, note),
     h("p", { class: "preview", "aria-live": "polite" }, preview),
+    h("p", { class: "hint waiting" }, "Other words follow …"),
     rows,
   );
   return { kind, element, gaps, rows };
 }
 
 function row(entry, index, kind, parts) {
-  const { fill } = entry,
-    tokens = fill.lengths.reduce((sum, length) => sum + length, 0);
+  const { kept, words, tokens } = entry;
   const kinds = kind === "future" ? ["future", "past"] : ["past", "future"];
-  const filled = fill.fills.map((text, i) => (isGap(slots(parts)[i]) ? text : null));
-  const text = fill.fills.filter((_, i) => filled[i] !== null).join(" … ") || "(nothing)";
   const button = h(
     "button",
-    { type: "button", onclick: () => accept(complete(parts, filled)) },
-    text,
+    { type: "button", onclick: () => accept(complete(parts, kept)) },
+    words || "(nothing)",
     h("span", { class: "hidden" }, ": accept this fill"),
     kind === "future" ? h("kbd", { "data-key": "mod", "aria-hidden": "true" }, String(index + 1)) : null,
   );
@@ -181,7 +242,7 @@ function row(entry, index, kind, parts) {
           "span",
           { class: "measure" },
           bar(probability, name),
-          h("span", { class: "number" }, percent(probability), h("small", {}, ` ${KINDS[name].toLowerCase()}`)),
+          h("span", { class: "number" }, percent(probability), h("small", {}, ` ${inWords(name)}`)),
         );
       }),
   );

@@ -1,7 +1,9 @@
 // What the model is told: copies of the given tokens, BOS and the text, and which slot reads which (as `acgpt show`).
 
 import { post } from "./api.js";
+import { literal } from "./copy.js";
 import { h, show, svg, visible } from "./dom.js";
+import { inWords, KINDS, kindsShown } from "./kinds.js";
 import { escapeSlot, slots, write } from "./template.js";
 
 const SIDE = 17,
@@ -19,6 +21,7 @@ let panel;
 
 export const label = () => "Draw";
 export const ready = (parts) => slots(parts).length > 0;
+export const alone = ready;
 export const missing = "Nothing is asked yet: select words and blank them, or put {{ and }} around them.";
 
 export function start(element) {
@@ -26,9 +29,16 @@ export function start(element) {
   show(panel, h("p", { class: "hint empty" }, "The input of the model for this text is drawn here."));
 }
 
-export async function run({ parts, compare, signal }) {
-  const notes = [];
-  const drawable = shorten(parts, notes).map((part) => {
+/** What is drawn with the future: the query that the template stands for. */
+export function question({ parts }) {
+  const template = drawable(parts);
+  const code = [`query = lm.query(${literal(template)})`, "print(query)"];
+  return { path: "v1/layout", body: { template, future: true }, template: write(parts), code };
+}
+
+/** The template of a text as it can be drawn; what had to be changed for this is added to the notes. */
+function drawable(parts, notes = []) {
+  const changed = shorten(parts, notes).map((part) => {
     if (part.kind === "gap") {
       const tokens = Math.max(part.least, Math.min(GUESS, Number(part.most ?? GUESS))) || 1;
       notes.push(`A gap is drawn as a blank of ${tokens} token${tokens > 1 ? "s" : ""}.`);
@@ -38,36 +48,42 @@ export async function run({ parts, compare, signal }) {
     notes.push("Of alternatives, the first is drawn.");
     return { ...part, source: `{{${escapeSlot(part.alternatives.find(Boolean))}}}` };
   });
-  const kinds = compare ? [true, false] : [true];
-  const template = write(drawable);
-  const found = await Promise.all(kinds.map((future) => post("v1/layout", { template, future }, signal)));
+  return write(changed);
+}
+
+export async function run({ parts, compare, signal }) {
+  const notes = [];
+  const kinds = kindsShown(compare);
+  const template = drawable(parts, notes);
+  const layouts = await Promise.all(kinds.map((kind) => post("v1/layout", { template, future: kind === "future" }, signal)));
   show(
     panel,
     h("p", { class: "hint" }, EXPLANATION),
     h(
       "ul",
       { class: "legend", "aria-label": "Colours" },
-      ROLES.map((role) => h("li", {}, h("span", { class: `swatch role-${role}`, "aria-hidden": "true" }), role)),
+      ROLES.filter((role) => role !== "unknown" || layouts.some(({ roles }) => roles.includes(role))).map((role) =>
+        h("li", {}, h("span", { class: `swatch role-${role}`, "aria-hidden": "true" }), role),
+      ),
     ),
     [...new Set(notes)].map((note) => h("p", { class: "hint" }, note)),
     h(
       "div",
       { class: "drawings" },
-      found.map((layout, i) =>
+      layouts.map((layout, i) =>
         h(
           "figure",
           {
             class: "drawing",
             tabindex: "0",
             role: "group",
-            "aria-label": `Layout, ${kinds[i] ? "with the future" : "past only"}`,
+            "aria-label": `Layout, ${inWords(kinds[i])}`,
           },
           h(
             "figcaption",
             {},
-            kinds[i]
-              ? `With the future: ${layout.copies} copies, then BOS and the text`
-              : "Past only: BOS and the text",
+            `${KINDS[kinds[i]]}: `,
+            kinds[i] === "future" ? `${layout.copies} copies, then BOS and the text` : "BOS and the text",
           ),
           draw(layout),
           described(layout),

@@ -4,7 +4,7 @@ import { Away, get, post } from "./api.js";
 import { curl, python, toClipboard } from "./copy.js";
 import { $, h, show } from "./dom.js";
 import * as editor from "./editor.js";
-import { EXAMPLES } from "./examples.js";
+import { example, inView, NAMES } from "./examples.js";
 import * as fill from "./fill.js";
 import * as layout from "./layout.js";
 import * as rank from "./rank.js";
@@ -140,10 +140,22 @@ function open(name) {
     $(`tab-${other}`).setAttribute("tabindex", other === name ? "0" : "-1");
   }
   $("run-label").textContent = VIEWS[name].label();
+  const text = inView(editor.text(), name);
+  if (text !== editor.text()) editor.set(text);
   remember();
-  const parts = parse(editor.text());
-  if (["surprise", "layout"].includes(name) && shown[name] !== editor.text() && parts && VIEWS[name].ready(parts))
-    run();
+  if (shown[name] !== text && runsAlone(text)) runText(text);
+}
+
+/** Whether the view needs no click: maps, rankings and drawings are cheap, or what the view was opened for. */
+function runsAlone(text) {
+  const parts = parse(text);
+  return Boolean(parts && VIEWS[view].alone?.(parts));
+}
+
+function runText(text) {
+  if (text !== editor.text()) editor.set(text);
+  clearTimeout(redraw);
+  run();
 }
 
 function current() {
@@ -166,10 +178,9 @@ function textChanged(text) {
   for (const name of Object.keys(VIEWS))
     $(name).classList.toggle("stale", shown[name] !== undefined && shown[name] !== text);
   remember();
+  rank.follow(parse(text));
   clearTimeout(redraw);
-  const parts = parse(text);
-  if (view === "layout" && parts && layout.ready(parts)) redraw = setTimeout(run, 400);
-  if (view === "rank" && parts?.some((part) => part.kind === "alternatives")) redraw = setTimeout(run, 400);
+  if (["layout", "rank"].includes(view) && runsAlone(text)) redraw = setTimeout(run, 400);
 }
 
 function setCompare(value) {
@@ -188,9 +199,17 @@ function accept(text) {
   editor.focus();
 }
 
+/** The question of the view, to be copied. */
+async function question() {
+  const parts = parse(editor.text());
+  if (!parts) throw new Error("A slot is not complete: run the view to see where.");
+  if (!VIEWS[view].ready(parts)) throw new Error(VIEWS[view].missing);
+  return VIEWS[view].question({ parts, selection: editor.selection() });
+}
+
 async function copy(make) {
   try {
-    await toClipboard(make());
+    await toClipboard(await make());
     $("copied").textContent = "Copied.";
   } catch (error) {
     $("copied").textContent = error.message;
@@ -286,9 +305,7 @@ show(
 );
 show(
   $("examples"),
-  Object.entries(EXAMPLES).map(([name, text]) =>
-    h("button", { type: "button", onclick: () => (editor.set(text), editor.focus()) }, name),
-  ),
+  NAMES.map((name) => h("button", { type: "button", onclick: () => runText(example(name, view)) }, name)),
 );
 for (const name of Object.keys(VIEWS)) $(`tab-${name}`).addEventListener("click", () => open(name));
 for (const [id, action] of Object.entries({
@@ -300,9 +317,9 @@ for (const [id, action] of Object.entries({
   stop,
   help: () => $("help-dialog").showModal(),
   theme: () => setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "auto") + 1) % 3]),
-  "copy-python": () => copy(() => python(view, editor.text())),
-  "copy-curl": () => copy(() => curl(view, editor.text())),
-  "copy-template": () => copy(editor.text),
+  "copy-python": () => copy(async () => python(await question())),
+  "copy-curl": () => copy(async () => curl(await question())),
+  "copy-template": () => copy(() => question().then(({ template }) => template, editor.text)),
   "copy-link": () => copy(() => location.origin + state.link(current())),
 }))
   $(id).addEventListener("click", action);
@@ -317,7 +334,7 @@ setTheme(THEMES.includes(localStorage.getItem("acgpt-theme")) ? localStorage.get
 setCompare(compare);
 setInputs(fresh.inputs);
 for (const input of Object.values(INPUTS)) input.addEventListener("input", remember);
-editor.start(fresh.text ?? EXAMPLES.Story, textChanged);
+editor.start(fresh.text ?? example(NAMES[0], view), textChanged);
 addEventListener("hashchange", () => {
   const found = state.read();
   if (!found) return;

@@ -2,35 +2,38 @@
 
 import { post } from "./api.js";
 import { bar, h, percent, show } from "./dom.js";
+import { column, kindsShown } from "./kinds.js";
 import { complete, escapeSlot, has, parse, past, slots, write } from "./template.js";
 
-const KINDS = { future: "With the future", past: "Past only" };
 const COMPARED = {
-  "whole text": "Compared by the probability of the whole text.",
-  "asked | given": "Compared by the probability of the words, given the text before and after them.",
+  "whole text": "By the probability of the whole text.",
+  "asked | given": "By the probability of the words, given the text around them.",
 };
 
-let panel, accept, editor, runNow;
+let panel, accept, editor, runNow, form;
 const lines = h("textarea", { id: "lines", rows: 2, spellcheck: "false" });
 
 export const inputs = { lines };
 export const label = () => "Rank";
-export const ready = (parts) => has(parts, "alternatives") || Boolean(lines.value.trim());
+export const ready = (parts) => alone(parts) || Boolean(lines.value.trim());
+export const alone = (parts) => has(parts, "alternatives");
 export const missing = "There is nothing to rank: select a word and type alternatives, or write {{cat|dog}}.";
 
 export function start(element, onaccept, field, run) {
   [panel, accept, editor, runNow] = [element, onaccept, field, run];
-  show(
-    panel,
-    h(
-      "div",
-      { class: "form" },
-      h("label", { for: "lines" }, "Alternatives for the selected words, one per line"),
-      lines,
-      h("button", { type: "button", onclick: () => runNow(suggest) }, "Suggest"),
-    ),
-    h("div", { class: "columns" }),
+  form = h(
+    "div",
+    { class: "form" },
+    h("label", { for: "lines" }, "Alternatives for the selected words, one per line"),
+    lines,
+    h("button", { type: "button", onclick: () => runNow(suggest) }, "Suggest"),
   );
+  show(panel, form, h("div", { class: "columns" }));
+}
+
+/** Hide the field if the text has alternatives of its own: they are ranked. */
+export function follow(parts) {
+  form.hidden = Boolean(parts && alone(parts));
 }
 
 /** Ask the model for alternatives: what fits in place of the selected words. */
@@ -54,16 +57,27 @@ const typed = () =>
     .map((line) => line.trim())
     .filter(Boolean);
 
+/** The slot with the selected words and what was typed for them. */
+function slotOf(words) {
+  if (!words) throw new Error("Select the words in the text that the alternatives replace.");
+  return `{{${[...new Set([words, ...typed()])].map(escapeSlot).join("|")}}}`;
+}
+
+/** What is ranked with the future. */
+export function question({ parts }) {
+  const { before, after } = editor.around();
+  const template = has(parts, "alternatives") ? write(parts) : before + slotOf(editor.selection().trim()) + after;
+  return { path: "v1/rank", body: { template, future: true }, template };
+}
+
 export async function run({ parts, compare, signal }) {
   if (!has(parts, "alternatives")) {
-    const words = editor.selection().trim();
-    if (!words) throw new Error("Select the words in the text that the alternatives replace.");
-    editor.replaceSelection((old) => `{{${[...new Set([old, ...typed()])].map(escapeSlot).join("|")}}}`);
+    editor.replaceSelection(() => slotOf(editor.selection().trim()));
     return; // the text has changed, which ranks it
   }
-  const kinds = compare ? ["future", "past"] : ["future"];
+  const kinds = kindsShown(compare);
   const bodies = {
-    future: { template: write(parts), future: true },
+    future: question({ parts }).body,
     past: { template: write(past(parts)), future: false }, // without what follows
   };
   show(
@@ -73,14 +87,13 @@ export async function run({ parts, compare, signal }) {
         const {
           results: [ranking],
         } = await post("v1/rank", bodies[kind], signal);
-        return h(
-          "section",
-          { class: `column ${kind}`, "aria-label": KINDS[kind] },
-          h("h3", {}, KINDS[kind]),
+        return column(
+          kind,
+          null,
           h(
             "p",
             { class: "hint" },
-            kind === "past" ? "Compared by the probability of the text up to here." : COMPARED[ranking.compared],
+            kind === "past" ? "By the probability of the text up to here." : COMPARED[ranking.compared],
           ),
           h(
             "ol",
@@ -104,7 +117,7 @@ function row({ choice, probability, log_prob }, kind, parts) {
       text,
       h("span", { class: "hidden" }, ": accept"),
     ),
-    h("span", { class: "count" }, `log p ${log_prob === null ? "−∞" : log_prob.toFixed(2)}`),
+    h("span", { class: "count" }, `log p ${log_prob === null ? "−∞" : log_prob.toFixed(2).replace("-", "−")}`),
     h("span", { class: "measure" }, bar(probability, kind), h("span", { class: "number" }, percent(probability))),
   );
 }

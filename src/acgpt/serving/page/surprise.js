@@ -4,8 +4,10 @@
 //   with the future   one query per token, so they are sent in chunks, those nearest to the middle of the window first
 
 import { post } from "./api.js";
+import { literal } from "./copy.js";
 import { bar, h, percent, probabilityOf, show, visible } from "./dom.js";
-import { plain } from "./template.js";
+import { column, inWords, kindsShown } from "./kinds.js";
+import { escapeSlot, plain } from "./template.js";
 
 const MOST = 400; // tokens of a text whose map with the future is computed
 const CHUNK = 2000; // tokens of all queries in a request
@@ -15,7 +17,6 @@ const STEPS = [
   [6, "surprising"],
   [Infinity, "very surprising"],
 ]; // below, in bits
-const KINDS = { future: "With the future", past: "Past only" };
 const EXPLANATION = "Every token is coloured by how surprising it is. Select a part of the text to map only that.";
 
 let panel,
@@ -25,6 +26,7 @@ let panel,
 
 export const label = () => "Map";
 export const ready = (parts) => Boolean(plain(parts)?.trim());
+export const alone = ready;
 export const missing = "The heat map needs a text without gaps: fill them first, and accept a fill.";
 
 export function start(element, describe) {
@@ -32,14 +34,33 @@ export function start(element, describe) {
   show(panel, h("p", { class: "hint empty" }, EXPLANATION));
 }
 
+/** The request for a map of the text, or of the selected part of it. */
+async function mapped(parts, selection, signal) {
+  const part = selection.trim().length > 1 && parts.every(({ source }) => source === undefined);
+  const { method } = await describeModel(signal);
+  const top = ["ac-gpt", "gpt"].includes(method) ? 5 : 0; // other methods have no most probable tokens
+  return { text: part ? selection : plain(parts), top };
+}
+
+/** What the map with the future shows; in Python, what both of them show. */
+export async function question({ parts, selection }) {
+  const body = { ...(await mapped(parts, selection)), future: true },
+    template = `{{${escapeSlot(body.text)}}}`;
+  const code = [
+    `query = lm.query(${literal(template)})`,
+    "places = range(len(query))",
+    "others = [acgpt.Query(query.tokens, [other != place for other in places]) for place in places]",
+    "for past, future in zip(lm.log_prob(query).tokens, lm.log_prob(others, future=True)):",
+    "    print(past.log_prob, future.log_prob, repr(past.text))",
+  ];
+  return { path: "v1/surprise", body, template, code };
+}
+
 export async function run({ parts, selection, compare, signal, progress }) {
-  const text =
-    selection.trim().length > 1 && parts.every((part) => part.source === undefined) ? selection : plain(parts);
-  const top = ["ac-gpt", "gpt"].includes((await describeModel(signal)).method) ? 5 : 0; // other methods have no most probable tokens
-  const body = { text, top };
+  const body = await mapped(parts, selection, signal);
   maps = {};
   const { pieces, tokens } = await post("v1/surprise", body, signal);
-  const kinds = compare ? ["future", "past"] : ["future"];
+  const kinds = kindsShown(compare);
   const note = h("p", { class: "hint", role: "status" });
   for (const kind of kinds) maps[kind] = makeMap(kind, pieces);
   show(
@@ -98,19 +119,13 @@ function makeMap(kind, pieces) {
     {
       role: "listbox",
       class: "heat",
-      "aria-label": `Tokens, ${KINDS[kind].toLowerCase()}`,
+      "aria-label": `Tokens, ${inWords(kind)}`,
       "aria-orientation": "horizontal",
       onkeydown: move,
     },
     spans,
   );
-  const element = h(
-    "section",
-    { class: `column ${kind}`, "aria-label": KINDS[kind] },
-    h("h3", {}, KINDS[kind], " ", total),
-    list,
-  );
-  return { kind, spans, tokens: [], total, element, pieces };
+  return { kind, spans, tokens: [], total, element: column(kind, total, list), pieces };
 }
 
 const inBits = (bits, digits = 1) => `${Number.isFinite(bits) ? bits.toFixed(digits) : "∞"} bits`;
@@ -168,8 +183,8 @@ function detail() {
         {},
         h("code", {}, piece),
         token
-          ? ` ${inBits(token.bits)}, ${KINDS[map.kind].toLowerCase()}`
-          : ` ${KINDS[map.kind].toLowerCase()}: not known yet`,
+          ? ` ${inBits(token.bits)}, ${inWords(map.kind)}`
+          : ` ${inWords(map.kind)}: not known yet`,
       );
       const rows = token?.expected.map(({ text, id, log_prob }) => {
         const probability = probabilityOf(log_prob);
