@@ -74,10 +74,9 @@ def test_a_client_that_hangs_up_frees_its_rows(server, slow_steps, path, body):
     if body.get("stream"):
         assert b"200 OK" in connection.recv(4096)
     connection.close()
-    start, steps = time.monotonic(), scheduler.counts.steps
+    steps = scheduler.counts.steps
     assert until(lambda: scheduler.active_rows == 0, seconds=5)
     assert scheduler.counts.steps - steps < 100, "the rows were not freed but finished"
-    assert time.monotonic() - start < 2
     assert until(lambda: scheduler.counts.cancelled == 1)
     reply = httpx.post(f"{server.url}/v1/log_prob", json={"query": "The {{cat}}"})
     assert reply.status_code == 200

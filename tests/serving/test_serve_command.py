@@ -115,9 +115,8 @@ def test_a_second_signal_stops_at_once(start):
     assert until(lambda: metric(url, "acgpt_active_rows") > 0), (results, server.printed())
     server.interrupt(signal.SIGTERM)
     assert until(lambda: httpx.get(f"{url}/health").status_code == 503)
-    begun = time.monotonic()
     server.interrupt(signal.SIGTERM)
-    assert server.wait() == 1 and time.monotonic() - begun < 10
+    assert server.wait(60) == 1
     for thread in threads:
         thread.join(30)
     assert len(results) == 3 and 200 not in results
@@ -125,11 +124,11 @@ def test_a_second_signal_stops_at_once(start):
 
 
 def compute_for_long(_):
-    """Let each round of the scheduler compute for half a minute, in C++."""
+    """Let each round of the scheduler compute for five minutes, in C++: longer than the tests wait."""
 
     def computing(_):
         def round_(self, arrivals):
-            matrix, end = torch.ones(1500, 1500), time.monotonic() + 30
+            matrix, end = torch.ones(1500, 1500), time.monotonic() + 300
             while time.monotonic() < end:
                 matrix @ matrix
 
@@ -152,9 +151,8 @@ def test_a_second_signal_answers_with_503_although_the_model_computes(start, num
     assert until(lambda: metric(url, "acgpt_questions_total") == 2)
     server.interrupt(number)
     assert until(lambda: httpx.get(f"{url}/health").status_code == 503)
-    begun = time.monotonic()
     server.interrupt(number)
-    assert server.wait() == 1 and time.monotonic() - begun < 10
+    assert server.wait(60) == 1
     for thread in threads:
         thread.join(30)
     assert [(reply.status_code, reply.json()["error"]["code"]) for reply in replies] == [(503, "shutting_down")] * 2
