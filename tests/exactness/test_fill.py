@@ -25,6 +25,7 @@ from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.models.fill import BONUS, Options
+from acgpt.models.fill_by_search import FillBySearch
 from acgpt.models.region import literals_of
 from acgpt.query.template import Slot, parse
 from acgpt.query.vocabulary import ByteVocabulary
@@ -711,3 +712,18 @@ def test_constraints_know_tokens_that_were_added_later():
 def test_too_many_gaps_next_to_each_other_are_refused(lm):
     with pytest.raises(TemplateError, match="gaps have too little text between them"):
         lm.fill("a" + "{{_}}" * 60 + "b", 1)
+
+
+def test_no_more_candidates_are_drawn_once_there_are_no_new_ones(lm, monkeypatch):
+    pytest.importorskip("outlines_core")
+    passes, real = [], FillBySearch.score
+
+    def score(self, gapped, candidates):
+        passes.append(len(candidates))
+        return (yield from real(self, gapped, candidates))
+
+    monkeypatch.setattr(FillBySearch, "score", score)
+    assert [fill.fills for fill in lm.fill("x {{_1-1:(?:a|b)}} y", 1)] and len(passes) == 1
+    passes.clear()
+    assert len(lm.fill("x {{_1-1:a}} y", 5)) == 1  # there is no other text
+    assert passes == [1, 4]

@@ -42,6 +42,7 @@ from acgpt.query.vocabulary import ByteVocabulary
 BONUS = 0.5  # nats per generated token, so that the best fill is not the shortest
 PATIENCE = 4  # lengths in a row that may be no better before a search ends
 MAX_TOKENS = 32  # default for the longest gap
+TRIES = 4  # times that more candidates are drawn, if there are fewer distinct ones than asked for
 
 
 @dataclass(frozen=True)
@@ -390,8 +391,10 @@ class Filler(ABC):
         candidates = yield from self.candidates(samples)
         chosen = self.ranked(candidates)
         drawn = Counter(dict.fromkeys((c.lengths for c in candidates), samples))  # at random, for each lengths
-        tries = 0
-        while (missing := self.wanted(candidates) - len(chosen)) > 0 and tries < 4:  # more, drawn at random
+        for _ in range(TRIES):  # more, drawn at random, as long as there are new ones
+            missing, known = self.wanted(candidates) - len(chosen), len(chosen)
+            if missing <= 0 or time.monotonic() > self.deadline:
+                break
             lengths = chosen[0].lengths
             if gapped.open_ended:
                 lengths = (*lengths[:-1], *self.fitting(len(lengths) - 1, lengths[:-1]))
@@ -401,7 +404,9 @@ class Filler(ABC):
             new = yield from self.draw(gapped, self.constraints, jobs, greedy=False)
             yield from self.score(gapped, new)
             candidates += new
-            chosen, tries = self.ranked(candidates), tries + 1
+            chosen = self.ranked(candidates)
+            if len(chosen) == known:
+                break
         return chosen[: options.n]
 
     def begin(self) -> None:
