@@ -257,7 +257,7 @@ class Filler(ABC):
                 raise too_long(len(self.gapped.tokens) + needs, self.positions)
             raise TemplateError(
                 f"this gap needs at least {needs} tokens, with those of the given text that it is joined to, but may "
-                f"have at most {most}: allow more.",
+                f"have at most {most}: allow more, by `max_tokens` or in the gap.",
                 self.template,
                 at,
             )
