@@ -192,6 +192,40 @@ def test_past_only_has_as_many_tokens_as_the_words_beside_it(page):
     assert {body["template"] for body in bodies if body.get("n")} >= {"Mia went to the {{_2-2}}. She read."}
 
 
+def test_nothing_is_said_of_the_future_where_there_is_none(page):
+    write(page, "The cat sat on {{_1}}")
+    run(page)
+    expect(page.locator("#fill .verdict")).to_have_text("Nothing comes after the gap, so there is no future to read.")
+
+
+def test_no_column_leaves_out_words_that_the_other_one_shows_to_be_more_probable(page):
+    write(page, "The {{_1}} sat on the mat.")
+    run(page)
+    listed = {}
+    for kind, other in (("future", "past"), ("past", "future")):
+        for row in page.locator(f"#fill .column.{kind} li").all():
+            name = row.locator("button").evaluate("button => button.firstChild.textContent")
+            percents = [float(text.split()[0].strip("≈<")) for text in row.locator(".number").all_inner_texts()]
+            listed.setdefault(kind, {})[name] = dict(zip((kind, other), percents, strict=True))
+    for kind, other in (("future", "past"), ("past", "future")):
+        own = [percents[kind] for percents in listed[kind].values()]
+        assert own == sorted(own, reverse=True) and len(own) == 5
+        missing = [percents[kind] for name, percents in listed[other].items() if name not in listed[kind]]
+        assert all(percent <= min(own) for percent in missing)
+
+
+def test_results_that_come_in_are_not_called_outdated(page, address):
+    write(page, "The {{_1}} mat.")
+    run(page)
+    write(page, "The cat {{_1}} mat.")
+    expect(page.locator("#fill")).to_have_class(re.compile("stale"))
+    address.delay = 1.0
+    page.locator("#run").click()
+    expect(page.locator("#fill")).not_to_have_class(re.compile("stale"))
+    expect(page.locator("#fill")).to_have_attribute("aria-busy", "true")
+    idle(page)
+
+
 # ---- surprise -------------------------------------------------------------------------------------------------------
 
 
@@ -207,6 +241,16 @@ def test_the_heat_map_has_both_ways_of_reading_and_what_was_expected(page, page_
         assert all(re.search(r"heat-[0-3]", t.get_attribute("class")) for t in tokens.all())
         assert all(re.search(r"bits, .*; expected ", t.get_attribute("aria-label")) for t in tokens.all())
     tokens = page.locator("#surprise .column.future .token")
+    bits = {
+        kind: [
+            float(re.search(r"([\d.]+) bits", t.get_attribute("aria-label"))[1])
+            for t in page.locator(f"#surprise .column.{kind} .token").all()
+        ]
+        for kind in ("past", "future")
+    }
+    gains = [a - b for a, b in zip(bits["past"], bits["future"], strict=True)]
+    chosen = [t.get_attribute("aria-selected") for t in tokens.all()].index("true")
+    assert gains[chosen] >= max(gains) - 0.2  # rounded to 0.1
     tokens.nth(2).hover()
     expect(page.locator("#expected > div")).to_have_count(2)
     expect(page.locator("#expected > div").first.locator("li")).to_have_count(5)

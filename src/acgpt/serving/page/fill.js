@@ -75,7 +75,22 @@ export async function run({ parts, compare, signal }) {
       ),
     );
   }
-  await Promise.all(jobs);
+  const [future, blind] = await Promise.all(jobs);
+  if (compare) {
+    list(columns.future, parts, joined("future", future, blind));
+    list(columns.past, parts, joined("past", blind, future));
+  }
+}
+
+/** The fills of a column, and those of the other one that have the length of its best, without repetitions. */
+function joined(kind, own, others) {
+  const known = new Set(own.map(({ words }) => words));
+  return [
+    ...own,
+    ...others.filter(
+      (entry) => entry[kind] !== undefined && entry.tokens === own[0].tokens && !known.has(entry.words),
+    ),
+  ];
 }
 
 /** What is listed with the future: fills of the length that the best one had; of any length, if it is not known. */
@@ -133,7 +148,7 @@ async function fillOne(target, body, signal) {
 
 const preview = (target, { fills }) => target.gaps.forEach((gap, i) => show(gap, fills[i] ?? ""));
 
-/** List the best fills by their probability, with the probability that the other way of reading gives them. */
+/** List the best fills with the probabilities that both ways of reading give them, and return them. */
 async function fillMore(target, parts, body, signal) {
   const {
     results: [fills],
@@ -158,26 +173,35 @@ async function fillMore(target, parts, body, signal) {
       }),
     );
   }
+  list(target, parts, entries);
+  return entries;
+}
+
+/** List fills in a column, the most probable ones first. */
+function list(target, parts, entries) {
   const own = (entry) => probabilityOf(entry[target.kind]);
   entries.sort((a, b) => own(b) - own(a));
   const best = entries[0];
   preview(target, best.fill);
+  const shown = entries.filter((entry) => own(entry) >= RARE * own(best)).slice(0, MOST);
   show(
     target.rows,
-    entries.filter((entry) => own(entry) >= RARE * own(best)).map((entry, i) => row(entry, i, target.kind, parts)),
+    shown.map((entry, i) => row(entry, i, target.kind, parts)),
   );
-  if (target.kind === "future") show(panel.querySelector(".verdict"), verdict(best));
+  if (target.kind === "future") show(panel.querySelector(".verdict"), verdict(best, parts));
 }
 
 /** What reading the future does to the probability of the best words. */
-function verdict({ words, future, past }) {
+function verdict({ words, future, past }, parts) {
+  if (parts.findLastIndex((part) => part.source !== undefined) === parts.length - 1)
+    return "Nothing comes after the gap, so there is no future to read.";
   const [now, before] = [future, past].map(probabilityOf);
   if (past === undefined || !before) return null;
   const times = now / before,
     number = times < 10 ? times.toFixed(1) : Number(times.toPrecision(2)).toLocaleString("en");
   const change = `${percent(now)} instead of ${percent(before)}`;
   return [
-    "What comes after the gap makes ",
+    `What comes after the ${slots(parts).length > 1 ? "last " : ""}gap makes `,
     h("strong", {}, `“${words}”`),
     times >= 1 ? ` ${number} times as probable: ${change}.` : ` less probable: ${change}.`,
   ];

@@ -42,6 +42,8 @@ async function run(task = VIEWS[view].run) {
   try {
     if (!parts) await post("v1/query", { template: text }, own.signal); // malformed: the server says what is wrong
     if (!parts || (task === VIEWS[name].run && !VIEWS[name].ready(parts))) throw new Error(VIEWS[name].missing);
+    shown[name] = text;
+    $(name).classList.remove("stale");
     await task({
       parts,
       selection: editor.selection(),
@@ -49,8 +51,6 @@ async function run(task = VIEWS[view].run) {
       signal: own.signal,
       progress: (words) => tick((note = words)),
     });
-    shown[name] = text;
-    $(name).classList.remove("stale");
     if (!model) introduce(); // there was no key
   } catch (error) {
     if (!own.signal.aborted) fail(error, task);

@@ -95,6 +95,13 @@ export async function run({ parts, selection, compare, signal, progress }) {
     chunk.forEach((index) => waiting.delete(index));
     detail();
   }
+  if (maps.past && selected === 0) select(largestGain());
+}
+
+/** The index of the token that the future makes more probable than any other. */
+function largestGain() {
+  const gain = (i) => (maps.past.tokens[i]?.bits ?? 0) - (maps.future.tokens[i]?.bits ?? 0);
+  return [...maps.past.tokens.keys()].reduce((best, i) => (gain(i) > gain(best) ? i : best), 0);
 }
 
 function makeMap(kind, pieces) {
