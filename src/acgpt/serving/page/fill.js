@@ -19,8 +19,8 @@ const LONG = 4000; // characters from which on alternatives are not scored a sec
 const EXPLANATION =
   "Blank a word or a few, and press Fill. One column reads all of the text, the other one only what comes before the gap.";
 const ABOUT =
-  "A percentage is the probability of the words, given how many tokens they have. Words of the same length as the best " +
-  "ones are listed, so that they can be compared.";
+  "A percentage is the probability of the words, given how many tokens they have. The words listed were drawn for one of " +
+  "the columns, and are as long as the best ones, so that they can be compared.";
 
 const isGap = ({ kind }) => kind === "gap" || kind === "blank"; // what is filled; other slots stay as they are
 
