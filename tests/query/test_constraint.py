@@ -14,7 +14,16 @@ import pytest
 from fuzz import examples
 
 from acgpt.errors import InputError
-from acgpt.query.constraint import DEAD, Constraint, Literals, Pattern, TokenTable, check_pattern, pattern_matches
+from acgpt.query.constraint import (
+    DEAD,
+    Constraint,
+    Literals,
+    Pattern,
+    TokenTable,
+    check_pattern,
+    compiled,
+    pattern_matches,
+)
 
 LONGEST = 4  # tokens of a text
 
@@ -234,6 +243,7 @@ def test_what_is_wrong_with_a_pattern_is_told_in_words(pattern: str, problem: st
 
 def test_without_the_package_patterns_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "outlines_core", None)
+    compiled.cache_clear()  # of other tests
     with pytest.raises(InputError, match=r"pip install 'acgpt\[regex\]'"):
         Pattern(TokenTable(LETTERS), ["a"])
 
