@@ -9,51 +9,33 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from operator import itemgetter
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from acgpt.engine.decode import GREEDY, randomness
-from acgpt.engine.length_head import LengthHead
 from acgpt.errors import QueryError
-from acgpt.models.executor import Executor, LengthRequest, Search
-from acgpt.models.fill import BONUS, Candidate, Filler, Options
-from acgpt.models.router import Route
+from acgpt.models.executor import LengthRequest, Search
+from acgpt.models.fill import BONUS, Candidate, Filler
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.gaps import Gapped
 from acgpt.query.lengths import LONGEST, length_question, normalised
 from acgpt.query.query import Query
-from acgpt.query.template import Part
 
 TRIED = 4  # lengths of which the best fill is chosen
 
 
 class FillByLengths(Filler):
-    """Fills the gaps of one template, and asks the model for their lengths; see `Filler`.
-
-    Args:
-        length_head: The model's head for lengths.
-    """
+    """Fills the gaps of one template, and asks the model for their lengths; see `Filler`."""
 
     longest = LONGEST  # as long as a length can be told from others
     tried = TRIED
 
-    def __init__(
-        self,
-        executor: Executor,
-        tokenizer: PreTrainedTokenizerBase,
-        positions: int,
-        parts: Sequence[Part],
-        template: str,
-        options: Options,
-        gapped: Gapped,
-        route: Route,
-        length_head: LengthHead,
-    ) -> None:
-        super().__init__(executor, tokenizer, positions, parts, template, options, gapped, route)
-        self.length_head = length_head
-        self.log_lengths: dict[tuple[int, ...], float] = {}  # of the lengths that were chosen so far
+    @cached_property
+    def log_lengths(self) -> dict[tuple[int, ...], float]:
+        """Log-probabilities of the lengths that were chosen so far."""
+        return {}
 
     def candidates(self, samples: int) -> Search[list[Candidate]]:
         """Return the best candidate of each of the likeliest lengths."""
@@ -105,12 +87,14 @@ class FillByLengths(Filler):
 
     def distributions(self, index: int, before: Sequence[tuple[int, ...]]) -> Search[list[dict[int, float]]]:
         """Return the log-probabilities of a region's lengths, for each of several choices of the lengths before it."""
+        head = self.executor.length_head(self.route)
+        assert head is not None  # or `FillBySearch` would fill
         ids = np.array([-1 if token is None else token for token in self.gapped.tokens], dtype=np.int64)
         given, asked = np.array(self.gapped.given, dtype=bool), np.array(self.gapped.asked, dtype=bool)
         roles = np.where(given, GIVEN, np.where(asked, ASKED, UNKNOWN)).astype(np.int8)
         places = [region.at for region in self.gapped.regions]
         questions = [
-            length_question(ids, roles, places, lengths, distance=self.length_head.distance, positions=self.positions)
+            length_question(ids, roles, places, lengths, distance=head.distance, positions=self.positions)
             for lengths in before
         ]
         answers = yield LengthRequest(questions, self.route)

@@ -270,9 +270,8 @@ class Searches:
         gapped = encode_gaps(parts, self.tokenizer, template)
         query = gapped.encoded([1] * len(gapped.regions)).query  # a route depends on roles alone
         (route,) = self.router.routes([query], options.future, options.adapter)
-        common = (self.executor, self.tokenizer, self.positions, parts, template, options, gapped, route)
-        head = self.executor.length_head(route)
-        return FillBySearch(*common) if head is None else FillByLengths(*common, head)
+        kind = FillBySearch if self.executor.length_head(route) is None else FillByLengths
+        return kind(self.executor, self.tokenizer, self.positions, parts, template, options, gapped, route)
 
     # ---- building answers -------------------------------------------------------------------------------------------
 
