@@ -37,7 +37,7 @@ from typing import Any
 import torch
 import transformers
 from common import machine, report
-from render import architecture_rows
+from result_tables import architecture_rows
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

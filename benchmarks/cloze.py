@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from common import Parser, load_adapted, machine, report
-from render import cloze_rows
+from result_tables import cloze_rows
 
 from acgpt.errors import InputError
 from acgpt.query.template import Slot, parse

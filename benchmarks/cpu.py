@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import machine, paragraphs, report
-from render import cpu_accuracy_rows, cpu_rows
+from result_tables import cpu_accuracy_rows, cpu_rows
 
 import acgpt
 from acgpt.engine.attention import Dense

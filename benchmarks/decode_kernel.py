@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from attention_kernel import milliseconds
 from common import copy_bandwidth, machine, report
-from render import decode_kernel_rows
+from result_tables import decode_kernel_rows
 from torch import Tensor
 
 from acgpt.engine.attention import Cached, Ragged

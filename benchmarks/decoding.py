@@ -39,7 +39,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from common import SIZES, VOCABULARY, build_model, clock, copy_bandwidth, machine, report
-from render import generation_table, keys_table
+from result_tables import generation_table, keys_table
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from acgpt import LanguageModel, Query

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from common import machine, report
-from render import gap_rows
+from result_tables import gap_rows
 
 import acgpt
 from acgpt.cli.demo_table import only_adapter

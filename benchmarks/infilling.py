@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from common import Parser, check_limit, load_adapted, machine, mean_with_interval, report, resampled
 from infilling_tasks import Task, by_kind, read_tasks
-from render import infilling_costs, infilling_differences, infilling_rows
+from result_tables import infilling_costs, infilling_differences, infilling_rows
 from sandbox import passes_all
 
 import acgpt

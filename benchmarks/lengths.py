@@ -56,7 +56,7 @@ from common import (
     resampled,
 )
 from infilling_tasks import Task, read_tasks
-from render import length_differences, length_rows
+from result_tables import length_differences, length_rows
 
 import acgpt
 from acgpt.errors import InputError

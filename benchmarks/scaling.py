@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from common import SIZES, VOCABULARY, build_model, clock, copy_bandwidth, machine, report
 from figures import draw_scaling
-from render import scaling_rows
+from result_tables import scaling_rows
 from transformers import PreTrainedModel
 
 from acgpt import Query

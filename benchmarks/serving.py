@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 from common import Parser, machine, report
-from render import serving_rows
+from result_tables import serving_rows
 
 SUBJECTS = ["cat", "teacher", "old captain", "train", "committee", "river", "second engine", "garden", "painter"]
 PLACES = ["in the harbour", "behind the school", "near the border", "on the third floor", "at the end of the street"]

@@ -31,7 +31,7 @@ import torch
 from common import BOOTSTRAP, Parser, by_label, check_limit, machine, mean_with_interval, report, resampled
 from infilling import read_fills
 from infilling_tasks import PROSE_KINDS, Task, read_tasks, sentences
-from render import similarity_rows
+from result_tables import similarity_rows
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 

@@ -18,7 +18,7 @@ import sys
 import time
 
 from common import machine, report
-from render import startup_rows
+from result_tables import startup_rows
 
 FLOOR = "import torch, transformers; from transformers import AutoModelForCausalLM, LlamaForCausalLM"
 COMMANDS = {

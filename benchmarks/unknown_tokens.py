@@ -51,7 +51,7 @@ from common import (
     report,
     resampled,
 )
-from render import marginal_rows, unknown_rows
+from result_tables import marginal_rows, unknown_rows
 
 import acgpt
 from acgpt.data.corpus import Corpus

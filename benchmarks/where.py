@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from common import machine, report
-from render import where_rows
+from result_tables import where_rows
 from safetensors import SafetensorError, safe_open
 
 from acgpt.errors import InputError

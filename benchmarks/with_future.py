@@ -16,7 +16,7 @@ from typing import Any
 
 from common import machine, report
 from gaps import held_out
-from render import worth_rows
+from result_tables import worth_rows
 
 import acgpt
 from acgpt.cli.demo_table import demo_texts, worth

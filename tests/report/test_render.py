@@ -18,6 +18,13 @@ NOTHING = (None,) * 5
 
 
 @pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The tables of result files."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("result_tables")
+
+
+@pytest.fixture
 def render(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The program, in a temporary repository."""
     monkeypatch.syspath_prepend(BENCHMARKS)
@@ -137,7 +144,7 @@ def test_a_figure_is_drawn_once_and_a_check_sees_that_it_shows_other_numbers(ren
     render.rendered(made, check=True)
 
 
-def test_generating_is_timed_beside_gpt_in_the_same_turn_and_mode(render):
+def test_generating_is_timed_beside_gpt_in_the_same_turn_and_mode(tables):
     def row(*times: float, **more: object) -> dict:
         return {
             "tokens": 9,
@@ -154,7 +161,7 @@ def test_generating_is_timed_beside_gpt_in_the_same_turn_and_mode(render):
         "ac-gpt, training": row(1.5, 2.25, 4.0, prefill=0.3, keys=0.25, reading=0.26, model_times=(0.75, 0.75, 1.0)),
         "mlm, unconditional": row(5.0, 5.0, 5.0, model_times=(5.0, 5.0, 5.0)),
     }
-    columns, (gpt, ours, other) = render.generation_table(records)
+    columns, (gpt, ours, other) = tables.generation_table(records)
     assert columns[4:9] == ["prefill", "keys", "reading", "tokens/s", "× GPT"]
     assert columns[9:11] == ["s longer", "in the model"]
     assert gpt[4:7] == ["0.20", "", ""] and gpt[9:11] == ["", ""]
@@ -162,10 +169,10 @@ def test_generating_is_timed_beside_gpt_in_the_same_turn_and_mode(render):
     assert other[4:11] == ["", "", "", "9", "--", "", ""]  # GPT was not timed in this mode
     for key, left in (("times", {"in the model"}), ("model_times", {"s longer"})):
         once = {name: {**record, key: record[key][:1]} for name, record in records.items()}
-        assert {"s longer", "in the model"} & set(render.generation_table(once)[0]) == left
+        assert {"s longer", "in the model"} & set(tables.generation_table(once)[0]) == left
 
 
-def test_what_reads_more_keys_than_gpt_is_set_beside_what_they_take(render):
+def test_what_reads_more_keys_than_gpt_is_set_beside_what_they_take(tables):
     def row(*times: float, **more: object) -> dict:
         return {"seconds": times[1], "tokens_per_second": 9 / times[1], "times": times, **more}
 
@@ -174,7 +181,7 @@ def test_what_reads_more_keys_than_gpt_is_set_beside_what_they_take(render):
         "ac-gpt, infilling": row(2.0, 2.5, 9.0, keys=0.4, reading=0.25, model_times=(1.0, 2.2, 2.7)),
         "ac-gpt, infilling-no-future": row(1.0, 2.0, 3.0, keys=0.0, model_times=(1.0, 1.0, 1.0)),
     }
-    columns, rows = render.keys_table(records)
+    columns, rows = tables.keys_table(records)
     assert columns == ["", "ac-gpt, infilling"]
     heads, cells = zip(*rows, strict=True)
     assert cells == (
@@ -188,6 +195,6 @@ def test_what_reads_more_keys_than_gpt_is_set_beside_what_they_take(render):
     assert all(word in head for word, head in zip([*about[0], *about[1], "copy, s", "kernel"], heads, strict=True))
     for key in ("times", "model_times"):
         once = {name: {**record, key: record[key][:1]} for name, record in records.items()}
-        assert render.keys_table(once) is None
+        assert tables.keys_table(once) is None
     del records["ac-gpt, infilling"]
-    assert render.keys_table(records) is None
+    assert tables.keys_table(records) is None

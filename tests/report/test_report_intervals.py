@@ -220,7 +220,7 @@ def test_sums_of_texts_are_kept_with_the_runs_and_give_the_same_report(tmp_path,
 @pytest.mark.parametrize("texts", [True, False])
 def test_the_table_of_two_runs_has_the_interval_of_what_one_costs(tmp_path, monkeypatch, texts):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    program, render = (importlib.import_module(name) for name in ("from_scratch", "render"))
+    program, tables = (importlib.import_module(name) for name in ("from_scratch", "result_tables"))
     about = {"parameters": 1, "loss": 2.0, "tokens_per_second": 9.0, "wait": 0.0, "memory_gib": None}
     ours, theirs = scratch(tmp_path / "ac", AC, about=about), scratch(tmp_path / "gpt", GPT, method="gpt", about=about)
     kept = [add_texts(run, seed, noise=0.3) for seed, run in enumerate((ours, theirs))]
@@ -234,7 +234,7 @@ def test_the_table_of_two_runs_has_the_interval_of_what_one_costs(tmp_path, monk
         assert result["unconditional"]["interval"] == pytest.approx([-less.interval[1], -less.interval[0]])
     runs = {name: program.collect(run) for name, run in (("AC-GPT", ours), ("GPT", theirs))}
     assert list(runs["AC-GPT"]["splits"]) == ["validation"]
-    page = render.from_scratch({"runs": runs, "text": "prose", "over": program.over(ours, theirs)})
+    page = tables.from_scratch({"runs": runs, "text": "prose", "over": program.over(ours, theirs)})
     (row,) = [line for line in page.splitlines() if line.startswith("| AC-GPT over GPT")]
     cells = row.strip("| ").split(" | ")
     number = r"[+-]\d+\.\d"
