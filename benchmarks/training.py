@@ -3,12 +3,14 @@
     python benchmarks/training.py --device cuda --size 82M --texts 64
     python benchmarks/training.py --device cuda --size 124M --texts 48
     python benchmarks/training.py --device cuda --base default --lora 16 --texts 32      # fine-tuning
+    python benchmarks/training.py --device cuda --base default --lora 64 --texts 32 --recipe default-adapter
     python benchmarks/training.py --device cpu --size tiny --texts 4 --tokens 128 --steps 3
 
 A step is complete: the loader's batch, forward, backward, clipping, Muon and AdamW (fine-tuning: AdamW alone). The two
 methods alternate in rounds, so that a change of the machine's clock rate affects both. "Wait" is the share of the time
 in which the loop waits for its next batch. MFU is relative to the measured rate of a large matrix product. "Floor" is
-the ratio of the floating-point operations that the two methods need.
+the ratio of the floating-point operations that the two methods need. With --lora a third row has the products of the
+adapter computed apart, as PEFT does (see `acgpt.engine.peft.join_products`).
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from acgpt.engine.attention import check_model
+from acgpt.engine.length_head import LengthHead
 from acgpt.engine.peft import add_lora
 from acgpt.models.loading import load_base, resolve
 from acgpt.query.conditioning import Conditioning
 from acgpt.training.batches import Batches
 from acgpt.training.learner import Learner, flops, matmul_rate, new_model
 from acgpt.training.optimizer import build_optimizer
-from acgpt.training.recipe import SHAPES
+from acgpt.training.recipe import SHAPES, load_recipe
 
 SIZES = {"tiny": "tiny", "82M": "small", "124M": "base", "204M": "medium"}
 VOCABULARY = 50304
@@ -62,12 +65,19 @@ def make_model(args: argparse.Namespace) -> PreTrainedModel:
 class Runner:
     """One method, ready to take steps."""
 
-    def __init__(self, conditioning: Conditioning, args: argparse.Namespace) -> None:
+    def __init__(self, conditioning: Conditioning, args: argparse.Namespace, *, joined: bool) -> None:
         cuda = args.device == "cuda"
         self.device, self.half = args.device, cuda
         model = make_model(args).to(args.device)
         self.model = model.train()
-        self.learner = Learner(model, backend=args.backend, compiled=args.compile)
+        head = LengthHead(model.get_output_embeddings().weight.shape[1]) if conditioning.asks_lengths else None
+        self.learner = Learner(
+            model,
+            backend=args.backend,
+            compiled=args.compile,
+            length_head=head and head.to(args.device),
+            joined=joined and args.backend == "fused",
+        )
         muon = args.base is None
         self.optimizer = build_optimizer(model, muon=muon, lr=1e-3, muon_lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
         batches = Batches(
@@ -78,8 +88,9 @@ class Runner:
             conditioning=conditioning,
             seed=0,
             bos=0,
-            mask=None,
+            mask=1 if conditioning.has_unknown else None,
             fixed=cuda,
+            kinds=np.random.default_rng(0).choice([0, 1, 17, 2, 4], size=VOCABULARY).astype(np.uint8),
         )
         self.budget = batches.budget
         workers = {"num_workers": args.workers, "prefetch_factor": 4, "pin_memory": cuda} if args.workers else {}
@@ -93,7 +104,7 @@ class Runner:
         self.flops += flops(self.model, slots=batch.slots, pairs=batch.pairs, asked=batch.asked)
         batch = batch.to(self.device, non_blocking=True)
         with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
-            loss = self.learner(batch) / batch.asked
+            loss = self.learner(batch) / batch.weight
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -125,6 +136,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=64, help="sequences per step")
     parser.add_argument("--tokens", type=int, default=1024, help="positions per sequence, including BOS")
     parser.add_argument("--r-max", type=float, default=0.6)
+    parser.add_argument("--recipe", help="conditioning of this recipe instead of --r-max")
     parser.add_argument("--steps", type=int, default=20, help="steps per round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=4, help="loader processes per method")
@@ -133,13 +145,16 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="also print the kernels of a step")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    methods = {"GPT": {"empty": 1.0}, "AC-GPT": {"r_max": args.r_max}}
+    given = {"r_max": args.r_max} if args.recipe is None else load_recipe(args.recipe, [], finetuning=True).conditioning
+    methods = {"GPT": {"empty": 1.0}, "AC-GPT": given}
+    if args.lora:
+        methods["AC-GPT, adapter apart"] = given
     runners, memory, compiling = {}, {}, {}
     for name, conditioning in methods.items():
         if args.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         memory_before = torch.cuda.memory_allocated() if args.device == "cuda" else 0
-        runners[name] = Runner(Conditioning.from_dict(conditioning), args)
+        runners[name] = Runner(Conditioning.from_dict(conditioning), args, joined="apart" not in name)
         start = time.perf_counter()
         runners[name].round(3)
         compiling[name] = time.perf_counter() - start
@@ -183,7 +198,8 @@ def main() -> None:
             profile(name, runner)
     tuned = f"Fine-tuning {args.base}, {f'LoRA of rank {args.lora}' if args.lora else 'all weights'}"
     task = f"Training {args.size}" if args.base is None else tuned
-    title = f"{task}, {args.texts} × {args.tokens} tokens a step, r_max {args.r_max}"
+    mixture = f"r_max {args.r_max}" if args.recipe is None else args.recipe
+    title = f"{task}, {args.texts} × {args.tokens} tokens a step, {mixture}"
     columns = ["method", "step", "over GPT", "floor", "tokens/s", "MFU", "memory", "wait"]
     settings = {
         k: getattr(args, k)
@@ -194,6 +210,7 @@ def main() -> None:
             "texts",
             "tokens",
             "r_max",
+            "recipe",
             "steps",
             "rounds",
             "workers",

@@ -17,7 +17,7 @@ import acgpt.training.learner as learner_module
 from acgpt.engine.attention import check_model
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Budget
-from acgpt.engine.peft import add_lora
+from acgpt.engine.peft import adapter_layers, add_lora, join_products, switched
 from acgpt.errors import ModelError
 from acgpt.evaluation.perplexity import queries_of
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, generator
@@ -90,12 +90,67 @@ def test_bf16_on_a_cpu_is_near_fp32_and_learns():
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
 
 
+# ---- products of LoRA -----------------------------------------------------------------------------------------------
+
+
+def adapted(architecture="llama", dropout=0.0, rank=4):
+    model, _ = add_lora(tiny_model(architecture, vocabulary=VOCABULARY), rank=rank, alpha=2 * rank, dropout=dropout)
+    disable_dropout(model) if not dropout else None
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:  # zero at first, and the gradients of lora_A with it
+            weight.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+    check_model(model)
+    return model.double().train()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
+def test_products_with_the_sum_of_weights_and_adapter_give_the_same_loss_and_gradients(architecture):
+    model, (_, _, batch) = adapted(architecture), batch_of(MIXED)
+    learnt = [weight for weight in model.parameters() if weight.requires_grad]
+    with FlopCounterMode(display=False) as before:
+        apart = learner_of(model)(batch)
+    wanted = torch.autograd.grad(apart, learnt)
+    assert join_products(model) == len(adapter_layers(model)) > 0
+    with FlopCounterMode(display=False) as after:
+        joined = learner_of(model)(batch)
+    assert after.get_total_flops() != before.get_total_flops()  # it is another computation
+    assert joined.item() == pytest.approx(apart.item(), rel=1e-12)
+    for got, other in zip(torch.autograd.grad(joined, learnt), wanted, strict=True):
+        torch.testing.assert_close(got, other, rtol=1e-9, atol=1e-9)
+
+
+def test_joined_layers_answer_as_before_without_gradients_and_without_the_adapter():
+    model, (_, _, batch) = adapted(), batch_of(MIXED)
+
+    def losses():
+        with torch.no_grad():
+            with_adapter = learner_of(model)(batch).item()
+            with switched(model, None):
+                return with_adapter, learner_of(model)(batch).item()
+
+    before = losses()
+    join_products(model)
+    assert losses() == before
+    with switched(model, None):  # and with gradients
+        assert learner_of(model)(batch).item() == pytest.approx(before[1], rel=1e-12)
+
+
+def test_layers_are_joined_only_where_that_is_exact_and_faster(monkeypatch):
+    assert join_products(adapted(dropout=0.1)) == 0
+    assert join_products(adapted("gpt2")) == 0  # its matrices are transposed
+    assert join_products(small_model()) == 0  # no adapter
+    monkeypatch.setattr("acgpt.engine.peft.NARROW", 1)
+    assert join_products(adapted()) == 0
+
+
 # ---- deep networks --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "gpt2"])
-@pytest.mark.parametrize("rank", [None, 4], ids=["all weights", "an adapter"])
-def test_the_blocks_of_a_deep_network_are_compiled_once_for_all_of_them(architecture, rank, monkeypatch):
+@pytest.mark.parametrize(
+    ("rank", "joined"), [(None, False), (4, False), (4, True)], ids=["all weights", "an adapter", "a joined adapter"]
+)
+def test_the_blocks_of_a_deep_network_are_compiled_once_for_all_of_them(architecture, rank, joined, monkeypatch):
     compiled_graphs = []
 
     def count(graph, inputs):
@@ -114,7 +169,7 @@ def test_the_blocks_of_a_deep_network_are_compiled_once_for_all_of_them(architec
     learnt = [weight for weight in model.parameters() if weight.requires_grad]
     _, _, first = batch_of(MIXED, budget=Budget(64, 64))
     batches = [replace(first, ids=(first.ids + by) % VOCABULARY) for by in range(3)]  # of one shape, as on CUDA
-    one, other = (Learner(model, backend="dense", compiled=compiled) for compiled in (True, False))
+    one, other = (Learner(model, backend="dense", compiled=compiled, joined=joined) for compiled in (True, False))
     for batch in batches:
         losses = [learner(batch) for learner in (one, other)]
         assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)

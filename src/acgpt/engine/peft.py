@@ -9,10 +9,13 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from torch.nn import ModuleDict
 from transformers import PreTrainedModel
 
@@ -20,6 +23,7 @@ from acgpt.errors import InputError, ModelError
 
 DEFAULT = "default"  # PEFT's name for an adapter that was given none
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # in the order in which PEFT looks for them
+NARROW = 700  # in · out / (in + out) of layers for `join_products`; from the rates of an H200, for bf16
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------------
@@ -168,6 +172,62 @@ def add_lora(
         except ValueError as error:
             raise InputError(f"lora.targets={targets}: {error}") from error
     return unwrap(adapted)[0], adapted.peft_config[DEFAULT]
+
+
+def join_products(model: PreTrainedModel) -> int:
+    """Let LoRA layers multiply by W + s·B·A while gradients are recorded: one product with the sum instead of three.
+
+    The result is the same up to rounding. The gradient of the sum is a product more, but a product with a narrow matrix
+    takes as long as reading the wide one, and three results need not be added. This is faster for narrow layers only,
+    and only these are changed. Layers with dropout, with quantised weights or of another kind are left as they are.
+
+    Returns:
+        Number of layers that were changed.
+    """
+    layers = [layer for layer in adapter_layers(model) if is_plain_lora(layer) and is_narrow(layer)]
+    for layer in layers:
+        layer.__class__ = joined_class()
+    return len(layers)
+
+
+def is_plain_lora(layer: Any) -> bool:
+    """Return whether a layer is a linear one with one LoRA adapter, without dropout and without additions to LoRA."""
+    from peft.tuners.lora import Linear
+
+    if type(layer) is not Linear or list(layer.lora_A) != list(layer.active_adapters) or len(layer.lora_A) != 1:
+        return False
+    plain = type(layer.get_base_layer()) is torch.nn.Linear and not layer.fan_in_fan_out and not layer.lora_variant
+    no_dropout = all(isinstance(dropout, torch.nn.Identity) for dropout in layer.lora_dropout.values())
+    return plain and no_dropout and not any(layer.lora_bias.values())
+
+
+def is_narrow(layer: Any) -> bool:
+    """Return whether the gradient of a layer's whole matrix takes less time than the products of LoRA save.
+
+    It takes in · out steps of arithmetic per token, and they move in + out numbers, so the ratio decides.
+    """
+    inputs, outputs = int(layer.in_features), int(layer.out_features)
+    return inputs * outputs / (inputs + outputs) <= NARROW
+
+
+@cache
+def joined_class() -> Any:
+    """Return a subclass of PEFT's linear LoRA layer for `join_products`."""
+    from peft.tuners.lora import Linear
+
+    class Joined(Linear):  # type: ignore[misc, unused-ignore]
+        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if self.disable_adapters or self.merged or args or kwargs or not torch.is_grad_enabled():
+                result: Tensor = super().forward(x, *args, **kwargs)
+                return result
+            (name,) = self.active_adapters
+            base, dtype = self.get_base_layer(), x.dtype
+            if torch.is_autocast_enabled(x.device.type):
+                dtype = torch.get_autocast_dtype(x.device.type)
+            weight, down, up = (w.to(dtype) for w in (base.weight, self.lora_A[name].weight, self.lora_B[name].weight))
+            return F.linear(x.to(dtype), torch.addmm(weight, up, down, alpha=self.scaling[name]), base.bias)
+
+    return Joined
 
 
 @contextmanager

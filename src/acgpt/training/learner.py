@@ -23,6 +23,7 @@ from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels.loss import linear_cross_entropy
 from acgpt.engine.layout import IGNORED
 from acgpt.engine.length_head import LengthHead
+from acgpt.engine.peft import join_products
 from acgpt.engine.score import forbid
 from acgpt.training.batches import Batch
 from acgpt.training.recipe import Shape
@@ -108,6 +109,8 @@ class Learner(nn.Module):
             network share one graph, which compiles in seconds; a graph of the whole network would take minutes.
         forbidden_token: Token id that gets no probability.
         length_head: Head that predicts lengths of gaps, if batches ask for them.
+        joined: Multiply by the sum of weights and LoRA adapter where that is faster, see `peft.join_products`. Default:
+            with the fused backend.
     """
 
     def __init__(
@@ -118,8 +121,11 @@ class Learner(nn.Module):
         compiled: bool,
         forbidden_token: int | None = None,
         length_head: LengthHead | None = None,
+        joined: bool | None = None,
     ) -> None:
         super().__init__()
+        if backend == "fused" if joined is None else joined:
+            join_products(model)
         self.model, self.backend, self.forbidden_token = model, backend, forbidden_token
         self.length_head = length_head
         self.hidden: list[Tensor] = []  # what the vocabulary projection has read, if lengths are learnt
