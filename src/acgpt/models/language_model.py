@@ -124,6 +124,7 @@ class LanguageModel:
                 f"{' or '.join(map(repr, possible))}."
             )
         self.attention = choose_backend(self.model) if attention == "auto" else attention
+        self._backend = None if attention == "auto" else attention  # of engines, which may choose by call
         config = self.model.config.get_text_config()
         self.vocabulary: int = config.vocab_size
         self.positions = positions_of(config) + 1 - model_method(self.metadata).overhead  # the tokens and BOS
@@ -183,7 +184,7 @@ class LanguageModel:
             total = torch.cuda.get_device_properties(self.model.device).total_memory
             prefill = max(1024, prefill_tokens(self.model, total // 16))
         return Engine(
-            self.model, bos=self.bos, mask=mask, backend=self.attention, budget=budget or self.budget,
+            self.model, bos=self.bos, mask=mask, backend=self._backend, budget=budget or self.budget,
             prefill_budget=prefill, notice=notice, cpu_steps=self._cpu_steps,
         )  # fmt: skip
 
