@@ -13,6 +13,7 @@ from acgpt.engine.attention import BACKENDS, Fused, check_model, compile_blocks,
 from acgpt.engine.decode import Sampling, draw
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
+from acgpt.engine.head import fast_head
 from acgpt.engine.kernels.log_probs import linear_log_probs
 from acgpt.engine.layout import build
 from acgpt.engine.score import token_log_probs
@@ -261,7 +262,7 @@ def test_a_call_with_many_texts_uses_the_fused_kernels(monkeypatch):
     used = []
     monkeypatch.setattr(engines, "MANY_SLOTS", 2000)
     monkeypatch.setitem(BACKENDS, "fused", lambda layout: used.append(layout) or Fused(layout))
-    model = tiny_model("llama", width=128, positions=1024).cuda().bfloat16()
+    model = tiny_model("llama", width=128, positions=1024, scale=0.1).cuda().bfloat16()
     check_model(model)
     queries = [random_query(seed, 1000) for seed in range(3)]
     with torch.inference_mode():
@@ -269,7 +270,7 @@ def test_a_call_with_many_texts_uses_the_fused_kernels(monkeypatch):
         assert not used
         many = Engine(model, bos=0, mask=1).log_probs(queries, future=True)
         assert used
-        assert np.abs(np.array(many[0]) - np.array(few[0])).mean() < 0.02
+        assert np.abs(np.array(many[0]) - np.array(few[0])).mean() < 0.05
         used.clear()
         Engine(model, bos=0, mask=1, backend="varlen").log_probs(queries, future=True)
     assert not used
@@ -278,10 +279,13 @@ def test_a_call_with_many_texts_uses_the_fused_kernels(monkeypatch):
 def test_nan_is_reported_from_hidden_states():
     model = tiny_model("gpt_neox", width=128, positions=1024).cuda().bfloat16()
     check_model(model)
-    model.gpt_neox.final_layer_norm.weight.data[0] = torch.nan
     queries = [random_query(seed, 1000) for seed in range(3)]
-    with torch.inference_mode(), pytest.raises(ModelError, match="NaN"):
+    with torch.inference_mode():
         Engine(model, bos=0, mask=1).log_probs(queries, future=True)
+        assert fast_head(model, 1024) is not None
+        model.gpt_neox.final_layer_norm.weight.data[0] = torch.nan
+        with pytest.raises(ModelError, match="NaN"):
+            Engine(model, bos=0, mask=1).log_probs(queries, future=True)
 
 
 @pytest.mark.parametrize("width", [32, 128], ids=["mask", "kernel"])

@@ -48,7 +48,8 @@ def try_head(model: PreTrainedModel, head: nn.Linear) -> bool:
         seen["read"] = inputs[0] if inputs else None
         return logits
 
-    with turn(model), evaluating(model):
+    eager = torch.compiler.set_stance("force_eager")  # a compiled network would be recompiled for this length
+    with turn(model), evaluating(model), eager:
         hooks = model.base_model.register_forward_hook(keep_states), head.register_forward_hook(replace)
         try:
             found = model(input_ids=torch.arange(4, device=model.device)[None], use_cache=False).logits

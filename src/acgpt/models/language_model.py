@@ -62,7 +62,8 @@ class LanguageModel:
         bos: Token at position 0, as an id or as text. Default: the metadata's, else the tokenizer's BOS, else its EOS.
         mask: Token that stands for unknown tokens, as an id or as text. Default: the metadata's.
         attention: Attention backend: "dense", "varlen" or "fused" (the last two need CUDA and half precision), or
-            "auto": "varlen" if possible, else "dense". The fused kernels are faster, but are compiled on first use.
+            "auto": "varlen" if possible, else "dense". The fused kernels are faster, but are compiled on first use:
+            "auto" scores with them if one call has many texts.
         router: Whether to choose the adapter for each query by the query's roles (see `acgpt.models.router`): a query
             that needs no adapter is answered by the base model. If false, the active adapter of the PEFT model answers
             every query. Default: true if there are several adapters. Can be changed later through the attribute
@@ -83,7 +84,7 @@ class LanguageModel:
         mask: Id of the MASK token of the active adapter or model; `None` if there is none.
         vocabulary: Size of the vocabulary.
         positions: Number of positions, of which BOS takes one: a text has at most `positions - 1` tokens.
-        attention: Name of the attention backend in use.
+        attention: Name of the attention backend in use; with "auto", that of all but large calls.
         budget: Maximum number of tokens per forward pass.
         searches: The same questions as searches, for code that answers many at a time, see `models.searches`.
 
