@@ -18,7 +18,7 @@ import torch
 from common import VOCABULARY, build_model, clock, machine, report
 
 from acgpt import Query
-from acgpt.engine.attention import check_model, choose_backend
+from acgpt.engine.attention import check_model, choose_backend, possible_backends
 from acgpt.engine.engine import Engine
 
 
@@ -56,8 +56,8 @@ def main() -> None:
 
     fast = choose_backend(model)
     seconds = {f"one pass, {fast}": clock(lambda: score(queries, fast), repeats=args.repeats)}
-    if fast != "dense":
-        seconds["one pass, dense"] = clock(lambda: score(queries, "dense"), repeats=args.repeats)
+    for name in possible_backends(model)[1:]:
+        seconds[f"one pass, {name}"] = clock(partial(score, queries, name), repeats=args.repeats)
     seconds["one pass, past only"] = clock(lambda: score(queries, fast, future=False), repeats=args.repeats)
     ranks = [int(i * (len(queries[0].asked_positions) - 1) / 4) for i in range(5)]
     times = [clock(partial(score, one_token_each(rank), fast), repeats=1) for rank in ranks]

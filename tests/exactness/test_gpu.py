@@ -8,12 +8,16 @@ import torch
 import toys
 from models import ARCHITECTURES, random_query, tiny_model
 
-from acgpt.engine.attention import BACKENDS, check_model, compile_blocks, run
+from acgpt.engine import engine as engines
+from acgpt.engine.attention import BACKENDS, Fused, check_model, compile_blocks, run
 from acgpt.engine.decode import Sampling, draw
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
+from acgpt.engine.head import fast_head
+from acgpt.engine.kernels.log_probs import linear_log_probs
 from acgpt.engine.layout import build
 from acgpt.engine.score import token_log_probs
+from acgpt.errors import ModelError
 from acgpt.methods import METHODS, masked
 from acgpt.query.query import Query
 
@@ -198,6 +202,90 @@ def test_long_ragged_batches_agree_in_bf16():
     for query, got in zip(queries, together, strict=True):
         logits, alone = logits_of(model, [query], "varlen")
         assert torch.allclose(got, token_log_probs(logits, alone.targets), atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("architecture", ["gpt_neox", "llama"])
+@pytest.mark.parametrize("vocabulary", [50, 1003, 12800])
+def test_scores_from_hidden_states_agree_with_the_dense_mask(architecture, dtype, vocabulary, monkeypatch):
+    calls, linear_log_probs = [], engines.linear_log_probs
+
+    def counted(hidden, *args):
+        calls.append(len(hidden))
+        return linear_log_probs(hidden, *args)
+
+    model = tiny_model(architecture, width=128, positions=1024, vocabulary=vocabulary, scale=0.1).cuda().to(dtype)
+    check_model(model)
+    lengths = (1000, 900, 40, 700, 1, 1000, 1000, 800)
+    queries = [random_query(seed, length, share=0.3) for seed, length in enumerate(lengths)]
+    with torch.inference_mode():
+        with monkeypatch.context() as patch:
+            patch.setattr(engines, "fast_head", lambda *_: None)
+            want = Engine(model, bos=0, mask=1, backend="dense").log_probs(queries, future=True)
+            plain = Engine(model, bos=0, mask=1, backend="varlen").log_probs(queries, future=True)
+        monkeypatch.setattr(engines, "linear_log_probs", counted)
+        for budget in (2**13, 3000):
+            found = {
+                backend: Engine(model, bos=0, mask=1, backend=backend, budget=budget).log_probs(queries, future=True)
+                for backend in ("varlen", "fused")
+            }
+            for backend, scores in found.items():
+                error, usual = (np.abs(np.concatenate(x) - np.concatenate(want)).mean() for x in (scores, plain))
+                print(f"{architecture} {dtype} {vocabulary} {backend} {budget}: {error:.2e}, from logits {usual:.2e}")
+                assert error < 2 * usual + 1e-3
+        assert calls and min(calls) >= 1024
+        forbidden = Engine(model, bos=0, mask=1).log_probs(queries, future=True, forbidden_token=7)
+    assert max(map(max, forbidden)) <= 0
+    for query, scores in zip(queries, forbidden, strict=True):
+        asked = [query.tokens[position - 1] for position in query.asked_positions]
+        assert [score == -np.inf for score in scores] == [token == 7 for token in asked]
+
+
+@pytest.mark.parametrize("vocabulary", [50257, 50304])
+def test_the_log_probs_kernel_agrees_with_log_softmax(vocabulary):
+    generator = torch.Generator("cuda").manual_seed(0)
+    for dtype, limit in ((torch.float32, 1e-4), (torch.bfloat16, 1e-2), (torch.float16, 1e-2)):
+        hidden, weight = (
+            torch.randn(n, 64, device="cuda", generator=generator).div(4).to(dtype) for n in (6000, vocabulary)
+        )
+        targets = torch.randint(0, vocabulary, (6000,), device="cuda", generator=generator)
+        found, again = (linear_log_probs(hidden, weight, targets, 3) for _ in range(2))
+        logits = (hidden @ weight.T).double()
+        logits[:, 3] = -torch.inf
+        want = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+        finite = targets != 3
+        assert torch.equal(found, again) and torch.equal(found.isfinite(), finite)
+        assert ((found - want)[finite].abs().mean() < limit) and not found.isnan().any()
+
+
+def test_a_call_with_many_texts_uses_the_fused_kernels(monkeypatch):
+    used = []
+    monkeypatch.setattr(engines, "MANY_SLOTS", 2000)
+    monkeypatch.setitem(BACKENDS, "fused", lambda layout: used.append(layout) or Fused(layout))
+    model = tiny_model("llama", width=128, positions=1024, scale=0.1).cuda().bfloat16()
+    check_model(model)
+    queries = [random_query(seed, 1000) for seed in range(3)]
+    with torch.inference_mode():
+        few = Engine(model, bos=0, mask=1).log_probs(queries[:1], future=True)
+        assert not used
+        many = Engine(model, bos=0, mask=1).log_probs(queries, future=True)
+        assert used
+        assert np.abs(np.array(many[0]) - np.array(few[0])).mean() < 0.05
+        used.clear()
+        Engine(model, bos=0, mask=1, backend="varlen").log_probs(queries, future=True)
+    assert not used
+
+
+def test_nan_is_reported_from_hidden_states():
+    model = tiny_model("gpt_neox", width=128, positions=1024).cuda().bfloat16()
+    check_model(model)
+    queries = [random_query(seed, 1000) for seed in range(3)]
+    with torch.inference_mode():
+        Engine(model, bos=0, mask=1).log_probs(queries, future=True)
+        assert fast_head(model, 1024) is not None
+        model.gpt_neox.final_layer_norm.weight.data[0] = torch.nan
+        with pytest.raises(ModelError, match="NaN"):
+            Engine(model, bos=0, mask=1).log_probs(queries, future=True)
 
 
 @pytest.mark.parametrize("width", [32, 128], ids=["mask", "kernel"])

@@ -50,6 +50,11 @@ STEPS = {
 }
 
 
+# Cases of log-probabilities as (size of the vocabulary, dtype, forbidden token).
+LOG_PROBS = {
+    f"log-probs of {size} tokens in {dtype}, without {forbidden}": (size, dtype, forbidden)
+    for size, dtype, forbidden in itertools.product((37, 8192, 8193, 20000), ("float32", "bfloat16"), (None, 11))
+}
 VOCABULARIES = (37, 8192, 8193, 20000)  # less than a block of the loss's kernel, one, a little more, several
 
 
@@ -192,6 +197,53 @@ def interpret_loss(rows, vocabulary, dim=5, weighted=False):
     return dict(zip(("loss", "hidden", "weight"), errors, strict=True))
 
 
+def interpret_log_probs(vocabulary, dtype, forbidden):
+    """Errors of log-probabilities: under given logits with extremes and padding, and under a vocabulary projection."""
+    from acgpt.engine.kernels import log_probs as kernel
+
+    rng, dtype, rows = torch.Generator().manual_seed(0), getattr(torch, dtype), 7
+    columns = -(-vocabulary // kernel.ALIGN) * kernel.ALIGN
+    logits = (30 * torch.randn(rows, columns, generator=rng)).to(dtype)
+    logits[:, vocabulary:] = math.nan  # padding is not read
+    targets = torch.randint(0, vocabulary, (rows,), generator=rng)
+    targets[0], targets[1] = vocabulary - 1, 0
+    logits[2, :-1], logits[3, 3:] = -math.inf, logits[3, 3:] - 500  # but one; most of them far below
+    logits[2, 1], targets[2], targets[4] = -300, 1, 5
+    logits[4, 5] = -math.inf  # an impossible target
+    logits[6, : min(vocabulary - 1, kernel.BLOCK)], targets[6] = -math.inf, vocabulary - 1  # nothing in the first block
+    if forbidden is not None:
+        targets[targets == forbidden], targets[5] = 2, forbidden
+    found = torch.full((rows,), math.nan)
+    kernel.row_log_probs(logits, targets, found, vocabulary, forbidden)
+
+    def plain(logits):
+        logits = logits[:, :vocabulary].double()
+        if forbidden is not None:
+            logits = logits.index_fill(1, torch.tensor([forbidden]), -math.inf)
+        return logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+
+    def error(found, want):
+        assert torch.equal(found.isinf(), want.isinf())
+        finite = want.isfinite()
+        return ((found - want)[finite].abs() / want[finite].abs().clamp(min=1)).max().item()
+
+    errors = {"given": error(found, plain(logits))}
+    hidden, weight = (torch.randn(n, 8, generator=rng).to(dtype) for n in (rows, vocabulary))
+    kernel.TILE, kernel.MOST_BYTES = 2, 2 * columns * hidden.element_size()  # several chunks
+    found = kernel.linear_log_probs(hidden, weight, targets, forbidden)
+    return errors | {"projected": error(found, plain(hidden @ weight.T))}
+
+
+def interpret_broken_rows():
+    """Whether rows with NaN, with ∞, without any token and with a target that does not exist are NaN, and no other."""
+    from acgpt.engine.kernels import log_probs as kernel
+
+    logits, found = torch.zeros(7, 64), torch.zeros(7)
+    logits[1, 7], logits[2, 7], logits[3] = math.nan, math.inf, -math.inf
+    kernel.row_log_probs(logits, torch.tensor([3, 3, 3, 3, -1, 40, 39]), found, 40, None)
+    return {"wrong": float(found.isnan().tolist() != [False, True, True, True, True, True, False])}
+
+
 def step_inputs(rows, heads, key_heads, width, slots, *, dim=32, dtype=torch.float32, device="cpu", keys=None):
     """Queries, keys and values of a step of decoding, strided as a sampler has them, and where the queries are.
 
@@ -245,6 +297,8 @@ def interpret_step(shape, parts):
 def interpret_all():
     results = {f"loss over {size} tokens": interpret_loss(7, size) for size in VOCABULARIES}
     results |= {f"weighted loss over {size} tokens": interpret_loss(7, size, weighted=True) for size in VOCABULARIES}
+    results |= {name: interpret_log_probs(*case) for name, case in LOG_PROBS.items()}
+    results["broken rows"] = interpret_broken_rows()
     results |= {name: interpret(queries, **kind) for name, (queries, kind) in CASES.items()}
     for i in range(3):
         results[f"query {i} is NaN"] = interpret_with_a_query_of_nans([(17, 20), (5, 33), (1, 1)], i)
@@ -283,6 +337,17 @@ def test_a_query_never_reads_another(interpreted, query):
 def test_the_loss_and_its_gradients_agree_with_plain_cross_entropy(interpreted, size):
     for case in (f"loss over {size} tokens", f"weighted loss over {size} tokens"):
         assert exact(interpreted[case], 1e-5), interpreted[case]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LOG_PROBS)
+def test_log_probs_agree_with_plain_log_softmax(interpreted, case):
+    assert exact(interpreted[case], 1e-5), interpreted[case]
+
+
+@pytest.mark.slow
+def test_log_probs_of_broken_logits_are_nan(interpreted):
+    assert exact(interpreted["broken rows"], 0.5)
 
 
 @pytest.mark.slow

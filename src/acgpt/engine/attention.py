@@ -5,7 +5,8 @@ backend is a callable `(q, k, v, scale) -> out` that knows the attention mask:
 
     Dense    any device and dtype; a boolean mask over a padded rectangle. The reference, and the CPU path.
     Varlen   CUDA, bf16 and fp16; two flash attention calls over the packed batch, no mask and no padding.
-    Fused    CUDA, bf16 and fp16; our own kernels for this mask, compiled on first use. For training.
+    Fused    CUDA, bf16 and fp16; our own kernels for this mask, compiled on first use. For training and
+             for scoring many texts.
     Cached   one decoding step: rows of different lengths against their key-value caches (see `decode`).
     Ragged   the same on CUDA, bf16 and fp16; our own kernel, which reads each row's cache only up to its length.
 
@@ -269,7 +270,8 @@ def flash(*args: Any, **kwargs: Any) -> Tensor:
 def possible_backends(model: PreTrainedModel) -> list[str]:
     """Return the backends that are exact for this model on its device, the default first.
 
-    The fused kernels are the fastest but are compiled on first use, so they are used in training or on request only.
+    The fused kernels are the fastest but are compiled on first use, so they are used in training, by calls that score
+    many texts (see `Engine.scoring_backend`) or on request.
     (The kernel for decoding steps, see `can_decode_ragged`, is compiled whenever samples are drawn.)
     """
     config = model.config.get_text_config()
@@ -291,6 +293,16 @@ def can_decode_ragged(model: PreTrainedModel) -> bool:
     if "fused" not in possible_backends(model):
         return False
     return decode_kernel.works(model.device, head_width(model.config.get_text_config()), model.dtype)
+
+
+def can_fuse(model: PreTrainedModel) -> bool:
+    """Return whether `Fused` can be used; the first call compiles its forward kernel and tries it on the device."""
+    if "fused" not in possible_backends(model):
+        return False
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    return kernels.works(model.device, heads, key_heads, head_width(config), model.dtype)
 
 
 def choose_backend(model: PreTrainedModel) -> str:

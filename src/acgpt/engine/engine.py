@@ -8,19 +8,20 @@ stream      queries ──► prefill ──► steps with a key-value cache ─
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from acgpt.engine.attention import BACKENDS, Cached, can_decode_ragged, choose_backend, run
+from acgpt.engine.attention import BACKENDS, Cached, can_decode_ragged, can_fuse, choose_backend, run
 from acgpt.engine.cpu_step import CpuSteps, worthwhile
 from acgpt.engine.decode import (
     Answer,
@@ -35,15 +36,20 @@ from acgpt.engine.decode import (
     slot_bytes,
     weights_of,
 )  # fmt: skip
-from acgpt.engine.layout import Layout, Sequences, batches, build, lay_out, upload
+from acgpt.engine.head import fast_head
+from acgpt.engine.kernels.log_probs import linear_log_probs
+from acgpt.engine.layout import Layout, Sequences, batches, build, download, lay_out, slots_of, upload
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import Meter, ignore
 from acgpt.engine.prefixes import Extension, Prefixes, part_of
-from acgpt.engine.score import TopScore, check_numbers, forbid, token_log_probs, top_scores
+from acgpt.engine.score import TopScore, check_numbers, forbid, target_log_probs, top_scores
 from acgpt.engine.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
 from acgpt.query.lengths import CLASSES, LengthQuestion
 from acgpt.query.query import Query
+
+MANY_SLOTS = 2**16  # in one call of `log_probs`, for which compiling the fused attention pays off
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,21 @@ class Prefill:
     logits: Tensor  # (queries, V) for the first asked token of each; -inf for a forbidden token
 
 
+def one_ahead(started: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """Call each function after the next one has been made, so that the host prepares a pass while a device runs one.
+
+    Args:
+        started: Functions that wait for the result of a pass. Making one queues its pass.
+    """
+    waiting = deque[Callable[[], T]]()
+    for wait in started:
+        waiting.append(wait)
+        if len(waiting) > 1:
+            yield waiting.popleft()()
+    while waiting:
+        yield waiting.popleft()()
+
+
 class Engine:
     """Scores queries and draws samples with one model.
 
@@ -75,7 +96,8 @@ class Engine:
         model: A causal language model that `attention.check_model` has accepted.
         bos: Id of the BOS token, at position 0.
         mask: Id of the MASK token; needed only if a query has unknown tokens, or if the method reads MASK.
-        backend: Name of the attention backend, see `attention.BACKENDS`. Default: the fastest that is exact.
+        backend: Name of the attention backend, see `attention.BACKENDS`. Default: `attention.choose_backend`, and
+            the fused kernels for calls that score many texts.
         budget: Maximum number of tokens per forward pass when scoring. A longer text is run alone.
         prefill_budget: Maximum number of tokens per prefill pass. Default: `budget`.
         notice: Called with the number of new tokens whenever some are drawn.
@@ -95,6 +117,7 @@ class Engine:
         cpu_steps: CpuSteps | None = None,
     ) -> None:
         self.model, self.bos, self.mask, self.backend = model, bos, mask, backend or choose_backend(model)
+        self.automatic = backend is None
         self.cpu_steps = cpu_steps
         self.budget, self.prefill_budget, self.notice = budget, prefill_budget or budget, notice
         self.cuda = model.device.type == "cuda"
@@ -137,37 +160,88 @@ class Engine:
             forbidden_token: A token that gets probability 0.
         """
         results: list[list[float]] = [[] for _ in queries]
-        for group in batches(dict(enumerate(queries)), self.budget, future):
-            order = None if orders is None else [orders[i] for i in group]
-            layout = build([queries[i] for i in group], bos=self.bos, mask=self.mask, future=future, orders=order)
-            for i, scores in zip(group, self.score(layout, forbidden_token), strict=True):
-                results[i] = scores.tolist()
+        groups = batches(dict(enumerate(queries)), self.budget, future)
+        name = self.scoring_backend(sum(slots_of(query, future) for query in queries))
+
+        def layouts() -> Iterator[Layout]:
+            for group in groups:
+                order = None if orders is None else [orders[i] for i in group]
+                yield build([queries[i] for i in group], bos=self.bos, mask=self.mask, future=future, orders=order)
+
+        passes = (self.start_score(layout, forbidden_token, name) for layout in layouts())
+        for group, scores in zip(groups, one_ahead(passes), strict=True):
+            for i, own in zip(group, scores, strict=True):
+                results[i] = own.tolist()
         return results
+
+    def scoring_backend(self, slots: int) -> str:
+        """Return the backend that scores so many slots: the fused kernels if that pays for their compilation."""
+        return "fused" if self.automatic and slots > MANY_SLOTS and can_fuse(self.model) else self.backend
 
     def score(self, layout: Layout, forbidden_token: int | None = None) -> list[np.ndarray]:
         """Return the log-probabilities of a layout's targets, query by query."""
-        logits = self.logits(layout, forbidden_token)
-        scores = token_log_probs(logits, layout.targets.to(logits.device)).numpy()
-        check_numbers(scores)
-        return np.split(scores, np.cumsum(layout.asked)[:-1])
+        return self.start_score(layout, forbidden_token)()
+
+    def start_score(
+        self, layout: Layout, forbidden_token: int | None = None, backend: str | None = None
+    ) -> Callable[[], list[np.ndarray]]:
+        """Queue the pass of `score` on the device; call the result to wait for the log-probabilities.
+
+        Args:
+            layout: The batch.
+            forbidden_token: A token that gets probability 0.
+            backend: Name of the attention backend. Default: the engine's.
+        """
+        asked = layout.asked
+        with self.on_device():
+            found = download(self.target_log_probs(layout, forbidden_token, backend))
+
+        def wait() -> list[np.ndarray]:
+            scores = found().double().numpy()
+            check_numbers(scores)
+            return np.split(scores, np.cumsum(asked)[:-1])
+
+        return wait
+
+    def target_log_probs(
+        self, layout: Layout, forbidden_token: int | None = None, backend: str | None = None
+    ) -> Tensor:
+        """Return (A,) log-probabilities of a layout's targets, on the device, without waiting for it."""
+        layout = layout.to(self.model.device)
+        weight = fast_head(self.model, len(layout.rows))
+        if weight is None:
+            return target_log_probs(self.logits(layout, forbidden_token, backend), layout.targets)
+        return linear_log_probs(
+            self.forward_pass(layout, backend, hidden=True), weight, layout.targets, forbidden_token
+        )
 
     def top_log_probs(self, queries: Sequence[Query], k: int, *, future: bool) -> list[list[TopScore]]:
         """Return log-probabilities as `log_probs` does, each with the k most probable tokens in its place."""
         results: list[list[TopScore]] = [[] for _ in queries]
-        for group in batches(dict(enumerate(queries)), self.budget, future):
+        groups = batches(dict(enumerate(queries)), self.budget, future)
+
+        def start(group: list[int]) -> Callable[[], list[TopScore]]:
             layout = build([queries[i] for i in group], bos=self.bos, mask=self.mask, future=future)
-            logits = self.logits(layout)
-            scores = iter(top_scores(logits, layout.targets.to(logits.device), k))
-            for i, asked in zip(group, layout.asked, strict=True):
-                results[i] = list(islice(scores, asked))
+            layout = layout.to(self.model.device)
+            return top_scores(self.logits(layout), layout.targets, k)
+
+        for group, found in zip(groups, one_ahead(map(start, groups)), strict=True):
+            scores = iter(found)
+            for i in group:
+                results[i] = list(islice(scores, len(queries[i].asked_at)))
         return results
 
-    def logits(self, layout: Layout, forbidden_token: int | None = None) -> Tensor:
+    def logits(self, layout: Layout, forbidden_token: int | None = None, backend: str | None = None) -> Tensor:
         """Return the (A, V) logits of a layout's predictions; -inf for a forbidden token."""
+        return forbid(self.forward_pass(layout, backend), forbidden_token)
+
+    def forward_pass(self, layout: Layout, backend: str | None = None, *, hidden: bool = False) -> Tensor:
+        """Return the (A, V) logits of a layout's predictions, or the (A, width) last hidden states."""
         layout = layout.to(self.model.device)
-        backend = BACKENDS[self.backend](layout)
-        logits = run(self.model, *layout.inputs(), backend, layout.rows, target_positions=layout.target_position_ids)[0]
-        return forbid(logits, forbidden_token)
+        attention, targets = BACKENDS[backend or self.backend](layout), layout.target_position_ids
+        return run(
+            self.model, *layout.inputs(), attention, layout.rows, target_positions=targets, hidden=hidden
+        )[0]  # fmt: skip
 
     def length_log_probs(self, questions: Sequence[LengthQuestion], head: LengthHead) -> np.ndarray:
         """Return (n, CLASSES) log p(length | given tokens, lengths of gaps before it) in nats, see `query.lengths`.

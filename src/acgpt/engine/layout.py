@@ -250,12 +250,7 @@ def lay_out(
         raise QueryError("a text that is read in another order cannot have copies.")
     tokens, roles, lengths = sequences.tokens, sequences.roles, sequences.lengths
     stops = lengths if stops is None else stops
-    owners = np.repeat(np.arange(len(lengths)), lengths)  # (T) sequence of each token
-    indices = np.arange(len(tokens)) - (lengths.cumsum() - lengths)[owners] + 1  # (T) index in its sequence, from 1
-    positions = indices if sequences.places is None else sequences.places
-    positions = positions if sequences.positions is None else sequences.positions
-    ends = stops[owners]
-
+    begins, starts = lengths.cumsum() - lengths, stops.cumsum() - stops  # (B,) of the tokens, and of the text slots
     unknown = roles == UNKNOWN
     if unknown.any():
         if mask is None:
@@ -264,37 +259,53 @@ def lay_out(
                 "none. Give or ask for these tokens, or name a MASK token with LanguageModel(…, mask=ID)."
             )
         tokens = np.where(unknown, mask, tokens)
-    copied = (roles == GIVEN) if copies else np.zeros(len(tokens), dtype=bool)
-    n_copies = np.bincount(owners[copied], minlength=len(lengths))
+
+    def counts(members: np.ndarray) -> np.ndarray:
+        """Return (B,) how many of these tokens, in ascending order, each sequence has."""
+        ends: np.ndarray = members.searchsorted(begins + lengths)
+        return np.diff(ends, prepend=0)
+
+    # Tokens are chosen by number rather than by booleans, which numpy takes several times as long for.
+    copied = np.flatnonzero(roles == GIVEN) if copies else np.zeros(0, dtype=np.int64)  # (C,)
+    positions = sequences.places if sequences.positions is None else sequences.positions
+    if positions is None:
+        positions = np.arange(1, len(tokens) + 1) - np.repeat(begins, lengths)
 
     # x_p is predicted at slot p - 1, so slots 0 … stop - 1 are run: BOS and the tokens before the last predicted one.
-    starts = stops.cumsum() - stops
-    text_ids, text_positions = np.full(stops.sum(), bos), np.zeros(stops.sum(), dtype=np.int64)
+    # Slot s > 0 of a text has its token s, which is number begins + s - 1 of all; what is taken for slot 0 is replaced.
+    text = np.arange(stops.sum()) + np.repeat(begins - starts - 1, stops)  # (L,) into the tokens
+    text_ids, text_positions = (x[text].astype(np.int64, copy=False) for x in (tokens, positions))
+    first = starts[stops > 0]
+    text_ids[first], text_positions[first] = bos, 0
     if sequences.starts is not None:
-        own = sequences.starts >= 0
+        own = (sequences.starts >= 0) & (stops > 0)
         text_ids[starts[own]] = sequences.starts[own]
-    read = indices < ends
-    slot = starts[owners] + indices  # in the text, of each token that is read
-    text_ids[slot[read]], text_positions[slot[read]] = tokens[read], positions[read]
-    predicted = (roles == ASKED) & (indices <= ends)
-    target_positions = None if sequences.positions is None else positions[indices <= ends]
-    weights = None if sequences.asks_length is None else sequences.asks_length[owners]
-    gaps = np.zeros_like(predicted) if weights is None else predicted & (weights > 0)
-    predicted &= ~gaps
+
+    predicted = np.flatnonzero(roles == ASKED)  # (A,)
+    if (stops < lengths).any():
+        predicted = predicted[predicted < np.repeat(begins + stops, counts(predicted))]
+    gaps, weights = predicted[:0], None
+    if sequences.asks_length is not None:
+        weights = np.repeat(sequences.asks_length, lengths)
+        gaps, predicted = predicted[weights[predicted] > 0], predicted[weights[predicted] <= 0]
 
     def joined(*parts: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+        return torch.from_numpy(np.concatenate(parts).astype(np.int64, copy=False))
+
+    def predicting(members: np.ndarray) -> Tensor:
+        """Return the slots that predict these tokens."""
+        return joined(members + np.repeat(len(copied) + starts - begins, counts(members)))
 
     return Layout(
         ids=joined(tokens[copied], text_ids),
         positions=joined(positions[copied], text_positions),
-        copies=tuple(n_copies.tolist()),
+        copies=tuple(counts(copied).tolist()),
         texts=tuple(stops.tolist()),
-        rows=joined(int(copied.sum()) + slot[predicted] - 1),
+        rows=predicting(predicted),
         targets=joined(tokens[predicted]),
-        asked=tuple(np.bincount(owners[predicted], minlength=len(lengths)).tolist()),
-        target_positions=None if target_positions is None else joined(target_positions),
-        length_rows=None if weights is None else joined(int(copied.sum()) + slot[gaps] - 1),
+        asked=tuple(counts(predicted).tolist()),
+        target_positions=None if sequences.positions is None else joined(positions[text + 1]),
+        length_rows=None if weights is None else predicting(gaps),
         length_targets=None if weights is None else joined(tokens[gaps]),
         length_weights=None if weights is None else torch.from_numpy(weights[gaps].astype(np.float32)),
     )
@@ -329,6 +340,11 @@ def download(tensor: Tensor) -> Callable[[], Tensor]:
     return wait
 
 
+def slots_of(query: Query, future: bool, *, first_only: bool = False) -> int:
+    """Return the number of slots of a query's layout; the arguments are those of `build`."""
+    return int(query.asked_at[0 if first_only else -1]) + (len(query.given_at) if future else 0)
+
+
 def batches(
     queries: Mapping[int, Query], budget: int, future: bool, *, first_only: bool = False, packed: bool = False
 ) -> list[list[int]]:
@@ -341,13 +357,8 @@ def batches(
         first_only: As in `build`.
         packed: The backend does not pad the group to a rectangle, so padding does not count.
     """
-
-    def slots(number: int) -> int:
-        query = queries[number]
-        return int(query.asked_at[0 if first_only else -1]) + (len(query.given_at) if future else 0)
-
     groups: list[list[int]] = []
-    size = {number: slots(number) for number in queries}
+    size = {number: slots_of(query, future, first_only=first_only) for number, query in queries.items()}
     cells = 0  # of the last group
     for number in sorted(queries, key=lambda number: -size[number]):
         cells += size[number] if packed or not groups else size[groups[-1][0]]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from acgpt.engine.layout import download
 from acgpt.errors import ModelError
 
 
@@ -54,17 +56,27 @@ def target_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.cat(chunks)
 
 
-def top_scores(logits: Tensor, targets: Tensor, k: int) -> list[TopScore]:
-    """Return the log-probability of each target under (A, V) logits, and the k most probable tokens in its place."""
-    results = []
+def top_scores(logits: Tensor, targets: Tensor, k: int) -> Callable[[], list[TopScore]]:
+    """Start computing the log-probability of each target under (A, V) logits, and the k most probable tokens there.
+
+    Call the result to wait for them.
+    """
+    chunks = []
     for rows, target in zip(logits.split(1024), targets.split(1024), strict=True):
         rows = rows if rows.dtype == torch.float64 else rows.float()
         total = rows.logsumexp(-1)
         values, ids = rows.topk(min(k, rows.shape[-1]), dim=-1)
-        own = (rows.gather(1, target[:, None])[:, 0] - total).cpu().double().numpy()
-        others = (values - total[:, None]).cpu().double().numpy()
-        check_numbers(own)
-        check_numbers(others)
-        for log_prob, best, log_probs in zip(own.tolist(), ids.tolist(), others.tolist(), strict=True):
-            results.append(TopScore(log_prob, tuple(best), tuple(log_probs)))
-    return results
+        own = rows.gather(1, target[:, None])[:, 0] - total
+        chunks.append([download(x) for x in (own, ids, values - total[:, None])])
+
+    def wait() -> list[TopScore]:
+        results = []
+        for chunk in chunks:
+            own, ids, others = (x().numpy() for x in chunk)
+            check_numbers(own)
+            check_numbers(others)
+            for log_prob, best, log_probs in zip(own.tolist(), ids.tolist(), others.tolist(), strict=True):
+                results.append(TopScore(log_prob, tuple(best), tuple(log_probs)))
+        return results
+
+    return wait

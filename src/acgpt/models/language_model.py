@@ -62,7 +62,8 @@ class LanguageModel:
         bos: Token at position 0, as an id or as text. Default: the metadata's, else the tokenizer's BOS, else its EOS.
         mask: Token that stands for unknown tokens, as an id or as text. Default: the metadata's.
         attention: Attention backend: "dense", "varlen" or "fused" (the last two need CUDA and half precision), or
-            "auto": "varlen" if possible, else "dense". The fused kernels are faster, but are compiled on first use.
+            "auto": "varlen" if possible, else "dense". The fused kernels are faster, but are compiled on first use:
+            "auto" scores with them if one call has many texts.
         router: Whether to choose the adapter for each query by the query's roles (see `acgpt.models.router`): a query
             that needs no adapter is answered by the base model. If false, the active adapter of the PEFT model answers
             every query. Default: true if there are several adapters. Can be changed later through the attribute
@@ -83,7 +84,7 @@ class LanguageModel:
         mask: Id of the MASK token of the active adapter or model; `None` if there is none.
         vocabulary: Size of the vocabulary.
         positions: Number of positions, of which BOS takes one: a text has at most `positions - 1` tokens.
-        attention: Name of the attention backend in use.
+        attention: Name of the attention backend in use; with "auto", that of all but large calls.
         budget: Maximum number of tokens per forward pass.
         searches: The same questions as searches, for code that answers many at a time, see `models.searches`.
 
@@ -124,6 +125,7 @@ class LanguageModel:
                 f"{' or '.join(map(repr, possible))}."
             )
         self.attention = choose_backend(self.model) if attention == "auto" else attention
+        self._backend = None if attention == "auto" else attention  # of engines, which may choose by call
         config = self.model.config.get_text_config()
         self.vocabulary: int = config.vocab_size
         self.positions = positions_of(config) + 1 - model_method(self.metadata).overhead  # the tokens and BOS
@@ -183,7 +185,7 @@ class LanguageModel:
             total = torch.cuda.get_device_properties(self.model.device).total_memory
             prefill = max(1024, prefill_tokens(self.model, total // 16))
         return Engine(
-            self.model, bos=self.bos, mask=mask, backend=self.attention, budget=budget or self.budget,
+            self.model, bos=self.bos, mask=mask, backend=self._backend, budget=budget or self.budget,
             prefill_budget=prefill, notice=notice, cpu_steps=self._cpu_steps,
         )  # fmt: skip
 

@@ -119,7 +119,8 @@ class Query:
         """(T,) token ids, -1 where the token is `None`; read-only."""
         import numpy as np  # imported here: parsing a template, and its errors, do not need it
 
-        ids = np.array([-1 if token is None else token for token in self.tokens], dtype=np.int64)
+        whole = None not in self.tokens
+        ids = np.array(self.tokens if whole else [-1 if t is None else t for t in self.tokens], dtype=np.int64)
         ids.flags.writeable = False
         return ids
 
@@ -130,8 +131,8 @@ class Query:
 
         from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 
-        given, asked = (np.frombuffer(bytes(flags), dtype=np.bool_) for flags in (self.given, self.asked))
-        roles = np.where(given, GIVEN, np.where(asked, ASKED, UNKNOWN))
+        roles = np.full(len(self), UNKNOWN)
+        roles[self.given_at - 1], roles[self.asked_at - 1] = GIVEN, ASKED
         roles.flags.writeable = False
         return roles
 

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
-from acgpt.engine.attention import NAME, Dense, Fused, Varlen, blocks_of, evaluating, head_width
+from acgpt.engine.attention import NAME, Dense, Fused, Varlen, blocks_of, head_width
+from acgpt.engine.head import has_plain_head
 from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels.loss import linear_cross_entropy
 from acgpt.engine.layout import IGNORED
@@ -199,19 +200,6 @@ class Learner(nn.Module):
         assert self.length_head is not None and batch.length_targets is not None and batch.length_weights is not None
         losses = F.cross_entropy(self.length_head(hidden), batch.length_targets, ignore_index=IGNORED, reduction="none")
         return (losses * batch.length_weights).sum()
-
-
-@torch.no_grad()
-def has_plain_head(model: PreTrainedModel) -> bool:
-    """Return whether the logits are the last hidden states times a matrix. Some architectures scale or cap them."""
-    head = model.get_output_embeddings()
-    if type(head) is not nn.Linear or getattr(head, "bias", None) is not None:  # such as the layer of an adapter
-        return False
-    ids = torch.arange(4, device=model.device)[None]
-    with evaluating(model):
-        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        logits = model(input_ids=ids, use_cache=False).logits
-    return torch.allclose(logits, hidden @ head.weight.T, rtol=1e-2, atol=1e-3)
 
 
 def flops(model: PreTrainedModel, *, slots: int, pairs: int, asked: int) -> float:

@@ -30,7 +30,9 @@ Shape legend: N slots in the batch, H query heads, K key heads, G = H / K, D cha
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -489,3 +491,22 @@ def attention(
     out: Tensor
     out, _ = attention_forward(q, k, v, copy_starts, text_starts, copies, longest_copies, longest_text, scale)
     return out
+
+
+@functools.cache
+def works(device: torch.device, heads: int, key_heads: int, dim: int, dtype: torch.dtype) -> bool:
+    """Return whether the forward kernel can be compiled and run on this device; it is tried once."""
+    if device.type != "cuda" or not available():
+        return False
+    try:
+        q, k = (torch.zeros(2, n, dim, dtype=dtype, device=device) for n in (heads, key_heads))
+        starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
+        with torch.cuda.device(device):
+            attention(q, k, k, starts, starts, 1, 1, 1, 1.0)
+            torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        raise  # memory may be free later
+    except Exception as error:  # for example no C compiler, or too little shared memory
+        warnings.warn(f"the attention kernel cannot be used here, so scoring is slower: {error}", stacklevel=2)
+        return False
+    return True
