@@ -97,7 +97,7 @@ def outside(logits, uniform, tokens, temperature, top_p, top_k):
     errors = []
     for row, u, token in zip(logits.double(), uniform.tolist(), tokens.tolist(), strict=True):
         if temperature == 0:
-            errors.append(float(token != int(row.argmax())))
+            errors.append(float(token != int((row == row.max()).nonzero()[0])))
             continue
         p = (row / temperature).softmax(-1)
         truncates = top_k is not None or top_p < 1
@@ -114,7 +114,7 @@ def outside(logits, uniform, tokens, temperature, top_p, top_k):
 
 
 def interpret_draw(option, dtype, size, scale):
-    """Return the error of the drawn tokens and of their log-probabilities, and the share of other tokens than sorted."""
+    """Return the errors of the tokens and of their log-probabilities, and the share of other tokens than sorted."""
     from acgpt.engine.kernels import draw as kernel
 
     kernel.TUNING = {"BLOCK": 256, "num_warps": 4}
@@ -192,25 +192,18 @@ def interpret_ragged_rows():
 
 
 def interpret_bookkeeping():
-    """Return whether a step with the kernels leaves the buffers of a decoder as a step without them does."""
-    from acgpt.engine import decode
-
-    decode.draw_kernel.works = lambda *_: True
-    decode.draw_kernel.TUNING = {"BLOCK": 64, "num_warps": 4}
-    model, same = network("llama", dtype=torch.float16), []
+    """Return whether steps draw the same samples with and without the kernels that look up and write."""
+    model, answers, same = network("llama", dtype=torch.float16), [], []
     check_model(model)
     queries = [random_query(seed, length) for seed, length in ((0, 9), (1, 5), (2, 7))]
-    answers = []
     for fused in (True, False):
-        engine = Engine(model, bos=0, mask=1)
-        engine.ragged = True
-        step, forward = CudaStep(model, True), None
-        engine.forward = lambda *_, step=step: step
+        engine, step = Engine(model, bos=0, mask=1), CudaStep(model, True)
+        engine.ragged, engine.forward = True, lambda *_, step=step: step
         if not fused:
-            Decoder.fused_step = lambda self, *shape: plain_step(self, *shape)
+            Decoder.fused_step = plain_step
         with torch.inference_mode():
             answers.append(engine.sample(queries, 2, Sampling(temperature=0.8, top_p=0.9, seed=3), True))
-        assert step.calls > 3 and forward is None
+        assert step.calls > 3
     for ours, theirs in zip(*answers, strict=True):
         for (tokens, log_probs), (wanted, scores) in zip(ours, theirs, strict=True):
             same.append(np.array_equal(tokens, wanted) and np.allclose(log_probs, scores, rtol=0, atol=1e-3))
@@ -441,7 +434,7 @@ class TestOnCuda:
         self.check_scores(model, [(row.query, *zip(*row.drawn, strict=True)) for row in rows])
 
     def test_every_adapter_and_trained_weights_are_obeyed(self, passes):
-        adapted = with_lora(network("llama", dtype=torch.bfloat16).cuda())
+        adapted = with_lora(network("llama", dtype=torch.float16).cuda())
         model = adapted.get_base_model()
         check_model(model)
         engine, query = self.engines(model)[0], random_query(0, 60)
@@ -450,7 +443,7 @@ class TestOnCuda:
             used = len(passes)
             with torch.inference_mode():
                 ((tokens, log_probs),) = engine.sample([query], 1, Sampling(seed=0), True)[0]
-            self.check_scores(model, [(query, query.asked_positions, tokens, log_probs)], nats=0.5)
+            self.check_scores(model, [(query, query.asked_positions, tokens, log_probs)], nats=0.15)
             return len(passes) > used
 
         assert check()
@@ -501,7 +494,7 @@ class TestOnCuda:
         sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
         (tokens, log_probs, _), (again, *_) = (draw_among(logits.cuda(), uniform.cuda(), sampling) for _ in range(2))
         assert torch.equal(tokens, again)
-        assert outside(logits, uniform, tokens, *option) < 2e-6
+        assert outside(logits, uniform, tokens, *option) < 5e-6
         scores = logits.double().log_softmax(-1).gather(1, tokens.cpu()[:, None])[:, 0]
         assert (log_probs.cpu() - scores).abs().max() < 1e-4
 

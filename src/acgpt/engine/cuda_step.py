@@ -118,7 +118,7 @@ class Product:
             end = start + len(weight)
             merged = weight.float()
             for up, down, scale in adapters:
-                merged += scale * (up.float() @ down.float())
+                merged = merged + scale * (up.float() @ down.float())
             self.weights[0][start:end].copy_(merged if adapters else weight)
             if self.biases[0] is not None and bias is not None:
                 self.biases[0][start:end].copy_(bias)
@@ -330,8 +330,8 @@ def supports(model: PreTrainedModel) -> bool:
         and all(type(bare(linear)) is nn.Linear and can_join(linear) for linear in linears)
         and type(embedding) is nn.Embedding
         and embedding.max_norm is None
+        and getattr(head, "bias", None) is None
         and type(head) is nn.Linear
-        and head.bias is None
         and all(weight.dtype == model.dtype and weight.is_contiguous() for weight in weights)
         and getattr(rotary, "rope_type", None) in FIXED_ROTARY
         and (len(family.up) == 1 or config.hidden_act == "silu")

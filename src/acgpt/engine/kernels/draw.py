@@ -198,7 +198,7 @@ def among_likeliest(
         mass, above, equal = around(logits, value, top, scale2, size, BLOCK)
         weight = weight_of(value, top, scale2)
         most = tl.where(key == cut, tl.minimum(room, equal), equal)
-        share = (bound - mass) / tl.maximum(weight, 1e-38)
+        share = (bound - mass) / tl.maximum(weight, 1e-30)
         room = tl.minimum(tl.ceil(tl.minimum(share, 16777216.0)).to(tl.int32), most)
         room = tl.maximum(room, 1)
         cut, total = key, mass + room.to(tl.float32) * weight
@@ -207,7 +207,7 @@ def among_likeliest(
     value = value_of(key, logits)
     mass, above, equal = around(logits, value, top, scale2, size, BLOCK)
     most = tl.where(key == cut, tl.minimum(room, equal), equal)
-    share = (target - mass) / tl.maximum(weight_of(value, top, scale2), 1e-38)
+    share = (target - mass) / tl.maximum(weight_of(value, top, scale2), 1e-30)
     index = tl.minimum(tl.minimum(share, 16777216.0).to(tl.int32), most - 1)
     return value, tl.maximum(index, 0)
 
