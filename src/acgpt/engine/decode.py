@@ -8,8 +8,8 @@ On CUDA in half precision no mask is needed: a kernel stops at the end of each r
 
 Which row reads which positions at which step is known before the first draw (see `steps`). The whole schedule is
 uploaded at once, so no step waits for the host. On CUDA a step is captured as a graph and replayed: at these sizes
-decoding is bound by kernel launches, not by arithmetic. The host prepares the schedule while the device runs the
-prefill.
+decoding is bound by the number of kernels, not by arithmetic. `cuda_step` needs fewer than the modules of a network,
+and `kernels.draw` draws without sorting. The host prepares the schedule while the device runs the prefill.
 
 Rows may have different lengths and advance independently; finished rows cost nothing. Their samples are returned while
 the device works on the other rows.
@@ -32,6 +32,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from acgpt.engine.attention import Backend, Cached, Ragged, as_int64, head_width, run, take
+from acgpt.engine.kernels import draw as draw_kernel
+from acgpt.engine.kernels import step as step_kernels
 from acgpt.engine.layout import body_tokens, download, upload
 from acgpt.engine.peft import adapter_layers, adapters_at_work
 from acgpt.engine.score import check_numbers, forbid
@@ -128,6 +130,9 @@ def draw_among(
         (R,) token ids; (R,) their log-probabilities under the model itself: temperature 1, no truncation, all tokens
         allowed; and, with `allowed`, (R,) the log-probabilities with which they were drawn (0 for greedy decoding).
     """
+    if allowed is None and logits.is_cuda and draw_kernel.works(logits.device, logits.dtype):
+        temperature = 0.0 if sampling.temperature < GREEDY else sampling.temperature
+        return *draw_kernel.draw(logits, uniform, temperature, sampling.top_p, sampling.top_k), None
     log_probs = logits.to(logits.dtype if logits.dtype == torch.float64 else torch.float32).log_softmax(-1)
     proposal = log_probs if allowed is None else log_probs.masked_fill(~allowed, float("-inf"))
     drawn_with = None if allowed is None else torch.zeros_like(log_probs[:, 0])
@@ -231,13 +236,13 @@ class Rows(Cache):
         self.buffers = [(empty(key), empty(value)) for key, value in like]
         self.dtype = like[0][1].dtype
         self.nbytes = sum(buffer.nbytes for pair in self.buffers for buffer in pair)
-        self.rows = self.slots = torch.empty(0)
+        self.slots = torch.empty(0)
+        self.rows: Tensor | None = None
         self.capacity = 0
 
     def advance(self, slots: Tensor, capacity: int) -> None:
         """Set the (R, W) slots that the next step writes, and the number of slots that it may read."""
-        self.slots, self.capacity = slots, capacity
-        self.rows = torch.arange(len(slots), device=slots.device)[:, None]
+        self.slots, self.capacity, self.rows = slots, capacity, None
 
     def fill(self, states: list[tuple[Tensor, Tensor]], packed: Tensor, targets: Tensor) -> None:
         """Copy the slots `packed` of a prefill to the slots `targets`, which count through the slots of all rows."""
@@ -250,11 +255,16 @@ class Rows(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write a step's keys and values at `slots` and return those of all visible slots; called by each layer."""
-        visible = []
+        if self.rows is None:  # in the first layer
+            self.rows = torch.arange(len(self.slots), device=self.slots.device)[:, None]
         for buffer, state in zip(self.buffers[layer_idx], (key_states, value_states), strict=True):
             buffer.index_put_((self.rows, self.slots), state.transpose(1, 2).to(buffer.dtype))
-            visible.append(buffer[: len(self.rows), : self.capacity].transpose(1, 2))
-        return visible[0], visible[1]
+        return self.visible(layer_idx, len(self.slots))
+
+    def visible(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Return the (rows, heads, capacity, D) keys and values that a step may read in one layer."""
+        keys, values = (buffer[:rows, : self.capacity].transpose(1, 2) for buffer in self.buffers[layer])
+        return keys, values
 
     def get_seq_length(self, *_: Any) -> int:
         """Return 0: positions are always passed to the model, so it does not count slots."""
@@ -392,11 +402,14 @@ class Decoder:
             ordered: The texts are in another order, given by `position_ids`.
             forbidden_token: A token that is not drawn.
             constrained: Draw only tokens that were allowed with `allow`.
-            forward: Replaces `attention.run` of the network where no target positions are passed, see `cpu_step`.
+            forward: Replaces `attention.run` of the network where no target positions are passed, see `cpu_step` and
+                `cuda_step`.
 
         Returns:
             (rows, V) the logits, and (rows,) the columns to draw.
         """
+        if self.ragged and forward is not None and not ordered and not constrained and sampling is not None:
+            return self.fused_step(rows, width, capacity, sampling, forbidden_token, forward)
         now, row = self.clock[:rows], torch.arange(rows, device=self.clock.device)
         reads, columns = self.reads[row, now, :width], self.draws[row, now]
         positions = reads.clamp(min=0)
@@ -419,6 +432,27 @@ class Decoder:
             allowed = self.allowed[:rows] if constrained and self.allowed is not None else None
             self.put(row, columns, *draw_among(logits, self.noise[row, columns], sampling, allowed))
         self.clock[:rows] = torch.minimum(now + 1, self.ends[:rows])
+        return logits, columns
+
+    def fused_step(
+        self,
+        rows: int,
+        width: int,
+        capacity: int,
+        sampling: Sampling,
+        forbidden_token: int | None,
+        forward: Forward,
+    ) -> tuple[Tensor, Tensor]:
+        """Take the step that `step` describes with two kernels in place of twenty, besides `forward` and the draw."""
+        ids, positions, slots, columns, uniform = step_kernels.begin(
+            self.clock, (self.reads, self.draws), self.text, self.copies, self.noise, (rows, width), self.slots
+        )
+        self.cache.advance(slots, capacity)
+        logits = forward(ids, positions, Ragged(slots, self.slots), 1, self.cache)[:, -1]
+        if forbidden_token is not None:
+            logits[:, forbidden_token] = float("-inf")  # in place: a copy would not be aligned
+        drawn = draw(logits, uniform, sampling)
+        step_kernels.end(self.clock, self.ends, columns, drawn, self.text, self.log_probs)
         return logits, columns
 
     def draw(self, logits: Tensor, columns: Tensor, samplings: Sequence[Sampling], constrained: bool) -> None:

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from acgpt.engine.attention import BACKENDS, Cached, can_decode_ragged, can_fuse, choose_backend, run
 from acgpt.engine.cpu_step import CpuSteps, worthwhile
+from acgpt.engine.cuda_step import CudaSteps
 from acgpt.engine.decode import (
     Answer,
     Decoder,
@@ -102,6 +103,7 @@ class Engine:
         prefill_budget: Maximum number of tokens per prefill pass. Default: `budget`.
         notice: Called with the number of new tokens whenever some are drawn.
         cpu_steps: Copies of the weights for decoding a few rows on a CPU. Default: the network itself is used.
+        cuda_steps: Decoding steps on CUDA with few kernels, to share between engines. Default: steps of its own.
     """
 
     def __init__(
@@ -115,12 +117,14 @@ class Engine:
         prefill_budget: int | None = None,
         notice: Callable[[int], object] = ignore,
         cpu_steps: CpuSteps | None = None,
+        cuda_steps: CudaSteps | None = None,
     ) -> None:
         self.model, self.bos, self.mask, self.backend = model, bos, mask, backend or choose_backend(model)
         self.automatic = backend is None
         self.cpu_steps = cpu_steps
         self.budget, self.prefill_budget, self.notice = budget, prefill_budget or budget, notice
         self.cuda = model.device.type == "cuda"
+        self.cuda_steps = cuda_steps or CudaSteps(model)
         self.most_rows = 256 if self.cuda else 32
         self.slot_bytes = slot_bytes(model)
         self.grain = 128 if self.cuda else 32  # the cache is read in multiples of this many slots
@@ -410,6 +414,8 @@ class Engine:
             tokens: Positions read per step, over all rows.
             steps: Steps of the longest row.
         """
+        if self.cuda:
+            return self.cuda_steps.current() if self.ragged else None
         if self.cpu_steps is None or not worthwhile(tokens, steps):
             return None
         return self.cpu_steps.current()

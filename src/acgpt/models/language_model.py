@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from acgpt.common.files import copy_config_permissions
 from acgpt.engine.attention import BACKENDS, accept, check_model, choose_backend, compile_blocks, possible_backends
 from acgpt.engine.cpu_step import CpuSteps
+from acgpt.engine.cuda_step import CudaSteps
 from acgpt.engine.decode import prefill_tokens
 from acgpt.engine.engine import Engine
 from acgpt.engine.length_head import FILE as HEAD_FILE
@@ -162,6 +163,7 @@ class LanguageModel:
         precision = torch.promote_types(self.model.dtype, torch.float32)
         heads = {name: head.to(self.model.device, precision).eval() for name, head in (length_head or {}).items()}
         self._cpu_steps = CpuSteps(self.model) if small_weights and self.model.device.type == "cpu" else None
+        self._cuda_steps = CudaSteps(self.model)
         self._executor = Executor(self.engine(self.mask), self._router, masks, heads, biased=trains_biases(model))
         self.searches = Searches(self._executor, tokenizer, self.positions)
 
@@ -187,6 +189,7 @@ class LanguageModel:
         return Engine(
             self.model, bos=self.bos, mask=mask, backend=self._backend, budget=budget or self.budget,
             prefill_budget=prefill, notice=notice, cpu_steps=self._cpu_steps,
+            cuda_steps=self._cuda_steps,
         )  # fmt: skip
 
     def compile(self, method: Method | None = None) -> None:

@@ -1,0 +1,372 @@
+"""Decoding steps on CUDA in half precision with few kernels, for GPT-NeoX and Llama networks.
+
+The modules of a network launch about twenty small kernels per layer. `CudaStep` computes the same with three or four
+(see `kernels.step`), next to matrix products and attention:
+
+    attention   add and normalise ──► q, k, v in one product ──► rotary, cache ──► the decoder's attention ──► product
+    MLP         add and normalise ──► one product ──► activation ──► product
+
+It reads the network's own weights, except for these copies, which are small (see `MOST_COPIES`):
+
+    q, k and v of a Llama layer, and its gate and up    joined
+    linear layers with active LoRA adapters             merged with them
+    vocabulary projection                               padded to a multiple of `ALIGNED` tokens
+
+`CudaSteps` makes them when they are first needed. It uses them only if their logits agree with the network's; of every
+other network, the modules are run.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from acgpt.engine.architecture import relative_difference, tolerance_of
+from acgpt.engine.attention import NAME, Backend, Ragged, can_decode_ragged, head_width, is_compiled, is_hooked, run
+from acgpt.engine.cpu_step import active_names, bare, can_join, version
+from acgpt.engine.decode import Rows
+from acgpt.engine.kernels import step as kernels
+from acgpt.engine.peft import adapter_layers, adapter_scales, adapters_at_work
+
+ALIGNED = 64  # products are fast if the number of their columns is a multiple of this
+MOST_COPIES = 2**30  # bytes of a network's copies; a larger network is used without, or not at all if it has adapters
+KEPT = 4  # states of the adapters that get copies; in others the modules are run
+TRIAL = 8  # tokens on which a step is compared with the network
+FIXED_ROTARY = ("default", "linear", "llama3", "yarn")  # kinds whose frequencies do not depend on the text
+
+LowRank = tuple[Tensor, Tensor, float]  # of an adapter: up and down projection, and its scale
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where an architecture keeps its parts; paths are relative to the network or to a layer."""
+
+    embedding: str
+    norm: str
+    attention_norm: str
+    mlp_norm: str
+    qkv: tuple[str, ...]
+    out: str
+    up: tuple[str, ...]  # for Llama: gate and up
+    down: str
+    attention: str
+    activation: str
+    norm_class: type[nn.Module]
+    interleaved: bool  # see `kernels.rotate`
+
+
+FAMILIES: dict[type[PreTrainedModel], Family] = {
+    GPTNeoXForCausalLM: Family(
+        "embed_in", "final_layer_norm", "input_layernorm", "post_attention_layernorm", ("attention.query_key_value",),
+        "attention.dense", ("mlp.dense_h_to_4h",), "mlp.dense_4h_to_h", "attention", "mlp.act", nn.LayerNorm, True,
+    ),
+    LlamaForCausalLM: Family(
+        "embed_tokens", "norm", "input_layernorm", "post_attention_layernorm",
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.o_proj",
+        ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj", "self_attn", "mlp.act_fn", LlamaRMSNorm, False,
+    ),
+}  # fmt: skip
+
+
+class Norm:
+    """A LayerNorm or a root-mean-square norm, with the additions that precede it."""
+
+    def __init__(self, module: Any) -> None:
+        rms = isinstance(module, LlamaRMSNorm)
+        self.weight, self.bias = module.weight.detach(), None if rms else module.bias.detach()
+        self.epsilon = float(module.variance_epsilon if rms else module.eps)
+
+    def __call__(self, stream: Tensor, *branches: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the (n, width) residual stream with the branches added to it, and its normalised rows."""
+        return kernels.add_norm(stream, branches, self.weight, self.bias, self.epsilon)
+
+
+class Product:
+    """One or more linear layers with the same input; their outputs are returned side by side.
+
+    Args:
+        linears: The layers, perhaps with adapters.
+        copied: Whether the matrices may be copied: joined, and merged with active adapters.
+    """
+
+    def __init__(self, linears: Sequence[Any], copied: bool) -> None:
+        self.sources = [(bare(linear).weight.detach(), low_rank(linear)) for linear in linears]
+        self.copied = copied and needs_copy(linears)
+        self.weights = [weight for weight, _ in self.sources]
+        self.biases: list[Tensor | None] = [
+            None if (bias := bare(linear).bias) is None else bias.detach() for linear in linears
+        ]
+        if self.copied:
+            self.weights = [torch.cat(self.weights)]
+            self.own_biases, self.biases = self.biases, [joined_bias(linears)]
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Copy the weights again, into the same memory: captured steps read it."""
+        if not self.copied:
+            return
+        start = 0
+        for (weight, adapters), bias in zip(self.sources, self.own_biases, strict=True):
+            end = start + len(weight)
+            merged = weight.float()
+            for up, down, scale in adapters:
+                merged = merged + scale * (up.float() @ down.float())
+            self.weights[0][start:end].copy_(merged if adapters else weight)
+            if self.biases[0] is not None and bias is not None:
+                self.biases[0][start:end].copy_(bias)
+            start = end
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the products of (n, width) rows."""
+        products = [F.linear(rows, *pair) for pair in zip(self.weights, self.biases, strict=True)]
+        return products[0] if len(products) == 1 else torch.cat(products, -1)
+
+
+class Head:
+    """The vocabulary projection.
+
+    Args:
+        weight: (V, width).
+        copied: Whether it may be copied, to be padded.
+    """
+
+    def __init__(self, weight: Tensor, copied: bool) -> None:
+        self.source = self.weight = weight
+        if copied and (missing := -len(weight) % ALIGNED):
+            self.weight = F.pad(weight, (0, 0, 0, missing))
+
+    def refresh(self) -> None:
+        """Copy the weights again, into the same memory."""
+        if self.weight is not self.source:
+            self.weight[: len(self.source)].copy_(self.source)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the (n, V) logits of (n, width) rows, without those of padding."""
+        return F.linear(rows, self.weight)[:, : len(self.source)]
+
+
+class Layer:
+    """Norms, products and activation of one layer."""
+
+    def __init__(self, module: Any, family: Family, copied: bool) -> None:
+        def product(*paths: str) -> Product:
+            return Product([module.get_submodule(path) for path in paths], copied)
+
+        self.attention_norm = Norm(module.get_submodule(family.attention_norm))
+        self.mlp_norm = Norm(module.get_submodule(family.mlp_norm))
+        self.qkv, self.out = product(*family.qkv), product(family.out)
+        self.up, self.down = product(*family.up), product(family.down)
+        gated = len(family.up) == 2
+        self.activation: Callable[[Tensor], Tensor] = (
+            kernels.swiglu if gated else module.get_submodule(family.activation)
+        )
+        self.parallel = bool(getattr(module, "use_parallel_residual", False))
+
+    def mlp(self, rows: Tensor) -> Tensor:
+        """Return the output of the MLP for (n, width) normalised rows."""
+        return self.down(self.activation(self.up(rows)))
+
+
+class CudaStep:
+    """A forward pass of a network over a few tokens, with the decoder's key-value cache.
+
+    Args:
+        model: The network.
+        copied: Whether weights may be copied.
+    """
+
+    def __init__(self, model: PreTrainedModel, copied: bool) -> None:
+        family, network, config = FAMILIES[type(model)], model.base_model, model.config
+        modules: Any = network.get_submodule("layers")
+        rotary: Any = network.get_submodule("rotary_emb")
+        head: Any = model.get_output_embeddings()
+        attention: Any = modules[0].get_submodule(family.attention)
+        embedding: Any = network.get_submodule(family.embedding)
+        self.embedding: Tensor = embedding.weight.detach()
+        self.layers = [Layer(module, family, copied) for module in modules]
+        self.norm, self.head = Norm(network.get_submodule(family.norm)), Head(head.weight.detach(), copied)
+        self.frequencies, self.scaling = rotary.inv_freq, float(rotary.attention_scaling)
+        self.scale, self.width, self.interleaved = attention.scaling, head_width(config), family.interleaved
+        heads = config.num_attention_heads
+        self.heads = heads, getattr(config, "num_key_value_heads", None) or heads
+        self.calls = 0  # passes, including one for each captured graph but not its replays
+
+    def refresh(self) -> None:
+        """Copy the weights again, into the same memory."""
+        with torch.inference_mode(False), torch.no_grad():
+            for layer in self.layers:
+                for product in (layer.qkv, layer.out, layer.up, layer.down):
+                    product.refresh()
+            self.head.refresh()
+
+    def __call__(self, ids: Tensor, positions: Tensor, backend: Backend, keep: int, cache: Rows) -> Tensor:
+        """Return the (rows, keep, V) logits at the last slots, as `attention.run` does."""
+        self.calls += 1
+        rows, slots = ids.shape
+        stream = F.embedding(ids.flatten(), self.embedding)  # (n, width), n = rows * slots
+        angles = kernels.angles(positions.flatten(), self.frequencies, self.scaling, stream.dtype)
+        branches: tuple[Tensor, ...] = ()
+        for index, layer in enumerate(self.layers):
+            stream, normal = layer.attention_norm(stream, *branches)
+            q = kernels.rotate(
+                layer.qkv(normal), *angles, cache.slots, cache.buffers[index], self.heads, self.interleaved
+            )
+            q = q.unflatten(0, (rows, slots)).transpose(1, 2)
+            attended = backend(q, *cache.visible(index, rows), self.scale)  # (rows, slots, heads, head width)
+            out = layer.out(attended.view(rows * slots, -1))
+            if layer.parallel:
+                _, normal = layer.mlp_norm(stream)
+                branches = layer.mlp(normal), out
+            else:
+                stream, normal = layer.mlp_norm(stream, out)
+                branches = (layer.mlp(normal),)
+        kept = (x.unflatten(0, (rows, slots))[:, slots - keep :] for x in (stream, *branches))
+        _, normal = self.norm(*(x.flatten(0, 1).contiguous() for x in kept))
+        logits: Tensor = self.head(normal).unflatten(0, (rows, keep))
+        return logits
+
+
+class CudaSteps:
+    """The steps of a network, one for each state of its adapters, made when they are first needed.
+
+    Args:
+        model: The network.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.adapter_layers: list[Any] = []
+        self.addresses: object = None
+        self.versions: object = None
+        self.steps: dict[object, CudaStep | None] = {}  # by state of the adapters
+
+    def current(self) -> CudaStep | None:
+        """Return the step for the adapters that are active now; `None` if the network itself is to be used."""
+        if self.model.config._attn_implementation != NAME or is_hooked(self.model) or is_compiled(self.model):
+            return None
+        self.refresh()
+        key = adapters_at_work(self.adapter_layers), tuple(adapter_scales(self.adapter_layers))
+        if key not in self.steps:
+            if len(self.steps) >= KEPT:  # captured steps would keep the memory of those that are given up
+                return None
+            self.steps[key] = build(self.model)
+        return self.steps[key]
+
+    def refresh(self) -> None:
+        """Update the copies of weights that have changed; forget all steps if the weights are elsewhere now."""
+        weights = list(self.model.parameters())
+        addresses = tuple((weight.data_ptr(), weight.dtype) for weight in weights)
+        versions = tuple(map(version, weights))
+        if addresses != self.addresses:
+            self.steps, self.adapter_layers = {}, adapter_layers(self.model)
+        elif versions != self.versions:
+            for step in filter(None, self.steps.values()):
+                step.refresh()
+        self.addresses, self.versions = addresses, versions
+
+
+def low_rank(linear: Any) -> list[LowRank]:
+    """Return the active LoRA adapters of a linear layer."""
+    return [
+        (linear.lora_B[name].weight.detach(), linear.lora_A[name].weight.detach(), float(linear.scaling[name]))
+        for name in active_names(linear)
+    ]
+
+
+def needs_copy(linears: Sequence[Any]) -> bool:
+    """Return whether one product for these layers needs a copy of their matrices."""
+    return len(linears) > 1 or bool(active_names(linears[0]))
+
+
+def joined_bias(linears: Sequence[Any]) -> Tensor | None:
+    """Return the biases of linear layers side by side, 0 for those without; `None` if none has one."""
+    biases = [bare(linear).bias for linear in linears]
+    if all(bias is None for bias in biases):
+        return None
+    weights = [bare(linear).weight.detach() for linear in linears]
+    pairs = zip(biases, weights, strict=True)
+    return torch.cat([weight.new_zeros(len(weight)) if bias is None else bias.detach() for bias, weight in pairs])
+
+
+def products(model: PreTrainedModel) -> list[list[Any]]:
+    """Return the linear layers of all blocks, those with the same input together."""
+    family, modules = FAMILIES[type(model)], model.base_model.get_submodule("layers")
+    paths = (family.qkv, (family.out,), family.up, (family.down,))
+    return [[layer.get_submodule(path) for path in group] for layer in modules.children() for group in paths]
+
+
+def copied_bytes(model: PreTrainedModel) -> int:
+    """Return the size of the copies that `CudaStep` would make with the active adapters."""
+    groups = [group for group in products(model) if needs_copy(group)]
+    head: Any = model.get_output_embeddings()
+    padded = head.weight.nbytes if len(head.weight) % ALIGNED else 0
+    return int(padded + sum(bare(linear).weight.nbytes for group in groups for linear in group))
+
+
+def supports(model: PreTrainedModel) -> bool:
+    """Return whether `CudaStep` computes what a network computes with its active adapters."""
+    family = FAMILIES.get(type(model))
+    if family is None:
+        return False
+    network, config = model.base_model, model.config
+    layers, rotary = list(network.get_submodule("layers").children()), network.get_submodule("rotary_emb")
+    norms = [layer.get_submodule(path) for layer in layers for path in (family.attention_norm, family.mlp_norm)]
+    norms.append(network.get_submodule(family.norm))
+    linears = [linear for group in products(model) for linear in group]
+    embedding: Any = network.get_submodule(family.embedding)
+    head: Any = model.get_output_embeddings()
+    weights = [x.weight for x in (*norms, *map(bare, linears), embedding, head) if hasattr(x, "weight")]
+    return (
+        all(type(norm) is family.norm_class for norm in norms)
+        and all(getattr(norm, "bias", None) is not None for norm in norms if family.norm_class is nn.LayerNorm)
+        and all(type(bare(linear)) is nn.Linear and can_join(linear) for linear in linears)
+        and type(embedding) is nn.Embedding
+        and embedding.max_norm is None
+        and getattr(head, "bias", None) is None
+        and type(head) is nn.Linear
+        and all(weight.dtype == model.dtype and weight.is_contiguous() for weight in weights)
+        and getattr(rotary, "rope_type", None) in FIXED_ROTARY
+        and (len(family.up) == 1 or config.hidden_act == "silu")
+    )
+
+
+def build(model: PreTrainedModel) -> CudaStep | None:
+    """Return the step of a network with its active adapters; `None` if there is none or its logits do not agree."""
+    if not can_decode_ragged(model) or not supports(model):
+        return None
+    copied = copied_bytes(model) <= MOST_COPIES
+    if not copied and any(active_names(linear) for group in products(model) for linear in group):
+        return None
+    try:
+        with torch.inference_mode(False), torch.no_grad():  # the copies are updated outside inference mode, too
+            step = CudaStep(model, copied)
+            distance = difference(step, model)
+    except torch.OutOfMemoryError:
+        return None
+    except Exception as error:  # a kernel that cannot be compiled, for example
+        warnings.warn(f"the kernels of a step cannot be used here, so sampling is slower: {error}", stacklevel=2)
+        return None
+    return step if distance <= tolerance_of(model) else None
+
+
+def difference(step: CudaStep, model: PreTrainedModel) -> float:
+    """Return the relative difference between a step and the network on a few tokens: of logits, keys and values."""
+    slots = torch.arange(TRIAL, device=model.device)[None]
+    ids = slots * 7919 % model.config.vocab_size
+    state = model.get_input_embeddings().weight.new_empty(1, step.heads[1], 0, step.width)
+    states = []
+    for forward in (step, lambda *inputs: run(model, *inputs)):
+        cache = Rows([(state, state)] * len(step.layers), 1, TRIAL + 1)
+        cache.advance(slots, TRIAL)
+        logits = forward(ids, slots, Ragged(slots, TRIAL), TRIAL, cache)[0]
+        buffers = [buffer[0, :TRIAL].flatten(1) for pair in cache.buffers for buffer in pair]
+        states.append([logits, *buffers])
+    return relative_difference(*states)
