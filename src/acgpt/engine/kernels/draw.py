@@ -53,7 +53,9 @@ def value_of(key, logits):
 def load(logits, start, size, BLOCK: tl.constexpr):
     """Return a block of logits and their ids."""
     ids = start + tl.arange(0, BLOCK)
-    return tl.load(logits + ids, mask=ids < size, other=float("-inf")).to(tl.float32), ids
+    # The mask is the same for eight logits, so that they are loaded together: `draw` has rows padded to that.
+    x = tl.load(logits + ids, mask=ids // 8 * 8 < size, other=float("-inf")).to(tl.float32)
+    return tl.where(ids < size, x, float("-inf")), ids
 
 
 @jit()
@@ -251,7 +253,7 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float, top_
         (R,) int64 token ids, and (R,) float32 log-probabilities at temperature 1 without truncation.
     """
     rows, size = logits.shape
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    logits = padded(logits)
     tokens = torch.empty(rows, dtype=torch.long, device=logits.device)
     log_probs = torch.empty(rows, dtype=torch.float32, device=logits.device)
     scale2 = math.log2(math.e) / (temperature or 1.0)
@@ -260,6 +262,17 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float, top_
         size, GREEDY=temperature == 0, TOP_P=top_p < 1, TOP_K=top_k is not None, **TUNING,
     )  # fmt: skip
     return tokens, log_probs
+
+
+def padded(logits: Tensor) -> Tensor:
+    """Return (R, V) logits of which eight at a time can be read up to the end of a row; copy them if necessary."""
+    rows, size = logits.shape
+    stride, room = logits.stride(0), logits.untyped_storage().nbytes() // logits.itemsize - logits.storage_offset()
+    whole = -(-size // 8) * 8
+    if logits.stride(1) == 1 and stride % 8 == 0 and stride >= whole and room >= (rows - 1) * stride + whole:
+        return logits
+    copy = logits.new_empty(rows, whole)[:, :size]
+    return copy.copy_(logits)
 
 
 @functools.cache
