@@ -31,7 +31,7 @@ from result_tables import scaling_rows
 from transformers import PreTrainedModel
 
 from acgpt import Query
-from acgpt.engine.attention import check_model, choose_backend
+from acgpt.engine.attention import check_model
 from acgpt.engine.decode import Sampling
 from acgpt.engine.engine import Engine
 from acgpt.report.pictures import render_figure
@@ -107,7 +107,7 @@ def main() -> None:
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     model = build_model(args.size, args.device, dtype, positions=max([*args.lengths, args.length]))
     check_model(model)
-    engine = Engine(model, bos=BOS, mask=None, backend=choose_backend(model), budget=2**32 // (4 * VOCABULARY))
+    engine = Engine(model, bos=BOS, mask=None, budget=2**32 // (4 * VOCABULARY))
     limits = Limits(matmul_rate(args.device), copy_bandwidth(args.device))
     base = Case(args.length, args.share, args.batch)
     cases = {

@@ -494,7 +494,7 @@ class TestOnCuda:
         sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
         (tokens, log_probs, _), (again, *_) = (draw_among(logits.cuda(), uniform.cuda(), sampling) for _ in range(2))
         assert torch.equal(tokens, again)
-        assert outside(logits, uniform, tokens, *option) < 5e-6
+        assert outside(logits, uniform, tokens, *option) < 2e-5  # float32 sums of 50,000 and more numbers
         scores = logits.double().log_softmax(-1).gather(1, tokens.cpu()[:, None])[:, 0]
         assert (log_probs.cpu() - scores).abs().max() < 1e-4
 
