@@ -1,6 +1,7 @@
 """Sampling: our cached, batched decoding against transformers' `generate` and a loop without a cache.
 
     python benchmarks/decoding.py --device cuda --size 124M --batch 64 --tokens 1024
+    python benchmarks/decoding.py --device cuda --size 124M --batch 1 --tokens 1024 --rows compiled
     python benchmarks/decoding.py --device cpu --size tiny --batch 4 --tokens 64
     python benchmarks/decoding.py --generate --device cuda --size 82M --batch 200 --tokens 1024
 
@@ -58,6 +59,7 @@ from acgpt.training.learner import new_model
 from acgpt.training.recipe import Shape
 
 BOS = 50256
+ROWS = ("no cache", "generate", "scattered", "blocks", "compiled")
 
 
 def kv_bytes(model: PreTrainedModel, rows: int, tokens: int) -> int:
@@ -84,6 +86,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ours", action="store_true", help="skip generate and the loop without a cache")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, help="time only these rows, besides ours from left to right")
     parser.add_argument("--profile", action="store_true", help="print a profile of our decoding and stop")
     parser.add_argument("--generate", action="store_true", help="time acgpt generate: every method in every mode")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), help="with --generate: only these methods")
@@ -155,14 +158,19 @@ def main() -> None:
         return float(torch.trapezoid(torch.tensor(seconds), torch.tensor(lengths, dtype=torch.float)))
 
     tokens = args.batch * steps
+    chosen = set(args.rows or (("scattered", "blocks") if args.ours else ROWS))
     results: dict[str, tuple[float, int]] = {"acgpt, left to right": (time_ours(left_to_right, args.batch), tokens)}
-    if not args.ours:
-        results |= {"no cache": (no_cache(), tokens), "generate": (generate(), tokens)}
+    if "no cache" in chosen:
+        results["no cache"] = no_cache(), tokens
+    if "generate" in chosen:
+        results["generate"] = generate(), tokens
     for name, queries in (("scattered", scattered), ("blocks", blocks)):
+        if name not in chosen:
+            continue
         asked = sum(len(query.asked_positions) for query in queries)
         for width in (None, 1, 2, 4, 8, 16, 128):
             results[f"acgpt, {name}, width {width or 'auto'}"] = (time_ours(queries, 1, width), asked)
-    if args.device == "cuda" and not args.ours:  # transformers compiles it
+    if args.device == "cuda" and "compiled" in chosen:  # transformers compiles it
         results["generate, static cache, compiled"] = (generate(cache_implementation="static"), tokens)
 
     rate = {name: count / seconds for name, (seconds, count) in results.items()}
@@ -170,7 +178,7 @@ def main() -> None:
     weights = sum(p.numel() for p in ours.parameters()) * dtype.itemsize
     seconds = results["acgpt, left to right"][0]
     share = (weights * steps + kv_bytes(ours, args.batch, steps)) / seconds / bandwidth
-    base = "acgpt, left to right" if args.ours else "generate"
+    base = "generate" if "generate" in results else "acgpt, left to right"
     ratio = {name: rate[name] / rate[base] for name in rate}
     rows = [[name, f"{results[name][0]:.2f}", f"{rate[name]:,.0f}", f"{ratio[name]:.2f}"] for name in results]
     record = {

@@ -35,7 +35,7 @@ from acgpt.engine.attention import check_model
 from acgpt.engine.decode import Sampling
 from acgpt.engine.engine import Engine
 from acgpt.report.pictures import render_figure
-from acgpt.training.learner import flops, matmul_rate
+from acgpt.training.learner import Work, matmul_rate
 
 BLOCK = 32
 BOS = 50256
@@ -175,7 +175,7 @@ def random_queries(case: Case) -> list[Query]:
 def forward_operations(model: PreTrainedModel, copies: int, texts: int, asked: int) -> float:
     """Return the operations of a forward pass over copies and text slots of one text."""
     pairs = copies * (copies + texts) + texts * (texts + 1) // 2
-    return flops(model, slots=copies + texts, pairs=pairs, asked=asked) / 3  # of forward and backward
+    return Work.of(model).total(slots=copies + texts, pairs=pairs, asked=asked) / 3  # of forward and backward
 
 
 def text_slots(query: Query) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from acgpt.engine.peft import add_lora
 from acgpt.models.loading import load_base, resolve
 from acgpt.query.conditioning import Conditioning
 from acgpt.training.batches import Batches
-from acgpt.training.learner import Learner, flops, matmul_rate, new_model
+from acgpt.training.learner import Learner, Work, matmul_rate, new_model
 from acgpt.training.optimizer import build_optimizer
 from acgpt.training.recipe import SHAPES, load_recipe
 
@@ -70,6 +70,7 @@ class Runner:
         self.device, self.half = args.device, cuda
         model = make_model(args).to(args.device)
         self.model = model.train()
+        self.trained = [weight for weight in model.parameters() if weight.requires_grad]
         head = LengthHead(model.get_output_embeddings().weight.shape[1]) if conditioning.asks_lengths else None
         self.learner = Learner(
             model,
@@ -95,18 +96,18 @@ class Runner:
         self.budget = batches.budget
         workers = {"num_workers": args.workers, "prefetch_factor": 4, "pin_memory": cuda} if args.workers else {}
         self.loader = iter(DataLoader(batches, batch_size=None, shuffle=False, **workers))
-        self.waited, self.flops = 0.0, 0.0
+        self.waited, self.flops, self.work = 0.0, 0.0, Work.of(model)
 
     def step(self) -> None:
         start = time.perf_counter()
         batch = next(self.loader)
         self.waited += time.perf_counter() - start
-        self.flops += flops(self.model, slots=batch.slots, pairs=batch.pairs, asked=batch.asked)
+        self.flops += self.work.total(slots=batch.slots, pairs=batch.pairs, asked=batch.asked)
         batch = batch.to(self.device, non_blocking=True)
         with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
             loss = self.learner(batch) / batch.weight
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
 

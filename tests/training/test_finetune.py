@@ -21,7 +21,7 @@ from acgpt.engine.peft import add_lora
 from acgpt.errors import InputError, ModelError
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata, weights_hash
-from acgpt.training.learner import flops, has_plain_head
+from acgpt.training.learner import Work, has_plain_head
 from acgpt.training.networks import disable_dropout, load_pretrained
 from acgpt.training.plan import settle
 from acgpt.training.recipe import make
@@ -314,10 +314,10 @@ def test_two_processes_learn_what_one_does(parallel, lora, precision, corpus, ba
 
 def test_frozen_weights_need_fewer_operations():
     model, counts = tiny_model(), {"slots": 100, "pairs": 0, "asked": 0}
-    free = flops(model, **counts)
+    free = Work.of(model).total(**counts)
     adapted, _ = add_lora(model, rank=2, alpha=4)
     added = sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
-    assert flops(adapted, **counts) == pytest.approx(free * 4 / 6 + 6 * added * 100)
+    assert Work.of(adapted).total(**counts) == pytest.approx(free * 4 / 6 + 6 * added * 100)
 
 
 # ---- the command, and what it refuses -------------------------------------------------------------------------------

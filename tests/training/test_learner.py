@@ -21,7 +21,7 @@ from acgpt.engine.peft import adapter_layers, add_lora, join_products, switched
 from acgpt.errors import ModelError
 from acgpt.evaluation.perplexity import queries_of
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, generator
-from acgpt.training.learner import Learner, choose_attention, flops, has_plain_head, matmul_rate, new_model
+from acgpt.training.learner import Learner, Work, choose_attention, has_plain_head, matmul_rate, new_model
 from acgpt.training.networks import disable_dropout
 from acgpt.training.recipe import SHAPES, Shape
 
@@ -297,8 +297,10 @@ def test_the_count_of_operations_is_that_of_the_matrix_products():
         learner(batch).backward()
     done = counter.get_flop_counts()["Global"]
     products = sum(count for op, count in done.items() if str(op) in ("aten.mm", "aten.addmm"))
-    assert flops(model, slots=batch.slots, asked=batch.asked, pairs=0) == products
-    assert flops(model, slots=0, asked=0, pairs=10) == 12 * 2 * 32 * 10  # q·k and a·v, forward and twice backward
+    assert Work.of(model).total(slots=batch.slots, asked=batch.asked, pairs=0) == products
+    assert (
+        Work.of(model).total(slots=0, asked=0, pairs=10) == 12 * 2 * 32 * 10
+    )  # q·k and a·v, forward and twice backward
 
 
 def test_the_rate_of_this_machine_is_measured_without_touching_the_worlds_randomness():

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -202,17 +203,35 @@ class Learner(nn.Module):
         return (losses * batch.length_weights).sum()
 
 
-def flops(model: PreTrainedModel, *, slots: int, pairs: int, asked: int) -> float:
-    """Count the floating-point operations that training on a batch needs, forward and backward; see `Batch`.
+@dataclass(frozen=True)
+class Work:
+    """Floating-point operations that training needs, forward and backward, see `Batch`.
 
     A matrix takes six operations per weight and slot, or four if it is frozen; the vocabulary projection runs on asked
     tokens only. Attention takes twelve per channel and pair of slots of which one reads the other.
+
+    Args:
+        slot: Operations per slot.
+        pair: Operations per pair of slots.
+        asked: Operations per asked token.
     """
-    config, head = model.config.get_text_config(), model.get_output_embeddings().weight
-    tables = {id(head), *(id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding))}
-    matrices = sum(work(weight) for weight in model.parameters() if weight.ndim == 2 and id(weight) not in tables)
-    channels = config.num_attention_heads * head_width(config)
-    return float(matrices * slots + work(head) * asked + 12 * config.num_hidden_layers * channels * pairs)
+
+    slot: int
+    pair: int
+    asked: int
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Work:
+        """Count the operations of a network. This visits all of its modules."""
+        config, head = model.config.get_text_config(), model.get_output_embeddings().weight
+        tables = {id(head), *(id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding))}
+        matrices = sum(work(weight) for weight in model.parameters() if weight.ndim == 2 and id(weight) not in tables)
+        channels = config.num_attention_heads * head_width(config)
+        return cls(matrices, 12 * config.num_hidden_layers * channels, work(head))
+
+    def total(self, *, slots: int, pairs: int, asked: int) -> float:
+        """Return the operations of a batch."""
+        return float(self.slot * slots + self.pair * pairs + self.asked * asked)
 
 
 def work(weight: Tensor) -> int:

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from acgpt.errors import InputError
 from acgpt.training.batches import Batch, Batches
-from acgpt.training.learner import Learner, flops
+from acgpt.training.learner import Learner, Work
 from acgpt.training.networks import HEAD, Tuned
 from acgpt.training.run_folder import CHECKPOINT, CHECKPOINTS, PARTIAL, checkpoints, commit, discard, step_of, writing
 
@@ -120,6 +120,11 @@ class AcTrainer(Trainer):
         """The language model."""
         return self.accelerator.unwrap_model(self.model).model
 
+    @cached_property
+    def work(self) -> Work:
+        """What the network computes per slot, pair and asked token."""
+        return Work.of(self.network)
+
     def restart_watch(self) -> Watch:
         """Return what this process has done since the last call, and start anew."""
         watch, self.watch = self.watch, Watch()
@@ -151,7 +156,7 @@ class AcTrainer(Trainer):
         self.watch.waited += time.perf_counter() - start
         batches: list[Batch] = [item["batch"] for item in inputs]
         counts = {name: sum(getattr(batch, name) for batch in batches) for name in ("slots", "pairs", "asked")}
-        self.watch.flops += flops(self.network, **counts)
+        self.watch.flops += self.work.total(**counts)
         self.watch.steps += 1
         weight = torch.tensor(sum(batch.weight for batch in batches), device=device, dtype=torch.float32)
         weight = self.accelerator.reduce(weight, "sum") if self.args.world_size > 1 else weight
