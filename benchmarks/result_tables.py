@@ -28,12 +28,21 @@ def machine(record: dict[str, Any]) -> str:
 
 
 def decoding(record: dict[str, Any]) -> str:
-    """Render seconds, tokens per second and the ratio to `generate`."""
-    rate, ratio = record["tokens_per_second"], record["over generate"]
+    """Render seconds, tokens per second, and the ratio to `generate` or, where that was not timed, to our first row."""
+    base = "generate" if "over generate" in record else "acgpt, left to right"
+    rate, ratio = record["tokens_per_second"], record[f"over {base}"]
     rows = [[name, f"{s:.2f}", f"{rate[name]:,.0f}", f"{ratio[name]:.2f}"] for name, s in record["seconds"].items()]
     share, bandwidth = record["bandwidth_share"], record["copy_bandwidth"] / 1e12
     note = f"Left to right uses {share:.0%} of the {bandwidth:.3g} TB/s that a large copy reaches on this machine."
-    return markdown(["", "seconds", "tokens/s", "× generate"], rows) + "\n\n" + note
+    return markdown(*with_before(record, ["", "seconds", "tokens/s", f"× {base}"], rows)) + "\n\n" + note
+
+
+def with_before(record: Mapping[str, Any], columns: list[str], rows: list[list[str]]) -> Rows:
+    """Add a column with the ratio of the seconds of an earlier version, if these were measured on the same machine."""
+    if not (before := record.get("before")):
+        return columns, rows
+    ratios = [f"{before[row[0]] / record['seconds'][row[0]]:.2f}" if row[0] in before else "--" for row in rows]
+    return [*columns, "× before"], [[*row, ratio] for row, ratio in zip(rows, ratios, strict=True)]
 
 
 def generation_table(records: Mapping[str, Mapping[str, Any]]) -> Rows:
@@ -166,7 +175,8 @@ def scoring(record: dict[str, Any]) -> str:
         [name, f"{s:.3f}", f"{texts[name]:,.1f}", f"{tokens[name]:,.0f}", f"{ratio[name]:.2f}"]
         for name, s in record["seconds"].items()
     ]
-    return markdown(["", "seconds", "texts/s", "asked tokens/s", "× the time of one pass"], rows)
+    columns = ["", "seconds", "texts/s", "asked tokens/s", "× the time of one pass"]
+    return markdown(*with_before(record, columns, rows))
 
 
 def scaling_rows(points: Sequence[Mapping[str, Any]]) -> Rows:
