@@ -181,7 +181,7 @@ def test_the_program_says_of_each_class_what_became_of_it(program, monkeypatch, 
     assert (exact["type"], exact["class"], exact["verdict"]) == ("gpt2", "GPT2LMHeadModel", "exact")
     assert 0 < max(exact["differences"].values()) < 1e-3 < exact["effect"]
     assert (refused["verdict"], refused["differences"]) == ("refused", {}) and "position_ids" in refused["reason"]
-    page = importlib.import_module("render").architectures(record)
+    page = importlib.import_module("result_tables").architectures(record)
     assert "**Exact**: 1 model types" in page and "| gpt2 | GPT2LMHeadModel | as it comes |" in page
     assert page.index("| gpt2 |") < page.index("**Refused**") < page.index("| bloom |")
     monkeypatch.setattr(sys, "argv", ["architectures.py", "gpt22"])
