@@ -433,6 +433,8 @@ class Engine:
         sharing = self.prefixes if call.orders is None else None
         if sharing is not None:
             for number, query in list(missing.items()):
+                if not sharing.suits(query, call.future):
+                    continue
                 if (prefill := self.extend(sharing, number, query, call)) is not None:
                     del missing[number]
                     yield prefill
@@ -448,8 +450,9 @@ class Engine:
                 logits = run(self.model, *on_device.inputs(), backend, on_device.rows, recorder, target_positions)[0]
             if sharing is not None:
                 for i, question in enumerate(questions):
-                    alone = self.first_only(question, call)
-                    sharing.keep(alone, part_of(layout, recorder.states, i, alone))
+                    if sharing.suits(question, call.future):
+                        alone = self.first_only(question, call)
+                        sharing.keep(alone, part_of(layout, recorder.states, i, alone))
             yield Prefill(group, layout, recorder.states, forbid(logits, call.forbidden_token))
 
     def first_only(self, query: Query, call: Call) -> Layout:

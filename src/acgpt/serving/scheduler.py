@@ -390,12 +390,13 @@ class Scheduler:
     def _admit(self) -> None:
         """Let rows that wait join, in their order, as long as there is room."""
         chosen: list[PendingRow] = []
-        slots = [p.slots for pool in self.pools.values() for p in pool.rows.values()]
+        active = [pending.slots for pool in self.pools.values() for pending in pool.rows.values()]
+        longest, room = max(active, default=0), 0
         while self.waiting:
-            pending = self.waiting[0]
-            slots.append(pending.slots)
-            room = min(self.most_rows, self.executor.engine.rows_at_once(max(slots)))
-            if len(slots) > max(1, room):
+            if not room or self.waiting[0].slots > longest:  # not for each row: it asks the device
+                longest = max(longest, self.waiting[0].slots)
+                room = max(1, min(self.most_rows, self.executor.engine.rows_at_once(longest)))
+            if len(active) + len(chosen) >= room:
                 break
             chosen.append(self.waiting.popleft())
         for route, members in by_route([pending.route for pending in chosen]):
@@ -446,7 +447,7 @@ class Scheduler:
         while route in self.pools and self.pools[route].rows:
             pool = self.pools[route]
             try:
-                with self.executor.inference(route):
+                with self.executor.inference(route, stepping=True):
                     drawn = pool.decoding.step()
             except Exception as error:
                 failed = [pending for pending in pool.rows.values() if pending.row is not None and pending.row.failed]
