@@ -38,8 +38,13 @@ def adapter_layers(model: PreTrainedModel) -> list[Any]:
 
 def adapters_at_work(layers: Sequence[Any]) -> tuple[object, ...]:
     """Return which adapters are active and merged in each of the `adapter_layers`: the key of a captured step."""
+    # The attributes that PEFT's properties read: this is computed for every step.
+    states = [(layer._disable_adapters, layer._active_adapter, layer.merged_adapters) for layer in layers]
     return tuple(
-        (layer.disable_adapters, tuple(layer.active_adapters), tuple(layer.merged_adapters)) for layer in layers
+        [
+            (disabled, (active,) if isinstance(active, str) else (*active,), (*merged,))
+            for disabled, active, merged in states
+        ]
     )
 
 

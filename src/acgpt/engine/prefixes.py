@@ -90,7 +90,7 @@ class Prefixes:
         return adapters_at_work(self.adapter_layers), ids.tobytes(), positions.tobytes()
 
     def beginning(self, root: tuple[object, ...], copies: int, text: np.ndarray) -> tuple[object, ...]:
-        """Return what two queries must have in common to share `least` slots: the root, and the beginning of the text."""
+        """Return what queries that share `least` slots have in common: the root, and the first tokens of the text."""
         return *root, text[: max(0, self.least - copies)].tobytes()
 
     def longest(self, layout: Layout) -> tuple[States, int] | None:
