@@ -45,7 +45,7 @@ from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels import decode as decode_kernel
 from acgpt.engine.layout import Layout, upload, visible
 from acgpt.engine.locks import turn
-from acgpt.engine.modules import modules_of
+from acgpt.engine.modules import hooks_of, modules_of
 from acgpt.errors import ModelError
 
 NAME = "acgpt"  # the attention implementation's name in transformers, and the keyword that carries the backend
@@ -442,8 +442,7 @@ class Watch:
 
 def is_hooked(model: PreTrainedModel) -> bool:
     """Return whether a module has hooks that may change what it computes."""
-    hooks = (hooks for m in modules_of(model) for hooks in (m._forward_hooks, m._forward_pre_hooks) if hooks)
-    return any(not isinstance(hook, Watch) for some in hooks for hook in some.values())
+    return any(not isinstance(hook, Watch) for hook in hooks_of(model))
 
 
 def compile_blocks(model: PreTrainedModel) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import ModuleDict
 from transformers import PreTrainedModel
 
-from acgpt.engine.modules import modules_of
+from acgpt.engine.modules import listed, modules_of
 from acgpt.errors import InputError, ModelError
 
 DEFAULT = "default"  # PEFT's name for an adapter that was given none
@@ -71,8 +71,7 @@ class Switch:
 
     def refresh(self) -> None:
         """Look for the layers again if modules or parameters were added or removed."""
-        modules = modules_of(self.model)
-        structure = modules, [tuple(module._parameters) for module in modules]
+        structure = modules_of(self.model), [tuple(table) for table in listed(self.model).parameters]
         if structure != self.structure:
             self.structure, self.layers, self.having = structure, adapter_layers(self.model), {}
 
