@@ -11,13 +11,14 @@ Clients send a mixture of requests about short texts: 30 % fills of a gap of unk
 that of one client, which is what a server without batching would give any number of them. *Open loop*: requests arrive
 at random times (Poisson) at a share of the throughput of the closed loop, whether others are answered or not; latencies
 are those of a server that is loaded so much. Before each load, as many clients as it has send requests that are not
-counted, for code, caches and captured steps.
+counted, for code, caches and captured steps. With `--seconds` a load ends after so many, with what was answered.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import shlex
 import socket
@@ -36,6 +37,7 @@ from result_tables import serving_rows
 SUBJECTS = ["cat", "teacher", "old captain", "train", "committee", "river", "second engine", "garden", "painter"]
 PLACES = ["in the harbour", "behind the school", "near the border", "on the third floor", "at the end of the street"]
 ENDS = ["before anyone had noticed it.", "because it was raining.", "and nobody asked why.", "for the last time."]
+PROGRESS = 10  # seconds between two lines of progress
 PARTS = {"fill": 0.3, "sample": 0.3, "continue": 0.2, "score": 0.2}
 
 
@@ -87,29 +89,47 @@ def request(number: int) -> Request:
 Ask = Callable[[Request], Awaitable[float | None]]  # returns the seconds to the first text of a streamed fill
 
 
-async def closed(ask: Ask, clients: int, count: int, start: int) -> Load:
-    """Let clients send requests one after the other, `count` in all."""
+async def closed(ask: Ask, clients: int, count: int, start: int, most_seconds: float | None = None) -> Load:
+    """Let clients send requests one after the other, `count` in all, or as many as are answered in time."""
     load, numbers = Load("closed", clients), iter(range(start, start + count))
 
     async def client() -> None:
         for number in numbers:
             await timed(ask, number, load)
 
-    began = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(clients)))
-    load.seconds = time.perf_counter() - began
-    return load
+    return await bounded(load, asyncio.gather(*(client() for _ in range(clients))), count, most_seconds)
 
 
-async def opened(ask: Ask, rate: float, count: int, start: int, clients: int) -> Load:
-    """Let requests arrive at random times, `rate` a second on average."""
-    load, rng, tasks = Load("open", clients), random.Random(start), []
+async def opened(
+    ask: Ask, rate: float, count: int, start: int, clients: int, most_seconds: float | None = None
+) -> Load:
+    """Let requests arrive at random times, `rate` a second on average, until `count` have or the time is over."""
+    load, rng = Load("open", clients), random.Random(start)
+
+    async def arrivals() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(start, start + count):
+                tasks.create_task(timed(ask, number, load))
+                await asyncio.sleep(rng.expovariate(rate))
+
+    return await bounded(load, asyncio.ensure_future(arrivals()), count, most_seconds)
+
+
+async def bounded(load: Load, work: asyncio.Future[Any], count: int, most_seconds: float | None) -> Load:
+    """Wait for the end of a load, at most so many seconds; meanwhile print how far it is."""
     began = time.perf_counter()
-    for number in range(start, start + count):
-        tasks.append(asyncio.create_task(timed(ask, number, load)))
-        await asyncio.sleep(rng.expovariate(rate))
-    await asyncio.gather(*tasks)
-    load.seconds = time.perf_counter() - began
+    while not work.done():
+        left = math.inf if most_seconds is None else began + most_seconds - time.perf_counter()
+        if left <= 0:
+            work.cancel()
+        await asyncio.wait([work], timeout=max(0, min(PROGRESS, left)))
+        load.seconds = time.perf_counter() - began
+        done = f"{len(load.latencies)} of {count} requests in {load.seconds:.1f} s"
+        print(f"{load.loop}, {load.clients or 'any number of'} clients: {done}", file=sys.stderr, flush=True)
+    if not work.cancelled():
+        work.result()
+    if not load.latencies:
+        raise SystemExit(f"no request was answered in {load.seconds:.0f} seconds: allow more with --seconds.")
     return load
 
 
@@ -171,7 +191,12 @@ def in_process(device: str) -> Ask:
             search = lm.searches.log_prob([template])
         else:
             search = lm.searches.sample(template, **body)
-        await asyncio.wrap_future(scheduler.submit(search).future)
+        job = scheduler.submit(search)
+        try:
+            await asyncio.wrap_future(job.future)
+        except asyncio.CancelledError:  # the time of the load is over
+            job.cancel()
+            raise
         return first[0] if first else None
 
     return ask
@@ -208,14 +233,14 @@ async def measure(ask: Ask, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure all loads."""
     rows, best = [], 0.0
     for number, clients in enumerate(args.clients):
-        await closed(ask, clients, max(args.warm_up, 2 * clients), (number + 100) * 10**4)
+        await closed(ask, clients, max(args.warm_up, 2 * clients), (number + 100) * 10**4, args.seconds)
         count = args.requests if clients > 1 else max(8, args.requests // 3)
-        load = (await closed(ask, clients, count, number * 10**4)).summary()
+        load = (await closed(ask, clients, count, number * 10**4, args.seconds)).summary()
         rows.append(load)
         best = max(best, load["requests_per_second"])
         print(f"closed, {clients} clients: {load['requests_per_second']:.2f} requests/s", file=sys.stderr, flush=True)
     for number, share in enumerate(args.shares):
-        load = (await opened(ask, share * best, args.requests, (number + 1) * 10**5, 0)).summary()
+        load = (await opened(ask, share * best, args.requests, (number + 1) * 10**5, 0, args.seconds)).summary()
         rows.append(load | {"share": share})
         print(f"open, {share:.0%} of the throughput: p95 {load['p95']:.2f} s", file=sys.stderr, flush=True)
     alone = next(row["requests_per_second"] for row in rows if row["clients"] == 1)
@@ -235,7 +260,10 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=120)
     parser.add_argument("--warm-up", type=int, default=8)
+    parser.add_argument("--seconds", type=float, help="end each load after so many, with the requests answered so far")
     args = parser.parse_args()
+    if args.seconds is not None and args.seconds <= 0:
+        parser.error(f"--seconds {args.seconds} leaves nothing to measure: use a number above 0.")
     if 1 not in args.clients:
         parser.error("--clients must have 1: throughput is compared with that of one client.")
     if args.in_process:

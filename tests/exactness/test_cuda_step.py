@@ -150,7 +150,7 @@ def interpret_network(architecture, options, copied):
     step = CudaStep(model, copied)
     assert step.head.weight.shape[0] == (64 if copied else 50)
     with torch.no_grad():
-        return cuda_step.difference(step, model)
+        return max(cuda_step.difference(step, model), cuda_step.packed_difference(step, model, "dense"))
 
 
 def interpret_adapters():
@@ -162,7 +162,7 @@ def interpret_adapters():
         for name in ("default", "other"):
             adapted.set_adapter(name)
             step = CudaStep(model, True)
-            errors.append(cuda_step.difference(step, model))
+            errors += [cuda_step.difference(step, model), cuda_step.packed_difference(step, model, "dense")]
             for weight in model.parameters():
                 weight.mul_(1.1)
             wrong = cuda_step.difference(step, model)

@@ -148,7 +148,7 @@ def test_no_memory_for_more_rows_leaves_the_others_as_they_were(engine, monkeypa
     decoding = Decoding(engine, SAMPLING)
     rows = decoding.prefill([random_query(seed, 12) for seed in range(2)])
 
-    def full(*_):
+    def full(*_, **__):
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patched:

@@ -45,6 +45,7 @@ from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels import decode as decode_kernel
 from acgpt.engine.layout import Layout, upload, visible
 from acgpt.engine.locks import turn
+from acgpt.engine.modules import hooks_of, modules_of
 from acgpt.errors import ModelError
 
 NAME = "acgpt"  # the attention implementation's name in transformers, and the keyword that carries the backend
@@ -421,7 +422,7 @@ def miscount(model: PreTrainedModel, calls: int, layers: int) -> str:
 def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     """Return the repeated blocks of a network, as its class names them in `_no_split_modules`."""
     names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    return [module for module in modules_of(model) if type(module).__name__ in names]
 
 
 class Watch:
@@ -441,8 +442,7 @@ class Watch:
 
 def is_hooked(model: PreTrainedModel) -> bool:
     """Return whether a module has hooks that may change what it computes."""
-    hooks = (hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
-    return any(not isinstance(hook, Watch) for hook in hooks)
+    return any(not isinstance(hook, Watch) for hook in hooks_of(model))
 
 
 def compile_blocks(model: PreTrainedModel) -> None:
@@ -503,7 +503,7 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
     """
     with turn(model) as shared:
         shared.evaluating += 1
-        training = [module for module in model.modules() if module.training]
+        training = [module for module in modules_of(model) if module.training]
         shared.training += training
         if training:  # a server comes here for every step, and `eval` would visit all modules again
             model.eval()

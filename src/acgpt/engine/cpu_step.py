@@ -33,6 +33,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from acgpt.engine.architecture import relative_difference
 from acgpt.engine.attention import Backend, Cached, Claim, is_compiled, is_hooked, run
+from acgpt.engine.modules import parameters_of
 from acgpt.engine.peft import adapter_layers, adapter_scales, adapters_at_work
 from acgpt.engine.small_weights import Int4, Int8, LowRank, Product, available, is_faster
 
@@ -169,7 +170,7 @@ class CpuSteps:
 
     def refresh(self) -> None:
         """Copy the weights again if they have changed, in training for example."""
-        weights = tuple((weight.data_ptr(), version(weight)) for weight in self.model.parameters())
+        weights = tuple((weight.data_ptr(), version(weight)) for weight in parameters_of(self.model))
         if weights != self.weights:
             self.weights, self.steps, self.adapter_layers = weights, {}, adapter_layers(self.model)
             self.base = copied(self.model)

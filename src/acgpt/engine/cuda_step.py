@@ -14,6 +14,9 @@ It reads the network's own weights, except for these copies, which are small (se
 
 `CudaSteps` makes them when they are first needed. It uses them only if their logits agree with the network's; of every
 other network, the modules are run.
+
+`CudaStep.packed` runs a packed batch of short texts in the same way: their prefill, or their scores. Launching the
+modules of a network with adapters takes several times as long.
 """
 
 from __future__ import annotations
@@ -30,11 +33,24 @@ from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from acgpt.engine.architecture import relative_difference, tolerance_of
-from acgpt.engine.attention import NAME, Backend, Ragged, can_decode_ragged, head_width, is_compiled, is_hooked, run
+from acgpt.engine.attention import (
+    BACKENDS,
+    NAME,
+    Backend,
+    Ragged,
+    can_decode_ragged,
+    head_width,
+    is_compiled,
+    is_hooked,
+    run,
+)
 from acgpt.engine.cpu_step import active_names, bare, can_join, version
-from acgpt.engine.decode import Rows
+from acgpt.engine.decode import Recorder, Rows
 from acgpt.engine.kernels import step as kernels
+from acgpt.engine.layout import build as lay_out
+from acgpt.engine.modules import parameters_of
 from acgpt.engine.peft import adapter_layers, adapter_scales, adapters_at_work
+from acgpt.query.query import Query
 
 ALIGNED = 64  # products are fast if the number of their columns is a multiple of this
 MOST_COPIES = 2**30  # bytes of a network's copies; a larger network is used without, or not at all if it has adapters
@@ -175,6 +191,32 @@ class Layer:
         return self.down(self.activation(self.up(rows)))
 
 
+class PackedRow:
+    """Keys and values of a packed pass: the cache of one row, of which a pass writes and reads all slots.
+
+    Args:
+        like: Any tensor of the network, for device and dtype.
+        size: Number of layers, slots, key heads and channels of a head.
+        kept: Whether those of all layers are needed after the pass.
+    """
+
+    def __init__(self, like: Tensor, size: tuple[int, int, int, int], kept: bool) -> None:
+        layers, slots, heads, width = size
+        memory = like.new_empty(layers if kept else 1, 2, 1, slots, heads, width)
+        self.slots = torch.arange(slots, device=like.device)[None]
+        self.buffers = [(keys, values) for keys, values in memory.expand(layers, -1, -1, -1, -1, -1)]
+
+    def visible(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Return the (rows, heads, slots, D) keys and values of a layer."""
+        keys, values = self.buffers[layer]
+        return keys[:rows].transpose(1, 2), values[:rows].transpose(1, 2)
+
+    @property
+    def states(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, as in `decode.Recorder`."""
+        return [self.visible(layer, 1) for layer in range(len(self.buffers))]
+
+
 class CudaStep:
     """A forward pass of a network over a few tokens, with the decoder's key-value cache.
 
@@ -198,6 +240,8 @@ class CudaStep:
         heads = config.num_attention_heads
         self.heads = heads, getattr(config, "num_key_value_heads", None) or heads
         self.calls = 0  # passes, including one for each captured graph but not its replays
+        self.adapted = any(active_names(linear) for group in products(model) for linear in group)
+        self.packs = False  # whether `packed` agrees with the network
 
     def refresh(self) -> None:
         """Copy the weights again, into the same memory."""
@@ -209,6 +253,37 @@ class CudaStep:
 
     def __call__(self, ids: Tensor, positions: Tensor, backend: Backend, keep: int, cache: Rows) -> Tensor:
         """Return the (rows, keep, V) logits at the last slots, as `attention.run` does."""
+        rows, slots = ids.shape
+        stream, *branches = self.residuals(ids, positions, backend, cache)
+        kept = (x.unflatten(0, (rows, slots))[:, slots - keep :] for x in (stream, *branches))
+        _, normal = self.norm(*(x.flatten(0, 1).contiguous() for x in kept))
+        logits: Tensor = self.head(normal).unflatten(0, (rows, keep))
+        return logits
+
+    def packed(
+        self, ids: Tensor, positions: Tensor, backend: Backend, keep: Tensor, *, hidden: bool = False, kept: bool = True
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Run a packed batch, as `attention.run` does.
+
+        Args:
+            ids: (1, N) token ids.
+            positions: (1, N) position ids.
+            backend: Attention under the layout's mask.
+            keep: (n,) slots to return logits for.
+            hidden: Return the last hidden states instead of logits.
+            kept: Return keys and values, too.
+
+        Returns:
+            (n, V) logits, or (n, width) hidden states; and the keys and values of each layer, as in `decode.Recorder`.
+        """
+        cache = PackedRow(self.embedding, (len(self.layers), ids.shape[1], self.heads[1], self.width), kept)
+        _, normal = self.norm(*(x[keep] for x in self.residuals(ids, positions, backend, cache)))
+        return normal if hidden else self.head(normal), cache.states if kept else []
+
+    def residuals(
+        self, ids: Tensor, positions: Tensor, backend: Backend, cache: Rows | PackedRow
+    ) -> tuple[Tensor, ...]:
+        """Return the (n, width) residual stream after all layers, without and then the branches to add to it."""
         self.calls += 1
         rows, slots = ids.shape
         stream = F.embedding(ids.flatten(), self.embedding)  # (n, width), n = rows * slots
@@ -221,17 +296,14 @@ class CudaStep:
             )
             q = q.unflatten(0, (rows, slots)).transpose(1, 2)
             attended = backend(q, *cache.visible(index, rows), self.scale)  # (rows, slots, heads, head width)
-            out = layer.out(attended.view(rows * slots, -1))
+            out = layer.out(attended.reshape(rows * slots, -1))
             if layer.parallel:
                 _, normal = layer.mlp_norm(stream)
                 branches = layer.mlp(normal), out
             else:
                 stream, normal = layer.mlp_norm(stream, out)
                 branches = (layer.mlp(normal),)
-        kept = (x.unflatten(0, (rows, slots))[:, slots - keep :] for x in (stream, *branches))
-        _, normal = self.norm(*(x.flatten(0, 1).contiguous() for x in kept))
-        logits: Tensor = self.head(normal).unflatten(0, (rows, keep))
-        return logits
+        return stream, *branches
 
 
 class CudaSteps:
@@ -262,7 +334,7 @@ class CudaSteps:
 
     def refresh(self) -> None:
         """Update the copies of weights that have changed; forget all steps if the weights are elsewhere now."""
-        weights = list(self.model.parameters())
+        weights = parameters_of(self.model)
         addresses = tuple((weight.data_ptr(), weight.dtype) for weight in weights)
         versions = tuple(map(version, weights))
         if addresses != self.addresses:
@@ -349,6 +421,7 @@ def build(model: PreTrainedModel) -> CudaStep | None:
         with torch.inference_mode(False), torch.no_grad():  # the copies are updated outside inference mode, too
             step = CudaStep(model, copied)
             distance = difference(step, model)
+            step.packs = packed_difference(step, model, "varlen") <= tolerance_of(model)
     except torch.OutOfMemoryError:
         return None
     except Exception as error:  # a kernel that cannot be compiled, for example
@@ -370,3 +443,16 @@ def difference(step: CudaStep, model: PreTrainedModel) -> float:
         buffers = [buffer[0, :TRIAL].flatten(1) for pair in cache.buffers for buffer in pair]
         states.append([logits, *buffers])
     return relative_difference(*states)
+
+
+def packed_difference(step: CudaStep, model: PreTrainedModel, backend: str) -> float:
+    """Return the relative difference between `CudaStep.packed` and the network on two short texts, one with copies."""
+    ids = [number * 7919 % model.config.vocab_size for number in range(TRIAL)]
+    queries = [Query(ids, [i % 3 == 0 for i in range(TRIAL)]), Query(ids[1:], [False] * (TRIAL - 1))]
+    layout = lay_out(queries, bos=0, mask=None, future=True).to(model.device)
+    recorder = Recorder()
+    expected = run(model, *layout.inputs(), BACKENDS[backend](layout), layout.rows, recorder)[0]
+    logits, states = step.packed(*layout.inputs(), BACKENDS[backend](layout), layout.rows)
+    results = (logits, states), (expected, recorder.states)
+    flat = ([x.flatten(0, -2) for x in (y, *(state for pair in pairs for state in pair))] for y, pairs in results)
+    return relative_difference(*flat)

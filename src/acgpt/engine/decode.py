@@ -35,6 +35,7 @@ from acgpt.engine.attention import Backend, Cached, Ragged, as_int64, head_width
 from acgpt.engine.kernels import draw as draw_kernel
 from acgpt.engine.kernels import step as step_kernels
 from acgpt.engine.layout import body_tokens, download, upload
+from acgpt.engine.modules import parameters_of
 from acgpt.engine.peft import adapter_layers, adapters_at_work
 from acgpt.engine.score import check_numbers, forbid
 from acgpt.engine.steps import Row, Steps
@@ -206,6 +207,27 @@ def truncated(p: Tensor, key: Tensor, sampling: Sampling) -> tuple[Tensor, Tenso
     return mass, mass.gather(1, count - 1), order
 
 
+@dataclass(frozen=True)
+class Allowed:
+    """The tokens that each of some rows may draw next. Many rows may draw the same ones.
+
+    Args:
+        masks: (n, V) whether each token may be drawn.
+        of_row: (rows,) index of each row's mask.
+    """
+
+    masks: np.ndarray
+    of_row: np.ndarray
+
+    def upload(self, device: torch.device) -> Tensor:
+        """Return (rows, V) whether each row may draw each token, on a device."""
+        return upload(self.masks, device)[upload(self.of_row, device)]
+
+    def take(self, rows: Sequence[int]) -> Allowed:
+        """Return those of some rows."""
+        return Allowed(self.masks, self.of_row[list(rows)])
+
+
 class Recorder(Cache):
     """A cache that records the keys and values of a packed prefill: one pair per layer, each (1, heads, N, D)."""
 
@@ -229,13 +251,18 @@ class Rows(Cache):
     def __init__(self, like: list[tuple[Tensor, Tensor]], rows: int, slots: int) -> None:
         super().__init__(layers=[])
 
-        def empty(state: Tensor) -> Tensor:
-            _, heads, _, dim = state.shape
-            return state.new_zeros(rows, slots, heads, dim)  # zeros: masked values must be finite
-
-        self.buffers = [(empty(key), empty(value)) for key, value in like]
+        states = [state for pair in like for state in pair]
+        shapes = [(state.dtype, state.shape[1], state.shape[3]) for state in states]
+        alike = len(set(shapes)) == 1  # of all layers, so that one copy moves a row
+        # Zeros: masked values must be finite.
+        self.memory = [
+            state.new_zeros(len(states) if alike else 1, rows, slots, heads, dim)
+            for state, (_, heads, dim) in zip(states, shapes[:1] if alike else shapes, strict=False)
+        ]
+        buffers = [buffer for block in self.memory for buffer in block]
+        self.buffers = list(zip(buffers[::2], buffers[1::2], strict=True))
         self.dtype = like[0][1].dtype
-        self.nbytes = sum(buffer.nbytes for pair in self.buffers for buffer in pair)
+        self.nbytes = sum(block.nbytes for block in self.memory)
         self.slots = torch.empty(0)
         self.rows: Tensor | None = None
         self.capacity = 0
@@ -279,7 +306,13 @@ class Decoder:
     """
 
     def __init__(
-        self, model: PreTrainedModel, like: list[tuple[Tensor, Tensor]], size: tuple[int, ...], ragged: bool
+        self,
+        model: PreTrainedModel,
+        like: list[tuple[Tensor, Tensor]],
+        size: tuple[int, ...],
+        ragged: bool,
+        *,
+        tracked: bool = False,
     ) -> None:
         self.model, self.size, self.weights = model, size, weights_of(model)
         self.adapter_layers = adapter_layers(model)
@@ -297,6 +330,8 @@ class Decoder:
         # For constrained rows: the tokens that each may draw next, and the log-probabilities with which it drew.
         self.allowed: Tensor | None = None
         self.drawn_with = zeros(rows, columns + 1, dtype=wide)
+        # For `Decoding`: the newest token of each row, its log-probability, and that with which it was drawn.
+        self.newest = zeros(3, rows, dtype=wide) if tracked else None
         self.position_ids = zeros(rows, columns + 2)  # position of each column, for texts in another order
         self.copies = zeros(rows, 1)
         # Positions that each row reads and draws at each step, and -1 (nothing) at one more step, where it stays.
@@ -351,22 +386,25 @@ class Decoder:
             write(self.position_ids[new], position_ids)
 
     def buffers(self) -> list[Tensor]:
-        """Return all buffers whose first dimension is the rows."""
+        """Return all buffers whose first dimension is the rows, without the cache."""
         buffers = [self.text, self.log_probs, self.drawn_with, self.noise, self.position_ids, self.copies]
-        buffers += [self.reads, self.draws, self.clock, self.ends]
-        return buffers + [buffer for pair in self.cache.buffers for buffer in pair]
+        return [*buffers, self.reads, self.draws, self.clock, self.ends]
 
     def leave(self, row: int, last: int) -> None:
         """Remove a row by moving the last row to its index."""
         if row != last:
             for buffer in self.buffers():
                 buffer[row] = buffer[last]
+            for block in self.cache.memory:
+                block[:, row] = block[:, last]
         self.clock[last] = self.ends[last]  # where nothing is read or drawn
 
     def take_over(self, other: Decoder, rows: int) -> None:
         """Copy the first rows of a smaller decoder."""
         for buffer, source in zip(self.buffers(), other.buffers(), strict=True):
             buffer[(slice(rows), *(slice(size) for size in source.shape[1:]))] = source[:rows]
+        for block, other_block in zip(self.cache.memory, other.cache.memory, strict=True):
+            block[:, :rows, : other_block.shape[2]] = other_block[:, :rows]
 
     def put(self, rows: Tensor, columns: Tensor, tokens: Tensor, log_probs: Tensor, drawn_with: Tensor | None) -> None:
         """Write each row's drawn token to its column; column -1 is the spare one."""
@@ -374,12 +412,21 @@ class Decoder:
         self.log_probs[rows, columns] = log_probs.to(self.log_probs.dtype)
         if drawn_with is not None:
             self.drawn_with[rows, columns] = drawn_with.to(self.drawn_with.dtype)
+        self.track(rows, tokens, log_probs, drawn_with)
 
-    def allow(self, rows: Sequence[int], allowed: np.ndarray) -> None:
-        """Set the (rows, V) tokens that some rows may draw next."""
+    def track(self, rows: Tensor | slice, *drawn: Tensor | None) -> None:
+        """Write what rows have drawn to `newest`, if there is one."""
+        if self.newest is not None:
+            for newest, numbers in zip(self.newest, drawn, strict=False):
+                if numbers is not None:
+                    newest[rows] = numbers.to(newest.dtype)
+
+    def allow(self, rows: Sequence[int], allowed: Allowed) -> None:
+        """Set the tokens that some rows may draw next."""
         if self.allowed is None:
-            self.allowed = torch.ones(self.size[0], allowed.shape[1], dtype=torch.bool, device=self.text.device)
-        self.allowed[list(rows)] = upload(allowed, self.text.device)
+            vocabulary = allowed.masks.shape[1]
+            self.allowed = torch.ones(self.size[0], vocabulary, dtype=torch.bool, device=self.text.device)
+        self.allowed[upload(np.array(rows), self.text.device)] = allowed.upload(self.text.device)
 
     def step(
         self,
@@ -453,6 +500,7 @@ class Decoder:
             logits[:, forbidden_token] = float("-inf")  # in place: a copy would not be aligned
         drawn = draw(logits, uniform, sampling)
         step_kernels.end(self.clock, self.ends, columns, drawn, self.text, self.log_probs)
+        self.track(slice(rows), *drawn)
         return logits, columns
 
     def draw(self, logits: Tensor, columns: Tensor, samplings: Sequence[Sampling], constrained: bool) -> None:
@@ -547,4 +595,4 @@ def prefill_tokens(model: PreTrainedModel, memory: int) -> int:
 
 def weights_of(model: PreTrainedModel) -> tuple[tuple[int, torch.dtype], ...]:
     """Return addresses and dtypes of the weights; if these change, captured steps are invalid."""
-    return tuple((weight.data_ptr(), weight.dtype) for weight in model.parameters())
+    return tuple((weight.data_ptr(), weight.dtype) for weight in parameters_of(model))

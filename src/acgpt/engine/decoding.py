@@ -20,13 +20,16 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from acgpt.engine.decode import Decoder, Forward, Sampling
+from acgpt.engine.decode import Allowed, Decoder, Forward, Sampling
 from acgpt.engine.engine import Call, Engine
 from acgpt.engine.locks import turn
 from acgpt.engine.score import check_numbers
-from acgpt.engine.steps import Row, Schedule, choose_width, few_shapes, schedule, steps_of
+from acgpt.engine.steps import Row, Schedule, choose_width, schedule, steps_of
 from acgpt.errors import ModelError
 from acgpt.query.query import Query
+
+CAPTURED = (1, 4, 16, 64, 256)  # numbers of rows that a GPU captures steps for; a step of more rows costs little more
+ROOMY_ROWS, ROOMY_SLOTS, ROOMY_BYTES = 64, 256, 2**30  # least room of a decoder on a GPU, as far as the bytes allow
 
 Token = tuple[int, int, float]  # position, token id and log-probability of a drawn token
 
@@ -59,6 +62,7 @@ class ActiveRow:
         sampling: Temperature, truncation and seed of the row.
         drawn_with: With a guide, the log-probabilities with which the tokens were drawn: among the allowed tokens, with
             temperature and truncation. 0 for greedy decoding.
+        kind: `sampling` without seed and number: the noise covers these. Rows of one kind are drawn together.
     """
 
     query: Query
@@ -71,6 +75,10 @@ class ActiveRow:
     guide: Guide | None = None
     sampling: Sampling = field(default_factory=Sampling)
     drawn_with: list[float] = field(default_factory=list)
+    kind: Sampling = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kind = replace(self.sampling, seed=0, first=0)
 
     @property
     def done(self) -> bool:
@@ -96,6 +104,7 @@ class Decoding:
         self.width = 0  # positions read per step; chosen for the first rows, and again once all have left
         self.forward: Forward | None = None  # runs steps in place of the network, see `Engine.forward`
         self.forward_for = 0, 0  # number of tokens per step, and of steps, that it was chosen for
+        self.drawn_with: list[float] = []  # by index of the row, of what was read last
 
     @torch.inference_mode()
     def prefill(
@@ -133,7 +142,9 @@ class Decoding:
         guide_of = guides or [None] * len(queries)
         sampling_of = samplings or [sampling] * len(queries)
         if not self.rows:
-            self.width, self.forward_for = choose_width(new, self.engine.step_cost), (0, 0)
+            self.width = choose_width(new, self.engine.step_cost)
+        if not self.rows or self.engine.cuda:
+            self.forward_for = 0, 0
         steps, call, first = steps_of(new, self.width, self.future), Call(sampling, self.future), len(self.rows)
         with self.engine.on_device(), turn(self.engine.model):
             logits = []
@@ -143,9 +154,8 @@ class Decoding:
             joined = []
             for row, copies in zip(steps.rows, steps.copies, strict=True):
                 number, reads = index_of[id(row)], schedule(row.query, self.width)
-                new_row = ActiveRow(row.query, row.sample, reads, int(copies), guide=guide_of[number])
-                new_row.sampling = sampling_of[number]
-                joined.append(new_row)
+                guide, own = guide_of[number], sampling_of[number]
+                joined.append(ActiveRow(row.query, row.sample, reads, int(copies), guide=guide, sampling=own))
             own_samplings = [row.sampling for row in joined]
             self.engine.begin(decoder, first, steps, logits, call, self.permitted(joined), own_samplings)
             indices = range(first, first + len(joined))
@@ -179,14 +189,15 @@ class Decoding:
         capacity = self.decoder.slots if self.decoder.ragged else -(-used // self.engine.grain) * self.engine.grain
         working = len(self.rows)
         if self.engine.cuda:  # a step is captured for each number of rows, so use few
-            working = min(int(few_shapes(np.array([working, self.decoder.size[0]]))[0]), self.decoder.size[0])
-        # The noise covers seeds and numbers of samples. Rows that differ in the rest are drawn after the step.
-        samplings = [replace(row.sampling, seed=0, first=0) for row in self.rows]
-        sampling = samplings[0] if len(set(samplings)) == 1 else None
+            rounded = next((rows for rows in CAPTURED if rows >= working), working)
+            working = min(rounded, self.decoder.size[0])
+        samplings = [row.kind for row in self.rows]
+        sampling = samplings[0] if len(set(samplings)) == 1 else None  # others are drawn after the step
         drawing = [index for index in active if self.rows[index].schedule.draws[self.rows[index].step] >= 0]
         constrained = any(row.guide is not None for row in self.rows)
         allowed = self.permitted([self.rows[index] for index in drawing]) if constrained else None
         load = working * self.width, max(len(self.rows[index].schedule.draws) for index in active)
+        load = (1, 1) if self.engine.cuda else load  # on CUDA the choice does not depend on it
         with self.engine.on_device(), turn(self.engine.model), self.engine.meter.passes():
             if allowed is not None:
                 self.decoder.allow(drawing, allowed)
@@ -228,38 +239,33 @@ class Decoding:
 
     # ---- internals --------------------------------------------------------------------------------------------------
 
-    def permitted(self, rows: Sequence[ActiveRow]) -> np.ndarray | None:
-        """Return (rows, V) the tokens that rows may draw next; `None` if no row has a guide."""
+    def permitted(self, rows: Sequence[ActiveRow]) -> Allowed | None:
+        """Return the tokens that rows may draw next; `None` if no row has a guide."""
         if all(row.guide is None for row in rows):
             return None
         vocabulary = self.engine.model.config.get_text_config().vocab_size
-        allowed = np.ones((len(rows), vocabulary), dtype=np.bool_)
-        for mask, row in zip(allowed, rows, strict=True):
-            if row.guide is not None:
-                permitted = row.guide.allowed()
-                mask[: len(permitted)], mask[len(permitted) :] = permitted[:vocabulary], False
-        return allowed
+        everything = np.ones(vocabulary, dtype=np.bool_)
+        of_rows = [everything if row.guide is None else row.guide.allowed() for row in rows]
+        different = {id(mask): mask for mask in of_rows}  # constraints keep their masks, so that many are the same
+        masks = np.zeros((len(different), vocabulary), dtype=np.bool_)
+        for mask, own in zip(masks, different.values(), strict=True):
+            mask[: len(own)] = own[:vocabulary]
+        numbers = {key: number for number, key in enumerate(different)}
+        return Allowed(masks, np.array([numbers[id(mask)] for mask in of_rows]))
 
     def note(self, indices: Sequence[int], rows: Sequence[ActiveRow], tokens: Sequence[Token]) -> None:
         """Add drawn tokens to their rows, and tell the guides."""
-        assert self.decoder is not None
-        for row, token in zip(rows, tokens, strict=True):
+        for index, row, token in zip(indices, rows, tokens, strict=True):
             row.drawn.append(token)
-        guided = [(i, row, token) for i, row, token in zip(indices, rows, tokens, strict=True) if row.guide is not None]
-        if guided:
-            at = [i for i, _, _ in guided], [position for _, _, (position, _, _) in guided]
-            drawn_with = self.decoder.drawn_with[at].tolist()
-            for (_, row, (_, token_id, _)), log_prob in zip(guided, drawn_with, strict=True):
-                assert row.guide is not None
-                row.drawn_with.append(log_prob)
-                row.guide.advance(token_id)
+            if row.guide is not None:
+                row.drawn_with.append(self.drawn_with[index])
+                row.guide.advance(token[1])
 
     def read(self, indices: Sequence[int], positions: Sequence[int]) -> list[Token]:
-        """Copy the tokens that some rows drew at these positions to the host."""
-        assert self.decoder is not None
-        tokens = self.decoder.text[list(indices), list(positions)].tolist()
-        log_probs = self.decoder.log_probs[list(indices), list(positions)].tolist()
-        return list(zip(positions, tokens, log_probs, strict=True))
+        """Copy the tokens that some rows have just drawn, at these positions, to the host; the only wait of a step."""
+        assert self.decoder is not None and self.decoder.newest is not None
+        tokens, log_probs, self.drawn_with = self.decoder.newest[:, : max(indices, default=-1) + 1].tolist()
+        return [(position, int(tokens[i]), log_probs[i]) for i, position in zip(indices, positions, strict=True)]
 
     def room(
         self, slots: int, columns: int, steps: int, rows: int, like: list[tuple[torch.Tensor, torch.Tensor]]
@@ -278,10 +284,14 @@ class Decoding:
         size = (len(self.rows) + rows, *(-(-number // grain) * grain for number in needed), self.width)
         if self.decoder is None or not self.decoder.fits(size):
             old = self.decoder
+            if old is None and self.engine.cuda:  # a larger one would capture all its steps again
+                slots = max(size[1], ROOMY_SLOTS)
+                most = ROOMY_BYTES // (slots * self.engine.slot_bytes)
+                size = (max(size[0], min(ROOMY_ROWS, most)), slots, *(max(x, ROOMY_SLOTS) for x in size[2:4]), size[4])
             if old is not None:
                 doubled = 2 * old.size[0] if size[0] > old.size[0] else old.size[0]
                 size = (max(size[0], doubled), *map(max, size[1:], old.size[1:]))
-            larger = Decoder(self.engine.model, like, size, self.engine.ragged)
+            larger = Decoder(self.engine.model, like, size, self.engine.ragged, tracked=True)
             if old is not None:
                 larger.take_over(old, len(self.rows))
             self.decoder = larger  # only now: if there was no memory for it, the rows go on in the old one

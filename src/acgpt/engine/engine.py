@@ -23,8 +23,9 @@ from transformers import PreTrainedModel
 
 from acgpt.engine.attention import BACKENDS, Cached, can_decode_ragged, can_fuse, choose_backend, run
 from acgpt.engine.cpu_step import CpuSteps, worthwhile
-from acgpt.engine.cuda_step import CudaSteps
+from acgpt.engine.cuda_step import CudaStep, CudaSteps
 from acgpt.engine.decode import (
+    Allowed,
     Answer,
     Decoder,
     Drawn,
@@ -50,6 +51,7 @@ from acgpt.query.lengths import CLASSES, LengthQuestion
 from acgpt.query.query import Query
 
 MANY_SLOTS = 2**16  # in one call of `log_probs`, for which compiling the fused attention pays off
+FEW_SLOTS = 2**13  # in a pass that takes less time than launching the modules of a network
 T = TypeVar("T")
 
 
@@ -131,6 +133,7 @@ class Engine:
         self.meter = Meter(model.device)  # of all passes
         self.decoders: list[Decoder] = []  # kept between calls; at most one
         self.prefixes: Prefixes | None = None  # set by a server, whose queries share their beginnings
+        self.serving = False  # set by a server, which scores few texts at a time: `CudaStep` may score them
 
     def with_mask(self, mask: int | None) -> Engine:
         """Return an engine with another MASK that shares the decoder and the meter."""
@@ -243,6 +246,9 @@ class Engine:
         """Return the (A, V) logits of a layout's predictions, or the (A, width) last hidden states."""
         layout = layout.to(self.model.device)
         attention, targets = BACKENDS[backend or self.backend](layout), layout.target_position_ids
+        step = self.packed_step(layout) if self.serving else None
+        if step is not None and not step.adapted:  # merged adapters are rounded once more
+            return step.packed(*layout.inputs(), attention, layout.rows, hidden=hidden, kept=False)[0]
         return run(
             self.model, *layout.inputs(), attention, layout.rows, target_positions=targets, hidden=hidden
         )[0]  # fmt: skip
@@ -433,6 +439,8 @@ class Engine:
         sharing = self.prefixes if call.orders is None else None
         if sharing is not None:
             for number, query in list(missing.items()):
+                if not sharing.suits(query, call.future):
+                    continue
                 if (prefill := self.extend(sharing, number, query, call)) is not None:
                     del missing[number]
                     yield prefill
@@ -442,15 +450,30 @@ class Engine:
             questions = [queries[number] for number in group]
             orders = None if call.orders is None else [call.orders[number] for number in group]
             layout = build(questions, bos=self.bos, mask=self.mask, future=call.future, first_only=True, orders=orders)
-            on_device, recorder = layout.to(self.model.device), Recorder()
-            backend, target_positions = BACKENDS[self.backend](on_device), on_device.target_position_ids
-            with self.meter.passes():
-                logits = run(self.model, *on_device.inputs(), backend, on_device.rows, recorder, target_positions)[0]
+            logits, states = self.prefill_pass(layout.to(self.model.device))
             if sharing is not None:
                 for i, question in enumerate(questions):
-                    alone = self.first_only(question, call)
-                    sharing.keep(alone, part_of(layout, recorder.states, i, alone))
-            yield Prefill(group, layout, recorder.states, forbid(logits, call.forbidden_token))
+                    if sharing.suits(question, call.future):
+                        alone = self.first_only(question, call)
+                        sharing.keep(alone, part_of(layout, states, i, alone))
+            yield Prefill(group, layout, states, forbid(logits, call.forbidden_token))
+
+    def prefill_pass(self, layout: Layout) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Return the logits of a layout's predictions, and the keys and values of each layer."""
+        backend, target_positions, recorder = BACKENDS[self.backend](layout), layout.target_position_ids, Recorder()
+        step = self.packed_step(layout)
+        with self.meter.passes():
+            if step is not None:
+                return step.packed(*layout.inputs(), backend, layout.rows)
+            logits = run(self.model, *layout.inputs(), backend, layout.rows, recorder, target_positions)[0]
+        return logits, recorder.states
+
+    def packed_step(self, layout: Layout) -> CudaStep | None:
+        """Return what runs a short packed batch in place of the network; `None`: the network does."""
+        if not self.cuda or layout.target_position_ids is not None or len(layout.ids) > FEW_SLOTS or not self.ragged:
+            return None
+        step = self.cuda_steps.current()
+        return step if step is not None and step.packs else None
 
     def first_only(self, query: Query, call: Call) -> Layout:
         """Return the layout of the prefill of one query."""
@@ -504,7 +527,7 @@ class Engine:
         steps: Steps,
         logits: Sequence[tuple[list[int], Tensor]],
         call: Call,
-        allowed: np.ndarray | None = None,
+        allowed: Allowed | None = None,
         samplings: Sequence[Sampling] | None = None,
     ) -> None:
         """Add rows to the decoder from index `first` on, and draw their first tokens from what `fill` returned.
@@ -515,7 +538,7 @@ class Engine:
             steps: The new rows and their steps.
             logits: For each prefill, indices into the rows and the logits of their first asked tokens.
             call: Options of the call.
-            allowed: (rows, V) tokens that each row may draw first. Default: all.
+            allowed: Tokens that each row may draw first. Default: all.
             samplings: Sampling options of each row. Default: those of the call.
         """
         samplings = [call.sampling] * len(steps.rows) if samplings is None else samplings
@@ -524,7 +547,7 @@ class Engine:
         first_asked = np.array([steps.rows[member].query.asked_at[0] for member in members])
         r, positions = (upload(numbers, self.model.device) for numbers in (first + np.array(members), first_asked))
         first_logits = torch.cat([group_logits for _, group_logits in logits])
-        permitted = None if allowed is None else upload(allowed[members], self.model.device)
+        permitted = None if allowed is None else allowed.take(members).upload(self.model.device)
         each = [samplings[member] for member in members]
         decoder.put(r, positions, *draw_each(first_logits, decoder.noise[r, positions], each, permitted))
         self.notice(len(members))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import ModuleDict
 from transformers import PreTrainedModel
 
+from acgpt.engine.modules import listed, modules_of
 from acgpt.errors import InputError, ModelError
 
 DEFAULT = "default"  # PEFT's name for an adapter that was given none
@@ -32,13 +33,18 @@ NARROW = 700  # in · out / (in + out) of layers for `join_products`; from the r
 def adapter_layers(model: PreTrainedModel) -> list[Any]:
     """Return the layers that carry adapters."""
     flag = "_disable_adapters"  # of the layer or of its class; works where peft is not installed
-    return [module for module in model.modules() if flag in vars(module) or hasattr(type(module), flag)]
+    return [module for module in modules_of(model) if flag in vars(module) or hasattr(type(module), flag)]
 
 
 def adapters_at_work(layers: Sequence[Any]) -> tuple[object, ...]:
     """Return which adapters are active and merged in each of the `adapter_layers`: the key of a captured step."""
+    # The attributes that PEFT's properties read: this is computed for every step.
+    states = [(layer._disable_adapters, layer._active_adapter, layer.merged_adapters) for layer in layers]
     return tuple(
-        (layer.disable_adapters, tuple(layer.active_adapters), tuple(layer.merged_adapters)) for layer in layers
+        [
+            (disabled, (active,) if isinstance(active, str) else (*active,), (*merged,))
+            for disabled, active, merged in states
+        ]
     )
 
 
@@ -50,27 +56,72 @@ def active_adapter(model: PreTrainedModel) -> str | None:
     return None
 
 
-@contextmanager
-def switched(model: PreTrainedModel, name: str | None) -> Iterator[None]:
-    """Activate one adapter, or none, inside the context; restore every layer afterwards.
+class Switch:
+    """Switches the adapters of a model, and remembers which layers have which.
 
-    PEFT's own `set_adapter` also changes `requires_grad`, and the model may be in training.
+    Args:
+        model: The model.
     """
-    layers = adapter_layers(model)
-    if any(layer.merged_adapters for layer in layers):
-        raise ModelError(
-            "an adapter is merged into the weights, so adapters cannot be switched: call unmerge_adapter() first."
-        )
-    before = [(layer, layer._active_adapter, layer._disable_adapters) for layer in layers]
-    try:
-        for layer in layers:
-            # A layer without weights of this adapter is switched off: it computes what the bare model computes.
-            here = name is not None and any(name in key.split(".") for key, _ in layer.named_parameters())
-            layer._active_adapter, layer._disable_adapters = [name] if here else [], not here
-        yield
-    finally:
-        for layer, active, disabled in before:
-            layer._active_adapter, layer._disable_adapters = active, disabled
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.structure: object = None  # what `layers` and `having` were found in
+        self.layers: list[Any] = []
+        self.having: dict[str, list[bool]] = {}  # by adapter: which of the layers have weights of it
+
+    def refresh(self) -> None:
+        """Look for the layers again if modules or parameters were added or removed."""
+        structure = modules_of(self.model), [tuple(table) for table in listed(self.model).parameters]
+        if structure != self.structure:
+            self.structure, self.layers, self.having = structure, adapter_layers(self.model), {}
+
+    @contextmanager
+    def to(self, name: str | None, *, same_layers: bool = False) -> Iterator[None]:
+        """Activate one adapter, or none, inside the context; restore every layer afterwards.
+
+        PEFT's own `set_adapter` also changes `requires_grad`, and the model may be in training.
+
+        Args:
+            name: The adapter.
+            same_layers: The layers are known to be those of the last call: a step of decoding does not look again.
+        """
+        if not same_layers or self.structure is None:
+            self.refresh()
+        if any(layer.merged_adapters for layer in self.layers):
+            raise ModelError(
+                "an adapter is merged into the weights, so adapters cannot be switched: call unmerge_adapter() first."
+            )
+        layers = self.layers
+        before = [(layer._active_adapter, layer._disable_adapters) for layer in layers]
+        # A layer without weights of this adapter is switched off: it computes what the bare model computes.
+        after = [([name], False) if here else ([], True) for here in self.layers_with(name)]
+        try:
+            set_adapters(layers, after)
+            yield
+        finally:
+            set_adapters(layers, before)
+
+    def layers_with(self, name: str | None) -> list[bool]:
+        """Return whether each of the layers has weights of an adapter."""
+        if name is None:
+            return [False] * len(self.layers)
+        if name not in self.having:
+            self.having[name] = [
+                any(name in key.split(".") for key, _ in layer.named_parameters()) for layer in self.layers
+            ]
+        return self.having[name]
+
+
+def switched(model: PreTrainedModel, name: str | None) -> AbstractContextManager[None]:
+    """Activate one adapter, or none, inside the context, see `Switch.to`."""
+    return Switch(model).to(name)
+
+
+def set_adapters(layers: Sequence[Any], states: Sequence[tuple[Any, bool]]) -> None:
+    """Set the active adapters of layers, and whether these are disabled; without the checks of `Module.__setattr__`."""
+    for layer, (active, disabled) in zip(layers, states, strict=True):
+        object.__setattr__(layer, "_active_adapter", active)
+        object.__setattr__(layer, "_disable_adapters", disabled)
 
 
 def adapter_scales(layers: Sequence[Any]) -> list[str]:

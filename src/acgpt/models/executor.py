@@ -27,7 +27,7 @@ from acgpt.engine.engine import Engine
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import ignore
-from acgpt.engine.peft import switched
+from acgpt.engine.peft import Switch
 from acgpt.engine.score import TopScore
 from acgpt.errors import ModelError
 from acgpt.models.adapters import BARE, Choice
@@ -152,6 +152,7 @@ class Executor:
         biased: bool,
     ) -> None:
         self.engine, self.router, self.masks, self.heads, self.biased = engine, router, masks, heads, biased
+        self.switch = Switch(engine.model)
 
     def mask(self, adapter: str | None) -> int | None:
         """Return the id of the MASK token of an adapter, or of the base model."""
@@ -162,8 +163,13 @@ class Executor:
         return self.heads.get((route.adapter or BARE).partition("+")[0]) if route.future else None
 
     @contextmanager
-    def inference(self, route: Route) -> Iterator[Engine]:
+    def inference(self, route: Route, *, stepping: bool = False) -> Iterator[Engine]:
         """Lock the model, activate the adapter of a route, and switch off gradients and dropout, inside the context.
+
+        Args:
+            route: The route.
+            stepping: A step of decoding follows, for rows that were prefilled along this route. Their modules are not
+                listed again, which would take longer than the step.
 
         Yields:
             The engine, with the MASK token of the adapter.
@@ -174,8 +180,9 @@ class Executor:
                 'alone, or train the adapter with bias="none".'
             )
         model = self.engine.model
-        switch = nullcontext() if route.keep_adapters else switched(model, route.adapter)
-        with turn(model), switch, torch.inference_mode(), evaluating(model):
+        switch = nullcontext() if route.keep_adapters else self.switch.to(route.adapter, same_layers=stepping)
+        mode = nullcontext() if stepping and not model.training else evaluating(model)
+        with turn(model), switch, torch.inference_mode(), mode:
             yield self.engine.with_mask(self.mask(route.adapter))
 
     def log_probs(self, queries: Sequence[Query], routes: Sequence[Route]) -> list[list[float]]:
@@ -345,6 +352,6 @@ class Executor:
             decoding.release([row for row in decoding.rows if row.done or stopped(row)])
             if not decoding.rows:
                 return
-            with self.inference(route):
+            with self.inference(route, stepping=True):
                 drawn = decoding.step()
             yield drawn

@@ -32,6 +32,7 @@ from concurrent.futures import InvalidStateError
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from acgpt.engine.attention import Watch, blocks_of
 from acgpt.engine.decoding import ActiveRow
@@ -61,6 +62,12 @@ PATIENCE = {"cpu": 0, "cuda": 3}  # rounds
 ENOUGH = 4  # so many times the queries that wait are at least as many as the rows that are decoded
 PREFIX_BYTES = 2**28
 KEPT_BYTES = 2**30  # largest cache of a pool without rows that is kept
+KEPT_SHARE = 1 / 16  # likewise, of the memory of a GPU, if that is more
+
+
+def device_bytes(device: torch.device) -> int:
+    """Return the memory of a GPU; 0 for other devices."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
 class Abandoned(Exception):
@@ -94,7 +101,9 @@ class Scheduler:
         device = "cuda" if executor.engine.cuda else "cpu"
         self.patience, self.slice = PATIENCE[device] if patience is None else patience, SLICE[device]
         self.keep_pools = executor.engine.cuda if keep_pools is None else keep_pools
+        self.kept_bytes = max(KEPT_BYTES, int(KEPT_SHARE * device_bytes(executor.engine.model.device)))
         self.rounds = {"rows": 0, "scores": 0}  # that something of this kind has waited
+        executor.engine.serving = True
         executor.engine.prefixes = Prefixes(executor.engine.model, prefix_bytes) if prefix_bytes else None
         self.most_rows = most_rows or executor.engine.most_rows
         self.wake = threading.Condition()
@@ -306,7 +315,7 @@ class Scheduler:
             assert pending.row is not None
             pool.decoding.release([pending.row])
             del pool.rows[id(pending.row)]
-        if not pool.rows and not (self.keep_pools and pool.bytes <= KEPT_BYTES):
+        if not pool.rows and not (self.keep_pools and pool.bytes <= self.kept_bytes):
             del self.pools[route]
 
     def _advance(self, job: Job[Any], answer: Any) -> None:
@@ -390,12 +399,13 @@ class Scheduler:
     def _admit(self) -> None:
         """Let rows that wait join, in their order, as long as there is room."""
         chosen: list[PendingRow] = []
-        slots = [p.slots for pool in self.pools.values() for p in pool.rows.values()]
+        active = [pending.slots for pool in self.pools.values() for pending in pool.rows.values()]
+        longest, room = max(active, default=0), 0
         while self.waiting:
-            pending = self.waiting[0]
-            slots.append(pending.slots)
-            room = min(self.most_rows, self.executor.engine.rows_at_once(max(slots)))
-            if len(slots) > max(1, room):
+            if not room or self.waiting[0].slots > longest:  # not for each row: it asks the device
+                longest = max(longest, self.waiting[0].slots)
+                room = max(1, min(self.most_rows, self.executor.engine.rows_at_once(longest)))
+            if len(active) + len(chosen) >= room:
                 break
             chosen.append(self.waiting.popleft())
         for route, members in by_route([pending.route for pending in chosen]):
@@ -446,7 +456,7 @@ class Scheduler:
         while route in self.pools and self.pools[route].rows:
             pool = self.pools[route]
             try:
-                with self.executor.inference(route):
+                with self.executor.inference(route, stepping=True):
                     drawn = pool.decoding.step()
             except Exception as error:
                 failed = [pending for pending in pool.rows.values() if pending.row is not None and pending.row.failed]

@@ -1,0 +1,80 @@
+"""The modules of a network, listed fast: a server needs them for every pass, and torch takes milliseconds.
+
+The list of a network is kept, with the children of each module. It is made again when any of them differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.nn import Module, Parameter
+
+Children = dict[str, Any]  # of a module, by name: `Module._modules`
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The modules below a network, which is not in it: it would never be freed.
+
+    Args:
+        modules: The modules.
+        parents: The children of modules that have some, and which these were.
+        leaves: The children of the other modules, all empty.
+        parameters: The parameters of each module, the network first.
+        hooks: Two for each module: the hooks after and before its pass.
+    """
+
+    modules: list[Module]
+    parents: list[tuple[Children, tuple[Any, ...]]]
+    leaves: list[Children]
+    parameters: list[dict[str, Parameter | None]]
+    hooks: list[dict[int, Any]]
+
+    @classmethod
+    def of(cls, model: Module) -> Listing:
+        """List the modules of a network."""
+        modules = list(model.modules())
+        everything = [module._modules for module in modules]
+        parents = [(children, tuple(children.values())) for children in everything if children]
+        leaves = [children for children in everything if not children]
+        parameters = [module._parameters for module in modules]
+        hooks: list[dict[int, Any]] = [x for m in modules for x in (m._forward_hooks, m._forward_pre_hooks)]
+        return cls(modules[1:], parents, leaves, parameters, hooks)
+
+    def is_current(self, model: Module) -> bool:
+        """Return whether the modules are still those of the network."""
+        begins = self.parents[0][0] if self.parents else self.leaves[0]
+        return (
+            model._modules is begins
+            and not any(self.leaves)
+            and all([tuple(children.values()) == known for children, known in self.parents])
+        )
+
+
+_listings: WeakKeyDictionary[Module, Listing] = WeakKeyDictionary()
+
+
+def listed(model: Module) -> Listing:
+    """Return the listing of a network as it is now."""
+    listing = _listings.get(model)
+    if listing is None or not listing.is_current(model):
+        listing = _listings[model] = Listing.of(model)
+    return listing
+
+
+def modules_of(model: Module) -> list[Module]:
+    """Return all modules, as `Module.modules` does."""
+    return [model, *listed(model).modules]
+
+
+def hooks_of(model: Module) -> list[Any]:
+    """Return the hooks of all modules that are called before or after their passes."""
+    return [hook for hooks in listed(model).hooks if hooks for hook in hooks.values()]
+
+
+def parameters_of(model: Module) -> list[Parameter]:
+    """Return all parameters, each once, as `Module.parameters` does."""
+    weights = [weight for table in listed(model).parameters if table for weight in table.values()]
+    return list({id(weight): weight for weight in weights if weight is not None}.values())
