@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,20 +116,21 @@ async def opened(
 
 
 async def bounded(load: Load, work: asyncio.Future[Any], count: int, most_seconds: float | None) -> Load:
-    """Wait for the end of a load, at most so many seconds; meanwhile print how far it is."""
+    """Wait for the end of a load, at most so many seconds or for its first answer; meanwhile print how far it is."""
     began = time.perf_counter()
     while not work.done():
         left = math.inf if most_seconds is None else began + most_seconds - time.perf_counter()
-        if left <= 0:
+        over = left <= 0 and bool(load.latencies)
+        if over:
             work.cancel()
-        await asyncio.wait([work], timeout=max(0, min(PROGRESS, left)))
-        load.seconds = time.perf_counter() - began
+        await asyncio.wait([work], timeout=min(PROGRESS, max(left, 1)))
+        load.seconds = load.seconds if over else time.perf_counter() - began
         done = f"{len(load.latencies)} of {count} requests in {load.seconds:.1f} s"
         print(f"{load.loop}, {load.clients or 'any number of'} clients: {done}", file=sys.stderr, flush=True)
-    if not work.cancelled():
+    with suppress(asyncio.CancelledError):  # the time was over
         work.result()
     if not load.latencies:
-        raise SystemExit(f"no request was answered in {load.seconds:.0f} seconds: allow more with --seconds.")
+        raise SystemExit(f"{load.loop}, {load.clients} clients: all requests have failed.")
     return load
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from contextlib import nullcontext
+from copy import copy
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from models import random_query, tiny_model
 from tolerance import same_draws
 
 from acgpt.engine.attention import check_model
-from acgpt.engine.decode import Sampling
+from acgpt.engine.decode import Decoder, Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.errors import ModelError, QueryError
@@ -74,6 +76,25 @@ def test_rows_may_join_and_leave_at_any_time(engine, seed):
     finished += decoding.rows
     assert len(finished) > 5 and len({len(row.query) for row in finished}) > 3
     for row in finished:
+        check_same(engine, row)
+
+
+def test_a_gpu_takes_steps_of_few_shapes_in_one_decoder(engine, monkeypatch):
+    """Its choices, on a CPU: numbers of rows are rounded up, and the decoder has room for the rows that follow."""
+    gpu, shapes = copy(engine), []
+    gpu.cuda, gpu.ragged, gpu.on_device, gpu.forward = True, False, nullcontext, lambda *_: None
+    play = Decoder.play
+    monkeypatch.setattr(Decoder, "play", lambda self, *args: shapes.append((id(self), args[1])) or play(self, *args))
+    decoding, finished = Decoding(gpu, SAMPLING), []
+    for number in range(7):
+        decoding.prefill([random_query(seed, 10 + 2 * number) for seed in range(10 * number, 10 * number + number + 1)])
+        decoding.step()
+        done = [row for row in decoding.rows if row.done]
+        finished += done
+        decoding.release(done)
+    run_to_the_end(decoding)
+    assert len({decoder for decoder, _ in shapes}) == 1 and {rows for _, rows in shapes} <= {1, 4, 16, 64}
+    for row in finished + decoding.rows:
         check_same(engine, row)
 
 

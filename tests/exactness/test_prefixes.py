@@ -122,3 +122,11 @@ def test_what_is_extended_is_kept_once():
     assert len(engine.prefixes.kept) == 1
     engine.prefixes.clear()
     assert engine.prefixes.nbytes == 0
+
+
+def test_a_query_that_is_too_short_to_share_is_prefilled_with_the_others():
+    engine = engine_of("llama")
+    engine.prefixes = Prefixes(engine.model, 2**24, least=2 * LENGTH)
+    drawn(engine, [query(20), query(22)], future=True)
+    drawn(engine, [query(20), query(22)], future=True)
+    assert not engine.prefixes.kept and not engine.prefixes.hits
