@@ -24,7 +24,8 @@ from acgpt.engine.attention import check_model
 from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
-from acgpt.models.fill import BONUS, Options
+from acgpt.models.fill import Options
+from acgpt.models.fill_by_search import BONUS
 from acgpt.models.fill_by_search import FillBySearch
 from acgpt.models.region import literals_of
 from acgpt.query.template import Slot, parse

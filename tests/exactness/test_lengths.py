@@ -20,6 +20,7 @@ import acgpt
 from acgpt import LanguageModel, Metadata, ModelError, Query, QueryError
 from acgpt.engine.engine import Engine
 from acgpt.engine.length_head import FILE, LengthHead
+from acgpt.models.fill_by_lengths import MASS
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.gaps import encode_gaps
 from acgpt.query.lengths import CLASSES, LONGEST, MORE, length_question, normalised
@@ -216,26 +217,54 @@ def test_a_fill_has_the_probability_of_its_lengths_one_after_the_other(lm):
         assert fill.length_log_prob == pytest.approx(math.fsum(log_probs), abs=1e-9)
 
 
-def test_the_best_fill_has_the_best_score_of_the_likeliest_lengths(lm):
-    likely = lm.lengths("x.{{_1-9}}.y").most_probable(4)
-    assert {fill.lengths[0] for fill in lm.fill("x.{{_1-9}}.y", 4)} == set(likely) != {1, 2, 3, 4}
+def test_fills_have_the_likeliest_lengths_up_to_a_probability(lm):
+    lengths = lm.lengths("x.{{_1-9}}.y")
+    likely, mass = [], 0.0
+    for length in lengths.most_probable(9):
+        if mass < MASS:
+            likely.append(length)
+            mass += math.exp(lengths.log_prob(length))
+    assert 2 < len(likely) < 9
+    assert {fill.lengths[0] for fill in lm.fill("x.{{_1-9}}.y", len(likely))} == set(likely)
+
+
+def test_no_more_lengths_are_tried_when_the_time_is_over(lm, monkeypatch):
+    monkeypatch.setattr("acgpt.models.fill_by_lengths.MASS", 2.0)  # all lengths
+    likely = lm.lengths("x.{{_1-30}}.y").most_probable(16)
+    assert {fill.lengths[0] for fill in lm.fill("x.{{_1-30}}.y", 16)} == set(likely)
+    (fills,) = lm._executor.run([lm.searches.fill("x.{{_1-30}}.y", 16, seconds=1e-9)])
+    assert {fill.lengths[0] for fill in fills} == set(likely[:8])
+
+
+def test_fills_are_ordered_by_the_mean_of_both_log_probabilities(lm):
     fills = lm.fill(FREE, 3)
     shown = [fill for fill in fills if fill.text != "x..y"]
     assert [fill.score for fill in shown] == sorted((fill.score for fill in shown), reverse=True)
-    for fill in fills:
-        assert fill.score == pytest.approx(fill.length_log_prob + fill.log_prob + 0.5 * fill.lengths[0])
+    for fill in shown:
+        first = fill.query.asked_positions[0] - 1
+        read = Query(fill.query.tokens, [i < first for i in range(len(fill.query.tokens))])
+        causal = lm.log_prob(read, future=False).log_prob
+        assert fill.score == pytest.approx((fill.length_log_prob + fill.log_prob + causal) / 2)
 
 
-def test_several_gaps_are_filled_with_the_likeliest_lengths_of_all(lm):
-    template, choices = "x.{{_1-2}}.y.{{_1-2}}.b", list(product((1, 2), repeat=2))  # as many as are tried
+def test_a_sample_is_scored_by_the_distribution_that_it_is_drawn_from(lm):
+    for sample in lm.sample(FREE, 3, seed=0):
+        assert sample.score == pytest.approx(sample.length_log_prob + sample.log_prob)
+
+
+def test_several_gaps_are_filled_with_the_likeliest_lengths_of_all(lm, monkeypatch):
+    monkeypatch.setattr("acgpt.models.fill_by_lengths.MASS", 2.0)  # all lengths
+    template, choices = "x.{{_1-2}}.y.{{_1-2}}.b", list(product((1, 2), repeat=2))
     alone = [lm.fill(f"x.{{{{_{a}-{a}}}}}.y.{{{{_{b}-{b}}}}}.b", 1)[0] for a, b in choices]
-    scores = [fill.score + log_prob_of(lm, template, fill.lengths) for fill in alone]
+    scores = [fill.score + log_prob_of(lm, template, fill.lengths) / 2 for fill in alone]
     (best,) = lm.fill(template, 1)
     assert best.score == pytest.approx(max(scores)) and best.text == alone[int(np.argmax(scores))].text
     assert len({fill.lengths for fill in lm.fill(template, 4)}) == 4
 
 
-def test_lengths_of_several_gaps_are_found_by_a_beam_search(lm):
+def test_lengths_of_several_gaps_are_found_by_a_beam_search(lm, monkeypatch):
+    monkeypatch.setattr("acgpt.models.fill_by_lengths.MASS", 2.0)
+    monkeypatch.setattr("acgpt.models.fill_by_lengths.TRIED", 4)
     template = "x.{{_1-5}}.y.{{_1-5}}.b"
     firsts = lm.lengths(template).most_probable(4)
     log_probs = {pair: log_prob_of(lm, template, pair) for pair in product(firsts, range(1, 6))}
@@ -247,10 +276,12 @@ def log_prob_of(lm, template, lengths):
     return math.fsum(lm.lengths(template, lengths[:i]).log_prob(length) for i, length in enumerate(lengths))
 
 
-def test_streaming_takes_the_likeliest_length(lm):
+def test_streaming_takes_the_length_of_the_best_fill(lm):
     template = "x.{{_1-9}}.y"
     *_, last = lm.stream(template)
-    assert last.fill.lengths == (lm.lengths(template).most_probable()[0],)
+    (best,) = lm.fill(template, 1)
+    assert last.fill.text == best.text and last.fill.score == pytest.approx(best.score)
+    assert lm.sample(template, 2, temperature=0)[1].text == best.text
     assert last.fill.length_log_prob == pytest.approx(lm.lengths(template).log_prob(last.fill.lengths[0]))
     drawn = {[*lm.stream(template, temperature=1, seed=seed)][-1].fill.lengths for seed in range(12)}
     assert len(drawn) > 2

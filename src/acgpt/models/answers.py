@@ -91,9 +91,9 @@ class Fill(Sample):
         lengths: Number of tokens generated for each gap. Gaps without a kept token between them share their tokens.
         length_log_prob: Log-probability of these lengths; `None` if the model does not predict lengths. With `log_prob`
             it is that of lengths and tokens together, log p(fill, lengths | context).
-        score: What fills are ordered by. For a model that predicts lengths: the log-probability of lengths and tokens
-            together; for others: the causal log-probability of the fill and of all that follows it. In both cases plus
-            0.5 nats per generated token.
+        score: What fills are ordered by: the causal log-probability of the fill and of all that follows it, plus 0.5
+            nats per generated token. For a model that predicts lengths: the mean of that log-probability and of
+            `length_log_prob + log_prob`; of a sample, the latter alone.
     """
 
     lengths: tuple[int, ...] = ()

@@ -8,9 +8,8 @@ r"""Filling gaps of unknown length, at any character: what is common to all ways
 A model of arbitrary conditionals answers p(fill | length, context), which is normalised for each length by itself. The
 two subclasses of `Filler` differ in how they choose lengths, and in how they compare fills of different lengths.
 
-The text of largest probability is nearly always too short: every token costs something. So `BONUS` nats are added per
-generated token. It was chosen on 300 gaps in prose and code that no benchmark here contains (docs/log.md): of 0 to 2.5
-nats, 0.5 keeps most exact matches, 43 of the 47 that a known length gives.
+The candidates of all lengths are read once more from left to right, which gives the causal probability of the fill and
+of what follows it. It can be compared between lengths, and both subclasses use it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from acgpt.engine.decoding import ActiveRow
 from acgpt.engine.meter import ignore
 from acgpt.errors import InputError, TemplateError, too_long, whole_number
 from acgpt.models.adapters import Choice
-from acgpt.models.executor import Executor, Rows, Search
+from acgpt.models.executor import Executor, Rows, Search, Sums
 from acgpt.models.region import RegionGuide, literals_of, pattern_of
 from acgpt.models.router import Route
 from acgpt.query.constraint import Constraint
@@ -39,7 +38,6 @@ from acgpt.query.template import Part, Slot
 from acgpt.query.text import pieces
 from acgpt.query.vocabulary import ByteVocabulary
 
-BONUS = 0.5  # nats per generated token, so that the best fill is not the shortest
 PATIENCE = 4  # lengths in a row that may be no better before a search ends
 MAX_TOKENS = 32  # default for the longest gap
 TRIES = 4  # times that more candidates are drawn, if there are fewer distinct ones than asked for
@@ -366,6 +364,27 @@ class Filler(ABC):
         ids, log_probs = [token for _, token, _ in drawn], [log_prob for *_, log_prob in drawn]
         log_end = row.drawn[-1][-1] if guide.ended else 0.0
         return Candidate(lengths, query, ids, log_probs, math.fsum(row.drawn_with), route, log_end=log_end)
+
+    def read(self, gapped: Gapped, candidates: Sequence[Candidate]) -> Search[None]:
+        """Set `log_text` of candidates: the causal log-probability of what was drawn and of all that follows it."""
+        first = min(region.at for region in gapped.regions)
+        queries: list[Query] = []
+        for candidate in candidates:
+            tokens = candidate.tokens
+            known = [token is not None for token in tokens]
+            start = min([first, *(position - 1 for position in candidate.query.asked_positions)])
+            given = [k and i < start for i, k in enumerate(known)]
+            asked = [k and i >= start for i, k in enumerate(known)]
+            queries.append(Query.trusted(tokens, given, asked))
+        scorable = [i for i, query in enumerate(queries) if any(query.asked)]
+        sums = (yield Sums([queries[i] for i in scorable], self.options.adapter)) if scorable else []
+        scores = dict(zip(scorable, sums, strict=True))
+        for i, candidate in enumerate(candidates):
+            candidate.log_text = scores.get(i, 0.0)
+
+    def is_empty(self, gapped: Gapped, candidate: Candidate) -> bool:
+        """Return whether all gaps of a candidate are empty."""
+        return not any(any(texts) for texts in self.gap_texts(gapped, candidate))
 
     def gap_texts(self, gapped: Gapped, candidate: Candidate) -> list[list[str]]:
         """Return the texts of the gaps of each region, cut at stop strings."""

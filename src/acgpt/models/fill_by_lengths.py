@@ -1,13 +1,19 @@
 """Filling gaps whose lengths the model predicts: p(length | context) · p(fill | length, context).
 
-p(length | context) is one more pass (see `query.lengths`). Fills of different lengths are compared by the product,
-which is normalised over all of them, so that no search is needed.
+p(length | context) is one more pass (see `query.lengths`). The product is normalised over fills of all lengths, so that
+a random fill is a draw of lengths, and then one of tokens.
+
+**The best fills.** The likeliest lengths are tried that together have the probability `MASS`, and at most `TRIED`. Of
+each, the fill of largest probability is drawn. They are ordered by the mean of two estimates of the same logarithm,
+which differ by a constant if the model is right: of the product, and of the causal probability of the fill and all that
+follows it. Each of them alone finds fewer of the true fills (docs/log.md).
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from operator import itemgetter
@@ -17,20 +23,21 @@ import numpy as np
 from acgpt.engine.decode import GREEDY, randomness
 from acgpt.errors import QueryError
 from acgpt.models.executor import LengthRequest, Search
-from acgpt.models.fill import BONUS, Candidate, Filler
+from acgpt.models.fill import Candidate, Filler
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.gaps import Gapped
 from acgpt.query.lengths import LONGEST, length_question, normalised
 from acgpt.query.query import Query
 
-TRIED = 4  # lengths of which the best fill is chosen
+MASS = 0.8  # probability of the lengths of which the best fill is chosen, together
+TRIED = 16  # such lengths at most
+WAVE = 8  # lengths that are tried together
 
 
 class FillByLengths(Filler):
     """Fills the gaps of one template, and asks the model for their lengths; see `Filler`."""
 
     longest = LONGEST  # as long as a length can be told from others
-    tried = TRIED
 
     @cached_property
     def log_lengths(self) -> dict[tuple[int, ...], float]:
@@ -39,17 +46,21 @@ class FillByLengths(Filler):
 
     def candidates(self, samples: int) -> Search[list[Candidate]]:
         """Return the best candidate of each of the likeliest lengths."""
-        gapped = self.gapped
         yield from self.likeliest_lengths()
-        jobs = [(lengths, 0) for lengths in self.log_lengths]
-        candidates = yield from self.draw(gapped, self.constraints, jobs, greedy=True)
-        jobs = [(lengths, sample) for lengths in self.log_lengths for sample in range(samples)]
-        candidates += yield from self.draw(gapped, self.constraints, jobs, greedy=False)
-        yield from self.score(gapped, candidates)
+        lengths, candidates = list(self.log_lengths), list[Candidate]()
+        for start in range(0, len(lengths), WAVE):
+            wave = lengths[start : start + WAVE]
+            new = yield from self.draw(self.gapped, self.constraints, [(each, 0) for each in wave], greedy=True)
+            jobs = [(each, sample) for each in wave for sample in range(samples)]
+            new += yield from self.draw(self.gapped, self.constraints, jobs, greedy=False)
+            yield from self.score(self.gapped, new)
+            candidates += new
+            if time.monotonic() > self.deadline:
+                break
         return candidates
 
     def likeliest_lengths(self) -> Search[None]:
-        """Set `log_lengths` to the `TRIED` likeliest lengths of all regions, found by a beam search of that width."""
+        """Set `log_lengths` to the likeliest lengths of all regions, found by a beam search of width `TRIED`."""
         beam: dict[tuple[int, ...], float] = {(): 0.0}
         for index in range(len(self.constraints)):
             tables = yield from self.tables(index, list(beam))
@@ -60,24 +71,30 @@ class FillByLengths(Filler):
                 if length or len(table) == 1  # not nothing, if a gap can have something
             }
             beam = dict(heapq.nlargest(TRIED, extended.items(), key=itemgetter(1)))
-        self.log_lengths = beam
+        before = np.cumsum(np.exp([0.0, *beam.values()])) - 1  # probability of the lengths before each
+        self.log_lengths = {each: beam[each] for each, mass in zip(beam, before[:-1], strict=True) if mass < MASS}
 
     def choose_lengths(self) -> Search[tuple[int, ...]]:
-        """Draw the lengths of all regions."""
-        greedy = self.options.sampling.temperature < GREEDY
-        ((lengths, _),) = yield from self.draw_lengths([0], greedy=greedy)
+        """Draw the lengths of all regions; with temperature 0, return those of the best fill."""
+        if self.options.sampling.temperature < GREEDY:
+            candidates = yield from self.candidates(0)
+            return self.asked_lengths(min(candidates, key=Candidate.order))
+        ((lengths, _),) = yield from self.draw_lengths([0])
         return lengths
 
     def score(self, gapped: Gapped, candidates: Sequence[Candidate]) -> Search[None]:
-        """Set the scores of candidates: the log-probability of their lengths and tokens, and the bonus."""
-        yield from ()  # no requests
+        """Set the scores of candidates: the mean of both logarithms, see above."""
+        yield from self.read(gapped, candidates)
         for candidate in candidates:
-            lengths = candidate.lengths
-            if self.gapped.open_ended:  # it may have ended early
-                lengths = next(known for known in self.log_lengths if known[:-1] == lengths[:-1])
-            candidate.log_lengths = self.log_lengths[lengths]
-            candidate.score = candidate.log_lengths + candidate.log_prob + BONUS * sum(candidate.lengths)
-            candidate.empty = not any(any(texts) for texts in self.gap_texts(self.gapped, candidate))
+            candidate.log_lengths = self.log_lengths[self.asked_lengths(candidate)]
+            candidate.score = (candidate.log_lengths + candidate.log_prob + candidate.log_text) / 2
+            candidate.empty = self.is_empty(gapped, candidate)
+
+    def asked_lengths(self, candidate: Candidate) -> tuple[int, ...]:
+        """Return the lengths that a candidate was drawn with; one that ends the text may have ended before."""
+        if not self.gapped.open_ended:
+            return candidate.lengths
+        return next(known for known in self.log_lengths if known[:-1] == candidate.lengths[:-1])
 
     def tables(self, index: int, before: Sequence[tuple[int, ...]]) -> Search[list[dict[int, float]]]:
         """Return `distributions`; of a region that ends the text, whose rows end by themselves, its largest length."""
@@ -120,18 +137,16 @@ class FillByLengths(Filler):
         (distribution,) = yield from self.distributions(len(known), [known])
         return distribution
 
-    def draw_lengths(self, numbers: Sequence[int], *, greedy: bool) -> Search[list[tuple[tuple[int, ...], float]]]:
+    def draw_lengths(self, numbers: Sequence[int]) -> Search[list[tuple[tuple[int, ...], float]]]:
         """Draw lengths of all regions from left to right, each given those before it.
 
         Args:
             numbers: The numbers of the samples.
-            greedy: Take the likeliest lengths instead of drawing at random.
 
         Returns:
             For each sample the lengths, and their log-probability.
         """
         sampling = self.options.sampling
-        temperature = 0.0 if greedy else sampling.temperature
         given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
         rngs = [randomness(given, sampling.first + i, sampling.seed, "lengths") for i in numbers]
         chosen: list[tuple[int, ...]] = [()] * len(numbers)
@@ -143,13 +158,8 @@ class FillByLengths(Filler):
             for i, lengths in enumerate(chosen):
                 table = by_lengths[lengths]
                 values = np.array(list(table.values()))
-                if temperature < GREEDY:  # not nothing, if a gap can have something
-                    number = int(
-                        np.where([length == 0 and len(table) > 1 for length in table], -np.inf, values).argmax()
-                    )
-                else:
-                    weights = np.exp((values - values.max()) / temperature)
-                    number = int(rngs[i].choice(len(weights), p=weights / weights.sum()))
+                weights = np.exp((values - values.max()) / sampling.temperature)
+                number = int(rngs[i].choice(len(weights), p=weights / weights.sum()))
                 length = list(table)[number]
                 chosen[i], log_probs[i] = (*lengths, length), log_probs[i] + table[length]
         drawn = list(zip(chosen, log_probs, strict=True))
@@ -164,28 +174,30 @@ class FillByLengths(Filler):
         `candidates`, or of eight for each fill, all of them are resampled with these weights instead.
 
         With another temperature than 1, or a truncated distribution, lengths and tokens are drawn one after the other,
-        as usual, and there is nothing to correct.
+        as usual, and there is nothing to correct. With temperature 0, the best fill is returned.
         """
         options, sampling = self.options, self.options.sampling
+        if sampling.temperature < GREEDY:
+            found = yield from self.candidates(0)
+            return [min(found, key=Candidate.order)] * options.n
         exact = sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k is None
-        greedy = sampling.temperature < GREEDY
-        most = max(candidates, 8 * options.n) if exact else 1 if greedy else options.n
+        most = max(candidates, 8 * options.n) if exact else options.n
         drawn: list[Candidate] = []
         accepted: list[Candidate] = []
         given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
         while len(drawn) < most and len(accepted) < options.n:
             numbers = range(len(drawn), min(most, len(drawn) + max(options.n, len(drawn), 4)))
-            lengths = yield from self.draw_lengths(numbers, greedy=greedy)
+            lengths = yield from self.draw_lengths(numbers)
             jobs = [(chosen, sampling.first + i) for (chosen, _), i in zip(lengths, numbers, strict=True)]
             new = yield from self.draw(self.gapped, self.constraints, jobs, greedy=False)
-            yield from self.score(self.gapped, new)
+            for candidate in new:
+                candidate.log_lengths = self.log_lengths[self.asked_lengths(candidate)]
+                candidate.score = candidate.log_lengths + candidate.log_prob
             drawn += new
             for i, candidate in zip(numbers, new, strict=True):
                 rng = randomness(given, sampling.first + i, sampling.seed, "accepting")
                 if not exact or rng.random() < math.exp(candidate.log_prob - candidate.drawn_with):
                     accepted.append(candidate)
-        if greedy:
-            return accepted * options.n
         if len(accepted) >= options.n:
             return accepted[: options.n]
         log_weights = np.array([candidate.log_prob - candidate.drawn_with for candidate in drawn])
