@@ -240,7 +240,6 @@ class CudaStep:
         heads = config.num_attention_heads
         self.heads = heads, getattr(config, "num_key_value_heads", None) or heads
         self.calls = 0  # passes, including one for each captured graph but not its replays
-        self.adapted = any(active_names(linear) for group in products(model) for linear in group)
         self.packs = False  # whether `packed` agrees with the network
 
     def refresh(self) -> None:

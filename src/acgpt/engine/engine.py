@@ -247,7 +247,7 @@ class Engine:
         layout = layout.to(self.model.device)
         attention, targets = BACKENDS[backend or self.backend](layout), layout.target_position_ids
         step = self.packed_step(layout) if self.serving else None
-        if step is not None and not step.adapted:  # merged adapters are rounded once more
+        if step is not None:
             return step.packed(*layout.inputs(), attention, layout.rows, hidden=hidden, kept=False)[0]
         return run(
             self.model, *layout.inputs(), attention, layout.rows, target_positions=targets, hidden=hidden
@@ -273,9 +273,13 @@ class Engine:
             layout = lay_out(Sequences.of_lengths(group), bos=self.bos, mask=self.mask, copies=True, stops=stops)
             layout = layout.to(self.model.device)
             assert layout.length_rows is not None
-            backend = BACKENDS[self.backend](layout)
+            backend, step, rows = BACKENDS[self.backend](layout), self.packed_step(layout), layout.length_rows
             with self.meter.passes():
-                hidden = run(self.model, *layout.inputs(), backend, layout.length_rows, hidden=True)[0]
+                hidden = (
+                    run(self.model, *layout.inputs(), backend, rows, hidden=True)[0]
+                    if step is None
+                    else step.packed(*layout.inputs(), backend, rows, hidden=True, kept=False)[0]
+                )
             logits = head.to(hidden.device)(hidden).double()
             check_numbers(logits.cpu().numpy())
             results[order[start:end]] = logits.log_softmax(-1).cpu().numpy()

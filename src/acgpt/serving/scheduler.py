@@ -58,8 +58,8 @@ from acgpt.serving.log import log_failure
 Result = TypeVar("Result")
 
 SLICE = {"cpu": 1024, "cuda": 8192}  # tokens per pass of scores while rows are decoded
-PATIENCE = {"cpu": 0, "cuda": 3}  # rounds
-ENOUGH = 4  # so many times the queries that wait are at least as many as the rows that are decoded
+PATIENCE = {"cpu": 0, "cuda": 8}  # rounds
+ENOUGH = 2  # so many times the queries that wait are at least as many as the rows that are decoded
 PREFIX_BYTES = 2**28
 KEPT_BYTES = 2**30  # largest cache of a pool without rows that is kept
 KEPT_SHARE = 1 / 16  # likewise, of the memory of a GPU, if that is more
@@ -102,7 +102,7 @@ class Scheduler:
         self.patience, self.slice = PATIENCE[device] if patience is None else patience, SLICE[device]
         self.keep_pools = executor.engine.cuda if keep_pools is None else keep_pools
         self.kept_bytes = max(KEPT_BYTES, int(KEPT_SHARE * device_bytes(executor.engine.model.device)))
-        self.rounds = {"rows": 0, "scores": 0}  # that something of this kind has waited
+        self.rounds = {"rows": 0, "lengths": 0, "scores": 0}  # that something of this kind has waited
         executor.engine.serving = True
         executor.engine.prefixes = Prefixes(executor.engine.model, prefix_bytes) if prefix_bytes else None
         self.most_rows = most_rows or executor.engine.most_rows
@@ -244,7 +244,8 @@ class Scheduler:
             self._admit()
         for route in list(self.pools):
             self._step(route)
-        self._ask_lengths()
+        if self._due("lengths", len(self.lengths)):
+            self._ask_lengths()
         if self._due("scores", len(self.scores)):
             self._score()
         self._draw_whole()
