@@ -399,6 +399,62 @@ def gaps(record: dict[str, Any]) -> str:
     return markdown(*gap_rows(record["results"]))
 
 
+def adapter_gap_rows(results: Mapping[str, Mapping[str, Any]]) -> Rows:
+    """Return how well each of several adapters fills gaps with the future, a row per decoding, measure and adapter."""
+    comparisons = {
+        "wins over its own past": "adapted: future against past",
+        "wins over the model without adapter": "adapted, future, against unadapted, past",
+    }
+    rows: list[list[str]] = []
+    kinds: list[str] = []
+    for decoding in next(iter(results.values())):
+        by_adapter = {adapter: measured[decoding] for adapter, measured in results.items()}
+        kinds = list(next(iter(by_adapter.values())))
+        for label, name in comparisons.items():
+            for adapter, entries in by_adapter.items():
+                found = [entries[kind]["comparisons"][name] for kind in kinds]
+                cells = [
+                    "{:.1f} % [{:.1f}, {:.1f}]".format(*(100 * x for x in (c["win_rate"], *c["win_rate_interval"])))
+                    for c in found
+                ]
+                rows.append([f"{decoding}; {label}: {adapter}", *cells])
+        for adapter, entries in by_adapter.items():
+            right = [entries[kind]["means"]["adapted, future"]["right"] for kind in kinds]
+            rows.append([f"{decoding}; true tokens: {adapter}", *(f"{100 * share:.1f} %" for share in right)])
+    return ["", *kinds], rows
+
+
+def adapter_gaps(record: dict[str, Any]) -> str:
+    """Render how well several adapters fill the same gaps."""
+    return markdown(*adapter_gap_rows(record["results"]))
+
+
+def mode_rows(record: Mapping[str, Any]) -> Rows:
+    """Return the perplexities of two adapters in all modes, a row for each text and mode."""
+    rows = []
+    for text, entry in record["texts"].items():
+        for mode, measured in entry["modes"].items():
+            perplexities = [f"{measured['perplexity'][name]:.2f}" for name in record["adapters"]]
+            below = measured["below"]
+            interval = "" if below["interval"] is None else " [{:+.1f}, {:+.1f}]".format(*below["interval"])
+            rows.append([text, mode, *perplexities, f"{below['percent']:+.1f} %{interval}"])
+    return ["text", "mode", *record["adapters"], "lower by"], rows
+
+
+def modes(record: dict[str, Any]) -> str:
+    """Render the perplexities of two adapters and their paired differences."""
+    sizes = [
+        f"{text}: {entry['set']['texts']:,} texts of {entry['set']['length']:,} tokens"
+        for text, entry in record["texts"].items()
+    ]
+    columns, rows = mode_rows(record)
+    table = markdown_table(columns, rows, [False, False, True, True, True])
+    note = f"{'; '.join(sizes)}. In brackets: 95 % intervals over texts (paired bootstrap)."
+    commands = [f"`{command}`" for command in record.get("evaluations", [])]
+    then = [f"{', '.join(commands)}, for each adapter; then:"] if commands else []
+    return "\n\n".join([table, note, *filter(None, [record.get("note")]), *then])
+
+
 def healing_rows(results: Mapping[str, Mapping[str, Any]]) -> Rows:
     """Return how often the kept tokens are those of the whole text, a row per tokenizer."""
     rows = []
@@ -498,6 +554,40 @@ def cloze_rows(results: Mapping[str, Mapping[str, Any]]) -> Rows:
 def cloze(record: dict[str, Any]) -> str:
     """Render the short queries with accepted answers."""
     return f"{markdown(*cloze_rows(record['results']))}\n\n`{record['fills_command']}`, then:"
+
+
+def adapter_cloze_rows(results: Mapping[str, Mapping[str, Any]]) -> Rows:
+    """Return how many short queries each of several adapters fills with an accepted text."""
+    first = next(iter(results.values()))
+    columns = [(adapter, "future") for adapter in results] + [(next(iter(results)), "past")]
+
+    def cell(value: Mapping[str, Any]) -> str:
+        return f"{value['accepted']} ({value['percent']:.0f} %)"
+
+    rows = []
+    for name, entry in first.items():
+        cells = [
+            cell(results[adapter][name][condition][measure])
+            for adapter, condition in columns
+            for measure in ("top_1", "top_5")
+        ]
+        rows.append([name, str(entry["queries"]), *cells])
+    intervals = [
+        "{:.0f} to {:.0f} %".format(*results[adapter]["all"][condition][measure]["interval"])
+        for adapter, condition in columns
+        for measure in ("top_1", "top_5")
+    ]
+    headings = [
+        f"{adapter if condition == 'future' else condition}: {measure}"
+        for adapter, condition in columns
+        for measure in ("top-1", "top-5")
+    ]
+    return ["", "queries", *headings], [*rows, ["95 % interval", "", *intervals]]
+
+
+def adapter_cloze(record: dict[str, Any]) -> str:
+    """Render the short queries of several adapters."""
+    return markdown(*adapter_cloze_rows(record["results"]))
 
 
 LENGTH_MEASURES = {"nats": "nats", "top_1": "top-1, %", "top_5": "top-5, %", "error": "error, tokens"}
@@ -749,6 +839,8 @@ def architectures(record: dict[str, Any]) -> str:
 
 
 TABLES = {
+    "adapter_cloze": adapter_cloze,
+    "adapter_gaps": adapter_gaps,
     "architectures": architectures,
     "attention": attention,
     "attention_kernel": attention_kernel,
@@ -765,6 +857,7 @@ TABLES = {
     "cloze": cloze,
     "infilling": infilling,
     "lengths": lengths,
+    "modes": modes,
     "generation": generation,
     "resume": resume,
     "scaling": scaling,

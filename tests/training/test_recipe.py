@@ -133,6 +133,8 @@ def test_a_shrunken_copy_of_a_recipe_runs(name, corpus, pretrained, tmp_path):
     }  # fmt: skip
     if load_recipe(name).base:
         small |= {"base": pretrained, "parallel": "ddp"}  # the latter of which is tested in test_finetune
+    if load_recipe(name).adapter is not None and load_recipe(name).adapter.start:
+        small["lora.start"] = "null"  # an adapter of another base
     if load_recipe(name).mask:
         small["mask"] = "null"  # this tokenizer has a MASK of its own
     results = train(load_recipe(name, [f"{key}={value}" for key, value in small.items()]), quiet=True)
