@@ -197,6 +197,8 @@ def true_length(lm: acgpt.LanguageModel, task: Task) -> int | str:
     if gapped.open_ended:
         return "the gap ends the text"
     (region,), kept = gapped.regions, list(gapped.tokens)
+    if region.at == len(kept):
+        return "all that follows the gap is joined to it"
     whole = encode_text(task.prefix + task.fill + task.suffix, lm.tokenizer)
     behind = len(kept) - region.at
     length = len(whole) - len(kept)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import itemgetter
 
@@ -75,12 +75,23 @@ class FillByLengths(Filler):
         self.log_lengths = {each: beam[each] for each, mass in zip(beam, before[:-1], strict=True) if mass < MASS}
 
     def choose_lengths(self) -> Search[tuple[int, ...]]:
-        """Draw the lengths of all regions; with temperature 0, return those of the best fill."""
+        """Draw the lengths of all regions; with temperature 0, return the likeliest ones."""
         if self.options.sampling.temperature < GREEDY:
-            candidates = yield from self.candidates(0)
-            return self.asked_lengths(min(candidates, key=Candidate.order))
+            yield from self.likeliest_lengths()
+            return next(iter(self.log_lengths))
         ((lengths, _),) = yield from self.draw_lengths([0])
         return lengths
+
+    def stream(self, notify: Callable[[int, str], object]) -> Search[Candidate]:
+        """Draw one fill, see `Filler.stream`; with temperature 0, find the best one, which is then known as a whole."""
+        if self.options.sampling.temperature >= GREEDY or self.gapped.open_ended:
+            return (yield from super().stream(notify))
+        self.begin()
+        best = min((yield from self.candidates(0)), key=Candidate.order)
+        for slot, text in enumerate(self.fills(best)):
+            if text:
+                notify(slot, text)
+        return best
 
     def score(self, gapped: Gapped, candidates: Sequence[Candidate]) -> Search[None]:
         """Set the scores of candidates: the mean of both logarithms, see above."""

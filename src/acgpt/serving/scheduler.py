@@ -58,8 +58,9 @@ from acgpt.serving.log import log_failure
 Result = TypeVar("Result")
 
 SLICE = {"cpu": 1024, "cuda": 8192}  # tokens per pass of scores while rows are decoded
-PATIENCE = {"cpu": 0, "cuda": 8}  # rounds
+PATIENCE = {"cpu": 0, "cuda": 8}  # rounds at most
 ENOUGH = 2  # so many times the queries that wait are at least as many as the rows that are decoded
+CROWD = 8  # rows that are decoded, for each round that a query may wait for others
 PREFIX_BYTES = 2**28
 KEPT_BYTES = 2**30  # largest cache of a pool without rows that is kept
 KEPT_SHARE = 1 / 16  # likewise, of the memory of a GPU, if that is more
@@ -253,7 +254,9 @@ class Scheduler:
     def _due(self, kind: str, waiting: int) -> bool:
         """Return whether to compute now what waits: if it is much, has waited for long, or no rows are decoded."""
         self.rounds[kind] = self.rounds[kind] + 1 if waiting else 0
-        due = waiting > 0 and (ENOUGH * waiting >= self.active_rows or self.rounds[kind] > self.patience)
+        active = self.active_rows
+        patience = min(self.patience, active // CROWD)
+        due = waiting > 0 and (ENOUGH * waiting >= active or self.rounds[kind] > patience)
         if due:
             self.rounds[kind] = 0
         return due
