@@ -94,6 +94,15 @@ def test_every_fill_and_sample_contains_the_given_text_to_the_letter(lm, seed):
             assert result.log_prob == exactly(lm.log_prob(result.query).log_prob)
 
 
+def test_white_space_alone_comes_last(lm):
+    scores = []
+    for letter in "abcdxyz":
+        fills = lm.fill(f"The.{{{{_:[ {letter}]}}}}.end", 4)
+        assert [not fill.fills[0].strip() for fill in fills] == sorted(not fill.fills[0].strip() for fill in fills)
+        scores += [(fills[0].score, fill.score) for fill in fills if not fill.fills[0].strip()]
+    assert any(best < blank for best, blank in scores)  # not because it is less probable
+
+
 @pytest.mark.parametrize("seed", range(examples(12)))
 def test_blanks_and_unknown_tokens_next_to_gaps_are_part_of_the_text(lm, seed):
     """A space before a blank belongs to its first token, so spaces are not compared."""

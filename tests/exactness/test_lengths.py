@@ -225,15 +225,25 @@ def test_fills_have_the_likeliest_lengths_up_to_a_probability(lm):
             likely.append(length)
             mass += math.exp(lengths.log_prob(length))
     assert 2 < len(likely) < 9
-    assert {fill.lengths[0] for fill in lm.fill("x.{{_1-9}}.y", len(likely))} == set(likely)
+    fills = lm.fill("x.{{_1-9}}.y", len(likely), patience=9)
+    assert {fill.lengths[0] for fill in fills} == set(likely)
 
 
 def test_no_more_lengths_are_tried_when_the_time_is_over(lm, monkeypatch):
     monkeypatch.setattr("acgpt.models.fill_by_lengths.MASS", 2.0)  # all lengths
-    likely = lm.lengths("x.{{_1-30}}.y").most_probable(16)
-    assert {fill.lengths[0] for fill in lm.fill("x.{{_1-30}}.y", 16)} == set(likely)
-    (fills,) = lm._executor.run([lm.searches.fill("x.{{_1-30}}.y", 16, seconds=1e-9)])
-    assert {fill.lengths[0] for fill in fills} == set(likely[:8])
+    likely = sorted(lm.lengths("x.{{_1-30}}.y").most_probable(16))
+    assert {fill.lengths[0] for fill in lm.fill("x.{{_1-30}}.y", 16, patience=16)} == set(likely)
+    (fills,) = lm._executor.run([lm.searches.fill("x.{{_1-30}}.y", 16, patience=16, seconds=1e-9)])
+    assert {fill.lengths[0] for fill in fills} == set(likely[:4])
+
+
+def test_no_more_lengths_are_tried_when_longer_ones_are_no_better(lm, monkeypatch):
+    monkeypatch.setattr("acgpt.models.fill_by_lengths.MASS", 2.0)
+    (all_tried,), tried = lm.fill("x.{{_1-30}}.y", 1, patience=16), set[int]()
+    for fill in lm.fill("x.{{_1-30}}.y", 4, patience=1):
+        tried |= set(fill.lengths)
+    likely = sorted(lm.lengths("x.{{_1-30}}.y").most_probable(16))
+    assert tried == set(likely[:4]) and all_tried.lengths[0] < likely[3]
 
 
 def test_fills_are_ordered_by_the_mean_of_both_log_probabilities(lm):
@@ -268,7 +278,8 @@ def test_lengths_of_several_gaps_are_found_by_a_beam_search(lm, monkeypatch):
     template = "x.{{_1-5}}.y.{{_1-5}}.b"
     firsts = lm.lengths(template).most_probable(4)
     log_probs = {pair: log_prob_of(lm, template, pair) for pair in product(firsts, range(1, 6))}
-    assert {fill.lengths for fill in lm.fill(template, 4)} == set(sorted(log_probs, key=log_probs.get)[-4:])
+    fills = lm.fill(template, 4, patience=4)
+    assert {fill.lengths for fill in fills} == set(sorted(log_probs, key=log_probs.get)[-4:])
 
 
 def log_prob_of(lm, template, lengths):

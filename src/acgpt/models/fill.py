@@ -40,6 +40,7 @@ from acgpt.query.vocabulary import ByteVocabulary
 
 PATIENCE = 4  # lengths in a row that may be no better before a search ends
 MAX_TOKENS = 32  # default for the longest gap
+WAVE = 4  # lengths that are tried together
 TRIES = 4  # times that more candidates are drawn, if there are fewer distinct ones than asked for
 
 
@@ -100,7 +101,7 @@ class Candidate:
         drawn_with: Log-probability with which all of them were drawn.
         route: What answered.
         score: What candidates are ordered by.
-        empty: Whether all its gaps are empty.
+        empty: Whether all its gaps are empty or white space.
         log_lengths: Log-probability of its lengths, if the model predicts them.
         log_end: Log-probability of the token that ended the text early, which `log_probs` do not have.
         log_text: Causal log-probability of the first region and what follows it.
@@ -365,6 +366,40 @@ class Filler(ABC):
         log_end = row.drawn[-1][-1] if guide.ended else 0.0
         return Candidate(lengths, query, ids, log_probs, math.fsum(row.drawn_with), route, log_end=log_end)
 
+    def search(
+        self,
+        gapped: Gapped,
+        constraints: Sequence[Constraint],
+        choices: Sequence[tuple[int, ...]],
+        samples: int,
+    ) -> Search[list[Candidate]]:
+        """Return candidates of all lengths that were tried: `WAVE` at a time, the shortest first.
+
+        The search ends when so many longer ones than the best are no better as the options say (*patience*), or when
+        the time is over.
+
+        Args:
+            gapped: The template, or a part of it.
+            constraints: Constraints of its regions.
+            choices: Numbers of tokens of the regions, the fewest first.
+            samples: Number of candidates to draw at random of each choice, besides the likeliest one.
+        """
+        candidates: list[Candidate] = []
+        for start in range(0, len(choices), WAVE):
+            wave = choices[start : start + WAVE]
+            new = yield from self.draw(gapped, constraints, [(lengths, 0) for lengths in wave], greedy=True)
+            if samples:
+                jobs = [(lengths, sample) for lengths in wave for sample in range(samples)]
+                new += yield from self.draw(gapped, constraints, jobs, greedy=False)
+            yield from self.score(gapped, new)
+            candidates += new
+            best = sum(min(candidates, key=Candidate.order).lengths)
+            if sum(sum(lengths) > best for lengths in choices[: start + WAVE]) >= self.options.patience:
+                break
+            if time.monotonic() > self.deadline:
+                break
+        return candidates
+
     def read(self, gapped: Gapped, candidates: Sequence[Candidate]) -> Search[None]:
         """Set `log_text` of candidates: the causal log-probability of what was drawn and of all that follows it."""
         first = min(region.at for region in gapped.regions)
@@ -383,8 +418,8 @@ class Filler(ABC):
             candidate.log_text = scores.get(i, 0.0)
 
     def is_empty(self, gapped: Gapped, candidate: Candidate) -> bool:
-        """Return whether all gaps of a candidate are empty."""
-        return not any(any(texts) for texts in self.gap_texts(gapped, candidate))
+        """Return whether all gaps of a candidate are empty or white space."""
+        return not any(text.strip() for texts in self.gap_texts(gapped, candidate) for text in texts)
 
     def gap_texts(self, gapped: Gapped, candidate: Candidate) -> list[list[str]]:
         """Return the texts of the gaps of each region, cut at stop strings."""

@@ -3,17 +3,16 @@
 p(length | context) is one more pass (see `query.lengths`). The product is normalised over fills of all lengths, so that
 a random fill is a draw of lengths, and then one of tokens.
 
-**The best fills.** The likeliest lengths are tried that together have the probability `MASS`, and at most `TRIED`. Of
-each, the fill of largest probability is drawn. They are ordered by the mean of two estimates of the same logarithm,
-which differ by a constant if the model is right: of the product, and of the causal probability of the fill and all that
-follows it. Each of them alone finds fewer of the true fills (docs/log.md).
+**The best fills.** The likeliest lengths that together have the probability `MASS`, `TRIED` at most, are tried from the
+shortest on (`Filler.search`). Fills are ordered by the mean of two estimates of the same logarithm, which differ by a
+constant if the model is right: of the product, and of the causal probability of the fill and all that follows it. Each
+of them alone finds fewer of the true fills (docs/log.md).
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import itemgetter
@@ -31,7 +30,6 @@ from acgpt.query.query import Query
 
 MASS = 0.8  # probability of the lengths of which the best fill is chosen, together
 TRIED = 16  # such lengths at most
-WAVE = 8  # lengths that are tried together
 
 
 class FillByLengths(Filler):
@@ -47,17 +45,8 @@ class FillByLengths(Filler):
     def candidates(self, samples: int) -> Search[list[Candidate]]:
         """Return the best candidate of each of the likeliest lengths."""
         yield from self.likeliest_lengths()
-        lengths, candidates = list(self.log_lengths), list[Candidate]()
-        for start in range(0, len(lengths), WAVE):
-            wave = lengths[start : start + WAVE]
-            new = yield from self.draw(self.gapped, self.constraints, [(each, 0) for each in wave], greedy=True)
-            jobs = [(each, sample) for each in wave for sample in range(samples)]
-            new += yield from self.draw(self.gapped, self.constraints, jobs, greedy=False)
-            yield from self.score(self.gapped, new)
-            candidates += new
-            if time.monotonic() > self.deadline:
-                break
-        return candidates
+        choices = sorted(self.log_lengths, key=sum)
+        return (yield from self.search(self.gapped, self.constraints, choices, samples))
 
     def likeliest_lengths(self) -> Search[None]:
         """Set `log_lengths` to the likeliest lengths of all regions, found by a beam search of width `TRIED`."""

@@ -8,9 +8,8 @@ nearly always too short: every token costs something. So `BONUS` nats are added 
 300 gaps in prose and code that no benchmark here contains (docs/log.md): of 0 to 2.5 nats, 0.5 keeps most exact
 matches, 43 of the 47 that a known length gives.
 
-**The search.** Lengths are tried from the shortest on, `WAVE` at a time, until `PATIENCE` lengths in a row are no
-better. Several regions are resolved from left to right, each with what follows it up to the next one; then all of them
-are drawn by one query.
+**The search.** All lengths are tried from the shortest on (`Filler.search`). Several regions are resolved from left to
+right, each with what follows it up to the next one; then all of them are drawn by one query.
 
 **A random fill.** Candidates of all lengths are drawn, and resampled with the weights p(text) / q(candidate), where q
 is the probability with which the candidate was drawn. This is exact for many candidates.
@@ -19,7 +18,6 @@ is the probability with which the candidate was drawn. This is exact for many ca
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,12 +28,10 @@ from acgpt.engine.decode import GREEDY, randomness
 from acgpt.errors import QueryError
 from acgpt.models.executor import Search
 from acgpt.models.fill import Candidate, Filler
-from acgpt.query.constraint import Constraint
 from acgpt.query.gaps import Gapped
 from acgpt.query.query import Query
 
 BONUS = 0.5  # nats per generated token, so that the best fill is not the shortest
-WAVE = 4  # lengths that are tried together
 
 
 class FillBySearch(Filler):
@@ -45,7 +41,7 @@ class FillBySearch(Filler):
         """Return the best candidate of each length that was tried; of several regions, of the lengths found."""
         gapped = self.gapped
         if len(gapped.regions) == 1 and not gapped.open_ended:
-            return (yield from self.search(gapped, self.constraints[0], self.lengths[0], samples))
+            return (yield from self.search(gapped, self.constraints, [(n,) for n in self.lengths[0]], samples))
         lengths = yield from self.choose_lengths()
         candidates = yield from self.draw(gapped, self.constraints, [(lengths, 0)], greedy=True)
         yield from self.score(gapped, candidates)
@@ -66,33 +62,6 @@ class FillBySearch(Filler):
             candidate.score = candidate.log_text + BONUS * sum(candidate.lengths)
             candidate.empty = self.is_empty(gapped, candidate)
 
-    def search(
-        self, gapped: Gapped, constraint: Constraint, lengths: Sequence[int], samples: int
-    ) -> Search[list[Candidate]]:
-        """Return candidates for a template with one region, of all lengths that were tried.
-
-        Args:
-            gapped: The template.
-            constraint: The constraint of its region.
-            lengths: The lengths it may have, in increasing order.
-            samples: Number of candidates to draw at random per length, besides the likeliest one.
-        """
-        candidates: list[Candidate] = []
-        for start in range(0, len(lengths), WAVE):
-            wave = lengths[start : start + WAVE]
-            new = yield from self.draw(gapped, [constraint], [((length,), 0) for length in wave], greedy=True)
-            if samples:
-                jobs = [((length,), sample) for length in wave for sample in range(samples)]
-                new += yield from self.draw(gapped, [constraint], jobs, greedy=False)
-            yield from self.score(gapped, new)
-            candidates += new
-            best = min(candidates, key=Candidate.order)
-            if sum(length > sum(best.lengths) for length in lengths[: start + WAVE]) >= self.options.patience:
-                break
-            if time.monotonic() > self.deadline:
-                break
-        return candidates
-
     def choose_lengths(self) -> Search[tuple[int, ...]]:
         """Return the lengths of all regions, found one by one from left to right."""
         chosen: list[int] = []
@@ -106,7 +75,7 @@ class FillBySearch(Filler):
                     (best,) = yield from self.draw(part, [constraint], [((length,), 0)], greedy=True)
             else:
                 part = self.window(index, filled)
-                candidates = yield from self.search(part, constraint, lengths, 0)
+                candidates = yield from self.search(part, [constraint], [(n,) for n in lengths], 0)
                 best = min(candidates, key=Candidate.order)
                 length = sum(best.lengths)
             chosen.append(length)
