@@ -511,8 +511,9 @@ def infilling_costs(costs: Mapping[str, Mapping[str, float]]) -> Rows:
     rows = []
     for condition, cost in costs.items():
         counts = [f"{cost[key]:,}" for key in ("drawn", "scored", "passes")]
+        seconds = f"{cost['seconds']:.0f}" if "seconds" in cost else "--"
         ratios = [f"{cost[key]:.2f}" if key in cost else "--" for key in ("calls_ratio", "seconds_ratio")]
-        rows.append([condition, *counts, f"{cost['seconds']:.0f}", *ratios])
+        rows.append([condition, *counts, seconds, *ratios])
     return headings, rows
 
 

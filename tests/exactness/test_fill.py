@@ -25,8 +25,7 @@ from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.models.fill import Options
-from acgpt.models.fill_by_search import BONUS
-from acgpt.models.fill_by_search import FillBySearch
+from acgpt.models.fill_by_search import BONUS, FillBySearch
 from acgpt.models.region import literals_of
 from acgpt.query.template import Slot, parse
 from acgpt.query.vocabulary import ByteVocabulary

@@ -29,7 +29,6 @@ from acgpt.errors import QueryError
 from acgpt.models.executor import Search
 from acgpt.models.fill import Candidate, Filler
 from acgpt.query.gaps import Gapped
-from acgpt.query.query import Query
 
 BONUS = 0.5  # nats per generated token, so that the best fill is not the shortest
 
