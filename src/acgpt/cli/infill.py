@@ -41,8 +41,10 @@ def infill(
 
     {{_}} is a gap: any text, at any character. {{_3-12}} has 3 to 12 tokens. The
     text of {{_:[0-9]+}} matches a regular expression (extra regex). The answer
-    is the best fill, or the -n best ones. A gap that ends the template continues
-    until the model ends the text, or up to --max-tokens.
+    is the best fill, or the -n best ones. It is the likeliest text, and short
+    where much would fit: a range such as {{_10-30}} asks for more. A gap that
+    ends the template continues until the model ends the text, or up to
+    --max-tokens.
 
     {{_3}} is a blank of three tokens. {{some text}} is a blank with as many
     tokens as the text. A template without gaps is sampled at random. {{?3}} are

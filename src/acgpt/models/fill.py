@@ -58,7 +58,7 @@ class Options:
         future: Whether predictions see given tokens that come after an asked one.
         adapter: Name of the adapter to use.
         notice: Called with the number of new tokens whenever some are drawn.
-        patience: Number of lengths in a row that may be no better before the search ends.
+        patience: Number of lengths in a row that may be no better before the search ends, if lengths are not predicted.
         seconds: Time after which no more lengths are tried, from the start of the search. Default: no limit.
 
     Raises:

@@ -309,8 +309,8 @@ class LanguageModel:
 
         Gaps of unknown length, `{{_}}`, are sampled from p(fill | context), too: `candidates` fills of all lengths are
         drawn, and n of them are chosen at random with weights that make up for how they were drawn. With several gaps,
-        the lengths are those that `fill` finds, and the texts are drawn given these. A model that predicts lengths
-        draws them, each given those before it, then the texts. For the best fills use `fill`.
+        the lengths are those that `fill` finds, and the texts are drawn given these. A model that predicts lengths, as
+        the embedded default, draws them, each given those before it, then the texts. For the best fills use `fill`.
 
         Args:
             query: A template such as "The cat {{_3}} on the {{_1}}.", a `Query`, or a list of these. A slot with text,
@@ -398,17 +398,21 @@ class LanguageModel:
             lm.fill("The capital of {{_}} is Paris.")[0].text
             lm.fill("def area(r):\n    return {{_}} * r ** 2\n", n=1)[0].fills
 
-        Lengths are tried from the shortest on. At each one the likeliest fill is taken, and more are drawn at random if
-        `best_of` asks for them. A model that predicts lengths fills the likeliest ones instead, without a search. The
-        finished text contains the given text to the letter.
+        A model that predicts lengths, as the embedded default, fills the likeliest ones: those that together have a
+        probability of 80 %, at most 16. Other models try lengths from the shortest on. At each length the likeliest
+        fill is taken, and more are drawn at random if `best_of` asks for them. The finished text contains the given
+        text to the letter.
+
+        The best fill is the likeliest text, which is short where much would fit. For a longer one write a range, such
+        as `{{_10-30}}`; for one of typical length use `sample`.
 
         Args:
             template: A template with gaps: `{{_}}`, `{{_3-12}}` (tokens) or `{{_:\d+}}` (a regular expression). It may
                 have blanks, text slots and unknown tokens, too. Or a list of templates, which are filled together.
             n: Number of fills.
             best_of: Number of candidates to choose from. Default: one for each length that is tried.
-            patience: Number of lengths in a row that may be no better before the search ends. A larger number finds
-                more of the long fills, and takes more time. Without effect on a model that predicts lengths.
+            patience: Number of lengths in a row that may be no better before the search ends, for a model that does not
+                predict lengths. A larger number finds more of the long fills, and takes more time.
             max_tokens: Maximum number of tokens of a gap. Default: 32, unless the template says more; 255 for a model
                 that predicts lengths, except for a gap that ends the text.
             stop: One or several strings. A fill ends before the first of them; its log-probability is that of what was
@@ -522,13 +526,16 @@ class LanguageModel:
             for piece in lm.stream("The capital of {{_}} is Paris."):
                 print(piece.text, end="", flush=True)
 
-        The lengths of all gaps are found first, as in `fill`; then one fill is drawn.
+        With a temperature, the lengths of all gaps are drawn first, then the tokens, which are yielded as they come.
+        With temperature 0, a model that predicts lengths finds the best fill, as `fill` does, and yields the text of
+        each gap as a whole. If a gap ends the text, the tokens of the likeliest lengths are yielded as they come
+        instead. A model that does not predict lengths finds them as `fill` does, at any temperature, and yields tokens.
 
         Args:
             template: A template with gaps, see `fill`.
             max_tokens: Maximum number of tokens of a gap, see `fill`.
             stop: Strings before which the text of a gap ends, see `fill`.
-            temperature: Sampling temperature; 0 is greedy decoding.
+            temperature: Sampling temperature; 0 gives the best fill.
             top_p: Nucleus sampling, see `sample`.
             top_k: Draw from the `top_k` most probable tokens, see `sample`.
             seed: Seed, see `sample`.
