@@ -38,7 +38,7 @@ from acgpt.query.template import Part, Slot
 from acgpt.query.text import pieces
 from acgpt.query.vocabulary import ByteVocabulary
 
-PATIENCE = 4  # lengths in a row that may be no better before a search ends
+PATIENCE = 4  # longer lengths than the best that may be no better before a search ends
 MAX_TOKENS = 32  # default for the longest gap
 WAVE = 4  # lengths that are tried together
 TRIES = 4  # times that more candidates are drawn, if there are fewer distinct ones than asked for
@@ -58,7 +58,7 @@ class Options:
         future: Whether predictions see given tokens that come after an asked one.
         adapter: Name of the adapter to use.
         notice: Called with the number of new tokens whenever some are drawn.
-        patience: Number of lengths in a row that may be no better before the search ends, if lengths are not predicted.
+        patience: Number of longer lengths than the best that may be no better before the search ends.
         seconds: Time after which no more lengths are tried, from the start of the search. Default: no limit.
 
     Raises:

@@ -398,10 +398,10 @@ class LanguageModel:
             lm.fill("The capital of {{_}} is Paris.")[0].text
             lm.fill("def area(r):\n    return {{_}} * r ** 2\n", n=1)[0].fills
 
-        A model that predicts lengths, as the embedded default, fills the likeliest ones: those that together have a
-        probability of 80 %, at most 16. Other models try lengths from the shortest on. At each length the likeliest
-        fill is taken, and more are drawn at random if `best_of` asks for them. The finished text contains the given
-        text to the letter.
+        Lengths are tried from the shortest on. A model that predicts them, as the embedded default, tries the likeliest
+        ones: those that together have a probability of 80 %, at most 16. At each length the likeliest fill is taken,
+        and more are drawn at random if `best_of` asks for them. The finished text contains the given text to the
+        letter.
 
         The best fill is the likeliest text, which is short where much would fit. For a longer one write a range, such
         as `{{_10-30}}`; for one of typical length use `sample`.
@@ -411,8 +411,8 @@ class LanguageModel:
                 have blanks, text slots and unknown tokens, too. Or a list of templates, which are filled together.
             n: Number of fills.
             best_of: Number of candidates to choose from. Default: one for each length that is tried.
-            patience: Number of lengths in a row that may be no better before the search ends, for a model that does not
-                predict lengths. A larger number finds more of the long fills, and takes more time.
+            patience: Number of longer lengths than the best that may be no better before the search ends. A larger
+                number finds more of the long fills, and takes more time.
             max_tokens: Maximum number of tokens of a gap. Default: 32, unless the template says more; 255 for a model
                 that predicts lengths, except for a gap that ends the text.
             stop: One or several strings. A fill ends before the first of them; its log-probability is that of what was

@@ -130,9 +130,7 @@ class FillRequest(Drawing):
     n: Count = Field(5, description="Number of fills per template. With `stream`: 1.")
     best_of: Count | None = Field(None, description="Number of candidates. Default: one for each length tried.")
     patience: Count = Field(
-        PATIENCE,
-        description="Number of lengths in a row that may be no better, if the model does not predict lengths. Not with "
-        "`stream`.",
+        PATIENCE, description="Number of longer lengths than the best that may be no better. Not with `stream`."
     )
     distinct: bool = Field(True, description="Return no two fills with the same text. Not with `stream`.")
     stream: bool = Field(
