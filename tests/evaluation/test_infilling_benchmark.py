@@ -43,7 +43,7 @@ def test_adapters_that_predict_lengths_ask_for_them_and_others_search(program, f
     old, new = (json.loads((tmp_path / f"{label}.json").read_text()) for label in ("old", "new"))
     assert new["adapter"] == str(folders.lengths) and new["names"] == ["0", "1", "2"]
     cost = new["costs"]["future, unknown"]
-    assert (cost["asked_lengths"], cost["scored"]) == (3, 0)
+    assert cost["asked_lengths"] == 3 and 3 <= cost["scored"] <= 9  # up to three lengths for each
     cost = old["costs"]["future, unknown"]
     assert cost["asked_lengths"] == 0 and cost["scored"] > 0
     done = programs.program(
