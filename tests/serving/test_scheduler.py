@@ -202,6 +202,16 @@ def test_too_many_searches_are_refused(lm):
     assert scheduler.close(timeout=60)
 
 
+@pytest.mark.parametrize(("active", "waiting", "rounds"), [(0, 1, 1), (8, 1, 2), (24, 1, 4), (200, 1, 9), (64, 32, 1)])
+def test_a_query_waits_for_others_the_longer_the_more_rows_are_decoded(lm, monkeypatch, active, waiting, rounds):
+    scheduler = Scheduler(lm._executor, patience=8)
+    assert scheduler.close(drain=False, timeout=60)
+    monkeypatch.setattr(Scheduler, "active_rows", active)
+    for _ in range(2):  # the count begins again
+        assert [scheduler._due("lengths", waiting) for _ in range(rounds)] == [False] * (rounds - 1) + [True]
+    assert not scheduler._due("lengths", 0)
+
+
 @pytest.fixture(scope="module")
 def lengths_lm():
     return tiny_lm(lengths=True)

@@ -242,16 +242,28 @@ class Engine:
         """Return the (A, V) logits of a layout's predictions; -inf for a forbidden token."""
         return forbid(self.forward_pass(layout, backend), forbidden_token)
 
-    def forward_pass(self, layout: Layout, backend: str | None = None, *, hidden: bool = False) -> Tensor:
-        """Return the (A, V) logits of a layout's predictions, or the (A, width) last hidden states."""
+    def forward_pass(
+        self, layout: Layout, backend: str | None = None, *, hidden: bool = False, lengths: bool = False
+    ) -> Tensor:
+        """Return the (A, V) logits of a layout's predictions, or the (A, width) last hidden states.
+
+        Short batches of questions for lengths, and all short ones of a server, are run by `CudaStep` if it can. Its
+        copies of weights with adapters are rounded once more than the network's products.
+
+        Args:
+            layout: The layout.
+            backend: Attention. Default: that of the engine.
+            hidden: Return hidden states.
+            lengths: Return those of the questions for lengths, (G, width), instead of those of predictions.
+        """
         layout = layout.to(self.model.device)
         attention, targets = BACKENDS[backend or self.backend](layout), layout.target_position_ids
-        step = self.packed_step(layout) if self.serving else None
+        rows = layout.length_rows if lengths else layout.rows
+        assert rows is not None
+        step = self.packed_step(layout) if self.serving or lengths else None
         if step is not None:
-            return step.packed(*layout.inputs(), attention, layout.rows, hidden=hidden, kept=False)[0]
-        return run(
-            self.model, *layout.inputs(), attention, layout.rows, target_positions=targets, hidden=hidden
-        )[0]  # fmt: skip
+            return step.packed(*layout.inputs(), attention, rows, hidden=hidden, kept=False)[0]
+        return run(self.model, *layout.inputs(), attention, rows, target_positions=targets, hidden=hidden)[0]
 
     def length_log_probs(self, questions: Sequence[LengthQuestion], head: LengthHead) -> np.ndarray:
         """Return (n, CLASSES) log p(length | given tokens, lengths of gaps before it) in nats, see `query.lengths`.
@@ -271,15 +283,8 @@ class Engine:
             group = [questions[i] for i in order[start:end]]
             stops = np.array([question.at for question in group])
             layout = lay_out(Sequences.of_lengths(group), bos=self.bos, mask=self.mask, copies=True, stops=stops)
-            layout = layout.to(self.model.device)
-            assert layout.length_rows is not None
-            backend, step, rows = BACKENDS[self.backend](layout), self.packed_step(layout), layout.length_rows
             with self.meter.passes():
-                hidden = (
-                    run(self.model, *layout.inputs(), backend, rows, hidden=True)[0]
-                    if step is None
-                    else step.packed(*layout.inputs(), backend, rows, hidden=True, kept=False)[0]
-                )
+                hidden = self.forward_pass(layout, hidden=True, lengths=True)
             logits = head.to(hidden.device)(hidden).double()
             check_numbers(logits.cpu().numpy())
             results[order[start:end]] = logits.log_softmax(-1).cpu().numpy()

@@ -83,7 +83,8 @@ class Scheduler:
         most_waiting: Searches that may wait for their first pass, other than one for lengths; more are refused.
         most_rows: Rows that are decoded at a time. Default: as many as the engine takes.
         prefix_bytes: Memory for keys and values that later requests can share; 0 for none.
-        patience: Rounds that a query may wait for others while rows are decoded. Default: that of the device.
+        patience: Rounds at most that a query may wait for others while rows are decoded; fewer if there are few rows.
+            Default: that of the device.
         keep_pools: Keep the memory of a pool without rows for the next ones. Default: on a GPU, where its steps have
             been captured.
     """
