@@ -24,7 +24,25 @@ pytest.importorskip("triton", reason="builds of torch for CPUs come without Trit
 
 # Queries as (copies, text slots). Blocks are of 16 and 32 here: lengths below, at and above their multiples.
 RAGGED = [(33, 40), (0, 5), (16, 1), (1, 33), (3, 1)]
+# Short ones beside two long ones: programs find their queries. At the end some have no slots, as in training.
+SPARSE = [
+    (2, 3),
+    (40, 70),
+    (0, 1),
+    (15, 17),
+    (0, 0),
+    (1, 16),
+    (16, 0),
+    (0, 17),
+    (33, 64),
+    *[(1, 2)] * 14,
+    (0, 0),
+    (0, 0),
+]
 CASES = {
+    "many short queries": (SPARSE, {}),
+    "many short queries, other blocks": (SPARSE, {"blocks": (16, 32)}),
+    "many short queries that share key heads": (SPARSE, {"blocks": (32, 16), "heads": 6, "key_heads": 2}),
     "many copies, few, none; dummies": (RAGGED, {}),
     "rows in larger blocks than keys": (RAGGED, {"blocks": (32, 16)}),
     "keys in larger blocks than rows": (RAGGED, {"blocks": (16, 32)}),
@@ -93,7 +111,7 @@ def dense(q, k, v, dout, queries, scale):
         with sdpa_kernel(SDPBackend.MATH):
             rows = (x[slots].transpose(0, 1) for x in (q, k, v))
             attended = torch.nn.functional.scaled_dot_product_attention(*rows, attn_mask=mask, scale=scale)
-        index = torch.tensor(slots, device=q.device)
+        index = torch.tensor(slots, dtype=torch.int64, device=q.device)
         out = out.index_put((index,), attended.transpose(0, 1))
     return [out.detach(), *torch.autograd.grad(out, leaves, dout.to(wide))]
 
@@ -367,13 +385,15 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 class TestOnCuda:
     pytestmark = gpu
     queries = ((600, 1023), (0, 1023), (613, 1023), (128, 256), (1, 300), (77, 1), (3, 1), (0, 1))
+    sparse = (*queries, *((i % 50, i % 3 * 40) for i in range(100)), (0, 0))  # programs find their queries
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize("queries", [queries, sparse], ids=["long", "short"])
     @pytest.mark.parametrize(("heads", "key_heads", "dim"), [(4, 4, 64), (6, 2, 64), (4, 1, 32), (4, 2, 128)])
-    def test_kernels_agree_with_the_dense_mask(self, heads, key_heads, dim, dtype):
+    def test_kernels_agree_with_the_dense_mask(self, heads, key_heads, dim, queries, dtype):
         shape = {"heads": heads, "key_heads": key_heads, "dim": dim}
-        data = inputs(self.queries, **shape, dtype=dtype, device="cuda", strided=True)
-        errors = relative_errors(run_kernels(*data, self.queries, dim**-0.5), dense(*data, self.queries, dim**-0.5))
+        data = inputs(queries, **shape, dtype=dtype, device="cuda", strided=True)
+        errors = relative_errors(run_kernels(*data, queries, dim**-0.5), dense(*data, queries, dim**-0.5))
         print(dtype, heads, key_heads, dim, errors)
         assert exact(errors, 1e-2 if dtype == torch.bfloat16 else 2e-3), errors
 

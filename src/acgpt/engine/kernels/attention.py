@@ -50,6 +50,7 @@ except ImportError:  # builds of torch for CPUs have no Triton
     HAS_TRITON = False
 
 HEAD_DIMS = (32, 64, 128)
+SPARSE = 2  # ratio of all programs to those that may have work from which on a program finds its query, see `place`
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # float32 for tests: exact, and slow
 
 # Block sizes of each kernel by head dimension: BLOCK_M rows by BLOCK_N keys. Those for 64 are the best of a sweep on an
@@ -88,14 +89,31 @@ def jit(*unspecialized: str) -> Callable[[Any], Any]:
 
 
 # Arguments that change from batch to batch: a new value must not compile a new kernel.
-VARYING = ("copies", "slots", "text_blocks", "all_blocks")
+VARYING = ("copies", "slots", "queries", "text_blocks", "all_blocks")
 
 
 @jit()
-def place(all_blocks, HEADS: tl.constexpr):
-    """Return this program's block, head and query. Programs of one query and head run together and share its keys."""
+def place(copy_starts, text_starts, queries, all_blocks, HEADS: tl.constexpr, SIZE: tl.constexpr, FOUND: tl.constexpr):
+    """Return this program's block, head and query.
+
+    Programs of one query and head run together and share its keys. Usually every query has as many programs as the
+    longest, and those without work end at once. If most would (see `launch`), a program finds its query, among FOUND at
+    most: query i begins at program (slots of the queries before it) // SIZE + 2 · i of each head, which leaves room for
+    its blocks, since its copies and its text are each rounded up once.
+    """
     program = tl.program_id(0)
-    return program % all_blocks, program // all_blocks % HEADS, program // all_blocks // HEADS
+    if FOUND:
+        numbers = tl.arange(0, FOUND)
+        exist = numbers < queries
+        before = tl.load(copy_starts + numbers, mask=exist, other=0)
+        before += tl.load(text_starts + numbers, mask=exist, other=0)
+        begins = before // SIZE + 2 * numbers
+        begun = exist & (begins <= program // HEADS)
+        block = program // HEADS - tl.max(tl.where(begun, begins, 0), 0)
+        head, query = program % HEADS, tl.sum(begun.to(tl.int32), 0) - 1
+    else:
+        block, head, query = program % all_blocks, program // all_blocks % HEADS, program // all_blocks // HEADS
+    return block, head, query
 
 
 @jit()
@@ -138,13 +156,16 @@ def read_block(acc, m, total, q, k, v, limit, keys, scale2, MASKED: tl.constexpr
 
 @jit(*VARYING)
 def forward_kernel(
-    q, k, v, out, lse, copy_starts, text_starts, copies, slots, text_blocks, all_blocks,
+    q, k, v, out, lse, copy_starts, text_starts, copies, slots, queries, text_blocks, all_blocks,
     q_slot, q_head, k_slot, k_head, v_slot, v_head, scale2,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FOUND: tl.constexpr,
 ):  # fmt: skip
     """Compute out and the logarithm (base 2) of the softmax's denominator for one block of rows of a query and head."""
-    block, head, query = place(all_blocks, H)
+    block, head, query = place(copy_starts, text_starts, queries, all_blocks, H, BLOCK_M, FOUND)
     copy_start, text_start, n_copies, n_text = segments_of(copy_starts, text_starts, copies, query)
+    if FOUND:
+        text_blocks = tl.cdiv(n_text, BLOCK_M)
     is_text = block < text_blocks  # the end of the text takes longest, so it comes first
     first = tl.where(is_text, text_blocks - 1 - block, block - text_blocks) * BLOCK_M
     n_rows = tl.where(is_text, n_text, n_copies)
@@ -199,13 +220,16 @@ def query_gradient(dq, q, dout, k, v, lse, delta, limit, keys, scale2, MASKED: t
 
 @jit(*VARYING)
 def backward_query_kernel(
-    q, k, v, out, dout, lse, delta, dq, copy_starts, text_starts, copies, slots, text_blocks, all_blocks,
+    q, k, v, out, dout, lse, delta, dq, copy_starts, text_starts, copies, slots, queries, text_blocks, all_blocks,
     q_slot, q_head, k_slot, k_head, v_slot, v_head, dout_slot, dout_head, scale, scale2,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FOUND: tl.constexpr,
 ):  # fmt: skip
     """Compute dq, and delta for the gradient of keys and values, for one block of rows of a query and head."""
-    block, head, query = place(all_blocks, H)
+    block, head, query = place(copy_starts, text_starts, queries, all_blocks, H, BLOCK_M, FOUND)
     copy_start, text_start, n_copies, n_text = segments_of(copy_starts, text_starts, copies, query)
+    if FOUND:
+        text_blocks = tl.cdiv(n_text, BLOCK_M)
     is_text = block < text_blocks
     first = tl.where(is_text, text_blocks - 1 - block, block - text_blocks) * BLOCK_M
     n_rows = tl.where(is_text, n_text, n_copies)
@@ -272,15 +296,16 @@ def key_gradient(dk, dv, k, v, q, dout, lse, delta, rows, readers, scale2, MASKE
 
 @jit(*VARYING)
 def backward_key_kernel(
-    q, k, v, dout, lse, delta, dk, dv, copy_starts, text_starts, copies, slots, text_blocks, all_blocks,
+    q, k, v, dout, lse, delta, dk, dv, copy_starts, text_starts, copies, slots, queries, text_blocks, all_blocks,
     q_slot, q_head, k_slot, k_head, v_slot, v_head, dout_slot, dout_head, scale, scale2,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FOUND: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv for one block of keys of a query and key head, over all rows of all heads that read them."""
     K: tl.constexpr = H // G
-    block, key_head, query = place(all_blocks, K)
+    block, key_head, query = place(copy_starts, text_starts, queries, all_blocks, K, BLOCK_N, FOUND)
     copy_start, text_start, n_copies, n_text = segments_of(copy_starts, text_starts, copies, query)
-    copy_blocks = all_blocks - text_blocks
+    copy_blocks = tl.cdiv(n_copies, BLOCK_N) if FOUND else all_blocks - text_blocks
     is_text = block >= copy_blocks  # copies and the beginning of the text come first: most rows read them
     first = tl.where(is_text, block - copy_blocks, block) * BLOCK_N
     n_keys = tl.where(is_text, n_text, n_copies)
@@ -356,14 +381,18 @@ def launch(
     over_keys = name == "backward_key"
     size = tuning["BLOCK_N" if over_keys else "BLOCK_M"]
     copy_blocks, text_blocks = (-(-length // size) for length in longest)
-    all_blocks = copy_blocks + text_blocks
-    grid = all_blocks * (key_heads if over_keys else heads) * (len(text_starts) - 1)
+    all_blocks, queries = copy_blocks + text_blocks, len(text_starts) - 1
+    programs, found = all_blocks * queries, 0
+    fewest = len(tensors[0]) // size + 2 * queries  # see `place`
+    if SPARSE * fewest <= programs:
+        programs, found = fewest, triton.next_power_of_2(queries)
+    grid = programs * (key_heads if over_keys else heads)
     if not grid or not tensors[0].numel():
         return
     strides = [stride for tensor in strided for stride in tensor.stride()[:2]]
     kernel[(grid,)](
-        *tensors, copy_starts, text_starts, copies, len(tensors[0]), text_blocks, all_blocks, *strides, *scales,
-        H=heads, G=heads // key_heads, D=dim, **tuning,
+        *tensors, copy_starts, text_starts, copies, len(tensors[0]), queries, text_blocks, all_blocks, *strides,
+        *scales, H=heads, G=heads // key_heads, D=dim, FOUND=found, **tuning,
     )  # fmt: skip
 
 
