@@ -338,14 +338,22 @@ class CudaSteps:
     def refresh(self) -> None:
         """Update the copies of weights that have changed; forget all steps if the weights are elsewhere now."""
         weights = parameters_of(self.model)
-        addresses = tuple((weight.data_ptr(), weight.dtype) for weight in weights)
-        versions = tuple(map(version, weights))
+        addresses = [weight.data_ptr() for weight in weights], [weight.dtype for weight in weights]
+        versions = versions_of(weights)
         if addresses != self.addresses:
             self.steps, self.adapter_layers = {}, adapter_layers(self.model)
         elif versions != self.versions:
             for step in filter(None, self.steps.values()):
                 step.refresh()
         self.addresses, self.versions = addresses, versions
+
+
+def versions_of(weights: Sequence[Tensor]) -> list[int]:
+    """Return the `version` of each weight; a server asks for it before every pass."""
+    try:
+        return [weight._version for weight in weights]
+    except RuntimeError:  # some were made in inference mode
+        return list(map(version, weights))
 
 
 def low_rank(linear: Any) -> list[LowRank]:
