@@ -18,8 +18,11 @@ PAIRS = [((3,), (2,)), ((2, 0, 5), (1, 4, 3)), ((0, 0), (3, 1)), ((4, 1, 2), (0,
 
 
 def by_definition(q, k, v, q_starts, k_starts, longest_q, longest_k, *, scale=None, window_size=(-1, -1)):
-    """torch's variable-length attention, (N, heads, D) in and out: segment by segment, causal to the bottom right."""
-    out = torch.empty_like(q)
+    """torch's variable-length attention, (N, heads, D) in and out: segment by segment, causal to the bottom right.
+
+    Slots of no segment get NaN: torch leaves them as they are in memory.
+    """
+    out = torch.full_like(q, float("nan"))
     for i in range(len(q_starts) - 1):
         mine, seen = slice(*q_starts[i : i + 2].tolist()), slice(*k_starts[i : i + 2].tolist())
         rows, columns = mine.stop - mine.start, seen.stop - seen.start
@@ -28,7 +31,8 @@ def by_definition(q, k, v, q_starts, k_starts, longest_q, longest_k, *, scale=No
         if window_size == (-1, 0):
             mask = mask.tril(columns - rows)
         x, y, z = (t.transpose(0, 1)[None] for t in (q[mine], k[seen], v[seen]))
-        out[mine] = F.scaled_dot_product_attention(x, y, z, attn_mask=mask, scale=scale)[0].transpose(0, 1)
+        attended = F.scaled_dot_product_attention(x, y, z, attn_mask=mask, scale=scale, enable_gqa=True)
+        out[mine] = attended[0].transpose(0, 1)
     return out
 
 

@@ -151,22 +151,30 @@ class Segments:
     @classmethod
     def of(cls, copies: Sequence[int], texts: Sequence[int], device: torch.device) -> Segments:
         """Return the segments of a batch, from the numbers of copies and text slots of its queries."""
-        lengths = np.array([copies, texts])
-
-        def starts(lengths: np.ndarray) -> Tensor:
-            return upload(np.concatenate(([0], lengths.cumsum())).astype(np.int32), device)
-
-        begins = lengths.cumsum(1) - lengths  # where a query's copies begin among all copies, and its text in all texts
-        query = lengths.sum(0).cumsum(0) - lengths.sum(0)  # where a query begins in `keys`
-        moves = np.concatenate([query - begins[0], query + lengths[0] - begins[1] - lengths[0].sum()])
-        homes = np.arange(lengths.sum()) + moves.repeat(lengths.ravel())
-        keys = np.empty_like(homes)
-        keys[homes] = np.arange(len(homes))
-        longest = int(lengths[0].max()), int(lengths[1].max()), int(lengths.sum(0).max())
+        starts, keys, homes = segment_numbers(copies, texts)
+        copy_starts, text_starts, key_starts = (upload(row.astype(np.int32), device) for row in starts)
+        longest = int(max(copies)), int(max(texts)), int(np.diff(starts[2]).max())
         return cls(
-            int(lengths[0].sum()), longest, starts(lengths[0]), starts(lengths[1]), starts(lengths.sum(0)),
+            int(starts[0, -1]), longest, copy_starts, text_starts, key_starts,
             upload(keys, device), upload(homes, device),
         )  # fmt: skip
+
+
+def segment_numbers(copies: Sequence[int], texts: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what `Segments` needs to know of B queries with these numbers of copies and text slots.
+
+    Returns:
+        (3, B + 1) where queries begin among the copies, among the text slots and in `Segments.keys`; then `keys` and
+        `homes`, (N,) each.
+    """
+    lengths = np.array([copies, texts, np.add(copies, texts)])
+    starts = np.pad(lengths.cumsum(1), ((0, 0), (1, 0)))
+    copy_starts, text_starts, key_starts = starts[:, :-1]
+    moves = np.concatenate([key_starts - copy_starts, key_starts + lengths[0] - text_starts - starts[0, -1]])
+    homes = np.arange(starts[2, -1]) + moves.repeat(lengths[:2].ravel())
+    keys = np.empty_like(homes)
+    keys[homes] = np.arange(len(homes))
+    return starts, keys, homes
 
 
 class Packed:

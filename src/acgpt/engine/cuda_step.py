@@ -16,7 +16,7 @@ It reads the network's own weights, except for these copies, which are small (se
 other network, the modules are run.
 
 `CudaStep.packed` runs a packed batch of short texts in the same way: their prefill, or their scores. Launching the
-modules of a network with adapters takes several times as long.
+modules of a network with adapters takes several times as long. A server replays such passes, see `packed_graphs`.
 """
 
 from __future__ import annotations
@@ -195,15 +195,12 @@ class PackedRow:
     """Keys and values of a packed pass: the cache of one row, of which a pass writes and reads all slots.
 
     Args:
-        like: Any tensor of the network, for device and dtype.
-        size: Number of layers, slots, key heads and channels of a head.
-        kept: Whether those of all layers are needed after the pass.
+        memory: What `CudaStep.memory` returns: that of all layers, or of one, which all layers use in turn.
+        layers: Number of layers.
     """
 
-    def __init__(self, like: Tensor, size: tuple[int, int, int, int], kept: bool) -> None:
-        layers, slots, heads, width = size
-        memory = like.new_empty(layers if kept else 1, 2, 1, slots, heads, width)
-        self.slots = torch.arange(slots, device=like.device)[None]
+    def __init__(self, memory: Tensor, layers: int) -> None:
+        self.slots = torch.arange(memory.shape[3], device=memory.device)[None]
         self.buffers = [(keys, values) for keys, values in memory.expand(layers, -1, -1, -1, -1, -1)]
 
     def visible(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -211,10 +208,10 @@ class PackedRow:
         keys, values = self.buffers[layer]
         return keys[:rows].transpose(1, 2), values[:rows].transpose(1, 2)
 
-    @property
-    def states(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of each layer, as in `decode.Recorder`."""
-        return [self.visible(layer, 1) for layer in range(len(self.buffers))]
+
+def states_of(memory: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the keys and values of each layer in what `CudaStep.memory` returned, as in `decode.Recorder`."""
+    return [(keys.transpose(1, 2), values.transpose(1, 2)) for keys, values in memory]
 
 
 class CudaStep:
@@ -241,6 +238,8 @@ class CudaStep:
         self.heads = heads, getattr(config, "num_key_value_heads", None) or heads
         self.calls = 0  # passes, including one for each captured graph but not its replays
         self.packs = False  # whether `packed` agrees with the network
+        self.weights: int = model.num_parameters()
+        self.tolerance = tolerance_of(model)
 
     def refresh(self) -> None:
         """Copy the weights again, into the same memory."""
@@ -275,9 +274,14 @@ class CudaStep:
         Returns:
             (n, V) logits, or (n, width) hidden states; and the keys and values of each layer, as in `decode.Recorder`.
         """
-        cache = PackedRow(self.embedding, (len(self.layers), ids.shape[1], self.heads[1], self.width), kept)
+        memory = self.memory(ids.shape[1], len(self.layers) if kept else 1)
+        cache = PackedRow(memory, len(self.layers))
         _, normal = self.norm(*(x[keep] for x in self.residuals(ids, positions, backend, cache)))
-        return normal if hidden else self.head(normal), cache.states if kept else []
+        return normal if hidden else self.head(normal), states_of(memory) if kept else []
+
+    def memory(self, slots: int, layers: int) -> Tensor:
+        """Return new memory for keys and values: (layers, 2, 1, slots, key heads, channels of a head)."""
+        return self.embedding.new_empty(layers, 2, 1, slots, self.heads[1], self.width)
 
     def residuals(
         self, ids: Tensor, positions: Tensor, backend: Backend, cache: Rows | PackedRow
@@ -334,14 +338,22 @@ class CudaSteps:
     def refresh(self) -> None:
         """Update the copies of weights that have changed; forget all steps if the weights are elsewhere now."""
         weights = parameters_of(self.model)
-        addresses = tuple((weight.data_ptr(), weight.dtype) for weight in weights)
-        versions = tuple(map(version, weights))
+        addresses = [weight.data_ptr() for weight in weights], [weight.dtype for weight in weights]
+        versions = versions_of(weights)
         if addresses != self.addresses:
             self.steps, self.adapter_layers = {}, adapter_layers(self.model)
         elif versions != self.versions:
             for step in filter(None, self.steps.values()):
                 step.refresh()
         self.addresses, self.versions = addresses, versions
+
+
+def versions_of(weights: Sequence[Tensor]) -> list[int]:
+    """Return the `version` of each weight; a server asks for it before every pass."""
+    try:
+        return [weight._version for weight in weights]
+    except RuntimeError:  # some were made in inference mode
+        return list(map(version, weights))
 
 
 def low_rank(linear: Any) -> list[LowRank]:

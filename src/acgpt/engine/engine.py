@@ -44,6 +44,7 @@ from acgpt.engine.layout import Layout, Sequences, batches, build, download, lay
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import Meter, ignore
+from acgpt.engine.packed_graphs import PackedGraphs
 from acgpt.engine.prefixes import Extension, Prefixes, part_of
 from acgpt.engine.score import TopScore, check_numbers, forbid, target_log_probs, top_scores
 from acgpt.engine.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
@@ -134,6 +135,7 @@ class Engine:
         self.decoders: list[Decoder] = []  # kept between calls; at most one
         self.prefixes: Prefixes | None = None  # set by a server, whose queries share their beginnings
         self.serving = False  # set by a server, which scores few texts at a time: `CudaStep` may score them
+        self.packed_graphs = PackedGraphs()  # of a server, whose packed passes have shapes that come back
 
     def with_mask(self, mask: int | None) -> Engine:
         """Return an engine with another MASK that shares the decoder and the meter."""
@@ -257,12 +259,12 @@ class Engine:
             lengths: Return those of the questions for lengths, (G, width), instead of those of predictions.
         """
         layout = layout.to(self.model.device)
-        attention, targets = BACKENDS[backend or self.backend](layout), layout.target_position_ids
-        rows = layout.length_rows if lengths else layout.rows
+        rows, targets = layout.length_rows if lengths else layout.rows, layout.target_position_ids
         assert rows is not None
         step = self.packed_step(layout) if self.serving or lengths else None
         if step is not None:
-            return step.packed(*layout.inputs(), attention, rows, hidden=hidden, kept=False)[0]
+            return self.packed_pass(step, layout, rows, backend, hidden=hidden, kept=False)[0]
+        attention = BACKENDS[backend or self.backend](layout)
         return run(self.model, *layout.inputs(), attention, rows, target_positions=targets, hidden=hidden)[0]
 
     def length_log_probs(self, questions: Sequence[LengthQuestion], head: LengthHead) -> np.ndarray:
@@ -469,11 +471,12 @@ class Engine:
 
     def prefill_pass(self, layout: Layout) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Return the logits of a layout's predictions, and the keys and values of each layer."""
-        backend, target_positions, recorder = BACKENDS[self.backend](layout), layout.target_position_ids, Recorder()
+        target_positions, recorder = layout.target_position_ids, Recorder()
         step = self.packed_step(layout)
         with self.meter.passes():
             if step is not None:
-                return step.packed(*layout.inputs(), backend, layout.rows)
+                return self.packed_pass(step, layout, layout.rows)
+            backend = BACKENDS[self.backend](layout)
             logits = run(self.model, *layout.inputs(), backend, layout.rows, recorder, target_positions)[0]
         return logits, recorder.states
 
@@ -483,6 +486,26 @@ class Engine:
             return None
         step = self.cuda_steps.current()
         return step if step is not None and step.packs else None
+
+    def packed_pass(
+        self,
+        step: CudaStep,
+        layout: Layout,
+        rows: Tensor,
+        backend: str | None = None,
+        *,
+        hidden: bool = False,
+        kept: bool = True,
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Run a short packed batch with what `packed_step` returned; other arguments are those of `CudaStep.packed`.
+
+        A server replays captured passes. A library user's call may have a shape that never comes back.
+        """
+        name = backend or self.backend
+        with self.on_device(), turn(self.model):
+            if self.serving and name == "varlen":
+                return self.packed_graphs.packed(step, layout, rows, hidden=hidden, kept=kept)
+            return step.packed(*layout.inputs(), BACKENDS[name](layout), rows, hidden=hidden, kept=kept)
 
     def first_only(self, query: Query, call: Call) -> Layout:
         """Return the layout of the prefill of one query."""
