@@ -158,7 +158,8 @@ class AcTrainer(Trainer):
         counts = {name: sum(getattr(batch, name) for batch in batches) for name in ("slots", "pairs", "asked")}
         self.watch.flops += self.work.total(**counts)
         self.watch.steps += 1
-        weight = torch.tensor(sum(batch.weight for batch in batches), device=device, dtype=torch.float32)
+        # Not torch.tensor, which waits for the device.
+        weight = torch.full((), sum(batch.weight for batch in batches), device=device, dtype=torch.float32)
         weight = self.accelerator.reduce(weight, "sum") if self.args.world_size > 1 else weight
         return inputs, weight.clamp(min=1)  # a step may predict nothing
 
