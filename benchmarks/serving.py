@@ -174,8 +174,9 @@ def over_http(url: str) -> Ask:
     return ask
 
 
-def in_process(device: str) -> Ask:
-    """Return a function that submits requests to a scheduler in this process."""
+@contextmanager
+def in_process(device: str) -> Iterator[Ask]:
+    """Yield a function that submits requests to a scheduler in this process."""
     from common import load_adapted
 
     from acgpt.serving.scheduler import Scheduler
@@ -200,7 +201,10 @@ def in_process(device: str) -> Ask:
             raise
         return first[0] if first else None
 
-    return ask
+    try:
+        yield ask
+    finally:
+        scheduler.close(drain=False)
 
 
 @contextmanager
@@ -268,7 +272,8 @@ def main() -> None:
     if 1 not in args.clients:
         parser.error("--clients must have 1: throughput is compared with that of one client.")
     if args.in_process:
-        rows = asyncio.run(measure(in_process(args.device), args))
+        with in_process(args.device) as ask:
+            rows = asyncio.run(measure(ask, args))
     elif args.url:
         rows = asyncio.run(measure(over_http(args.url), args))
     else:
