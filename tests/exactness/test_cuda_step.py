@@ -7,13 +7,11 @@ program. It prints the results that the tests below judge.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from interpreter import run_interpreted
 from models import random_query, tiny_model
 
 from acgpt.engine import cuda_step
@@ -235,17 +233,7 @@ def interpret_all():
 @pytest.fixture(scope="module")
 def interpreted():
     """Results by case, from a process with Triton's interpreter."""
-    pytest.importorskip("triton", reason="builds of torch for CPUs come without Triton")
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip("the interpreter of this version of Triton does not work with this version of numpy")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_interpreted(__file__)
 
 
 @pytest.mark.slow

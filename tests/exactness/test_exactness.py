@@ -45,7 +45,7 @@ from acgpt.engine.attention import Cached, Dense, Fused, Varlen, attend, check_m
 from acgpt.engine.decode import Sampling
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import build
-from acgpt.engine.score import token_log_probs
+from acgpt.engine.score import target_log_probs
 from acgpt.errors import ModelError
 from acgpt.query.query import Query
 
@@ -200,16 +200,16 @@ def test_float32_and_bfloat16_agree_with_float64_as_far_as_they_can():
         torch.testing.assert_close(found, want, rtol=0, atol=tolerance)
 
 
-def test_token_log_probs_are_taken_in_chunks_without_a_seam():
+def test_target_log_probs_are_taken_in_chunks_without_a_seam():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2050, 7, generator=generator, dtype=torch.float64)
     targets = torch.randint(7, (2050,), generator=generator)
     want = logits.log_softmax(-1)[torch.arange(2050), targets]
-    torch.testing.assert_close(token_log_probs(logits, targets), want, **EXACT)
-    half = token_log_probs(logits.bfloat16(), targets)  # in float32 from here on
-    assert half.dtype == torch.float64
+    torch.testing.assert_close(target_log_probs(logits, targets), want, **EXACT)
+    half = target_log_probs(logits.bfloat16(), targets)  # in float32 from here on
+    assert half.dtype == torch.float32
     want = logits.bfloat16().double().log_softmax(-1)[torch.arange(2050), targets]
-    torch.testing.assert_close(half, want, rtol=0, atol=1e-5)
+    torch.testing.assert_close(half.double(), want, rtol=0, atol=1e-5)
 
 
 # ---- nothing leaks -------------------------------------------------------------------------------------------------
@@ -537,7 +537,7 @@ def test_logits_of_an_architecture_that_ignores_logits_to_keep_are_picked(monkey
     monkeypatch.undo()
     assert logits.shape[1] == 3 and last.shape[1] == 2
     torch.testing.assert_close(
-        token_log_probs(logits[0], layout.targets), expected_log_probs(reference, PAPER), **EXACT
+        target_log_probs(logits[0], layout.targets), expected_log_probs(reference, PAPER), **EXACT
     )
 
 

@@ -16,7 +16,7 @@ from acgpt.engine.engine import Engine
 from acgpt.engine.head import fast_head
 from acgpt.engine.kernels.log_probs import linear_log_probs
 from acgpt.engine.layout import build
-from acgpt.engine.score import token_log_probs
+from acgpt.engine.score import target_log_probs
 from acgpt.errors import ModelError
 from acgpt.methods import METHODS, masked
 from acgpt.query.query import Query
@@ -90,7 +90,7 @@ def test_replayed_steps_draw_what_a_single_pass_scores(architecture):
                     for position, token in zip(query.asked_positions, tokens.tolist(), strict=True):
                         finished[position - 1] = token
                     logits, layout = logits_of(model, [Query(finished, query.given, query.asked)], "dense", future)
-                    want = token_log_probs(logits, layout.targets)
+                    want = target_log_probs(logits, layout.targets).cpu().double()
                     assert torch.allclose(torch.from_numpy(log_probs), want, atol=1e-9, rtol=0)
 
 
@@ -141,7 +141,12 @@ def test_decoding_in_half_precision_agrees_with_a_single_pass(architecture, widt
                 for position, token in zip(query.asked_positions, tokens.tolist(), strict=True):
                     finished[position - 1] = token
                 logits, layout = logits_of(model, [Query(finished, query.given, query.asked)], "dense", future)
-                error = (torch.from_numpy(log_probs) - token_log_probs(logits, layout.targets)).abs().max().item()
+                error = (
+                    (torch.from_numpy(log_probs) - target_log_probs(logits, layout.targets).cpu().double())
+                    .abs()
+                    .max()
+                    .item()
+                )
                 assert error < 0.05, error
 
 
@@ -170,7 +175,7 @@ def test_rows_that_join_and_leave_between_captured_steps_agree_with_a_single_pas
         for position, token, _ in row.drawn:
             tokens[position - 1] = token
         logits, layout = logits_of(model, [Query(tokens, row.query.given, row.query.asked)], "dense")
-        want = token_log_probs(logits, layout.targets)
+        want = target_log_probs(logits, layout.targets).cpu().double()
         got = torch.tensor([log_prob for _, _, log_prob in row.drawn], dtype=torch.float64)
         assert (got - want).abs().max() < (1e-9 if backend == "dense" else 0.05)
 
@@ -198,10 +203,10 @@ def test_long_ragged_batches_agree_in_bf16():
     check_model(model)
     queries = [random_query(seed, length, share=0.5) for seed, length in enumerate((1000, 900, 40, 700, 1))]
     together, layout = logits_of(model, queries, "varlen")
-    together = token_log_probs(together, layout.targets).split(layout.asked)
+    together = target_log_probs(together, layout.targets).cpu().double().split(layout.asked)
     for query, got in zip(queries, together, strict=True):
         logits, alone = logits_of(model, [query], "varlen")
-        assert torch.allclose(got, token_log_probs(logits, alone.targets), atol=0.05)
+        assert torch.allclose(got, target_log_probs(logits, alone.targets).cpu().double(), atol=0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -329,7 +334,9 @@ def test_a_captured_step_is_not_replayed_for_another_network():
         for position, token in zip(query.asked_positions, tokens.tolist(), strict=True):
             filled[position - 1] = token
         logits, layout = logits_of(model, [Query(filled, query.given, query.asked)], "dense")
-        return (torch.from_numpy(log_probs) - token_log_probs(logits, layout.targets)).abs().max().item()
+        return (
+            (torch.from_numpy(log_probs) - target_log_probs(logits, layout.targets).cpu().double()).abs().max().item()
+        )
 
     assert error() < 1e-9
     with network.disable_adapter():

@@ -9,13 +9,11 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
 from contextlib import contextmanager
 
 import pytest
 import torch
+from interpreter import run_interpreted
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from acgpt.engine.layout import visible
@@ -328,13 +326,7 @@ def interpret_all():
 @pytest.fixture(scope="module")
 def interpreted():
     """Errors by case, from a process with Triton's interpreter."""
-    done = subprocess.run(
-        [sys.executable, __file__], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip("the interpreter of this version of Triton does not work with this version of numpy")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_interpreted(__file__)
 
 
 @pytest.mark.slow

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from interpreter import run_interpreted
 from models import random_query
 from test_cuda_step import network, with_lora
 from test_varlen import PAIRS, by_definition
@@ -142,17 +140,7 @@ def interpret_refusal():
 @pytest.fixture(scope="module")
 def interpreted():
     """Results by case, from a process with Triton's interpreter."""
-    pytest.importorskip("triton", reason="builds of torch for CPUs come without Triton")
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip("the interpreter of this version of Triton does not work with this version of numpy")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_interpreted(__file__)
 
 
 @pytest.mark.slow

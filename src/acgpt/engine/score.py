@@ -42,11 +42,6 @@ def check_numbers(log_probs: np.ndarray) -> None:
         raise ModelError("the model's logits are not numbers (NaN): its weights are broken, or its dtype overflows.")
 
 
-def token_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return (A,) log-probabilities of the targets under (A, V) logits: float64 on the CPU, from at least fp32."""
-    return target_log_probs(logits, targets).cpu().double()
-
-
 def target_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
     """Return (A,) log-probabilities of the targets under (A, V) logits, on their device, without waiting for it."""
     chunks = []
