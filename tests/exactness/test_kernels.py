@@ -323,6 +323,19 @@ def interpret_all():
     return results
 
 
+@pytest.mark.parametrize("size", [16, 32])
+def test_programs_search_for_their_queries_if_most_would_have_no_work(size):
+    from acgpt.engine.kernels.attention import programs_of
+
+    def programs(queries):
+        copies, texts = (max(numbers) for numbers in zip(*queries, strict=True))
+        return programs_of(sum(map(sum, queries)), len(queries), -(-copies // size) + -(-texts // size), size)
+
+    slots = sum(map(sum, SPARSE))
+    assert programs(SPARSE) == (slots // size + 2 * len(SPARSE), 32)
+    assert programs(RAGGED)[1] == 0
+
+
 @pytest.fixture(scope="module")
 def interpreted():
     """Errors by case, from a process with Triton's interpreter."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from acgpt.engine.cuda_step import CudaStep
 from acgpt.engine.decode import Recorder, Sampling
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import build
-from acgpt.engine.packed_graphs import Bucket, PackedGraphs, PackedRow, capacity, difference
+from acgpt.engine.packed_graphs import Bucket, Buffers, PackedGraphs, PackedRow, capacity, difference
 from acgpt.query.query import Query
 
 BATCHES = [
@@ -137,6 +138,28 @@ def interpret_refusal():
     return errors, graphs.usable, graphs.buffers is None
 
 
+def interpret_failure(failure):
+    """Return how far results are off if a pass cannot be captured, how often that is tried, and what is concluded."""
+    attention.flash = by_definition
+    model, graphs, tries = network("llama"), PackedGraphs(), []
+    check_model(model)
+    step, layout = CudaStep(model, True), some_batches(5, 2)[0]
+
+    def run_out(self, step, bucket):
+        tries.append(bucket)
+        raise failure
+
+    run, Buffers.run = Buffers.run, run_out
+    with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        errors = [
+            difference(graphs.packed(step, layout, layout.rows), answers(model, layout, layout.rows, False))
+            for _ in range(4)
+        ]
+    Buffers.run = run
+    return errors, len(tries), graphs.usable, [str(warning.message) for warning in told]
+
+
 @pytest.fixture(scope="module")
 def interpreted():
     """Results by case, from a process with Triton's interpreter."""
@@ -148,13 +171,26 @@ def test_padded_passes_compute_what_the_network_computes(interpreted):
     errors, captured, calls = interpreted["network"]
     assert len(errors) == 9 and max(errors) < 1e-5, errors
     assert captured == [8, 0]  # with copies, and without
-    assert calls == 9 + 2  # the second use of a bucket is run twice
+    assert calls == 9 + 4  # the second use of a bucket is run three times
 
 
 @pytest.mark.slow
 def test_a_graph_that_does_not_agree_is_not_used(interpreted):
     errors, usable, freed = interpreted["refusal"]
     assert max(errors) < 1e-5 and not usable and freed
+
+
+@pytest.mark.slow
+def test_a_pass_for_which_there_is_no_memory_is_run_as_it_is(interpreted):
+    errors, tries, usable, told = interpreted["no memory"]
+    assert max(errors) < 1e-5 and tries == 1 and usable and not told
+
+
+@pytest.mark.slow
+def test_if_a_pass_cannot_be_captured_none_is(interpreted):
+    errors, tries, usable, told = interpreted["no capture"]
+    assert max(errors) < 1e-5 and tries == 1 and not usable
+    assert [message.startswith("passes cannot be captured here") for message in told] == [True]
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------------
@@ -306,4 +342,10 @@ class TestOnCuda:
 
 if __name__ == "__main__":
     packed_graphs.LEAST_SLOTS = 8  # the interpreter runs every slot by itself
-    print(json.dumps({"network": interpret_network(), "refusal": interpret_refusal()}))
+    results = {
+        "network": interpret_network(),
+        "no memory": interpret_failure(torch.OutOfMemoryError("no memory")),
+        "no capture": interpret_failure(RuntimeError("no capture")),
+        "refusal": interpret_refusal(),
+    }
+    print(json.dumps(results))

@@ -32,6 +32,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from acgpt.engine.attention import Backend, Cached, Ragged, as_int64, head_width, run, take
+from acgpt.engine.device import capture
 from acgpt.engine.kernels import draw as draw_kernel
 from acgpt.engine.kernels import step as step_kernels
 from acgpt.engine.layout import body_tokens, download, upload
@@ -551,10 +552,7 @@ class Decoder:
             if len(self.graphs) == MOST_GRAPHS:
                 self.graphs.clear()
             pool = next(iter(self.graphs.values()))[0].pool() if self.graphs else None
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                outputs = self.step(*shape)
-            self.graphs[key] = graph, outputs
+            self.graphs[key] = capture(lambda: self.step(*shape), self.clock.device, pool)
         for _ in range(times):
             graph, result = self.graphs[key]
             graph.replay()

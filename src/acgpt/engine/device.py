@@ -1,10 +1,16 @@
-"""Devices and dtypes by name; the meaning of "auto"."""
+"""Devices and dtypes by name; the meaning of "auto". Capturing the work of a GPU."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 
 from acgpt.errors import InputError
+
+Result = TypeVar("Result")
 
 
 def choose_device(device: str) -> torch.device:
@@ -32,3 +38,32 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device, quantised: bool
     if dtype not in named:
         raise InputError(f"dtype {dtype!r} is not one of auto, {', '.join(named)}.")
     return named[dtype]
+
+
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which the work of a GPU is captured; torch's own belongs to the GPU of the first capture."""
+    return torch.cuda.Stream(device)
+
+
+def capture(work: Callable[[], Result], device: torch.device, pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """Capture the kernels that a function launches on a GPU, which must be the current one.
+
+    Other threads may use CUDA meanwhile. If it fails, the current stream is what it was before.
+
+    Args:
+        work: The function.
+        device: The GPU.
+        pool: Memory of an earlier graph that is never replayed at the same time; `None` for memory of its own.
+
+    Returns:
+        The graph, and what the function returned: tensors that a replay writes.
+    """
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=capture_stream(device), capture_error_mode="thread_local"):
+            result = work()
+    except BaseException:
+        torch.cuda.set_stream(stream)  # torch leaves its own behind if the capture cannot be ended
+        raise
+    return graph, result

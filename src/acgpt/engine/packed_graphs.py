@@ -9,7 +9,7 @@ shapes and addresses, so a batch is padded to a *bucket*, a shape that many batc
                     capacity                                    least
     copies, texts   next power of two; 0 without any            64
     queries         next power of two                           8
-    longest         next power of four: an upper bound of the   128
+    longest         next of 128 · 4ⁿ: an upper bound of the     128
                     copies of a query, and of its text
 
 Attention is the only part of a pass in which slots see each other, and no query has a padding slot. So padding, which
@@ -40,6 +40,7 @@ from torch import Tensor
 from acgpt.engine.attention import Segments, Varlen, segment_numbers
 from acgpt.engine.cuda_step import CudaStep, PackedRow, states_of
 from acgpt.engine.decode import write
+from acgpt.engine.device import capture
 from acgpt.engine.layout import Layout
 from acgpt.engine.prefixes import PASS_WORK
 
@@ -138,7 +139,7 @@ def kind_of(step: CudaStep) -> tuple[object, ...]:
     """Return what passes that share buffers have in common; another stream would overwrite what is still read."""
     weight = step.embedding
     stream = torch.cuda.current_stream(weight.device) if weight.is_cuda else None
-    return len(step.layers), step.heads, step.width, weight.shape[1], weight.dtype, weight.device, stream
+    return len(step.layers), step.heads, step.width, weight.shape, weight.dtype, weight.device, stream
 
 
 class Buffers:
@@ -192,10 +193,12 @@ class Captured:
 
     Args:
         seen: Those that were used once.
+        refused: Those for which there was no memory.
         graphs: The captured ones. `None` on a CPU, where the pass itself is run: in tests.
     """
 
     seen: set[Bucket] = field(default_factory=set)
+    refused: set[Bucket] = field(default_factory=set)
     graphs: dict[Bucket, torch.cuda.CUDAGraph | None] = field(default_factory=dict)
 
 
@@ -206,6 +209,10 @@ class PackedGraphs:
         self.buffers: Buffers | None = None  # made with the first graph
         self.captured: WeakKeyDictionary[CudaStep, Captured] = WeakKeyDictionary()
         self.usable = True  # false once a graph could not be captured, or did not agree
+
+    def __reduce__(self) -> tuple[type[PackedGraphs], tuple[()]]:
+        """Copy and pickle an object without graphs: they belong to one network on one GPU."""
+        return PackedGraphs, ()
 
     def packed(
         self, step: CudaStep, layout: Layout, keep: Tensor, *, hidden: bool = False, kept: bool = True
@@ -234,31 +241,18 @@ class PackedGraphs:
         results = step.packed(*layout.inputs(), Varlen(layout), keep, hidden=hidden, kept=kept)
         if bucket not in own.seen:
             own.seen.add(bucket)
-        elif self.usable and bucket not in own.graphs and len(keep):
-            self.capture(step, bucket, layout, keep, results, hidden=hidden, kept=kept)
+        elif self.usable and bucket not in own.graphs and bucket not in own.refused and len(keep):
+            self.capture(step, bucket, layout, keep)
         return results
 
-    def capture(
-        self,
-        step: CudaStep,
-        bucket: Bucket,
-        layout: Layout,
-        keep: Tensor,
-        expected: tuple[Tensor, States],
-        *,
-        hidden: bool,
-        kept: bool,
-    ) -> None:
+    def capture(self, step: CudaStep, bucket: Bucket, layout: Layout, keep: Tensor) -> None:
         """Capture the pass of a bucket if there is room.
 
         Args:
             step: The step.
             bucket: The bucket.
             layout: A batch to try it on.
-            keep: As for `packed`.
-            expected: What `CudaStep.packed` returns for this batch.
-            hidden: As for `packed`.
-            kept: As for `packed`.
+            keep: (n,) slots whose hidden states are compared.
         """
         graphs = [graph for own in self.captured.values() for graph in own.graphs.values()]
         if len(graphs) >= MOST_GRAPHS or not bucket.fits(most_slots(step)):
@@ -270,20 +264,21 @@ class PackedGraphs:
             buffers = self.buffers
             if buffers.kind != kind_of(step):
                 return
+            expected = step.packed(*layout.inputs(), Varlen(layout), keep, hidden=True)
             buffers.fill(layout, bucket)
             buffers.run(step, bucket)  # compiles what is to be captured
             graph = None
             if step.embedding.is_cuda:
                 pool = next((other.pool() for other in graphs if other is not None), None)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool):
-                    buffers.run(step, bucket)
+                graph, _ = capture(lambda: buffers.run(step, bucket), step.embedding.device, pool)
                 buffers.memory.zero_()  # so that only a replay can agree
                 buffers.hidden.zero_()
                 graph.replay()
-            results = buffers.results(step, bucket, layout, keep, hidden=hidden, kept=kept)
-            error = difference(results, expected)
-        except Exception as failure:  # no memory, or a kernel that cannot be captured
+            error = difference(buffers.results(step, bucket, layout, keep, hidden=True, kept=True), expected)
+        except torch.OutOfMemoryError:
+            self.captured[step].refused.add(bucket)
+            return
+        except Exception as failure:  # a kernel that cannot be captured, for example
             self.give_up(str(failure))
             return
         if not error <= step.tolerance:

@@ -50,7 +50,8 @@ except ImportError:  # builds of torch for CPUs have no Triton
     HAS_TRITON = False
 
 HEAD_DIMS = (32, 64, 128)
-SPARSE = 2  # ratio of all programs to those that may have work from which on a program finds its query, see `place`
+SPARSE = 2  # programs search for their queries if there are so many times fewer of them, see `place`
+MOST_SEARCHED = 2**12  # queries among which programs search
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # float32 for tests: exact, and slow
 
 # Block sizes of each kernel by head dimension: BLOCK_M rows by BLOCK_N keys. Those for 64 are the best of a sweep on an
@@ -93,17 +94,19 @@ VARYING = ("copies", "slots", "queries", "text_blocks", "all_blocks")
 
 
 @jit()
-def place(copy_starts, text_starts, queries, all_blocks, HEADS: tl.constexpr, SIZE: tl.constexpr, FOUND: tl.constexpr):
-    """Return this program's block, head and query.
+def place(
+    copy_starts, text_starts, queries, all_blocks,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, MOST_QUERIES: tl.constexpr,
+):  # fmt: skip
+    """Return this program's block, head and query. Programs of one query run together and share its keys.
 
-    Programs of one query and head run together and share its keys. Usually every query has as many programs as the
-    longest, and those without work end at once. If most would (see `launch`), a program finds its query, among FOUND at
-    most: query i begins at program (slots of the queries before it) // SIZE + 2 · i of each head, which leaves room for
-    its blocks, since its copies and its text are each rounded up once.
+    If MOST_QUERIES is 0, every query has as many programs as the longest. Otherwise there are at most so many queries,
+    and a program searches for its own: query i begins at program (slots of the queries before it) // SIZE + 2 · i of
+    each head. This leaves room for its blocks, since its copies and its text are each rounded up once.
     """
     program = tl.program_id(0)
-    if FOUND:
-        numbers = tl.arange(0, FOUND)
+    if MOST_QUERIES:
+        numbers = tl.arange(0, MOST_QUERIES)
         exist = numbers < queries
         before = tl.load(copy_starts + numbers, mask=exist, other=0)
         before += tl.load(text_starts + numbers, mask=exist, other=0)
@@ -159,12 +162,12 @@ def forward_kernel(
     q, k, v, out, lse, copy_starts, text_starts, copies, slots, queries, text_blocks, all_blocks,
     q_slot, q_head, k_slot, k_head, v_slot, v_head, scale2,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    FOUND: tl.constexpr,
+    MOST_QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Compute out and the logarithm (base 2) of the softmax's denominator for one block of rows of a query and head."""
-    block, head, query = place(copy_starts, text_starts, queries, all_blocks, H, BLOCK_M, FOUND)
+    block, head, query = place(copy_starts, text_starts, queries, all_blocks, H, BLOCK_M, MOST_QUERIES)
     copy_start, text_start, n_copies, n_text = segments_of(copy_starts, text_starts, copies, query)
-    if FOUND:
+    if MOST_QUERIES:
         text_blocks = tl.cdiv(n_text, BLOCK_M)
     is_text = block < text_blocks  # the end of the text takes longest, so it comes first
     first = tl.where(is_text, text_blocks - 1 - block, block - text_blocks) * BLOCK_M
@@ -223,12 +226,12 @@ def backward_query_kernel(
     q, k, v, out, dout, lse, delta, dq, copy_starts, text_starts, copies, slots, queries, text_blocks, all_blocks,
     q_slot, q_head, k_slot, k_head, v_slot, v_head, dout_slot, dout_head, scale, scale2,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    FOUND: tl.constexpr,
+    MOST_QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Compute dq, and delta for the gradient of keys and values, for one block of rows of a query and head."""
-    block, head, query = place(copy_starts, text_starts, queries, all_blocks, H, BLOCK_M, FOUND)
+    block, head, query = place(copy_starts, text_starts, queries, all_blocks, H, BLOCK_M, MOST_QUERIES)
     copy_start, text_start, n_copies, n_text = segments_of(copy_starts, text_starts, copies, query)
-    if FOUND:
+    if MOST_QUERIES:
         text_blocks = tl.cdiv(n_text, BLOCK_M)
     is_text = block < text_blocks
     first = tl.where(is_text, text_blocks - 1 - block, block - text_blocks) * BLOCK_M
@@ -299,13 +302,13 @@ def backward_key_kernel(
     q, k, v, dout, lse, delta, dk, dv, copy_starts, text_starts, copies, slots, queries, text_blocks, all_blocks,
     q_slot, q_head, k_slot, k_head, v_slot, v_head, dout_slot, dout_head, scale, scale2,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    FOUND: tl.constexpr,
+    MOST_QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv for one block of keys of a query and key head, over all rows of all heads that read them."""
     K: tl.constexpr = H // G
-    block, key_head, query = place(copy_starts, text_starts, queries, all_blocks, K, BLOCK_N, FOUND)
+    block, key_head, query = place(copy_starts, text_starts, queries, all_blocks, K, BLOCK_N, MOST_QUERIES)
     copy_start, text_start, n_copies, n_text = segments_of(copy_starts, text_starts, copies, query)
-    copy_blocks = tl.cdiv(n_copies, BLOCK_N) if FOUND else all_blocks - text_blocks
+    copy_blocks = tl.cdiv(n_copies, BLOCK_N) if MOST_QUERIES else all_blocks - text_blocks
     is_text = block >= copy_blocks  # copies and the beginning of the text come first: most rows read them
     first = tl.where(is_text, block - copy_blocks, block) * BLOCK_N
     n_keys = tl.where(is_text, n_text, n_copies)
@@ -371,6 +374,21 @@ def backward_key_kernel(
     tl.store(dv + packed, dv_keys.to(dv.dtype.element_ty), mask=real[:, None])
 
 
+def programs_of(slots: int, queries: int, all_blocks: int, size: int) -> tuple[int, int]:
+    """Return the number of programs of a head, and MOST_QUERIES of `place`.
+
+    Args:
+        slots: Number of slots in the batch.
+        queries: Number of queries.
+        all_blocks: Upper bound of the number of blocks of a query.
+        size: Slots of a block.
+    """
+    programs, fewest = all_blocks * queries, slots // size + 2 * queries
+    if SPARSE * fewest > programs or queries > MOST_SEARCHED:
+        return programs, 0
+    return fewest, 1 << max(0, queries - 1).bit_length()  # a power of two
+
+
 def launch(
     name: str, kernel: Any, tensors: list[Tensor], strided: list[Tensor], copy_starts: Tensor, text_starts: Tensor,
     copies: int, longest: tuple[int, int], scales: tuple[float, ...], shape: tuple[int, int, int],
@@ -382,17 +400,14 @@ def launch(
     size = tuning["BLOCK_N" if over_keys else "BLOCK_M"]
     copy_blocks, text_blocks = (-(-length // size) for length in longest)
     all_blocks, queries = copy_blocks + text_blocks, len(text_starts) - 1
-    programs, found = all_blocks * queries, 0
-    fewest = len(tensors[0]) // size + 2 * queries  # see `place`
-    if SPARSE * fewest <= programs:
-        programs, found = fewest, triton.next_power_of_2(queries)
+    programs, most_queries = programs_of(len(tensors[0]), queries, all_blocks, size)
     grid = programs * (key_heads if over_keys else heads)
     if not grid or not tensors[0].numel():
         return
     strides = [stride for tensor in strided for stride in tensor.stride()[:2]]
     kernel[(grid,)](
         *tensors, copy_starts, text_starts, copies, len(tensors[0]), queries, text_blocks, all_blocks, *strides,
-        *scales, H=heads, G=heads // key_heads, D=dim, FOUND=found, **tuning,
+        *scales, H=heads, G=heads // key_heads, D=dim, MOST_QUERIES=most_queries, **tuning,
     )  # fmt: skip
 
 
