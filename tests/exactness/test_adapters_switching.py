@@ -6,7 +6,6 @@ import doctest
 import json
 import re
 import warnings
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -193,20 +192,21 @@ def test_a_captured_step_is_replayed_only_for_the_adapter_that_it_was_captured_w
     layers, captured, replayed = adapter_layers(network), [], []
 
     class Graph:
+        def __init__(self):
+            self.adapters = adapters_at_work(layers)
+
         def pool(self):
             return None
 
         def replay(self):
             replayed.append((self.adapters, adapters_at_work(layers)))
 
-    @contextmanager
-    def capture(graph, pool):
-        graph.adapters = adapters_at_work(layers)
+    def capture(work, device, pool):
+        graph = Graph()
         captured.append(graph.adapters)
-        yield
+        return graph, work()
 
-    monkeypatch.setattr(decode.torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(decode.torch.cuda, "graph", capture)
+    monkeypatch.setattr(decode, "capture", capture)
     clock = SimpleNamespace(device=SimpleNamespace(type="cuda"))
     decoder = SimpleNamespace(clock=clock, graphs={}, warm=set(), step=lambda *_: None, adapter_layers=layers)
     for name in ("mine", "other", None, "mine", "other", None):
