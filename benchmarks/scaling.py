@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import random
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -107,7 +109,6 @@ def main() -> None:
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     model = build_model(args.size, args.device, dtype, positions=max([*args.lengths, args.length]))
     check_model(model)
-    engine = Engine(model, bos=BOS, mask=None, budget=2**32 // (4 * VOCABULARY))
     limits = Limits(matmul_rate(args.device), copy_bandwidth(args.device))
     base = Case(args.length, args.share, args.batch)
     cases = {
@@ -121,7 +122,7 @@ def main() -> None:
         for axis, sizes in cases.items():
             for case in sizes:
                 if case not in measured:
-                    measured[case] = measure(engine, kind, case, axis, limits, args.repeats)
+                    measured[case] = measure(model, kind, case, axis, limits, args.repeats)
                 points.append(asdict(measured[case]) | {"axis": axis})
     record = {
         "benchmark": "scaling",
@@ -138,11 +139,13 @@ def main() -> None:
     report(title, *scaling_rows(points), record)
 
 
-def measure(engine: Engine, kind: str, case: Case, axis: str, limits: Limits, repeats: int) -> Point:
-    """Time one case."""
+def measure(model: PreTrainedModel, kind: str, case: Case, axis: str, limits: Limits, repeats: int) -> Point:
+    """Time one case, with an engine of its own: another case's decoder would count as memory of this one."""
+    engine = Engine(model, bos=BOS, mask=None, budget=2**32 // (4 * VOCABULARY))
     cuda = engine.cuda
     queries = random_queries(case)
     if cuda:
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
@@ -155,6 +158,7 @@ def measure(engine: Engine, kind: str, case: Case, axis: str, limits: Limits, re
 
     seconds = clock(work, repeats=repeats)
     memory = torch.cuda.max_memory_allocated() if cuda else None
+    print(f"{kind}, {case}: {seconds:.3f} s", file=sys.stderr, flush=True)
     floors = {"score": score_floor, "sample": sample_floor}
     asked = sum(len(query.asked_at) for query in queries)
     return Point(kind, axis, case, seconds, floors[kind](engine, queries, limits), asked, memory)

@@ -27,6 +27,7 @@ from acgpt.engine.layout import build
 from acgpt.engine.packed_graphs import Bucket, Buffers, PackedGraphs, PackedRow, capacity, difference
 from acgpt.query.query import Query
 
+CAPTURING = 4  # passes of the second use of a bucket: its own, one to compare with, one that compiles, the captured one
 BATCHES = [
     *PAIRS,
     ((0,), (1,)),
@@ -234,7 +235,7 @@ class TestOnCuda:
                 layout, hidden, kept = batches[turn % len(batches)], turn % 3 == 0, turn % 4 != 1
                 before = step.calls
                 results = graphs.packed(step, layout, layout.rows, hidden=hidden, kept=kept)
-                assert step.calls - before == (1, 3)[turn] if turn < 2 else step.calls == before
+                assert step.calls - before == (1, CAPTURING)[turn] if turn < 2 else step.calls == before
                 output, states = answers(model, layout, layout.rows, hidden, Varlen)
                 expected = output, states if kept else []
                 assert len(results[1]) == len(expected[1])
@@ -266,7 +267,7 @@ class TestOnCuda:
         engine, queries = self.engine(model), [random_query(seed, 30 + seed) for seed in range(5)]
         for name in ("default", "other"):
             adapted.set_adapter(name)
-            assert [self.check_scores(engine, queries) for _ in range(4)] == [1, 3, 0, 0]
+            assert [self.check_scores(engine, queries) for _ in range(4)] == [1, CAPTURING, 0, 0]
         adapted.set_adapter("default")
         with torch.no_grad():
             for layer in model.model.layers:
@@ -279,10 +280,10 @@ class TestOnCuda:
         model = network("llama", dtype=torch.float16).cuda()
         check_model(model)
         engine, queries = self.engine(model), [random_query(seed, 30 + seed) for seed in range(5)]
-        assert [self.check_scores(engine, queries) for _ in range(3)] == [1, 3, 0]
+        assert [self.check_scores(engine, queries) for _ in range(3)] == [1, CAPTURING, 0]
         for weight in model.parameters():
             weight.data = weight.data * 1.1
-        assert [self.check_scores(engine, queries) for _ in range(3)] == [1, 3, 0]
+        assert [self.check_scores(engine, queries) for _ in range(3)] == [1, CAPTURING, 0]
         gc.collect()
         assert len(engine.packed_graphs.captured) == 1
 
@@ -311,7 +312,7 @@ class TestOnCuda:
         check_model(model)
         engine = self.engine(model)
         few, many = ([random_query(seed, 30 + seed) for seed in range(count)] for count in (5, 30))
-        assert [self.check_scores(engine, few) for _ in range(3)] == [1, 3, 0]
+        assert [self.check_scores(engine, few) for _ in range(3)] == [1, CAPTURING, 0]
         assert [self.check_scores(engine, many) for _ in range(3)] == [1, 1, 1]
         assert self.check_scores(engine, few) == 0
         monkeypatch.setattr(packed_graphs, "MOST_SLOTS", 64)
@@ -322,7 +323,7 @@ class TestOnCuda:
         model = network("llama", dtype=torch.float16).cuda()
         check_model(model)
         engine, queries = self.engine(model), [random_query(seed, 30 + seed) for seed in range(5)]
-        assert [self.check_scores(engine, queries) for _ in range(3)] == [1, 3, 0]
+        assert [self.check_scores(engine, queries) for _ in range(3)] == [1, CAPTURING, 0]
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             assert self.check_scores(engine, queries) == 1
