@@ -8,8 +8,10 @@ import gc
 import math
 import random
 import re
+import sys
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -709,6 +711,21 @@ def test_what_all_constraints_share_is_made_once_however_many_there_are(monkeypa
         literals = literals_of(vocabulary, (str(number).encode(), b""))
         assert literals.table is table and literals.lengths(3)  # it grows as it is used
     assert 1 < len(vocabulary.cache) < 10
+
+
+def test_threads_make_constraints_at_the_same_time(monkeypatch):
+    vocabulary = ByteVocabulary.of(copy.deepcopy(toy_tokenizer()))
+    monkeypatch.setattr("acgpt.models.region.MOST_BYTES", 20 * literals_of(vocabulary, (b"0", b"")).nbytes)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(lambda n: literals_of(vocabulary, (str(n % 50).encode(), b"")), range(300)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(made) == 300 and 1 < len(vocabulary.cache) <= 20
+    newest = next(reversed(vocabulary.cache))
+    assert literals_of(vocabulary, newest) is literals_of(vocabulary, newest)
 
 
 def test_constraints_know_tokens_that_were_added_later():

@@ -79,15 +79,20 @@ class RegionGuide:
 
 
 def kept(vocabulary: ByteVocabulary, key: Hashable, make: Callable[[], Kept]) -> Kept:
-    """Return the constraint that `make` has made for this key; those used last are kept with the vocabulary."""
-    found: Kept | None = vocabulary.cache.pop(key, None)
-    if found is None:
-        found = make()
-    vocabulary.cache[key] = found  # the newest comes last
-    size = sum(constraint.nbytes for constraint in vocabulary.cache.values())  # they grow as they are used
-    while size > MOST_BYTES and len(vocabulary.cache) > 1:
-        size -= vocabulary.cache.pop(next(iter(vocabulary.cache))).nbytes
-    return found
+    """Return the constraint that `make` has made for this key; those used last are kept with the vocabulary.
+
+    Threads share them. While one makes a constraint, the others go on: if two make the same, one of them is kept.
+    """
+    cache: dict[Hashable, Kept] = vocabulary.cache
+    found = cache.get(key)
+    made = make() if found is None else found
+    with vocabulary.lock:
+        constraint = cache.pop(key, made)
+        cache[key] = constraint  # the newest comes last
+        size = sum(other.nbytes for other in cache.values())  # they grow as they are used
+        while size > MOST_BYTES and len(cache) > 1:
+            size -= cache.pop(next(iter(cache))).nbytes
+    return constraint
 
 
 def literals_of(vocabulary: ByteVocabulary, literals: tuple[bytes, ...]) -> Literals:

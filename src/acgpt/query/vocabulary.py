@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -69,6 +70,7 @@ class ByteVocabulary:
         self.tokens, self.begin, self.byte_level, self.added = tokens, begin, byte_level, added
         self._model = model  # not the tokenizer, which could not be freed while the vocabulary is cached
         self.cache: dict[Any, Any] = {}  # for what others derive from it, so that it is freed with the tokenizer
+        self.lock = threading.Lock()  # of the cache
         self.ids = {}
         for i, token in enumerate(tokens):
             if token is not None:
