@@ -10,7 +10,7 @@ from models import tiny_model
 from torch import nn
 
 from acgpt.engine.attention import Watch, is_hooked
-from acgpt.engine.modules import modules_of, parameters_of
+from acgpt.engine.modules import Listing, modules_of, parameters_of, unchanged
 from acgpt.engine.peft import Switch
 
 
@@ -49,6 +49,23 @@ def test_hooks_are_found_unless_they_only_watch():
     hook.remove()
     watch.remove()
     assert not is_hooked(model)
+
+
+def test_inside_a_context_the_list_is_compared_once(monkeypatch):
+    model, compared, is_current = tiny_model("llama"), [], Listing.is_current
+    monkeypatch.setattr(Listing, "is_current", lambda self, model: compared.append(1) or is_current(self, model))
+    check(model)
+    before = len(compared)
+    with pytest.raises(KeyError), unchanged(model):
+        with unchanged(model):
+            check(model)
+        check(model)
+        raise KeyError
+    assert len(compared) == before + 1
+    model.model.layers[0].mlp.up_proj = nn.Linear(4, 4)
+    check(model)
+    with unchanged(model):
+        check(model)
 
 
 def test_a_network_that_was_listed_can_be_freed():

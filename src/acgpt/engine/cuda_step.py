@@ -48,7 +48,8 @@ from acgpt.engine.cpu_step import active_names, bare, can_join, version
 from acgpt.engine.decode import Recorder, Rows
 from acgpt.engine.kernels import step as kernels
 from acgpt.engine.layout import build as lay_out
-from acgpt.engine.modules import parameters_of
+from acgpt.engine.locks import turn
+from acgpt.engine.modules import parameters_of, unchanged
 from acgpt.engine.peft import adapter_layers, adapter_scales, adapters_at_work
 from acgpt.query.query import Query
 
@@ -325,9 +326,10 @@ class CudaSteps:
 
     def current(self) -> CudaStep | None:
         """Return the step for the adapters that are active now; `None` if the network itself is to be used."""
-        if self.model.config._attn_implementation != NAME or is_hooked(self.model) or is_compiled(self.model):
-            return None
-        self.refresh()
+        with turn(self.model), unchanged(self.model):
+            if self.model.config._attn_implementation != NAME or is_hooked(self.model) or is_compiled(self.model):
+                return None
+            self.refresh()
         key = adapters_at_work(self.adapter_layers), tuple(adapter_scales(self.adapter_layers))
         if key not in self.steps:
             if len(self.steps) >= KEPT:  # captured steps would keep the memory of those that are given up

@@ -391,14 +391,23 @@ class Decoder:
         buffers = [self.text, self.log_probs, self.drawn_with, self.noise, self.position_ids, self.copies]
         return [*buffers, self.reads, self.draws, self.clock, self.ends]
 
-    def leave(self, row: int, last: int) -> None:
-        """Remove a row by moving the last row to its index."""
-        if row != last:
+    def leave(self, free: Sequence[int], moved: Sequence[int], rows: int, before: int) -> None:
+        """Remove rows, and move the last ones to their indices.
+
+        Args:
+            free: Indices below `rows` of rows that leave.
+            moved: As many indices, from `rows` on, of rows that stay: they move to these.
+            rows: Number of rows that stay.
+            before: Number of rows until now.
+        """
+        if free:
+            one = len(free) == 1  # its parts are copied without an index on the device
+            to, source = (x[0] if one else upload(np.array(x), self.clock.device) for x in (free, moved))
             for buffer in self.buffers():
-                buffer[row] = buffer[last]
+                buffer[to] = buffer[source]
             for block in self.cache.memory:
-                block[:, row] = block[:, last]
-        self.clock[last] = self.ends[last]  # where nothing is read or drawn
+                block[:, to] = block[:, source]
+        self.clock[rows:before] = self.ends[rows:before]  # where nothing is read or drawn
 
     def take_over(self, other: Decoder, rows: int) -> None:
         """Copy the first rows of a smaller decoder."""

@@ -163,8 +163,7 @@ class Decoding:
             try:
                 check_numbers(np.array([log_prob for *_, log_prob in tokens]))
             except ModelError:
-                for index in indices:
-                    decoder.leave(index, index)
+                decoder.leave([], [], first, first + len(joined))
                 raise
             self.rows += joined
             self.note(indices, joined, tokens)
@@ -229,13 +228,18 @@ class Decoding:
     @torch.inference_mode()
     def release(self, rows: Sequence[ActiveRow]) -> None:
         """Remove rows, done or not; the last rows move to their indices."""
-        for row in rows:
-            index, last = self.rows.index(row), len(self.rows) - 1
-            assert self.decoder is not None
-            with self.engine.on_device():
-                self.decoder.leave(index, last)
-            self.rows[index] = self.rows[last]
-            self.rows.pop()
+        if not rows:
+            return
+        assert self.decoder is not None
+        gone, before = {self.rows.index(row) for row in rows}, len(self.rows)
+        stay = before - len(gone)
+        free = [index for index in range(stay) if index in gone]
+        moved = [index for index in range(stay, before) if index not in gone]
+        with self.engine.on_device():
+            self.decoder.leave(free, moved, stay, before)
+        for index, other in zip(free, moved, strict=True):
+            self.rows[index] = self.rows[other]
+        del self.rows[stay:]
 
     # ---- internals --------------------------------------------------------------------------------------------------
 

@@ -1,10 +1,13 @@
 """The modules of a network, listed fast: a server needs them for every pass, and torch takes milliseconds.
 
-The list of a network is kept, with the children of each module. It is made again when any of them differ.
+The list of a network is kept, with the children of each module. It is made again when any of them differ. A call that
+asks several times compares them once: see `unchanged`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,7 +17,7 @@ from torch.nn import Module, Parameter
 Children = dict[str, Any]  # of a module, by name: `Module._modules`
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Listing:
     """The modules below a network, which is not in it: it would never be freed.
 
@@ -24,6 +27,7 @@ class Listing:
         leaves: The children of the other modules, all empty.
         parameters: The parameters of each module, the network first.
         hooks: Two for each module: the hooks after and before its pass.
+        trusted: Number of contexts, see `unchanged`, in which it is not compared with the network.
     """
 
     modules: list[Module]
@@ -31,6 +35,7 @@ class Listing:
     leaves: list[Children]
     parameters: list[dict[str, Parameter | None]]
     hooks: list[dict[int, Any]]
+    trusted: int = 0
 
     @classmethod
     def of(cls, model: Module) -> Listing:
@@ -59,9 +64,23 @@ _listings: WeakKeyDictionary[Module, Listing] = WeakKeyDictionary()
 def listed(model: Module) -> Listing:
     """Return the listing of a network as it is now."""
     listing = _listings.get(model)
-    if listing is None or not listing.is_current(model):
+    if listing is None or not (listing.trusted or listing.is_current(model)):
         listing = _listings[model] = Listing.of(model)
     return listing
+
+
+@contextmanager
+def unchanged(model: Module) -> Iterator[None]:
+    """Compare the list with the network once: inside the context no module is added, removed or replaced.
+
+    The caller holds the lock of the network.
+    """
+    listing = listed(model)
+    listing.trusted += 1
+    try:
+        yield
+    finally:
+        listing.trusted -= 1
 
 
 def modules_of(model: Module) -> list[Module]:

@@ -71,7 +71,7 @@ class Switch:
 
     def refresh(self) -> None:
         """Look for the layers again if modules or parameters were added or removed."""
-        structure = modules_of(self.model), [tuple(table) for table in listed(self.model).parameters]
+        structure = modules_of(self.model), list(map(tuple, listed(self.model).parameters))
         if structure != self.structure:
             self.structure, self.layers, self.having = structure, adapter_layers(self.model), {}
 

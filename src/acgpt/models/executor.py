@@ -27,6 +27,7 @@ from acgpt.engine.engine import Engine
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import ignore
+from acgpt.engine.modules import unchanged
 from acgpt.engine.peft import Switch
 from acgpt.engine.score import TopScore
 from acgpt.errors import ModelError
@@ -182,7 +183,8 @@ class Executor:
         model = self.engine.model
         switch = nullcontext() if route.keep_adapters else self.switch.to(route.adapter, same_layers=stepping)
         mode = nullcontext() if stepping and not model.training else evaluating(model)
-        with turn(model), switch, torch.inference_mode(), mode:
+        same = nullcontext() if stepping else unchanged(model)
+        with turn(model), same, switch, torch.inference_mode(), mode:
             yield self.engine.with_mask(self.mask(route.adapter))
 
     def log_probs(self, queries: Sequence[Query], routes: Sequence[Route]) -> list[list[float]]:

@@ -316,9 +316,8 @@ class Scheduler:
     def _release(self, route: Route, rows: Sequence[PendingRow]) -> None:
         """Remove rows from a pool; an empty pool is dropped, with its memory, unless it is to be kept."""
         pool = self.pools[route]
+        pool.decoding.release([pending.row for pending in rows if pending.row is not None])
         for pending in rows:
-            assert pending.row is not None
-            pool.decoding.release([pending.row])
             del pool.rows[id(pending.row)]
         if not pool.rows and not (self.keep_pools and pool.bytes <= self.kept_bytes):
             del self.pools[route]
