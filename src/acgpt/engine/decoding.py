@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +33,14 @@ CAPTURED = (1, 4, 16, 64, 256)  # numbers of rows that a GPU captures steps for;
 ROOMY_ROWS, ROOMY_SLOTS, ROOMY_BYTES = 64, 256, 2**30  # least room of a decoder on a GPU, as far as the bytes allow
 
 Token = tuple[int, int, float]  # position, token id and log-probability of a drawn token
+
+
+@cache
+def all_tokens(vocabulary: int) -> np.ndarray:
+    """Return (V,) that every token may be drawn: one array for all rows, which need not be uploaded for each."""
+    everything = np.ones(vocabulary, dtype=np.bool_)
+    everything.flags.writeable = False
+    return everything
 
 
 class Guide(Protocol):
@@ -248,8 +257,7 @@ class Decoding:
         if all(row.guide is None for row in rows):
             return None
         vocabulary = self.engine.model.config.get_text_config().vocab_size
-        everything = np.ones(vocabulary, dtype=np.bool_)
-        of_rows = [everything if row.guide is None else row.guide.allowed() for row in rows]
+        of_rows = [all_tokens(vocabulary) if row.guide is None else row.guide.allowed() for row in rows]
         different = {id(mask): mask for mask in of_rows}  # constraints keep their masks, so that many are the same
         masks = np.zeros((len(different), vocabulary), dtype=np.bool_)
         for mask, own in zip(masks, different.values(), strict=True):

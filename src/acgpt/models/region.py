@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from acgpt.engine.decoding import all_tokens
 from acgpt.query.constraint import Constraint, Literals, Pattern
 from acgpt.query.query import Query
 from acgpt.query.vocabulary import ByteVocabulary
@@ -44,7 +45,7 @@ class RegionGuide:
         self.position = next(self.positions)
         self.spans, self.constraints, self.ends, self.least = list(spans), list(constraints), tuple(ends), least
         self.states = [constraint.start for constraint in constraints]
-        self.free = np.ones(vocabulary, dtype=np.bool_)
+        self.free = all_tokens(vocabulary)
         self.ended = False
 
     def _region(self) -> int | None:

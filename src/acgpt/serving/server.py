@@ -139,8 +139,12 @@ def serve(
         from acgpt.serving.app import create_app
         from acgpt.serving.scheduler import Scheduler
         from acgpt.serving.service import Service
+        from acgpt.serving.warm_up import warm_up
 
         scheduler = Scheduler(lm.searches.executor, most_waiting=options.queue, most_rows=options.max_rows)
+        if scheduler.executor.engine.cuda:
+            note("compiling kernels for this GPU, which takes longer the first time")
+            warm_up(lm, scheduler)
         service = Service(lm, scheduler, limits=options, name=name)
         return service, create_app(service, keys=keys, cors=options.cors, address=address)
 

@@ -1,0 +1,49 @@
+"""The first questions of a server, its own: a GPU compiles and captures kernels before a client asks.
+
+Triton keeps what it has compiled on disk, so this takes long on the first start on a machine only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from acgpt.engine.meter import ignore
+from acgpt.errors import InputError
+from acgpt.models.executor import Search
+from acgpt.models.language_model import LanguageModel
+from acgpt.serving.log import log_failure
+from acgpt.serving.scheduler import Scheduler
+
+ROUNDS = 2  # what comes a second time is captured
+SAMPLINGS: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.9}, {"top_k": 40}, {"temperature": 0.0})  # a kernel for each
+
+
+def warm_up(lm: LanguageModel, scheduler: Scheduler) -> int:
+    """Let a scheduler answer a few short questions of every kind. What a model cannot answer is left out.
+
+    Returns:
+        Number of questions that were answered.
+    """
+    answered = 0
+    for ask in [*questions(lm)] * ROUNDS:
+        try:
+            scheduler.submit(ask()).future.result()
+            answered += 1
+        except InputError:
+            continue  # not a question for this model
+        except Exception as error:  # clients will be told
+            log_failure(error)
+    return answered
+
+
+def questions(lm: LanguageModel) -> Iterator[Callable[[], Search[Any]]]:
+    """Yield functions that return a search: scores, samples of each kind, fills of gaps."""
+    searches, after = lm.searches, " on the mat." if lm.reads_future else ""
+    word, gap = "The cat{{ sat}}" + after, "The cat {{_}}" + after
+    yield partial(searches.log_prob, [word])
+    for sampling in SAMPLINGS:
+        yield partial(searches.sample, word, seed=0, **sampling)
+    yield partial(searches.stream, gap, ignore, max_tokens=4, seed=0)
+    yield partial(searches.fill, gap, 1, max_tokens=4, seed=0)

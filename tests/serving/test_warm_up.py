@@ -1,0 +1,60 @@
+"""The questions that a server asks itself before it accepts others: all kinds, and none that a model cannot answer."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from models import tiny_model, tiny_tokenizer
+from servers import tiny_lm
+
+from acgpt import LanguageModel, Metadata
+from acgpt.models.executor import Executor
+from acgpt.serving.scheduler import Scheduler
+from acgpt.serving.warm_up import ROUNDS, SAMPLINGS, questions, warm_up
+
+
+@pytest.fixture
+def started():
+    """Start schedulers; end them after the test."""
+    schedulers = []
+
+    def start(lm):
+        schedulers.append(Scheduler(lm._executor))
+        return schedulers[-1]
+
+    yield start
+    for scheduler in schedulers:
+        assert scheduler.close(drain=False, timeout=60)
+
+
+def test_every_kind_of_question_is_answered(started):
+    lm = tiny_lm()
+    scheduler = started(lm)
+    assert warm_up(lm, scheduler) == ROUNDS * len(list(questions(lm)))
+    assert scheduler.counts.failed == 0 and scheduler.active_rows == 0
+    assert scheduler.counts.drawn > 2 * len(SAMPLINGS) and scheduler.counts.scored > 0
+
+
+@pytest.mark.parametrize("method", ["gpt", "fim", "mlm"])
+def test_other_methods_are_asked_what_they_can_answer_without_warnings(method, started):
+    network = tiny_model("llama", vocabulary=340, scale=0.15, positions=96).eval()
+    tokenizer = tiny_tokenizer(bos_token="<bos>", eos_token="<eos>", mask_token="<mask>")
+    lm = LanguageModel(network, tokenizer, metadata=Metadata(method=method, mask_token_id=tokenizer.mask_token_id))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert warm_up(lm, started(lm)) >= ROUNDS
+
+
+def test_a_pass_that_fails_does_not_keep_the_server_from_starting(started, monkeypatch, caplog):
+    lm = tiny_lm()
+    scheduler = started(lm)
+
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Executor, "log_probs", fail)
+        assert 0 < warm_up(lm, scheduler) < ROUNDS * len(list(questions(lm)))
+    assert "RuntimeError" in caplog.text
+    assert scheduler.submit(lm.searches.log_prob(["The {{cat}} sat."])).future.result(60)
