@@ -180,9 +180,12 @@ def in_process(device: str) -> Iterator[Ask]:
     from common import load_adapted
 
     from acgpt.serving.scheduler import Scheduler
+    from acgpt.serving.warm_up import warm_up
 
     lm = load_adapted(None, None, device, "auto")
     scheduler = Scheduler(lm._executor)
+    if scheduler.executor.engine.cuda:  # as a server does
+        warm_up(lm, scheduler)
 
     async def ask(one: Request) -> float | None:
         body = dict(one.body)
