@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from interpreter import run_interpreted
+from joining import join_and_leave
 from models import random_query, tiny_model
 
 from acgpt.engine import cuda_step
@@ -393,20 +394,9 @@ class TestOnCuda:
     def test_rows_that_join_and_leave_agree_with_one_pass(self, passes):
         model = network("llama", dtype=torch.float16).cuda()
         check_model(model)
-        decoding, finished = Decoding(self.engines(model)[0], Sampling(temperature=0.9, top_k=20, seed=3)), []
-        captured = False
-        for turn in range(60):
-            if turn < 20 and turn % 3 == 0:
-                decoding.prefill([random_query(turn + number, 5 + 4 * turn) for number in range(2)])
-            decoding.step()
-            captured = captured or bool(decoding.decoder.graphs)
-            done = [row for row in decoding.rows if row.done]
-            finished += done
-            decoding.release(done)
-        while any(not row.done for row in decoding.rows):
-            decoding.step()
-        finished += decoding.rows
-        assert len(finished) == 14 and captured and passes
+        decoding = Decoding(self.engines(model)[0], Sampling(temperature=0.9, top_k=20, seed=3))
+        finished, captured = join_and_leave(decoding, turns=60)
+        assert captured and passes
         rows = [(row.query, *zip(*row.drawn, strict=True)) for row in finished]
         self.check_scores(model, rows)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import toys
+from joining import join_and_leave
 from models import ARCHITECTURES, random_query, tiny_model
 
 from acgpt.engine import engine as engines
@@ -156,20 +157,8 @@ def test_rows_that_join_and_leave_between_captured_steps_agree_with_a_single_pas
     model = model.double() if backend == "dense" else model.half()
     check_model(model)
     decoding = Decoding(Engine(model, bos=0, mask=1, backend=backend, budget=500), Sampling(seed=3))
-    finished = []
-    captured = False
-    for turn in range(40):
-        if turn < 20 and turn % 3 == 0:
-            decoding.prefill([random_query(turn + number, 5 + 4 * turn) for number in range(2)])
-        decoding.step()
-        captured = captured or bool(decoding.decoder.graphs)
-        done = [row for row in decoding.rows if row.done]
-        finished += done
-        decoding.release(done)
-    while any(not row.done for row in decoding.rows):
-        decoding.step()
-    finished += decoding.rows
-    assert len(finished) == 14 and captured
+    finished, captured = join_and_leave(decoding, turns=40)
+    assert captured
     for row in finished:
         tokens = list(row.query.tokens)
         for position, token, _ in row.drawn:
