@@ -15,8 +15,10 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from servers import running, service_of, tiny_lm, until
+from servers import MASK, running, service_of, tiny_lm, until
 
+from acgpt import LanguageModel, Metadata
+from acgpt.engine.locks import turn
 from acgpt.serving.app import create_app
 from acgpt.serving.gate import Gate
 from acgpt.serving.scheduler import Scheduler
@@ -264,6 +266,22 @@ def test_pieces_arrive_before_the_fill_is_finished(server, slow_steps):
             if line.startswith("data: "):
                 times.append(time.monotonic())
     assert len(times) > 20 and times[-1] - times[0] > 0.2
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_what_needs_no_pass_does_not_wait_for_one(adapted):
+    lm = tiny_lm()
+    if adapted:
+        peft = pytest.importorskip("peft")
+        network = peft.get_peft_model(lm.model, peft.LoraConfig(r=2, target_modules=["q_proj"]), adapter_name="mine")
+        lm = LanguageModel(network, lm.tokenizer, metadata={"mine": Metadata(mask_token_id=MASK)})
+    template = "The {{cat}} sat."
+    with service_of(lm) as service, running(service) as server, turn(lm.model):  # as if a pass went on
+        model = httpx.get(f"{server.url}/v1/model", timeout=20).json()
+        assert model["reads_future"] and model["adapters"] == (["mine"] if adapted else [])
+        for path, body in (("query", {"template": template}), ("layout", {"template": template})):
+            assert httpx.post(f"{server.url}/v1/{path}", json=body, timeout=20).status_code == 200
+        assert httpx.get(f"{server.url}/health", timeout=20).status_code == 200
 
 
 def test_many_clients_are_answered_together(server, slow_steps):
