@@ -17,7 +17,9 @@ from models import tiny_model, tiny_tokenizer
 from shelves import CAUSAL, GAP, SCATTERED
 from tolerance import exactly, same_draws, same_scores
 from toys import answer, engine_of, query, toy
+from transformers import PreTrainedModel
 
+import acgpt
 from acgpt import LanguageModel, Metadata
 from acgpt.engine.attention import evaluating
 from acgpt.engine.decode import Sampling
@@ -91,6 +93,54 @@ def test_threads_that_share_a_model_without_adapters_get_the_answers_of_one_alon
     lm = model_with_dropout()
     assert hammer([lm], list(asked_of([None]))) == []
     assert all(module.training for module in lm.model.modules())
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_stream_is_drawn_without_dropout_while_others_ask():
+    lm, ended = model_with_dropout(), threading.Event()
+
+    def drawn():
+        *_, last = lm.stream("The {{_}}", max_tokens=12, temperature=1.0, seed=1)
+        return [token.id for token in last.fill.tokens]
+
+    def ask():
+        while not ended.is_set():
+            lm.log_prob(GAP)
+
+    want = drawn()
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(ask) for _ in range(2)]
+        try:
+            assert [drawn() for _ in range(8)] == [want] * 8
+        finally:
+            ended.set()
+        for asked in asking:
+            asked.result()
+    assert all(module.training for module in lm.model.modules())
+
+
+def test_threads_that_make_models_leave_the_process_as_it_was(tmp_path):
+    """Each of them changes functions and settings of torch for the moment."""
+    tokenizer = tiny_tokenizer(bos_token="<bos>", eos_token="<eos>")
+    LanguageModel(tiny_model("llama", vocabulary=340), tokenizer).save_pretrained(tmp_path)
+
+    def state():
+        functions = torch.nn.init.normal_, PreTrainedModel.init_weights, PreTrainedModel.tie_weights
+        return *functions, torch.get_float32_matmul_precision(), torch._dynamo.eval_frame._stance.stance
+
+    def make(number):
+        start.wait()
+        if number % 2:
+            return acgpt.load(tmp_path)
+        return LanguageModel(networks[number], copy.deepcopy(tokenizer))
+
+    before = state()
+    for _ in range(4):
+        networks = [tiny_model("llama", vocabulary=340) for _ in range(THREADS)]
+        start = threading.Barrier(THREADS)
+        with ThreadPoolExecutor(THREADS) as pool:
+            assert all(lm.log_prob(GAP, future=True) for lm in pool.map(make, range(THREADS)))
+        assert state() == before
 
 
 @pytest.mark.usefixtures("hasty", "offline")

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from acgpt.engine.attention import evaluating
 from acgpt.engine.kernels import log_probs
-from acgpt.engine.locks import turn
+from acgpt.engine.locks import alone, turn
 
 MANY = 1024  # predictions; for fewer, compiling a kernel does not pay off
 HUGE = 1000.0  # a logit that a cap would change
@@ -48,8 +48,8 @@ def try_head(model: PreTrainedModel, head: nn.Linear) -> bool:
         seen["read"] = inputs[0] if inputs else None
         return logits
 
-    eager = torch.compiler.set_stance("force_eager")  # a compiled network would be recompiled for this length
-    with turn(model), evaluating(model), eager:
+    with turn(model), alone(), evaluating(model), torch.compiler.set_stance("force_eager"):
+        # A compiled network would be recompiled for this length.
         hooks = model.base_model.register_forward_hook(keep_states), head.register_forward_hook(replace)
         try:
             found = model(input_ids=torch.arange(4, device=model.device)[None], use_cache=False).logits

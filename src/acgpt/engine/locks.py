@@ -8,6 +8,9 @@ turns instead:
 
 The lock belongs to the network, not to its wrapper: two `LanguageModel`s around one network share it. It is re-entrant.
 It is not held while a generator waits for its consumer, who may make another call or never resume the generator.
+
+A second lock, `alone`, is for what changes the state of the process and restores it afterwards: two threads would
+restore each other's.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class Turn:
 
 # Not stored on the networks: these are copied and pickled, and a lock cannot be.
 _turns: WeakKeyDictionary[Module, Turn] = WeakKeyDictionary()
+_alone = RLock()
 _register = RLock()  # re-entrant: a generator may be garbage-collected inside, and call `turn`
 
 
@@ -54,10 +58,21 @@ def turn(network: Module) -> Iterator[Turn]:
         yield state
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Load or try a network inside the context: one thread of the process at a time.
+
+    To load a network, transformers replaces functions of torch for the moment; to try one, torch is told not to
+    compile. Whoever also needs the turn of a network that others can use takes that first.
+    """
+    with _alone:
+        yield
+
+
 def _forget() -> None:
     """Drop all locks in a forked process, where the threads that held them do not exist."""
-    global _turns, _register
-    _turns, _register = WeakKeyDictionary(), RLock()
+    global _turns, _register, _alone
+    _turns, _register, _alone = WeakKeyDictionary(), RLock(), RLock()
 
 
 if hasattr(os, "register_at_fork"):

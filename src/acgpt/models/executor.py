@@ -182,9 +182,15 @@ class Executor:
             )
         model = self.engine.model
         switch = nullcontext() if route.keep_adapters else self.switch.to(route.adapter, same_layers=stepping)
-        mode = nullcontext() if stepping and not model.training else evaluating(model)
         same = nullcontext() if stepping else unchanged(model)
-        with turn(model), same, switch, torch.inference_mode(), mode:
+        with (
+            turn(model),
+            same,
+            switch,
+            torch.inference_mode(),
+            # Chosen inside the turn: another thread may have switched the mode for the moment.
+            nullcontext() if stepping and not model.training else evaluating(model),
+        ):
             yield self.engine.with_mask(self.mask(route.adapter))
 
     def log_probs(self, queries: Sequence[Query], routes: Sequence[Route]) -> list[list[float]]:

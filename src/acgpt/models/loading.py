@@ -33,6 +33,7 @@ from transformers import (
 
 from acgpt.engine.device import choose_device, choose_dtype
 from acgpt.engine.length_head import LengthHead
+from acgpt.engine.locks import alone
 from acgpt.engine.peft import DEFAULT, load_adapter, load_verified, require
 from acgpt.errors import NO_CODE, InputError, ModelError, reason
 from acgpt.methods import METHODS
@@ -66,6 +67,7 @@ NO_CONNECTION = ("ConnectError", "ConnectTimeout")  # errors of httpx, matched b
 Source = str | os.PathLike[str]
 
 
+@alone()
 def load(
     model: Source | None = None,
     adapter: Source | Mapping[str, Source] | Literal[False] | None = None,

@@ -186,7 +186,7 @@ def choose_bos(bos: int | str | None, metadata: Metadata | None, tokenizer: PreT
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of a tokenizer's vocabulary and of how it splits a probe text."""
     probe = "The 3 naïve cats’ “café” cost €1,234.50…\n\tdef f(x):\r\n    return x  # 🙂 日本語"
-    ids = tokenizer(probe, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(probe, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     content = json.dumps([sorted(tokenizer.get_vocab().items()), ids])
     return hashlib.sha256(content.encode()).hexdigest()
 

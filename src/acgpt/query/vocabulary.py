@@ -112,7 +112,7 @@ class ByteVocabulary:
         texts |= {token["id"]: None for token in settings["added_tokens"]}
         texts |= {token["id"]: token["content"].encode() for token in added}  # found in texts
         tokens = [texts.get(i) for i in range(1 + max(texts))]
-        ids: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
+        ids: list[int] = tokenizer("a", add_special_tokens=False, split_special_tokens=True)["input_ids"]
         written = b"".join(tokens[i] or b"" for i in ids)
         if not written.endswith(b"a"):
             raise _unsupported("the tokenizer changes the text")
