@@ -51,7 +51,8 @@ class LanguageModel:
 
     `log_prob` scores, `sample` generates, `rank` compares alternatives, and `fill` finds the best text for gaps of any
     length. They take a template such as "The {{cat}} sat.", whose slots are asked and whose other text is given, or an
-    `acgpt.Query` of token ids. Several threads may share an instance; their calls run one at a time.
+    `acgpt.Query` of token ids. Several threads may share an instance; their calls run one at a time. Other
+    threads should not call its tokenizer meanwhile, with truncation for example: that is a setting of the tokenizer.
 
     Args:
         model: A causal language model of transformers, or a PEFT model with adapters. Its attention implementation is
