@@ -161,6 +161,24 @@ def interpret_failure(failure):
     return errors, len(tries), graphs.usable, [str(warning.message) for warning in told]
 
 
+def interpret_stale():
+    """Return how far results are off if there is room for one graph, and the copies of the bucket that has it."""
+    attention.flash = by_definition
+    most, stale = packed_graphs.MOST_GRAPHS, packed_graphs.STALE
+    packed_graphs.MOST_GRAPHS, packed_graphs.STALE = 1, 3
+    model, graphs, errors, kept = network("llama"), PackedGraphs(), [], []
+    check_model(model)
+    step, first = CudaStep(model, True), some_batches(4, 1, 3)[0]
+    second = build([random_query(5, 6)], bos=0, mask=None, future=False)
+    with torch.no_grad():
+        for layout in (first, first, second, second, second, first, first, first, second):
+            results = graphs.packed(step, layout, layout.rows)
+            errors.append(difference(results, answers(model, layout, layout.rows, False)))
+            kept.append([bucket.copies for bucket in graphs.captured[step].graphs])
+    packed_graphs.MOST_GRAPHS, packed_graphs.STALE = most, stale
+    return errors, kept
+
+
 @pytest.fixture(scope="module")
 def interpreted():
     """Results by case, from a process with Triton's interpreter."""
@@ -192,6 +210,14 @@ def test_if_a_pass_cannot_be_captured_none_is(interpreted):
     errors, tries, usable, told = interpreted["no capture"]
     assert max(errors) < 1e-5 and tries == 1 and not usable
     assert [message.startswith("passes cannot be captured here") for message in told] == [True]
+
+
+@pytest.mark.slow
+def test_a_graph_that_was_not_used_for_long_gives_way(interpreted):
+    errors, kept = interpreted["stale"]
+    assert max(errors) < 1e-5
+    # first, first: captured; second, second: the first is not stale; second: it is; and so on
+    assert kept == [[], [8], [8], [8], [0], [0], [0], [8], [8]]
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------------
@@ -315,6 +341,9 @@ class TestOnCuda:
         assert [self.check_scores(engine, few) for _ in range(3)] == [1, CAPTURING, 0]
         assert [self.check_scores(engine, many) for _ in range(3)] == [1, 1, 1]
         assert self.check_scores(engine, few) == 0
+        monkeypatch.setattr(packed_graphs, "STALE", 2)
+        assert [self.check_scores(engine, many) for _ in range(3)] == [1, CAPTURING, 0]  # in its place
+        assert [self.check_scores(engine, few) for _ in range(4)] == [1, CAPTURING, 0, 0]
         monkeypatch.setattr(packed_graphs, "MOST_SLOTS", 64)
         engine = self.engine(model)
         assert [self.check_scores(engine, few) for _ in range(3)] == [1, 1, 1]
@@ -347,6 +376,7 @@ if __name__ == "__main__":
         "network": interpret_network(),
         "no memory": interpret_failure(torch.OutOfMemoryError("no memory")),
         "no capture": interpret_failure(RuntimeError("no capture")),
+        "stale": interpret_stale(),
         "refusal": interpret_refusal(),
     }
     print(json.dumps(results))

@@ -15,9 +15,10 @@ shapes and addresses, so a batch is padded to a *bucket*, a shape that many batc
 Attention is the only part of a pass in which slots see each other, and no query has a padding slot. So padding, which
 has the tokens of earlier passes, affects nothing. What a caller gets is copied from the buffers, without padding.
 
-A bucket is captured on its second use, if there is room: see `MOST_GRAPHS` and `MOST_BYTES`. The graph is used only if
-it agrees with the pass itself. All other batches are run as they are, and so are those of larger networks in which
-padding would cost more time than launching kernels (`PASS_WORK`).
+A bucket is captured on its second use, if there is room: see `MOST_GRAPHS` and `MOST_BYTES`. A graph that has not been
+used for long (`STALE`) gives way. A graph is used only if it agrees with the pass itself. All other batches are run as
+they are, and so are those of larger networks in which padding would cost more time than launching kernels
+(`PASS_WORK`).
 
 All graphs share the buffers and the memory of their intermediate results, as they are never replayed at the same time:
 callers hold the lock of the network, and use one stream. The buffers for 8,192 slots of a network with 135M weights (30
@@ -51,6 +52,7 @@ MOST_SLOTS = 2**13  # of a bucket
 MOST_BYTES = 2**28  # keys and values of a bucket
 MOST_CELLS = 2**17  # queries times their longest text: attention starts thread blocks for all, most of which are empty
 MOST_GRAPHS = 64  # of all steps
+STALE = 1000  # passes without a use after which a graph gives way: to capture one takes as long as several passes
 
 
 def capacity(size: int, least: int, base: int = 2) -> int:
@@ -195,11 +197,18 @@ class Captured:
         seen: Those that were used once.
         refused: Those for which there was no memory.
         graphs: The captured ones. `None` on a CPU, where the pass itself is run: in tests.
+        used: When each of these was used last: the number of passes until then.
     """
 
     seen: set[Bucket] = field(default_factory=set)
     refused: set[Bucket] = field(default_factory=set)
     graphs: dict[Bucket, torch.cuda.CUDAGraph | None] = field(default_factory=dict)
+    used: dict[Bucket, int] = field(default_factory=dict)
+
+    def forget(self, bucket: Bucket) -> None:
+        """Drop the graph of a bucket, which is new again."""
+        del self.graphs[bucket], self.used[bucket]
+        self.seen.discard(bucket)
 
 
 class PackedGraphs:
@@ -209,6 +218,7 @@ class PackedGraphs:
         self.buffers: Buffers | None = None  # made with the first graph
         self.captured: WeakKeyDictionary[CudaStep, Captured] = WeakKeyDictionary()
         self.usable = True  # false once a graph could not be captured, or did not agree
+        self.passes = 0
 
     def __reduce__(self) -> tuple[type[PackedGraphs], tuple[()]]:
         """Copy and pickle an object without graphs: they belong to one network on one GPU."""
@@ -229,9 +239,9 @@ class PackedGraphs:
             kept: Return keys and values, too.
         """
         bucket, own = Bucket.of(layout.copies, layout.texts), self.captured.setdefault(step, Captured())
-        buffers = self.buffers
+        buffers, self.passes = self.buffers, self.passes + 1
         if bucket in own.graphs and buffers is not None and buffers.kind == kind_of(step):
-            graph = own.graphs[bucket]
+            graph, own.used[bucket] = own.graphs[bucket], self.passes
             buffers.fill(layout, bucket)
             if graph is None:
                 buffers.run(step, bucket)
@@ -254,9 +264,9 @@ class PackedGraphs:
             layout: A batch to try it on.
             keep: (n,) slots whose hidden states are compared.
         """
-        graphs = [graph for own in self.captured.values() for graph in own.graphs.values()]
-        if len(graphs) >= MOST_GRAPHS or not bucket.fits(most_slots(step)):
+        if not bucket.fits(most_slots(step)) or not self.make_room():
             return
+        graphs = [graph for own in self.captured.values() for graph in own.graphs.values()]
         try:
             if self.buffers is None or not graphs:  # those of a network that is now elsewhere, or of another dtype
                 self.buffers = None
@@ -284,7 +294,18 @@ class PackedGraphs:
         if not error <= step.tolerance:
             self.give_up(f"relative difference {error:.2g}")
             return
-        self.captured[step].graphs[bucket] = graph
+        self.captured[step].graphs[bucket], self.captured[step].used[bucket] = graph, self.passes
+
+    def make_room(self) -> bool:
+        """Return whether one more graph may be kept; if there are too many, a stale one is dropped."""
+        kept = [(used, own, bucket) for own in self.captured.values() for bucket, used in own.used.items()]
+        if len(kept) < MOST_GRAPHS:
+            return True
+        used, own, bucket = min(kept, key=lambda one: one[0])
+        if self.passes - used < STALE:
+            return False
+        own.forget(bucket)
+        return True
 
     def give_up(self, why: str) -> None:
         """Drop all graphs and capture no more."""
