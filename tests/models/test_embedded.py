@@ -125,8 +125,9 @@ def test_an_adapter_for_other_weights_warns_every_time(embedded, adapted, monkey
     content = json.loads((adapted[1] / "acgpt.json").read_text())
     (adapted[1] / "acgpt.json").write_text(json.dumps(content | {"base_hash": "0" * 64}))
     for _ in range(2):
-        with pytest.warns(UserWarning, match="made for other weights"):
+        with pytest.warns(UserWarning, match="made for other weights") as told:
             acgpt.load()
+        assert told[0].filename == __file__  # the line of the user
 
 
 # ---- what is read ----------------------------------------------------------------------------------------------------

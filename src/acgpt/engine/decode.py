@@ -405,8 +405,9 @@ class Decoder:
             to, source = (x[0] if one else upload(np.array(x), self.clock.device) for x in (free, moved))
             for buffer in self.buffers():
                 buffer[to] = buffer[source]
-            for block in self.cache.memory:
-                block[:, to] = block[:, source]
+            for block in self.cache.memory:  # row by row: all at once would take a copy of them first
+                for one_free, one_moved in zip(free, moved, strict=True):
+                    block[:, one_free] = block[:, one_moved]
         self.clock[rows:before] = self.ends[rows:before]  # where nothing is read or drawn
 
     def take_over(self, other: Decoder, rows: int) -> None:

@@ -34,11 +34,15 @@ class Turn:
         lock: Held by the thread that uses the network.
         evaluating: Number of callers inside `attention.evaluating`.
         training: Modules that were in training mode before.
+        resting: State of the adapters that a switch will restore, see `peft.Switch`; `None` outside of a switch.
+        switches: Number of switches, to and back: who looks without a turn looks again if it has changed meanwhile.
     """
 
     lock: Any = field(default_factory=RLock)
     evaluating: int = 0
     training: list[Module] = field(default_factory=list)
+    resting: Any = None
+    switches: int = 0
 
 
 # Not stored on the networks: these are copied and pickled, and a lock cannot be.
@@ -47,13 +51,19 @@ _alone = RLock()
 _register = RLock()  # re-entrant: a generator may be garbage-collected inside, and call `turn`
 
 
-@contextmanager
-def turn(network: Module) -> Iterator[Turn]:
-    """Wait for the network's lock; inside the context only this thread uses the network."""
+def turn_of(network: Module) -> Turn:
+    """Return the lock and the state of a network, without waiting."""
     with _register:
         state = _turns.get(network)
         if state is None:
             state = _turns[network] = Turn()
+    return state
+
+
+@contextmanager
+def turn(network: Module) -> Iterator[Turn]:
+    """Wait for the network's lock; inside the context only this thread uses the network."""
+    state = turn_of(network)
     with state.lock:
         yield state
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import ModuleDict
 from transformers import PreTrainedModel
 
+from acgpt.engine.locks import turn, turn_of
 from acgpt.engine.modules import listed, modules_of
 from acgpt.errors import InputError, ModelError
 
@@ -49,9 +50,19 @@ def adapters_at_work(layers: Sequence[Any]) -> tuple[object, ...]:
 
 
 def active_adapter(model: PreTrainedModel) -> str | None:
-    """Return the name of the active adapter; `None` if there is none."""
-    for layer in adapter_layers(model):
-        if not layer.disable_adapters and (names := list(layer.active_adapters)):
+    """Return the name of the adapter that is active outside of switches; `None` if there is none.
+
+    It does not wait for the thread that uses the network, which may have switched adapters for the moment.
+    """
+    shared = turn_of(model)
+    while True:
+        switches, states = shared.switches, shared.resting
+        if states is None:
+            states = [(layer._active_adapter, layer._disable_adapters) for layer in adapter_layers(model)]
+        if shared.switches == switches:
+            break
+    for active, disabled in states:
+        if not disabled and (names := [active] if isinstance(active, str) else list(active)):
             return "+".join(names)
     return None
 
@@ -85,21 +96,30 @@ class Switch:
             name: The adapter.
             same_layers: The layers are known to be those of the last call: a step of decoding does not look again.
         """
-        if not same_layers or self.structure is None:
-            self.refresh()
-        if any(layer.merged_adapters for layer in self.layers):
-            raise ModelError(
-                "an adapter is merged into the weights, so adapters cannot be switched: call unmerge_adapter() first."
-            )
-        layers = self.layers
-        before = [(layer._active_adapter, layer._disable_adapters) for layer in layers]
-        # A layer without weights of this adapter is switched off: it computes what the bare model computes.
-        after = [([name], False) if here else ([], True) for here in self.layers_with(name)]
-        try:
-            set_adapters(layers, after)
-            yield
-        finally:
-            set_adapters(layers, before)
+        with turn(self.model) as shared:
+            if not same_layers or self.structure is None:
+                self.refresh()
+            if any(layer.merged_adapters for layer in self.layers):
+                raise ModelError(
+                    "an adapter is merged into the weights, so adapters cannot be switched: call unmerge_adapter() "
+                    "first."
+                )
+            layers = self.layers
+            before = [(layer._active_adapter, layer._disable_adapters) for layer in layers]
+            # A layer without weights of this adapter is switched off: it computes what the bare model computes.
+            after = [([name], False) if here else ([], True) for here in self.layers_with(name)]
+            outermost = shared.resting is None
+            if outermost:
+                shared.resting = before
+            try:
+                shared.switches += 1
+                set_adapters(layers, after)
+                yield
+            finally:
+                set_adapters(layers, before)
+                shared.switches += 1
+                if outermost:
+                    shared.resting = None
 
     def layers_with(self, name: str | None) -> list[bool]:
         """Return whether each of the layers has weights of an adapter."""

@@ -67,7 +67,6 @@ NO_CONNECTION = ("ConnectError", "ConnectTimeout")  # errors of httpx, matched b
 Source = str | os.PathLike[str]
 
 
-@alone()
 def load(
     model: Source | None = None,
     adapter: Source | Mapping[str, Source] | Literal[False] | None = None,
@@ -80,6 +79,8 @@ def load(
     router: bool | None = None,
 ) -> LanguageModel:
     """Load a causal language model and its tokenizer. No code from a checkpoint is run.
+
+    Threads that load or make models take turns, downloads included.
 
     Args:
         model: A folder, a hub id or a `.gguf` file. For a folder that holds only an adapter, the adapter's base model
@@ -107,50 +108,51 @@ def load(
         InputError: An argument has a value that is not allowed.
         ModelError: The model or an adapter cannot be loaded, or cannot answer queries exactly.
     """
-    target = choose_device(device)
-    model = None if is_default(model) else model
-    source, adapters = resolve_all(model, adapter)
-    quantised = model is None or source.endswith(".gguf")
-    weights_dtype = choose_dtype(dtype, target, quantised)
-    if model is not None or source.endswith(".gguf"):
-        checks, verified = None, False
-        network, tokenizer = load_base(source, weights_dtype)
-    else:
-        checks = embedded_checks(Path(source), adapters, target, weights_dtype)
-        network, tokenizer, verified = load_embedded(Path(source), weights_dtype, checks)
-    metadata = {name: read_metadata(folder) for name, folder in adapters.items()}
-    metadata[BARE] = metadata_of(source, None, network.config)
-    if checks is not None and not verified and not made_for(network, metadata.values()):
-        checks = None  # every load warns
-    if adapters:
-        network = add_adapters(network, adapters, metadata, verified=verified)
-    if bos is None and not any(entry and entry.bos_token_id is not None for entry in metadata.values()):
-        bos = default_bos(model, None)
-    heads = {
-        name: head
-        for name, folder in {BARE: source, **adapters}.items()
-        if (entry := metadata[name]) is not None and (head := read_length_head(folder, entry, network)) is not None
-    }
-    network = network.to(target).eval()
-    if not verified:
-        check_finite(" + ".join([source, *adapters.values()]), network)
-    with finite_answers(network):
-        lm = LanguageModel(
-            network,
-            tokenizer,
-            metadata=metadata,
-            bos=bos,
-            mask=mask,
-            attention=attention,
-            router=True if router is None and routed(adapters) else router,
-            length_head=heads,
-            verified=verified,
-            small_weights=dtype == "auto",
-        )
-    if checks is not None and not verified:
-        checks.write()
-    lm._router.adapter_skipped = model is None and adapter is False
-    return lm
+    with alone():
+        target = choose_device(device)
+        model = None if is_default(model) else model
+        source, adapters = resolve_all(model, adapter)
+        quantised = model is None or source.endswith(".gguf")
+        weights_dtype = choose_dtype(dtype, target, quantised)
+        if model is not None or source.endswith(".gguf"):
+            checks, verified = None, False
+            network, tokenizer = load_base(source, weights_dtype)
+        else:
+            checks = embedded_checks(Path(source), adapters, target, weights_dtype)
+            network, tokenizer, verified = load_embedded(Path(source), weights_dtype, checks)
+        metadata = {name: read_metadata(folder) for name, folder in adapters.items()}
+        metadata[BARE] = metadata_of(source, None, network.config)
+        if checks is not None and not verified and not made_for(network, metadata.values()):
+            checks = None  # every load warns
+        if adapters:
+            network = add_adapters(network, adapters, metadata, verified=verified)
+        if bos is None and not any(entry and entry.bos_token_id is not None for entry in metadata.values()):
+            bos = default_bos(model, None)
+        heads = {
+            name: head
+            for name, folder in {BARE: source, **adapters}.items()
+            if (entry := metadata[name]) is not None and (head := read_length_head(folder, entry, network)) is not None
+        }
+        network = network.to(target).eval()
+        if not verified:
+            check_finite(" + ".join([source, *adapters.values()]), network)
+        with finite_answers(network):
+            lm = LanguageModel(
+                network,
+                tokenizer,
+                metadata=metadata,
+                bos=bos,
+                mask=mask,
+                attention=attention,
+                router=True if router is None and routed(adapters) else router,
+                length_head=heads,
+                verified=verified,
+                small_weights=dtype == "auto",
+            )
+        if checks is not None and not verified:
+            checks.write()
+        lm._router.adapter_skipped = model is None and adapter is False
+        return lm
 
 
 def embedded_checks(

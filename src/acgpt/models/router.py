@@ -24,7 +24,6 @@ from typing import TypeVar
 
 from transformers import PreTrainedModel
 
-from acgpt.engine.locks import turn
 from acgpt.engine.peft import active_adapter
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import Method
@@ -121,8 +120,6 @@ class Router:
         self.model, self.by_name, self.enabled = model, by_name, enabled
         self.adapters = {name: Adapter.of(name, metadata) for name, metadata in by_name.items() if name != BARE}
         self.adapter_skipped = False
-        self.pinned = not self.adapters  # whether the active adapter stays the same
-        self.pinned_adapter: str | None = None
         self.warned = False  # of an ignored future
 
     def chooses_per_query(self, adapter: Choice) -> bool:
@@ -130,15 +127,8 @@ class Router:
         return adapter is None and self.enabled and bool(self.adapters)
 
     def active(self) -> str | None:
-        """Return the name of the active adapter; the names of several are joined by +."""
-        if self.pinned:
-            return self.pinned_adapter
-        with turn(self.model):  # another thread may have switched adapters for the moment
-            return active_adapter(self.model)
-
-    def pin(self) -> None:
-        """Take the adapter that is active now for good. To look, a server would wait for the pass that is running."""
-        self.pinned_adapter, self.pinned = self.active(), True
+        """Return the name of the active adapter; the names of several are joined by +. It waits for no pass."""
+        return active_adapter(self.model) if self.adapters else None
 
     def resolve(self, adapter: Choice) -> str | None:
         """Return the name of the adapter that the user has chosen; the active one for `None`."""

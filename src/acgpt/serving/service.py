@@ -98,7 +98,6 @@ class Service:
         self.lm, self.scheduler, self.name = lm, scheduler, name
         self.limits = limits or LimitOptions()
         self.seconds = self.limits.timeout
-        lm._router.pin()
         # One thread: a tokenizer cannot be used by several at a time.
         self.worker = ThreadPoolExecutor(1, "acgpt-prepare")
         self.patterns = Patterns()

@@ -13,6 +13,7 @@ from acgpt.engine.meter import ignore
 from acgpt.errors import InputError
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
+from acgpt.serving.jobs import Counts
 from acgpt.serving.log import log_failure
 from acgpt.serving.scheduler import Scheduler
 
@@ -35,6 +36,7 @@ def warm_up(lm: LanguageModel, scheduler: Scheduler) -> int:
             continue  # not a question for this model
         except Exception as error:  # clients will be told
             log_failure(error)
+    scheduler.counts = Counts()  # of clients' questions
     return answered
 
 
