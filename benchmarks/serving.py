@@ -12,6 +12,7 @@ that of one client, which is what a server without batching would give any numbe
 at random times (Poisson) at a share of the throughput of the closed loop, whether others are answered or not; latencies
 are those of a server that is loaded so much. Before each load, as many clients as it has send requests that are not
 counted, for code, caches and captured steps. With `--seconds` a load ends after so many, with what was answered.
+`--profile` ends with one more load of the most clients, and says how often each function was on the scheduler's stack.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from common import Parser, machine, report
+from profiler import Profile
 from result_tables import serving_rows
+
+if TYPE_CHECKING:
+    from acgpt.serving.scheduler import Scheduler
 
 SUBJECTS = ["cat", "teacher", "old captain", "train", "committee", "river", "second engine", "garden", "painter"]
 PLACES = ["in the harbour", "behind the school", "near the border", "on the third floor", "at the end of the street"]
@@ -175,8 +180,8 @@ def over_http(url: str) -> Ask:
 
 
 @contextmanager
-def in_process(device: str) -> Iterator[Ask]:
-    """Yield a function that submits requests to a scheduler in this process."""
+def in_process(device: str) -> Iterator[tuple[Ask, Scheduler, float]]:
+    """Yield a function that submits requests to a scheduler in this process, the scheduler, and its warm-up seconds."""
     from common import load_adapted
 
     from acgpt.serving.scheduler import Scheduler
@@ -184,8 +189,10 @@ def in_process(device: str) -> Iterator[Ask]:
 
     lm = load_adapted(None, None, device, "auto")
     scheduler = Scheduler(lm._executor)
+    began = time.perf_counter()
     if scheduler.executor.engine.cuda:  # as a server does
         warm_up(lm, scheduler)
+    seconds = time.perf_counter() - began
 
     async def ask(one: Request) -> float | None:
         body = dict(one.body)
@@ -205,7 +212,7 @@ def in_process(device: str) -> Iterator[Ask]:
         return first[0] if first else None
 
     try:
-        yield ask
+        yield ask, scheduler, seconds
     finally:
         scheduler.close(drain=False)
 
@@ -268,21 +275,32 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=120)
     parser.add_argument("--warm-up", type=int, default=8)
+    parser.add_argument("--profile", action="store_true", help="in process: then sample what the scheduler does")
     parser.add_argument("--seconds", type=float, help="end each load after so many, with the requests answered so far")
     args = parser.parse_args()
     if args.seconds is not None and args.seconds <= 0:
         parser.error(f"--seconds {args.seconds} leaves nothing to measure: use a number above 0.")
     if 1 not in args.clients:
         parser.error("--clients must have 1: throughput is compared with that of one client.")
+    if args.profile and not args.in_process:
+        parser.error("--profile samples a thread of this process: use --in-process, too.")
+    more: dict[str, Any] = {}
     if args.in_process:
-        with in_process(args.device) as ask:
+        with in_process(args.device) as (ask, scheduler, seconds):
             rows = asyncio.run(measure(ask, args))
+            more["warm_up_seconds"] = seconds
+            if args.profile:
+                profile, clients = Profile(), max(args.clients)
+                with profile.of(scheduler.thread):
+                    asyncio.run(closed(ask, clients, args.requests, 9 * 10**5, args.seconds))
+                more["profile"] = {"clients": clients, "samples": profile.samples, "within": profile.shares()}
+                print("\n".join(f"{share:7.1%}  {name}" for name, share in profile.shares(0.02).items()))
     elif args.url:
         rows = asyncio.run(measure(over_http(args.url), args))
     else:
         with server(["--device", args.device]) as url:
             rows = asyncio.run(measure(over_http(url), args))
-    record = {"benchmark": "serving", "http": not args.in_process, "loads": rows}
+    record = {"benchmark": "serving", "http": not args.in_process, "loads": rows, **more}
     record |= machine("cuda" if args.device.startswith("cuda") else "cpu")
     report("Serving", *serving_rows(rows), record)
 
