@@ -401,13 +401,13 @@ class Decoder:
             before: Number of rows until now.
         """
         if free:
-            one = len(free) == 1  # its parts are copied without an index on the device
-            to, source = (x[0] if one else upload(np.array(x), self.clock.device) for x in (free, moved))
+            single = len(free) == 1  # copied without an index on the device
+            targets, sources = (x[0] if single else upload(np.array(x), self.clock.device) for x in (free, moved))
             for buffer in self.buffers():
-                buffer[to] = buffer[source]
+                buffer[targets] = buffer[sources]
             for block in self.cache.memory:  # row by row: all at once would take a copy of them first
-                for one_free, one_moved in zip(free, moved, strict=True):
-                    block[:, one_free] = block[:, one_moved]
+                for target, source in zip(free, moved, strict=True):
+                    block[:, target] = block[:, source]
         self.clock[rows:before] = self.ends[rows:before]  # where nothing is read or drawn
 
     def take_over(self, other: Decoder, rows: int) -> None:

@@ -190,25 +190,31 @@ class Buffers:
 
 
 @dataclass
+class Graph:
+    """The captured pass of a bucket.
+
+    Args:
+        graph: The graph. `None` on a CPU, where the pass itself is run: in tests.
+        used: When it was used last: the number of passes until then.
+    """
+
+    graph: torch.cuda.CUDAGraph | None
+    used: int
+
+
+@dataclass
 class Captured:
     """The buckets of one step.
 
     Args:
         seen: Those that were used once.
         refused: Those for which there was no memory.
-        graphs: The captured ones. `None` on a CPU, where the pass itself is run: in tests.
-        used: When each of these was used last: the number of passes until then.
+        graphs: The captured ones.
     """
 
     seen: set[Bucket] = field(default_factory=set)
     refused: set[Bucket] = field(default_factory=set)
-    graphs: dict[Bucket, torch.cuda.CUDAGraph | None] = field(default_factory=dict)
-    used: dict[Bucket, int] = field(default_factory=dict)
-
-    def forget(self, bucket: Bucket) -> None:
-        """Drop the graph of a bucket, which is new again."""
-        del self.graphs[bucket], self.used[bucket]
-        self.seen.discard(bucket)
+    graphs: dict[Bucket, Graph] = field(default_factory=dict)
 
 
 class PackedGraphs:
@@ -241,12 +247,13 @@ class PackedGraphs:
         bucket, own = Bucket.of(layout.copies, layout.texts), self.captured.setdefault(step, Captured())
         buffers, self.passes = self.buffers, self.passes + 1
         if bucket in own.graphs and buffers is not None and buffers.kind == kind_of(step):
-            graph, own.used[bucket] = own.graphs[bucket], self.passes
+            captured = own.graphs[bucket]
+            captured.used = self.passes
             buffers.fill(layout, bucket)
-            if graph is None:
+            if captured.graph is None:
                 buffers.run(step, bucket)
             else:
-                graph.replay()
+                captured.graph.replay()
             return buffers.results(step, bucket, layout, keep, hidden=hidden, kept=kept)
         results = step.packed(*layout.inputs(), Varlen(layout), keep, hidden=hidden, kept=kept)
         if bucket not in own.seen:
@@ -266,7 +273,7 @@ class PackedGraphs:
         """
         if not bucket.fits(most_slots(step)) or not self.make_room():
             return
-        graphs = [graph for own in self.captured.values() for graph in own.graphs.values()]
+        graphs = [captured.graph for own in self.captured.values() for captured in own.graphs.values()]
         try:
             if self.buffers is None or not graphs:  # those of a network that is now elsewhere, or of another dtype
                 self.buffers = None
@@ -294,17 +301,18 @@ class PackedGraphs:
         if not error <= step.tolerance:
             self.give_up(f"relative difference {error:.2g}")
             return
-        self.captured[step].graphs[bucket], self.captured[step].used[bucket] = graph, self.passes
+        self.captured[step].graphs[bucket] = Graph(graph, self.passes)
 
     def make_room(self) -> bool:
         """Return whether one more graph may be kept; if there are too many, a stale one is dropped."""
-        kept = [(used, own, bucket) for own in self.captured.values() for bucket, used in own.used.items()]
+        kept = [(own, bucket) for own in self.captured.values() for bucket in own.graphs]
         if len(kept) < MOST_GRAPHS:
             return True
-        used, own, bucket = min(kept, key=lambda one: one[0])
-        if self.passes - used < STALE:
+        own, oldest = min(kept, key=lambda one: one[0].graphs[one[1]].used)
+        if self.passes - own.graphs[oldest].used < STALE:
             return False
-        own.forget(bucket)
+        del own.graphs[oldest]
+        own.seen.discard(oldest)  # it is new again
         return True
 
     def give_up(self, why: str) -> None:
