@@ -36,7 +36,7 @@ import acgpt
 from acgpt.engine.attention import Dense
 from acgpt.engine.decode import Recorder
 from acgpt.engine.layout import build
-from acgpt.engine.score import token_log_probs
+from acgpt.engine.score import target_log_probs
 from acgpt.models.loading import DEFAULT_PACKAGE
 from acgpt.models.router import Route
 
@@ -205,7 +205,7 @@ def small_log_probs(engine: Any, step: Any, question: acgpt.Query, future: bool)
     layout = build([question], bos=engine.bos, mask=engine.mask, future=future)
     first = int(layout.rows.min())
     logits = step(*layout.inputs(), Dense(layout), len(layout.ids) - first, Recorder())[0]
-    scores: np.ndarray = token_log_probs(logits[layout.rows - first], layout.targets).numpy()
+    scores: np.ndarray = target_log_probs(logits[layout.rows - first], layout.targets).numpy()
     return scores
 
 
