@@ -14,22 +14,29 @@ import torch
 from interpreter import run_interpreted
 from joining import join_and_leave
 from models import random_query, tiny_model
+from transformers import GPTNeoXForCausalLM
 
 from acgpt.engine import cuda_step
 from acgpt.engine.attention import Ragged, Watch, check_model, run
 from acgpt.engine.cuda_step import CudaStep, CudaSteps, copied_bytes, supports
-from acgpt.engine.decode import Decoder, Rows, Sampling, draw_among
+from acgpt.engine.decode import Decoder, Rows, Sampling, draw_among, gather_samples
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
+from acgpt.methods.ac_gpt import AcGpt
+from acgpt.methods.sigma_gpt import SigmaGptTemporal
+from acgpt.methods.sigma_network import SigmaGPTForCausalLM
 from acgpt.query.query import Query
 
 NETWORKS = {
     "GPT-NeoX": ("gpt_neox", {}),
     "GPT-NeoX, parallel residual, partial rotary": ("gpt_neox", {"use_parallel_residual": True, "rotary_pct": 0.25}),
     "GPT-NeoX without biases of attention": ("gpt_neox", {"attention_bias": False}),
+    "σ-GPT": ("sigma", {}),
+    "σ-GPT, table": ("sigma", {"target_positions": "table"}),
     "Llama": ("llama", {}),
     "Llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
 }
+METHODS = {"gpt_neox": AcGpt, "llama": AcGpt, "sigma": SigmaGptTemporal}  # how the networks above are asked
 # Temperature, top-p and top-k.
 DRAWS = {
     "greedy": (0.0, 1.0, None),
@@ -47,10 +54,10 @@ DRAWS = {
 
 def network(architecture, width=128, dtype=torch.float32, vocabulary=50, **options):
     """Return a small network with heads of 32 channels, or as many as a quarter of the width."""
-    shape = {"use_parallel_residual": False, "rotary_pct": 1.0} if architecture == "gpt_neox" else {}
-    options = {"hidden_act": "gelu_pytorch_tanh", **shape, **options} if architecture == "gpt_neox" else options
-    model = neox(width, vocabulary, **options) if architecture == "gpt_neox" else None
-    model = model or tiny_model("llama", scale=0.1, width=width, vocabulary=vocabulary, positions=256, **options)
+    if architecture == "llama":
+        model = tiny_model("llama", scale=0.1, width=width, vocabulary=vocabulary, positions=256, **options)
+    else:
+        model = neox(architecture, width, vocabulary, **options)
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         if parameter.ndim == 1:  # biases are 0 and norms 1 at initialisation
@@ -58,14 +65,14 @@ def network(architecture, width=128, dtype=torch.float32, vocabulary=50, **optio
     return model.to(dtype)
 
 
-def neox(width, vocabulary, **options):
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    config = GPTNeoXConfig(
+def neox(architecture, width, vocabulary, **options):
+    network = GPTNeoXForCausalLM if architecture == "gpt_neox" else SigmaGPTForCausalLM
+    shape = {"use_parallel_residual": False, "rotary_pct": 1.0, "hidden_act": "gelu_pytorch_tanh"}
+    config = network.config_class(
         vocab_size=vocabulary, hidden_size=width, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=2 * width, max_position_embeddings=256, bos_token_id=0, eos_token_id=0, **options,
+        intermediate_size=2 * width, max_position_embeddings=256, bos_token_id=0, eos_token_id=0, **shape | options,
     )  # fmt: skip
-    model = GPTNeoXForCausalLM(config).eval()
+    model = network(config).eval()
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         if parameter.ndim > 1:
@@ -190,18 +197,18 @@ def interpret_ragged_rows():
     return ((logits[0] - logits[1]).norm() / logits[1].norm()).item()
 
 
-def interpret_bookkeeping():
+def interpret_bookkeeping(architecture):
     """Return whether steps draw the same samples with and without the kernels that look up and write."""
-    model, answers, same = network("llama", dtype=torch.float16), [], []
+    model, method, answers, same = network(architecture, dtype=torch.float16), METHODS[architecture](), [], []
     check_model(model)
     queries = [random_query(seed, length) for seed, length in ((0, 9), (1, 5), (2, 7))]
     for fused in (True, False):
         engine, step = Engine(model, bos=0, mask=1), CudaStep(model, True)
         engine.ragged, engine.forward = True, lambda *_, step=step: step
-        if not fused:
-            Decoder.fused_step = plain_step
-        with torch.inference_mode():
-            answers.append(engine.sample(queries, 2, Sampling(temperature=0.8, top_p=0.9, seed=3), True))
+        with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+            if not fused:
+                patch.setattr(Decoder, "fused_step", plain_step)
+            answers.append(drawn_by(method, engine, queries, 2, Sampling(temperature=0.8, top_p=0.9, seed=3)))
         assert step.calls > 3
     for ours, theirs in zip(*answers, strict=True):
         for (tokens, log_probs), (wanted, scores) in zip(ours, theirs, strict=True):
@@ -209,10 +216,15 @@ def interpret_bookkeeping():
     return all(same)
 
 
-def plain_step(decoder, rows, width, capacity, sampling, forbidden_token, forward):
+def plain_step(decoder, rows, width, capacity, sampling, ordered, forbidden_token, forward):
     """Take a step without the kernels that look up and write: `Decoder.step` does so for constrained rows."""
     decoder.allowed = None
-    return decoder.step(rows, width, capacity, sampling, False, forbidden_token, True, forward)
+    return decoder.step(rows, width, capacity, sampling, ordered, forbidden_token, True, forward)
+
+
+def drawn_by(method, engine, queries, n, sampling):
+    """Return the n samples of each query that a method draws."""
+    return gather_samples(method.stream(engine, queries, n, sampling), queries, n)
 
 
 def interpret_all():
@@ -223,7 +235,7 @@ def interpret_all():
     for name, (architecture, options) in NETWORKS.items():
         results[name] = [interpret_network(architecture, options, copied) for copied in (True, False)]
     results["ragged rows"] = interpret_ragged_rows()
-    results["bookkeeping"] = interpret_bookkeeping()
+    results["bookkeeping"] = {architecture: interpret_bookkeeping(architecture) for architecture in METHODS}
     try:
         results["adapters"] = interpret_adapters()
     except pytest.skip.Exception:
@@ -270,8 +282,9 @@ def test_adapters_are_merged_and_changed_weights_copied_again(interpreted):
 
 
 @pytest.mark.slow
-def test_samples_with_all_kernels_are_those_without(interpreted):
-    assert interpreted["bookkeeping"]
+@pytest.mark.parametrize("architecture", METHODS)
+def test_samples_with_all_kernels_are_those_without(interpreted, architecture):
+    assert interpreted["bookkeeping"][architecture]
 
 
 # ---- networks that are used themselves -------------------------------------------------------------------------------
@@ -345,7 +358,7 @@ class TestOnCuda:
         return Engine(model, bos=0, mask=1, backend="varlen", budget=500), network_itself
 
     @staticmethod
-    def check_scores(model, rows, nats=0.08):
+    def check_scores(model, rows, nats=0.08, method=None):
         """Check that (query, positions, tokens, log-probabilities) agree with one pass over the filled text."""
         engine = Engine(model, bos=0, mask=1, backend="dense", budget=500)
         for query, positions, tokens, log_probs in rows:
@@ -353,7 +366,7 @@ class TestOnCuda:
             for position, token in zip(positions, tokens, strict=True):
                 filled[position - 1] = int(token)
             with torch.inference_mode():
-                scores = engine.log_probs([Query(filled, query.given, query.asked)], future=True)[0]
+                scores = (method or AcGpt()).score(engine, [Query(filled, query.given, query.asked)])[0]
             assert np.abs(np.array(scores) - np.array(log_probs)).max() < nats
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -370,16 +383,16 @@ class TestOnCuda:
         assert error < (3e-2 if dtype == torch.bfloat16 else 4e-3)
 
     @pytest.mark.parametrize("width", [1, 4])
-    @pytest.mark.parametrize("architecture", ["gpt_neox", "llama"])
+    @pytest.mark.parametrize("architecture", METHODS)
     def test_samples_agree_with_one_pass_and_with_the_network(self, architecture, width, passes, monkeypatch):
         monkeypatch.setattr("acgpt.engine.engine.choose_width", lambda *_: width)
-        model = network(architecture, dtype=torch.float16).cuda()
+        model, method = network(architecture, dtype=torch.float16).cuda(), METHODS[architecture]()
         check_model(model)
         queries = [random_query(seed, length, share=0.5) for seed, length in enumerate((200, 5, 31, 1, 120))]
         for sampling in (Sampling(seed=3), Sampling(temperature=0.8, top_p=0.9, seed=4), Sampling(temperature=0)):
             passes.clear()
             with torch.inference_mode():
-                ours, theirs = (engine.sample(queries, 3, sampling, True) for engine in self.engines(model))
+                ours, theirs = (drawn_by(method, engine, queries, 3, sampling) for engine in self.engines(model))
             assert {shape[1] for shape in passes if shape[0] > 1} == {width}
             pairs = [pair for samples in zip(ours, theirs, strict=True) for pair in zip(*samples, strict=True)]
             equal = np.mean([np.array_equal(one[0], other[0]) for one, other in pairs])
@@ -389,7 +402,7 @@ class TestOnCuda:
                 for query, samples in zip(queries, ours, strict=True)
                 for drawn in samples
             ]
-            self.check_scores(model, rows)
+            self.check_scores(model, rows, method=method)
 
     def test_rows_that_join_and_leave_agree_with_one_pass(self, passes):
         model = network("llama", dtype=torch.float16).cuda()

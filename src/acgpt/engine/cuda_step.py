@@ -1,4 +1,4 @@
-"""Decoding steps on CUDA in half precision with few kernels, for GPT-NeoX and Llama networks.
+"""Decoding steps on CUDA in half precision with few kernels, for GPT-NeoX, σ-GPT and Llama networks.
 
 The modules of a network launch about twenty small kernels per layer. `CudaStep` computes the same with three or four
 (see `kernels.step`), next to matrix products and attention:
@@ -24,7 +24,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -192,6 +192,19 @@ class Layer:
         return self.down(self.activation(self.up(rows)))
 
 
+@runtime_checkable
+class TargetReader(Protocol):
+    """A network that reads the position that each slot predicts, see `methods.sigma_network`."""
+
+    rotates_queries: bool  # to the position that is predicted
+
+    def next_positions(self, positions: Tensor) -> Tensor:
+        """Return what slots predict where no positions are passed."""
+
+    def embed_targets(self, positions: Tensor, target_positions: Tensor) -> Tensor:
+        """Return what is added to the embeddings of tokens."""
+
+
 class PackedRow:
     """Keys and values of a packed pass: the cache of one row, of which a pass writes and reads all slots.
 
@@ -239,6 +252,7 @@ class CudaStep:
         self.heads = heads, getattr(config, "num_key_value_heads", None) or heads
         self.calls = 0  # passes, including one for each captured graph but not its replays
         self.packs = False  # whether `packed` agrees with the network
+        self.reader: TargetReader | None = network if isinstance(network, TargetReader) else None
         self.weights: int = model.num_parameters()
         self.tolerance = tolerance_of(model)
 
@@ -250,10 +264,18 @@ class CudaStep:
                     product.refresh()
             self.head.refresh()
 
-    def __call__(self, ids: Tensor, positions: Tensor, backend: Backend, keep: int, cache: Rows) -> Tensor:
+    def __call__(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        backend: Backend,
+        keep: int,
+        cache: Rows,
+        target_positions: Tensor | None = None,
+    ) -> Tensor:
         """Return the (rows, keep, V) logits at the last slots, as `attention.run` does."""
         rows, slots = ids.shape
-        stream, *branches = self.residuals(ids, positions, backend, cache)
+        stream, *branches = self.residuals(ids, positions, backend, cache, target_positions)
         kept = (x.unflatten(0, (rows, slots))[:, slots - keep :] for x in (stream, *branches))
         _, normal = self.norm(*(x.flatten(0, 1).contiguous() for x in kept))
         logits: Tensor = self.head(normal).unflatten(0, (rows, keep))
@@ -285,18 +307,27 @@ class CudaStep:
         return self.embedding.new_empty(layers, 2, 1, slots, self.heads[1], self.width)
 
     def residuals(
-        self, ids: Tensor, positions: Tensor, backend: Backend, cache: Rows | PackedRow
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        backend: Backend,
+        cache: Rows | PackedRow,
+        target_positions: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Return the (n, width) residual stream after all layers, without and then the branches to add to it."""
         self.calls += 1
         rows, slots = ids.shape
         stream = F.embedding(ids.flatten(), self.embedding)  # (n, width), n = rows * slots
-        angles = kernels.angles(positions.flatten(), self.frequencies, self.scaling, stream.dtype)
+        query_angles = angles = self.angles(positions)
+        if self.reader is not None:
+            targets = self.reader.next_positions(positions) if target_positions is None else target_positions
+            stream = stream + self.reader.embed_targets(positions, targets).flatten(0, 1).to(stream.dtype)
+            query_angles = self.angles(targets) if self.reader.rotates_queries else angles
         branches: tuple[Tensor, ...] = ()
         for index, layer in enumerate(self.layers):
             stream, normal = layer.attention_norm(stream, *branches)
             q = kernels.rotate(
-                layer.qkv(normal), *angles, cache.slots, cache.buffers[index], self.heads, self.interleaved
+                layer.qkv(normal), query_angles, angles, cache.slots, cache.buffers[index], self.heads, self.interleaved
             )
             q = q.unflatten(0, (rows, slots)).transpose(1, 2)
             attended = backend(q, *cache.visible(index, rows), self.scale)  # (rows, slots, heads, head width)
@@ -308,6 +339,10 @@ class CudaStep:
                 stream, normal = layer.mlp_norm(stream, out)
                 branches = (layer.mlp(normal),)
         return stream, *branches
+
+    def angles(self, positions: Tensor) -> kernels.Angles:
+        """Return the cosines and sines of (rows, slots) positions."""
+        return kernels.angles(positions.flatten(), self.frequencies, self.scaling, self.embedding.dtype)
 
 
 class CudaSteps:
@@ -447,12 +482,13 @@ def difference(step: CudaStep, model: PreTrainedModel) -> float:
     """Return the relative difference between a step and the network on a few tokens: of logits, keys and values."""
     slots = torch.arange(TRIAL, device=model.device)[None]
     ids = slots * 7919 % model.config.vocab_size
+    targets = () if step.reader is None else (slots * 5 % TRIAL,)
     state = model.get_input_embeddings().weight.new_empty(1, step.heads[1], 0, step.width)
     states = []
     for forward in (step, lambda *inputs: run(model, *inputs)):
         cache = Rows([(state, state)] * len(step.layers), 1, TRIAL + 1)
         cache.advance(slots, TRIAL)
-        logits = forward(ids, slots, Ragged(slots, TRIAL), TRIAL, cache)[0]
+        logits = forward(ids, slots, Ragged(slots, TRIAL), TRIAL, cache, *targets)[0]
         buffers = [buffer[0, :TRIAL].flatten(1) for pair in cache.buffers for buffer in pair]
         states.append([logits, *buffers])
     return relative_difference(*states)

@@ -23,6 +23,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ from acgpt.query.query import Query
 
 Drawn = tuple[np.ndarray, np.ndarray]  # the asked tokens of a sample and their log-probabilities, left to right
 Answer = tuple[int, int, Drawn]  # number of the query, number of the sample, and the sample
-Forward = Callable[[Tensor, Tensor, Backend, int, Any], Tensor]  # see `cpu_step.LlamaStep.__call__`
+Forward = Callable[..., Tensor]  # see `cpu_step.LlamaStep.__call__` and `cuda_step.CudaStep.__call__`
 
 GREEDY = 1e-6  # lower temperatures count as 0: dividing by them would overflow
 FEW = 1024  # likeliest tokens that are sorted first; truncation mostly ends among them
@@ -460,31 +461,29 @@ class Decoder:
             ordered: The texts are in another order, given by `position_ids`.
             forbidden_token: A token that is not drawn.
             constrained: Draw only tokens that were allowed with `allow`.
-            forward: Replaces `attention.run` of the network where no target positions are passed, see `cpu_step` and
-                `cuda_step`.
+            forward: Replaces `attention.run` of the network, see `cpu_step` and `cuda_step`.
 
         Returns:
             (rows, V) the logits, and (rows,) the columns to draw.
         """
-        if self.ragged and forward is not None and not ordered and not constrained and sampling is not None:
-            return self.fused_step(rows, width, capacity, sampling, forbidden_token, forward)
+        if self.ragged and forward is not None and not constrained and sampling is not None:
+            return self.fused_step(rows, width, capacity, sampling, ordered, forbidden_token, forward)
         now, row = self.clock[:rows], torch.arange(rows, device=self.clock.device)
         reads, columns = self.reads[row, now, :width], self.draws[row, now]
         positions = reads.clamp(min=0)
         self.cache.advance(torch.where(reads >= 0, self.copies[:rows] + reads, self.slots), capacity)
-        ids, target_positions = self.text[row[:, None], positions], None
+        ids = self.text[row[:, None], positions]
+        targets: tuple[Tensor, ...] = ()
         if ordered:
             order = self.position_ids
-            positions, target_positions = order[row[:, None], positions], order[row[:, None], positions + 1]
+            positions, targets = order[row[:, None], positions], (order[row[:, None], positions + 1],)
         backend: Backend = (
             Ragged(self.cache.slots, self.slots)
             if self.ragged
             else Cached(self.cache.slots, capacity, self.cache.dtype)
         )
-        if forward is not None and target_positions is None:
-            logits = forward(ids, positions, backend, 1, self.cache)
-        else:
-            logits = run(self.model, ids, positions, backend, 1, self.cache, target_positions)
+        forward = forward or partial(run, self.model)
+        logits = forward(ids, positions, backend, 1, self.cache, *targets)
         logits = forbid(logits[:, -1], forbidden_token)
         if sampling is not None:
             allowed = self.allowed[:rows] if constrained and self.allowed is not None else None
@@ -498,15 +497,17 @@ class Decoder:
         width: int,
         capacity: int,
         sampling: Sampling,
+        ordered: bool,
         forbidden_token: int | None,
         forward: Forward,
     ) -> tuple[Tensor, Tensor]:
         """Take the step that `step` describes with two kernels in place of twenty, besides `forward` and the draw."""
-        ids, positions, slots, columns, uniform = step_kernels.begin(
-            self.clock, (self.reads, self.draws), self.text, self.copies, self.noise, (rows, width), self.slots
-        )
+        ids, positions, targets, slots, columns, uniform = step_kernels.begin(
+            self.clock, (self.reads, self.draws), self.text, self.copies, self.noise, (rows, width), self.slots,
+            self.position_ids if ordered else None,
+        )  # fmt: skip
         self.cache.advance(slots, capacity)
-        logits = forward(ids, positions, Ragged(slots, self.slots), 1, self.cache)[:, -1]
+        logits = forward(ids, positions, Ragged(slots, self.slots), 1, self.cache, *targets)[:, -1]
         if forbidden_token is not None:
             logits[:, forbidden_token] = float("-inf")  # in place: a copy would not be aligned
         drawn = draw(logits, uniform, sampling)

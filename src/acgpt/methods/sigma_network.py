@@ -40,6 +40,8 @@ from transformers import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, eager_attention_forward, rotate_half
 
+from acgpt.engine.cuda_step import FAMILIES
+
 REACH = 16  # largest offset in the table; larger ones are clipped to it
 Rotation = tuple[Tensor, Tensor]  # (rows, slots, rotated channels) cosines and sines
 
@@ -100,8 +102,8 @@ class SigmaGPTModel(GPTNeoXModel):
         super().__init__(config)
         if config.target_positions not in ("rotary", "table"):
             raise ValueError(f"target_positions must be rotary or table, not {config.target_positions!r}.")
-        self.rotary = config.target_positions == "rotary"
-        if self.rotary:
+        self.rotates_queries = config.target_positions == "rotary"
+        if self.rotates_queries:
             self.embed_offset = nn.Embedding(2 * REACH + 1, config.hidden_size)
             for layer in self.layers:
                 layer.attention = SigmaAttention(config, layer.attention.layer_idx)
@@ -128,15 +130,10 @@ class SigmaGPTModel(GPTNeoXModel):
             seen = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = seen + torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
         if target_positions is None:
-            target_positions = position_ids + 1
-            if not self.rotary:  # the table has no row after the last position: use row 0
-                target_positions = target_positions % self.embed_target.num_embeddings
-        if self.rotary:
-            target = self.embed_offset((target_positions - position_ids).clamp(-REACH, REACH) + REACH)
+            target_positions = self.next_positions(position_ids)
+        if self.rotates_queries:
             kwargs["target_embeddings"] = self.rotary_emb(inputs_embeds, position_ids=target_positions)
-        else:
-            target = self.embed_target(target_positions)
-        inputs_embeds = inputs_embeds + target.to(inputs_embeds.dtype)
+        inputs_embeds = inputs_embeds + self.embed_targets(position_ids, target_positions).to(inputs_embeds.dtype)
         return super().forward(
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -145,6 +142,18 @@ class SigmaGPTModel(GPTNeoXModel):
             use_cache=use_cache,
             **kwargs,
         )
+
+    def next_positions(self, positions: Tensor) -> Tensor:
+        """Return the next positions; after the last row of a table, row 0."""
+        return positions + 1 if self.rotates_queries else (positions + 1) % self.embed_target.num_embeddings
+
+    def embed_targets(self, positions: Tensor, target_positions: Tensor) -> Tensor:
+        """Return what is added to the embeddings of the tokens at `positions`."""
+        if self.rotates_queries:
+            offsets: Tensor = self.embed_offset((target_positions - positions).clamp(-REACH, REACH) + REACH)
+            return offsets
+        targets: Tensor = self.embed_target(target_positions)
+        return targets
 
 
 class SigmaGPTForCausalLM(GPTNeoXForCausalLM):
@@ -162,3 +171,4 @@ class SigmaGPTForCausalLM(GPTNeoXForCausalLM):
 
 AutoConfig.register(SigmaGPTConfig.model_type, SigmaGPTConfig, exist_ok=True)
 AutoModelForCausalLM.register(SigmaGPTConfig, SigmaGPTForCausalLM, exist_ok=True)
+FAMILIES[SigmaGPTForCausalLM] = FAMILIES[GPTNeoXForCausalLM]

@@ -26,6 +26,8 @@ from acgpt.engine.kernels.attention import HAS_TRITON, jit
 if HAS_TRITON:
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
+Angles = tuple[Tensor, Tensor]  # cosines and sines
+
 
 @jit()
 def add_norm_kernel(
@@ -85,14 +87,14 @@ def rotated(x, token, cos, sin, half, D: tl.constexpr):
 
 @jit("width", "cache_slots")
 def rotate_kernel(
-    qkv, cos, sin, slots, q, keys, values, width, cache_slots, half, qkv_stride, head_stride, key_start, value_start,
-    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    qkv, query_cos, query_sin, cos, sin, slots, q, keys, values, width, cache_slots, half, qkv_stride, head_stride,
+    key_start, value_start, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Rotate one query head of a token; or rotate a key head, and write it and its values into the cache."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.arange(0, D)
     if head < H:
-        turned = rotated(qkv + token * qkv_stride + head * head_stride, token, cos, sin, half, D)
+        turned = rotated(qkv + token * qkv_stride + head * head_stride, token, query_cos, query_sin, half, D)
         tl.store(q + (token * H + head) * D + channel, turned.to(q.dtype.element_ty))
     else:
         key_head = head - H
@@ -121,8 +123,8 @@ def swiglu_kernel(gate_up, out, width, BLOCK: tl.constexpr):
 
 @jit("spare", "width")
 def begin_kernel(
-    clock, reads, draws, text, copies, noise, ids, positions, slots, columns, uniform, spare, width,
-    reads_row, reads_step, draws_row, text_row, noise_row, BLOCK: tl.constexpr,
+    clock, reads, draws, text, copies, noise, order, ids, positions, targets, slots, columns, uniform, spare, width,
+    reads_row, reads_step, draws_row, text_row, noise_row, order_row, ORDERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Look up what one row reads in this step and where it draws, see `decode.Decoder.step`."""
     row = tl.program_id(0).to(tl.int64)
@@ -134,10 +136,15 @@ def begin_kernel(
     index = tl.arange(0, BLOCK)
     real = index < width
     read = tl.load(reads + row * reads_row + now * reads_step + index, mask=real, other=-1)
-    position = tl.maximum(read, 0)
-    tl.store(positions + row * width + index, position, mask=real)
+    place = tl.maximum(read, 0)
+    if ORDERED:
+        source = order + row * order_row + place
+        tl.store(positions + row * width + index, tl.load(source, mask=real, other=0), mask=real)
+        tl.store(targets + row * width + index, tl.load(source + 1, mask=real, other=0), mask=real)
+    else:
+        tl.store(positions + row * width + index, place, mask=real)
     tl.store(slots + row * width + index, tl.where(read >= 0, tl.load(copies + row) + read, spare), mask=real)
-    tl.store(ids + row * width + index, tl.load(text + row * text_row + position, mask=real, other=0), mask=real)
+    tl.store(ids + row * width + index, tl.load(text + row * text_row + place, mask=real, other=0), mask=real)
 
 
 @jit()
@@ -183,7 +190,7 @@ def add_norm(
     return total, out
 
 
-def angles(positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def angles(positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype) -> Angles:
     """Return the (n, half) cosines and sines of (n,) positions, for (half,) frequencies."""
     tokens, half = len(positions), len(frequencies)
     cos, sin = (torch.empty(tokens, half, dtype=dtype, device=positions.device) for _ in range(2))
@@ -194,8 +201,8 @@ def angles(positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.
 
 def rotate(
     qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    query_angles: Angles,
+    key_angles: Angles,
     slots: Tensor,
     cache: tuple[Tensor, Tensor],
     heads: tuple[int, int],
@@ -205,8 +212,9 @@ def rotate(
 
     Args:
         qkv: (n, …) queries, keys and values: those of all heads, or head by head if `interleaved`.
-        cos: (n, half) cosines; the first 2 * half channels of each head are rotated.
-        sin: (n, half) sines.
+        query_angles: What `angles` returns for the positions of queries, each (n, half): the first 2 * half channels
+            of each head are rotated.
+        key_angles: The same for those of keys.
         slots: (R, W) slots of the cache to write.
         cache: Keys and values, each (rows, slots, K, D).
         heads: H and K; equal if `interleaved`.
@@ -222,8 +230,8 @@ def rotate(
     value_start = 2 * dim if interleaved else (query_heads + key_heads) * dim
     q = torch.empty(tokens, query_heads, dim, dtype=qkv.dtype, device=qkv.device)
     rotate_kernel[(tokens, query_heads + key_heads)](
-        qkv, cos, sin, slots, q, keys, values, slots.shape[1], keys.shape[1], cos.shape[1], stride, head_stride,
-        key_start, value_start, H=query_heads, K=key_heads, D=dim, num_warps=1,
+        qkv, *query_angles, *key_angles, slots, q, keys, values, slots.shape[1], keys.shape[1], key_angles[0].shape[1],
+        stride, head_stride, key_start, value_start, H=query_heads, K=key_heads, D=dim, num_warps=1,
     )  # fmt: skip
     return q
 
@@ -245,7 +253,8 @@ def begin(
     noise: Tensor,
     shape: tuple[int, int],
     spare: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    order: Tensor | None = None,
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...], Tensor, Tensor, Tensor]:
     """Look up what rows read and draw in this step.
 
     Args:
@@ -256,21 +265,25 @@ def begin(
         noise: (rows, columns) uniform numbers.
         shape: R rows, of W positions each.
         spare: The slot that padding is written to.
+        order: (rows, columns + 1) position of each column, for texts in another order.
 
     Returns:
-        (R, W) token ids, positions and slots; (R,) the columns to draw, and the uniform numbers there.
+        (R, W) token ids; positions; the positions to predict, if there is an order, else nothing; and slots. (R,) the
+        columns to draw, and the uniform numbers there.
     """
     rows, width = shape
     reads, draws = schedule
-    ids, positions, slots = (torch.empty(shape, dtype=torch.long, device=clock.device) for _ in range(3))
+    ids, positions, targets, slots = (torch.empty(shape, dtype=torch.long, device=clock.device) for _ in range(4))
+    ordered = order is not None
+    order = positions if order is None else order
     columns = torch.empty(rows, dtype=torch.long, device=clock.device)
     uniform = torch.empty(rows, dtype=noise.dtype, device=clock.device)
     begin_kernel[(rows,)](
-        clock, reads, draws, text, copies, noise, ids, positions, slots, columns, uniform, spare, width,
-        reads.stride(0), reads.stride(1), draws.stride(0), text.stride(0), noise.stride(0),
-        BLOCK=power_of_two(width), num_warps=1,
+        clock, reads, draws, text, copies, noise, order, ids, positions, targets, slots, columns, uniform, spare, width,
+        reads.stride(0), reads.stride(1), draws.stride(0), text.stride(0), noise.stride(0), order.stride(0),
+        ORDERED=ordered, BLOCK=power_of_two(width), num_warps=1,
     )  # fmt: skip
-    return ids, positions, slots, columns, uniform
+    return ids, positions, (targets,) if ordered else (), slots, columns, uniform
 
 
 def end(
