@@ -284,6 +284,8 @@ def test_what_needs_no_model_does_not_import_torch(tmp_path):
         ["score", "a {{b"],
         ["rank", "a {{b}}"],
         ["infill", "a", "-n", "0"],
+        ["score", "a {{_}} b"],
+        ["score", "a {{_3}} b"],
     ]
     commands += [[command.callback.__name__, "--help"] for command in app.registered_commands] + [["draw", "--help"]]
     commands += [["score", "--file", str(tmp_path / "none")], ["score", "{{a}}", "--dtype", "float7"], ["show", "{{a"]]
@@ -303,16 +305,17 @@ print("imported", [name for name in ("torch", "transformers", "numpy") if name i
     lines = done.stdout.splitlines()
     assert lines[:2] == [f"acgpt {acgpt.__version__}", "code 0"]
     assert lines[-1] == "imported []"
-    assert [line for line in lines if line.startswith("code")].count("code 2") == 7
+    assert [line for line in lines if line.startswith("code")].count("code 2") == 9
     for word in ("Usage", "{{cat|dog|carburettor}}", "{{_3}}", "Keys of --json"):
         assert word in done.stdout
 
 
-def test_methods_and_missing_models_do_not_import_torch(tmp_path):
+def test_methods_missing_models_bad_patterns_and_formats_do_not_import_torch(tmp_path):
     nowhere = str(tmp_path / "nowhere")
     commands = [["methods"], ["methods", "--json"]]
     commands += [[command, "{{a}}", "--model", nowhere] for command in ("score", "infill")]
     commands += [["rank", "{{a|b}}", "--adapter", nowhere], ["score", "{{a}}", "--adapter", f"mine={nowhere}"]]
+    commands += [["infill", "a {{_:[0-9}} b"], ["show", "a {{b}}", "-o", str(tmp_path / "layout.xyz")]]
     code = f"""
 import sys
 from acgpt.cli.main import main
@@ -326,9 +329,11 @@ print("imported", [name for name in ("torch", "transformers", "huggingface_hub")
     env = os.environ | {"PYTHONPATH": SOURCE, "PYTHONUTF8": "1", "COLUMNS": "100"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, encoding="utf-8", timeout=60)
     lines = done.stdout.splitlines()
-    assert [line for line in lines if line.startswith("code")] == ["code 0"] * 2 + ["code 2"] * 4
+    assert [line for line in lines if line.startswith("code")] == ["code 0"] * 2 + ["code 2"] * 6
     assert lines[-1] == "imported []"
     assert done.stderr.count(f"there is no folder {nowhere}.") == 4
+    assert "the pattern '[0-9' cannot be used: unterminated character set" in done.stderr
+    assert "layout.xyz: end the name in a format that can be drawn" in done.stderr
     assert all(name in done.stdout for name in METHODS)
 
 

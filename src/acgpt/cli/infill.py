@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from acgpt.cli.templates import Line, answered_by, answers, check_template, load, note_adapters, questions, score_fields
+from acgpt.cli.templates import Line, answered_by, answers, check_filled, load, note_adapters, questions, score_fields
 from acgpt.cli.ui import Bars, FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.errors import InputError
 from acgpt.models.options import SampleOptions
@@ -67,7 +67,8 @@ def infill(
         raise typer.BadParameter(f"--temperature must be a finite number, not {options.temperature:g}.")
     if "" in options.stop:
         raise typer.BadParameter("--stop must not be empty.")
-    groups = questions(template, file, check_template)
+    local = options.server is None
+    groups = questions(template, file, lambda text: check_filled(text, patterns=local))
     seed = secrets.randbits(32) if options.seed is None else options.seed
     lm = load(options)
     from acgpt.display.show import Page, print_fills, print_samples

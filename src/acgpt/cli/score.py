@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from acgpt.cli.templates import answered_by, answers, check_template, load, note_adapters, questions, score_fields
+from acgpt.cli.templates import answered_by, answers, check_scored, load, note_adapters, questions, score_fields
 from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.errors import QueryError
 from acgpt.models.options import QuestionOptions
@@ -46,7 +46,7 @@ def score(
       from the past only, and with the future: adapter, log_prob, perplexity,
       bound, tokens; null if the model cannot answer, or if there is no future
     """
-    groups, future = questions(template, file, check_template), options.future
+    groups, future = questions(template, file, check_scored), options.future
     lm = load(options)
     from acgpt.display.show import NO_ANSWER, Page, print_score, printable
 

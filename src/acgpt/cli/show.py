@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from acgpt.cli.ui import JsonOption, emit, option, silence_libraries, with_options
+from acgpt.display.formats import check_format
 from acgpt.models.options import ModelOptions
 from acgpt.query.template import parse
 
@@ -49,6 +50,8 @@ def show(
       predicts (null, or position, id, text), mask (0 and 1: which slots it reads)
     """
     parse(template)
+    if output is not None:
+        check_format(output)
     silence_libraries()
     from acgpt.display import show as drawing
     from acgpt.display.reader import choose_reader

@@ -13,10 +13,10 @@ import typer
 
 from acgpt.cli.ui import silence_libraries
 from acgpt.common.memory import gc_paused
-from acgpt.errors import InputError
+from acgpt.errors import InputError, TemplateError
 from acgpt.models.options import LoadedOptions, QuestionOptions
 from acgpt.models.paths import check_paths
-from acgpt.query.template import check_slots, parse
+from acgpt.query.template import check_slots, check_texts, parse
 
 if TYPE_CHECKING:
     from acgpt.client import Client
@@ -64,9 +64,26 @@ def questions(template: str | None, file: Path | None, check: Callable[[str], ob
     return chain([next(groups)], groups)  # errors in the first batch are reported before a model is loaded
 
 
-def check_template(template: str) -> None:
-    """Check a template to score or sample, as far as that needs no model."""
-    check_slots(parse(template), template)
+def check_scored(template: str) -> None:
+    """Check a template to score, as far as that needs no model."""
+    check_texts(check_slots(parse(template), template), template)
+
+
+def check_filled(template: str, *, patterns: bool = True) -> None:
+    """Check a template to fill or sample, as far as that needs no model.
+
+    Args:
+        template: The template.
+        patterns: Whether to compile the regular expressions of gaps, for which a package is needed.
+    """
+    for slot in check_slots(parse(template), template):
+        if patterns and slot.gap is not None and slot.gap.pattern is not None:
+            from acgpt.query.constraint import check_pattern
+
+            try:
+                check_pattern(slot.gap.pattern)
+            except InputError as error:
+                raise TemplateError(str(error), template, slot.at) from error
 
 
 def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[Line]]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from acgpt.common.files import disk_errors
+from acgpt.display.formats import check_format
 from acgpt.errors import InputError
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 
@@ -158,16 +159,12 @@ def draw_conditioning(path: str | Path, panels: Sequence[Panel]) -> None:
     Raises:
         InputError: matplotlib is missing, the format is unknown, or the file cannot be written.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.colors import ListedColormap
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError as error:
-        raise InputError("drawing a picture needs matplotlib: pip install 'acgpt[plot]'") from error
-    if Path(path).suffix[1:].lower() not in FigureCanvasAgg.get_supported_filetypes():
-        raise InputError(f"{path}: end the name in a format that can be drawn, such as .png, .svg or .pdf.")
+    check_format(path)
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     columns = min(2, len(panels))
     lines = -(-len(panels) // columns)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from acgpt.common.files import disk_errors
+from acgpt.display.formats import check_format
 from acgpt.display.show import COLOURS, FONTS, shortened
 from acgpt.engine.layout import build, visible
 from acgpt.errors import InputError
@@ -89,15 +90,12 @@ def draw_modes(path: str | Path, text: str = TEXT, *, seed: int = 0) -> None:
     Raises:
         InputError: matplotlib is missing, the format is unknown, the file cannot be written, or the text does not fit.
     """
-    try:
-        from matplotlib import font_manager, rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure as Canvas
-        from matplotlib.patches import FancyBboxPatch, Rectangle
-    except ImportError as error:
-        raise InputError("drawing a picture needs matplotlib: pip install 'acgpt[plot]'") from error
-    if Path(path).suffix[1:].lower() not in FigureCanvasAgg.get_supported_filetypes():
-        raise InputError(f"{path}: end the name in a format that can be drawn, such as .png, .svg or .pdf.")
+    check_format(path)
+    from matplotlib import font_manager, rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.patches import FancyBboxPatch, Rectangle
+
     words = [shortened(word, 16) for word in re.findall(r"\w+|[^\w\s]", text)]
     if not 3 <= len(words) <= MOST_WORDS:
         raise InputError(f"the text has {len(words)} words and marks; a picture of the modes takes 3 to {MOST_WORDS}.")

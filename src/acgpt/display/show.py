@@ -29,6 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from acgpt.common.files import disk_errors
+from acgpt.display.formats import check_format
 from acgpt.display.table import print_table, terminal_table
 from acgpt.errors import CONTROLS, InputError, QueryError
 from acgpt.query.query import Query
@@ -469,17 +470,14 @@ def picture(drawn: Figure, path: str | Path, title: str = "") -> None:
         InputError: matplotlib is missing, the format is unknown, the file cannot be written, or there are too many
             slots to draw.
     """
-    try:
-        from matplotlib import font_manager, rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.colors import to_rgb
-        from matplotlib.figure import Figure as Canvas
-        from matplotlib.patches import Rectangle
-    except ImportError as error:
-        raise InputError("drawing a picture needs matplotlib: pip install 'acgpt[plot]'") from error
+    check_format(path)
+    from matplotlib import font_manager, rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import to_rgb
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.patches import Rectangle
+
     count, copies = len(drawn.slots), drawn.copies
-    if Path(path).suffix[1:].lower() not in FigureCanvasAgg.get_supported_filetypes():
-        raise InputError(f"{path}: end the name in a format that can be drawn, such as .png, .svg or .pdf.")
     if count > MOST_DRAWN:
         raise InputError(
             f"a picture shows at most {MOST_DRAWN} slots, and this question has {count}: acgpt show --json lists them."

@@ -30,7 +30,7 @@ from acgpt.models.metadata import model_method
 from acgpt.models.router import Route
 from acgpt.query.gaps import encode_gaps, has_gaps
 from acgpt.query.query import Query
-from acgpt.query.template import Part, Slot, fillings, parse, rendered
+from acgpt.query.template import Part, Slot, check_texts, fillings, parse, rendered
 from acgpt.query.text import Encoded, encode, encode_text, pieces
 
 Question = str | Query
@@ -226,12 +226,8 @@ class Searches:
         else:
             parts = parse(question)
             slots = [part for part in parts if isinstance(part, Slot)]
-            for slot in slots:
-                if (slot.blank is not None or slot.gap is not None) and not blanks:
-                    kind, remedy = ("gap", "fill") if slot.gap is not None else ("blank", "sample")
-                    raise TemplateError(
-                        f"a {kind} has no text to score; write it out, or {remedy} it (infill).", question, slot.at
-                    )
+            if not blanks:
+                check_texts(slots, question)
             if (blank := sum(slot.tokens or 0 for slot in slots)) >= self.positions:
                 raise too_long(f"at least {blank}", self.positions)
             encoded = encode(parts, self.tokenizer, question)

@@ -190,6 +190,20 @@ def check_slots(parts: Iterable[Part], template: str) -> list[Slot]:
     return slots
 
 
+def check_texts(slots: Iterable[Slot], template: str) -> None:
+    """Check that slots have a text to score.
+
+    Raises:
+        TemplateError: One is a blank or a gap.
+    """
+    for slot in slots:
+        if slot.blank is not None or slot.gap is not None:
+            kind, remedy = ("gap", "fill") if slot.gap is not None else ("blank", "sample")
+            raise TemplateError(
+                f"a {kind} has no text to score; write it out, or {remedy} it (infill).", template, slot.at
+            )
+
+
 def _slot(template: str, start: int) -> tuple[Slot, int]:
     """Parse the slot whose `{{` is at offset `start`; return it and the offset after it."""
     inside = start + 2
