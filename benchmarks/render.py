@@ -59,14 +59,14 @@ def report_block(request: Sequence[str], check: bool) -> str:
     dropped = [choice for choice in choices if "=" not in choice]
     all_folders = find_runs([ROOT / "benchmarks" / "results" / name])[0]
     folders = [folder for folder in all_folders if folder.name not in dropped]
-    runs, run_names = read_runs(folders), dict.fromkeys(folder.name for folder in all_folders)
+    run_names = dict.fromkeys(folder.name for folder in all_folders)
     if what in ("commands", "rates", "draws", "figure"):
         for choice in choices:
             lookup(choice, run_names, name)
     if what in ("commands", "rates"):
-        return commands(runs, what == "rates")
+        return commands(read_runs(folders), what == "rates")
     if what == "draws":
-        return draws(runs) or sys.exit(f"{name} has no generations: see benchmarks/results/{name}.")
+        return draws(read_runs(folders)) or sys.exit(f"{name} has no generations: see benchmarks/results/{name}.")
     newest = max(path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*"))
     parts = report_parts(tuple(folders), newest)
     if what == "figure":
