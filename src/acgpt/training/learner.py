@@ -7,6 +7,7 @@ vocabulary projection runs on the asked tokens only.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Iterator
@@ -239,8 +240,12 @@ def work(weight: Tensor) -> int:
     return (6 if weight.requires_grad else 4) * weight.numel()
 
 
+@functools.cache
 def matmul_rate(device: str | torch.device) -> float:
-    """Measure the operations per second of a large matrix product on this device: bf16 on CUDA, else fp32."""
+    """Measure the operations per second of a large matrix product on this device: bf16 on CUDA, else fp32.
+
+    A process measures each device once.
+    """
     cuda = torch.device(device).type == "cuda"
     size, dtype, repeats = (8192, torch.bfloat16, 8) if cuda else (768, torch.float32, 3)
     generator = torch.Generator(device).manual_seed(0)
