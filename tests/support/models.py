@@ -238,12 +238,12 @@ def tiny_tokenizer(**special):
 def truncated(p, sampling):
     """Apply temperature, then top-k, then top-p, by definition."""
     p = p ** (1 / sampling.temperature)
-    p = p / p.sum()
+    p = (p / p.sum()).tolist()
     ranked = sorted(range(len(p)), key=lambda i: -p[i])[: sampling.top_k]
-    total, kept, held = sum(p[i] for i in ranked), [], 0.0
+    total, kept, held = sum(p[i] for i in ranked), set(), 0.0
     for i in ranked:
         if held >= sampling.top_p * total:
             break
-        kept.append(i)
+        kept.add(i)
         held += p[i]
     return np.array([p[i] / held if i in kept else 0.0 for i in range(len(p))])
