@@ -50,7 +50,8 @@ def base(corpus, tmp_path_factory):
 
 
 def recipe_of(corpus, base, output, /, **keys):
-    content = {name: value for name, value in SMALL.items() if name != "model"}
+    # On a CPU, each text of a step is a forward pass of its own: two are enough to accumulate gradients.
+    content = {name: value for name, value in SMALL.items() if name != "model"} | {"batch": 2}
     return make(
         content | {"corpus": str(corpus), "base": str(base), "output": str(output), "lora": LORA} | keys, "mine"
     )
@@ -299,7 +300,8 @@ def test_a_run_that_is_killed_and_resumed_ends_as_one_that_never_stopped(lora, c
     ],
 )
 def test_two_processes_learn_what_one_does(parallel, lora, precision, corpus, base, tmp_path):
-    keys = {"lora": lora, "eval_every": 0, "precision": precision}  # with bf16, frozen weights of it beside fp32 ones
+    # Two texts per process and step. With bf16, frozen weights of it beside fp32 ones.
+    keys = {"lora": lora, "eval_every": 0, "precision": precision, "batch": 4}
     alone = run_to_the_end(recipe_of(corpus, base, "", **keys), tmp_path / "alone")
     shared = recipe_of(corpus, base, "", **keys, parallel=parallel)
     both = ranks(2, *words_of(shared, tmp_path / "both"), output=tmp_path / "said")
