@@ -18,9 +18,9 @@ than `MIN_TEXTS` texts have no interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -155,16 +155,29 @@ def resampled_means(sums: Mapping[str, tuple[np.ndarray, np.ndarray]], seed: int
         sums: For each mode, the sum of NLLs and the number of tokens of every text.
         seed: Seed of the resamples, which depend only on it and on the number of texts.
     """
-    rng = np.random.default_rng(seed)
     texts = len(next(iter(sums.values()))[0]) if sums else 1
     means: dict[str, list[np.ndarray]] = {mode: [] for mode in sums}
-    size = max(1, CELLS // texts)
-    for start in range(0, RESAMPLES, size):
-        times = rng.multinomial(texts, np.full(texts, 1 / texts), size=min(size, RESAMPLES - start)).astype(np.float64)
+    for times in [small_resamples(texts, seed)] if RESAMPLES * texts <= CELLS else resamples(texts, seed):
         for mode, (nlls, counts) in sums.items():
             with np.errstate(invalid="ignore"):  # 0 × ∞, if a text has probability 0
                 means[mode].append(times @ nlls / (times @ counts))
     return {mode: np.concatenate(parts) for mode, parts in means.items()}
+
+
+def resamples(texts: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield all resamples, (resamples, texts) counts of each text, in parts of at most `CELLS` entries."""
+    rng, size = np.random.default_rng(seed), max(1, CELLS // texts)
+    for start in range(0, RESAMPLES, size):
+        count = min(size, RESAMPLES - start)
+        yield rng.multinomial(texts, np.full(texts, 1 / texts), size=count).astype(np.float64)
+
+
+@lru_cache(maxsize=2)
+def small_resamples(texts: int, seed: int) -> np.ndarray:
+    """Return the resamples of few texts, cached: a report resamples evaluations of the same size many times."""
+    (times,) = resamples(texts, seed)
+    times.flags.writeable = False
+    return times
 
 
 def percentiles(values: np.ndarray, texts: int) -> tuple[float, float] | None:
