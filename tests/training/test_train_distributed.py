@@ -79,7 +79,7 @@ def at_the_second_checkpoint(rank):
     replace("acgpt.training.trainer:commit", make)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # imports everything three times; by default, `ranks` starts processes in the environment of torchrun
 def test_torchrun_trains_as_one_process_does_and_one_process_speaks(corpus, alone, tmp_path):
     run = tmp_path / "run"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "acgpt"]
