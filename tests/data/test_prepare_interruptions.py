@@ -102,7 +102,7 @@ def test_a_preparation_killed_at_any_moment_goes_on_to_the_same_bytes(interrupte
     assert sum(name.endswith(".bin") for name in whole) > 4
     number, ended = 0, 1
     while ended != 0:
-        number += 4
+        number += 5
         folder = f"killed-{number}"
 
         def work(number=number, folder=folder):
