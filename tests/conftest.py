@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +70,14 @@ def rounding() -> Iterator[None]:
     """With ACGPT_TEST_ROUNDING=1, rounding depends on the shapes of batches: see `rounding`."""
     with pytest.MonkeyPatch.context() as patch:
         perturb_if_asked(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def without_curves() -> Iterator[None]:
+    """Train as without matplotlib: drawing the curve takes a fifth of a short run. `test_train` draws it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib.figure", None)
         yield
 
 

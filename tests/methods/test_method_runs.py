@@ -24,6 +24,8 @@ from acgpt.training.batches import Batches
 from acgpt.training.recipe import make
 from acgpt.training.train import train
 
+pytestmark = pytest.mark.usefixtures("without_curves")
+
 OTHERS = [name for name, method in METHODS.items() if not method.drawable]
 UNANSWERED = {"diffusion": {"infilling-no-future", "training-no-future"}, "fim": {"training"}}
 KEYS = SMALL | {"length": 15, "steps": 30, "save_every": 15, "eval_every": 15, "log_every": 1, "final_texts": 3}

@@ -27,6 +27,8 @@ from acgpt.training.plan import settle
 from acgpt.training.recipe import make
 from acgpt.training.train import train
 
+pytestmark = pytest.mark.usefixtures("without_curves")
+
 LORA = {"rank": 4, "alpha": 8.0}
 NEW = {"dropout": 0.0, "targets": None, "start": None}  # the other keys of an adapter
 
@@ -278,7 +280,7 @@ def die_at_step_7(_):
     replace("acgpt.training.train:Reporter.on_step_end", make)
 
 
-@pytest.mark.parametrize("lora", [LORA | {"dropout": 0.1}, None])
+@pytest.mark.parametrize("lora", [LORA | {"dropout": 0.1}, pytest.param(None, marks=pytest.mark.soak)])
 def test_a_run_that_is_killed_and_resumed_ends_as_one_that_never_stopped(lora, corpus, base, tmp_path):
     recipe, folder = recipe_of(corpus, base, "", lora=lora, save_every=5, workers=1), tmp_path / "killed"
     whole = run_to_the_end(recipe, tmp_path / "whole")
@@ -295,7 +297,7 @@ def test_a_run_that_is_killed_and_resumed_ends_as_one_that_never_stopped(lora, c
     [
         ("ddp", LORA, "fp32"),
         pytest.param("fsdp", LORA, "fp32", marks=pytest.mark.soak),
-        ("fsdp", None, "fp32"),
+        pytest.param("fsdp", None, "fp32", marks=pytest.mark.soak),  # test_train_distributed has FSDP of all weights
         pytest.param("fsdp", LORA, "bf16", marks=pytest.mark.soak),  # slow on a CPU without bf16
     ],
 )

@@ -22,6 +22,8 @@ from acgpt.training.learner import Learner
 from acgpt.training.recipe import make
 from acgpt.training.train import train
 
+pytestmark = pytest.mark.usefixtures("without_curves")
+
 GAPS = {
     "parts": [
         {"kind": "blocks", "weight": 1, "r_max": 0.6},

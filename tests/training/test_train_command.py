@@ -18,6 +18,8 @@ from acgpt.training.run_folder import last_checkpoint
 from acgpt.training.stopping import StopRequests
 from acgpt.training.train import train
 
+pytestmark = pytest.mark.usefixtures("without_curves")
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
