@@ -229,7 +229,7 @@ def test_samples_of_several_orders_come_as_often_as_their_mean_probability_says(
 
     def chance(method):
         with torch.inference_mode():
-            (samples,) = method.sample(engine_of(model, RANDOM), [question], 6000, Sampling(seed=0))
+            (samples,) = method.sample(engine_of(model, RANDOM), [question], 4000, Sampling(seed=0))
         return p_value(counted(samples, 3), probabilities)
 
     assert chance(SigmaGptRandom(orders=3, seed=1)) > 1e-3

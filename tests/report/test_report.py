@@ -309,7 +309,7 @@ def test_there_is_no_sweep_of_one_r_max(tmp_path):
     assert not any("sweep" in name for name in made.content["files"])
 
 
-def test_an_evaluation_of_another_model_is_refused_and_the_fuller_of_two_is_taken(tmp_path, figures):
+def test_an_evaluation_of_another_model_is_refused_and_the_fuller_of_two_is_taken(tmp_path):
     part = evaluation("ac-gpt", (7.0, None, None, None, None)) | {"modes": {"unconditional": {"perplexity": 7.0}}}
     ac = write_run(tmp_path / "ac", further={"aa": part})
     make_report([ac, twin_of(tmp_path / "gpt")], tmp_path / "report")

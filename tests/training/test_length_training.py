@@ -82,7 +82,7 @@ def test_an_adapter_carries_its_head_and_a_merged_model_keeps_it(corpus, tmp_pat
     tokenizer = Corpus.open(corpus).tokenizer()
     tiny_model("llama", vocabulary=len(tokenizer), scale=0.05).save_pretrained(base)
     tokenizer.save_pretrained(base)
-    keys = {name: value for name, value in SMALL.items() if name != "model"}
+    keys = {name: value for name, value in SMALL.items() if name != "model"} | {"batch": 2}
     content = {"corpus": str(corpus), "base": str(base), "output": str(output), "conditioning": GAPS}
     train(make(keys | content | {"lora": {"rank": 4, "alpha": 8.0}}, "mine"), quiet=True)
     assert (output / "adapter" / FILE).is_file()
