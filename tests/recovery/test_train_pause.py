@@ -17,6 +17,8 @@ from acgpt.errors import InputError
 from acgpt.training import train as training
 from acgpt.training.recipe import make
 
+pytestmark = pytest.mark.usefixtures("without_curves")
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):

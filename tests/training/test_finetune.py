@@ -297,7 +297,7 @@ def test_a_run_that_is_killed_and_resumed_ends_as_one_that_never_stopped(lora, c
     [
         ("ddp", LORA, "fp32"),
         pytest.param("fsdp", LORA, "fp32", marks=pytest.mark.soak),
-        pytest.param("fsdp", None, "fp32", marks=pytest.mark.soak),  # test_train_distributed has FSDP of all weights
+        ("fsdp", None, "fp32"),
         pytest.param("fsdp", LORA, "bf16", marks=pytest.mark.soak),  # slow on a CPU without bf16
     ],
 )

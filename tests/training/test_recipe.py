@@ -32,6 +32,8 @@ from acgpt.training.recipe import (
 )
 from acgpt.training.train import train
 
+pytestmark = pytest.mark.usefixtures("without_curves")
+
 NAMES = sorted(path.stem for path in BUILT_IN.glob("*.yaml"))
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

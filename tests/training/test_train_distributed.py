@@ -79,7 +79,18 @@ def at_the_second_checkpoint(rank):
     replace("acgpt.training.trainer:commit", make)
 
 
-@pytest.mark.soak  # imports everything three times; by default, `ranks` starts processes in the environment of torchrun
+@pytest.mark.slow
+def test_two_processes_train_as_one_does_and_one_process_speaks(corpus, alone, tmp_path):
+    run = tmp_path / "run"
+    codes, output = together([*words_of(corpus, run), "--json", "--quiet"], run)
+    assert codes == [0, 0] and output[1] == "", output
+    (line,) = output[0].splitlines()
+    results = json.loads(line)
+    assert (results["processes"], results["fsdp"]) == (2, False)
+    check_learnt_the_same(run, alone)
+
+
+@pytest.mark.soak  # three processes import everything anew; the others get the environment of torchrun from `ranks`
 def test_torchrun_trains_as_one_process_does_and_one_process_speaks(corpus, alone, tmp_path):
     run = tmp_path / "run"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "acgpt"]
