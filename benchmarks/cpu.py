@@ -34,7 +34,6 @@ from result_tables import cpu_accuracy_rows, cpu_rows
 
 import acgpt
 from acgpt.engine.attention import Dense
-from acgpt.engine.decode import Recorder
 from acgpt.engine.layout import build
 from acgpt.engine.score import target_log_probs
 from acgpt.models.loading import DEFAULT_PACKAGE
@@ -204,7 +203,8 @@ def small_log_probs(engine: Any, step: Any, question: acgpt.Query, future: bool)
     """Return the log-probabilities of the asked tokens by a small copy of the network, in one pass."""
     layout = build([question], bos=engine.bos, mask=engine.mask, future=future)
     first = int(layout.rows.min())
-    logits = step(*layout.inputs(), Dense(layout), len(layout.ids) - first, Recorder())[0]
+    cache = step.cache(torch.arange(len(layout.ids))[None])
+    logits = step(*layout.inputs(), Dense(layout), len(layout.ids) - first, cache)[0]
     scores: np.ndarray = target_log_probs(logits[layout.rows - first], layout.targets).numpy()
     return scores
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaFo
 
 from acgpt import LanguageModel
 from acgpt.engine import cpu_step
-from acgpt.engine.attention import Cached, Claim, Watch, check_model, run
+from acgpt.engine.attention import Cached, Watch, check_model, run
 from acgpt.engine.cpu_step import FEWEST_STEPS, MOST_TOKENS, CpuSteps, LlamaStep, linear_layers
 from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
@@ -72,8 +74,10 @@ def passes(model, step, rows=2, slots=3):
     ids = torch.randint(0, VOCABULARY, (rows, slots), generator=torch.Generator().manual_seed(2))
     positions = torch.arange(slots).expand(rows, -1)
     with torch.no_grad():
-        own = step(ids, positions, Cached(positions, slots, torch.float32), slots, Claim(0))
-        dense = run(model, ids, positions, Cached(positions, slots, torch.float32), slots, Claim(0))
+        own, dense = (
+            forward(ids, positions, Cached(positions, slots, torch.float32), slots, step.cache(positions))
+            for forward in (step, partial(run, model))
+        )
     return own.log_softmax(-1), dense.log_softmax(-1)
 
 
@@ -144,6 +148,24 @@ def test_a_step_agrees_with_the_network_for_every_state_of_its_adapters():
         assert (without - bare).abs().max() < NATS
     assert (with_adapter - without).abs().max() > 5 * NATS  # the adapter matters
     assert len(steps.steps) == 2 and steps.current() is steps.current()
+
+
+def test_a_step_writes_the_keys_and_values_of_the_network():
+    model = llama()
+    step = CpuSteps(model).current()
+    ids = torch.randint(0, VOCABULARY, (3, 4), generator=torch.Generator().manual_seed(2))
+    slots = torch.tensor([[0, 1, 2, 9], [4, 5, 6, 7], [3, 4, 5, 8]])
+    caches = []
+    with torch.no_grad():
+        for forward in (step, partial(run, model)):
+            cache = step.cache(slots.new_full((3, 1), 9))
+            cache.advance(slots, 10)
+            forward(ids, slots, Cached(slots, 10, torch.float32), 1, cache)
+            caches.append(cache.memory[0])
+    own, dense = caches
+    assert (own - dense).norm() < 0.05 * dense.norm()
+    written = torch.zeros(3, 10, dtype=torch.bool).scatter_(1, slots, True)
+    assert torch.equal((own != 0).any(-1).any(-1), written.expand(len(own), -1, -1))
 
 
 def test_log_probs_of_samples_agree_with_scores():

@@ -32,7 +32,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from acgpt.engine.architecture import relative_difference
-from acgpt.engine.attention import Backend, Cached, Claim, is_compiled, is_hooked, run
+from acgpt.engine.attention import Backend, Cached, is_compiled, is_hooked, run
+from acgpt.engine.decode import Rows
 from acgpt.engine.modules import parameters_of
 from acgpt.engine.peft import adapter_layers, adapter_scales, adapters_at_work
 from acgpt.engine.small_weights import Int4, Int8, LowRank, Product, available, is_faster
@@ -58,10 +59,14 @@ class Norm:
         self.weight = module.weight.detach() * width**0.5
         self.least = torch.tensor((width * module.variance_epsilon) ** 0.5)
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return the normalised rows."""
+    def exact(self, rows: Tensor) -> Tensor:
+        """Return the normalised rows in fp32."""
         length = torch.hypot(torch.linalg.vector_norm(rows, dim=-1, keepdim=True), self.least)
         return (rows / length).mul_(self.weight)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the normalised rows in bf16, as products read them."""
+        return self.exact(rows).bfloat16()
 
 
 class Head:
@@ -108,29 +113,46 @@ class LlamaStep:
         self.layers, self.norm, self.head = layers, Norm(network.norm), head
         attention = network.layers[0].self_attn
         self.scale, self.width = attention.scaling, attention.head_dim
-        self.heads = model.config.num_attention_heads
-        self.rotated = self.heads + model.config.num_key_value_heads  # heads of queries and of keys
+        self.heads = model.config.num_attention_heads, model.config.num_key_value_heads
 
-    def __call__(self, ids: Tensor, positions: Tensor, backend: Backend, keep: int, cache: Any) -> Tensor:
+    def __call__(self, ids: Tensor, positions: Tensor, backend: Backend, keep: int, cache: Rows) -> Tensor:
         """Return the (rows, keep, V) logits at the last slots, as `attention.run` does."""
         rows, slots = ids.shape
-        states = self.embedding(ids).flatten(0, 1)  # (n, width), n = rows * slots
-        cos, sin = (x.flatten(0, 1)[:, None] for x in self.rotary(states, positions))
-        half = self.width // 2
-        sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # so that rotating swaps the halves of a head
+        n, (query_heads, key_heads), width = rows * slots, self.heads, self.width
+        states = self.embedding(ids).flatten(0, 1)  # (n, width of the network)
+        cos, sin = self.angles(states, positions)
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv(layer.attention_norm(states).bfloat16()).float().view(rows * slots, -1, self.width)
-            qk = qkv[:, : self.rotated]
-            qk = torch.addcmul(qk * cos, qk.roll(half, -1), sin).view(rows, slots, -1, self.width).transpose(1, 2)
-            v = qkv[:, self.rotated :].unflatten(0, (rows, slots)).transpose(1, 2)
-            keys, values = cache.update(qk[:, self.heads :], v, index)
-            attended = backend(qk[:, : self.heads], keys, values, self.scale)  # (rows, slots, heads, head width)
-            states += layer.out(attended.bfloat16().view(rows * slots, -1))
-            gate, up = layer.gate_up(layer.mlp_norm(states).bfloat16()).chunk(2, -1)
+            qkv = layer.qkv(layer.attention_norm(states)).float().view(n, -1, 2, width // 2)
+            qkv = torch.addcmul(qkv * cos, qkv.flip(2), sin).view(n, -1, width)
+            q, kv = qkv.split_with_sizes((query_heads, 2 * key_heads), 1)
+            keys, values = cache.put(kv.view(n, 2, key_heads, width).transpose(0, 1), index)
+            q = q.view(rows, slots, query_heads, width).transpose(1, 2)
+            attended = backend(q, keys, values, self.scale)  # (rows, slots, heads, width)
+            states += layer.out(attended.bfloat16().view(n, -1))
+            gate, up = layer.gate_up(layer.mlp_norm(states)).chunk(2, -1)
             states += layer.down(F.silu(gate).mul_(up))
         last = states.view(rows, slots, -1)[:, slots - keep :].flatten(0, 1)
-        logits: Tensor = self.head(self.norm(last))
+        logits: Tensor = self.head(self.norm.exact(last))
         return logits.view(rows, keep, -1)
+
+    def cache(self, slots: Tensor) -> Rows:
+        """Return an empty cache for a pass that writes the (R, W) slots, of which the last one is the largest."""
+        state = torch.empty(1, self.heads[1], 0, self.width)
+        size = int(slots[-1, -1]) + 1
+        cache = Rows([(state, state)] * len(self.layers), len(slots), size)
+        cache.advance(slots, size)
+        return cache
+
+    def angles(self, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the (n, heads, 2, width / 2) factors of the halves of each head, and those of the swapped halves.
+
+        Heads are those of queries, keys and values together. Values are not rotated: their factors are 1 and 0.
+        """
+        cos, sin = (x.flatten(0, 1).unflatten(1, (1, 2, -1)) for x in self.rotary(states, positions))
+        sin = torch.cat([-sin[:, :, :1], sin[:, :, 1:]], 2)
+        cos, sin = (x.expand(-1, sum(self.heads), -1, -1) for x in (cos, sin))
+        zeros = torch.zeros_like(sin[:, : self.heads[1]])
+        return torch.cat([cos, zeros + 1], 1), torch.cat([sin, zeros], 1)
 
 
 class CpuSteps:
@@ -288,5 +310,5 @@ def difference(step: LlamaStep, model: PreTrainedModel) -> float:
     slots = torch.arange(MOST_TOKENS)[None]
     ids = slots * 7919 % model.config.vocab_size
     backends = [Cached(slots, MOST_TOKENS, torch.float32) for _ in range(2)]
-    logits = step(ids, slots, backends[0], MOST_TOKENS, Claim(0))[0]
-    return relative_difference([logits], [run(model, ids, slots, backends[1], MOST_TOKENS, Claim(0))[0]])
+    logits = step(ids, slots, backends[0], MOST_TOKENS, step.cache(slots))[0]
+    return relative_difference([logits], [run(model, ids, slots, backends[1], MOST_TOKENS, step.cache(slots))[0]])

@@ -265,13 +265,16 @@ class Rows(Cache):
         self.buffers = list(zip(buffers[::2], buffers[1::2], strict=True))
         self.dtype = like[0][1].dtype
         self.nbytes = sum(block.nbytes for block in self.memory)
+        # By layer, if all are alike: (2, rows * slots, heads, D) keys and values.
+        self.pairs = self.memory[0].flatten(1, 2).split(2) if alike else ()
         self.slots = torch.empty(0)
-        self.rows: Tensor | None = None
+        self.flat_slots: Tensor | None = None
         self.capacity = 0
+        self.views: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}  # by number of rows and capacity: one
 
     def advance(self, slots: Tensor, capacity: int) -> None:
         """Set the (R, W) slots that the next step writes, and the number of slots that it may read."""
-        self.slots, self.capacity, self.rows = slots, capacity, None
+        self.slots, self.capacity, self.flat_slots = slots, capacity, None
 
     def fill(self, states: list[tuple[Tensor, Tensor]], packed: Tensor, targets: Tensor) -> None:
         """Copy the slots `packed` of a prefill to the slots `targets`, which count through the slots of all rows."""
@@ -280,20 +283,38 @@ class Rows(Cache):
                 values = take(state[0].transpose(0, 1), packed).to(buffer.dtype).contiguous()
                 as_int64(buffer.flatten(0, 1))[targets] = as_int64(values)
 
+    def targets(self) -> Tensor:
+        """Return the (R * W,) slots that a step writes; they count through the slots of all rows."""
+        if self.flat_slots is None:  # in the first layer
+            first = torch.arange(len(self.slots), device=self.slots.device) * self.buffers[0][0].shape[1]
+            self.flat_slots = (first[:, None] + self.slots).flatten()
+        return self.flat_slots
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write a step's keys and values at `slots` and return those of all visible slots; called by each layer."""
-        if self.rows is None:  # in the first layer
-            self.rows = torch.arange(len(self.slots), device=self.slots.device)[:, None]
         for buffer, state in zip(self.buffers[layer_idx], (key_states, value_states), strict=True):
-            buffer.index_put_((self.rows, self.slots), state.transpose(1, 2).to(buffer.dtype))
+            values = state.transpose(1, 2).flatten(0, 1).to(buffer.dtype)
+            buffer.flatten(0, 1).index_copy_(0, self.targets(), values)
         return self.visible(layer_idx, len(self.slots))
+
+    def put(self, states: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Do what `update` does with the (2, R * W, heads, D) keys and values, in fewer operations."""
+        self.pairs[layer].index_copy_(1, self.targets(), states)
+        return self.visible(layer, len(self.slots))
 
     def visible(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
         """Return the (rows, heads, capacity, D) keys and values that a step may read in one layer."""
-        keys, values = (buffer[:rows, : self.capacity].transpose(1, 2) for buffer in self.buffers[layer])
-        return keys, values
+        size = rows, self.capacity
+        if size not in self.views:  # the same in many steps
+            self.views = {
+                size: [
+                    (keys[:rows, : self.capacity].transpose(1, 2), values[:rows, : self.capacity].transpose(1, 2))
+                    for keys, values in self.buffers
+                ]
+            }
+        return self.views[size][layer]
 
     def get_seq_length(self, *_: Any) -> int:
         """Return 0: positions are always passed to the model, so it does not count slots."""

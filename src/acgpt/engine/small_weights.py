@@ -43,7 +43,7 @@ class Int4:
     """
 
     def __init__(self, codes: Tensor, low: Tensor, step: Tensor) -> None:
-        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32).flatten(1), 1)
+        self.packed = torch._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32).flatten(1), 1)
         # (K / BLOCK, N, 2): the kernel computes (code - 8) * scale + zero.
         self.scales = torch.cat([step, low + 8 * step], -1).transpose(0, 1).bfloat16().contiguous()
 
@@ -61,7 +61,7 @@ class Int4:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Multiply rows with the matrix, see `Product`."""
-        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, BLOCK, self.scales)
+        product: Tensor = torch._weight_int4pack_mm_for_cpu(rows, self.packed, BLOCK, self.scales)
         return product
 
 
@@ -79,7 +79,7 @@ class Int8:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Multiply rows with the matrix, see `Product`."""
-        product: Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.codes, self.scale)
+        product: Tensor = torch._weight_int8pack_mm(rows, self.codes, self.scale)
         return product
 
 
@@ -107,7 +107,7 @@ OPERATORS = ("_convert_weight_to_int4pack_for_cpu", "_weight_int4pack_mm_for_cpu
 
 def available() -> bool:
     """Return whether this version of torch has the kernels."""
-    return all(hasattr(torch.ops.aten, name) for name in OPERATORS)
+    return all(hasattr(torch, name) for name in OPERATORS)
 
 
 def is_faster(products: Sequence[Product], weights: Sequence[Tensor]) -> bool:
