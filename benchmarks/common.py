@@ -173,4 +173,5 @@ def report(
         for row in cells:
             table.add_row(*row)
         Console(width=150).print(table)
-    print(json.dumps({"command": shlex.join(["python", *sys.argv]), **record}))
+    program = f"benchmarks/{Path(sys.argv[0]).name}"  # wherever it was started
+    print(json.dumps({"command": shlex.join(["python", program, *sys.argv[1:]]), **record}))
