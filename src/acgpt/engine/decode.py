@@ -295,12 +295,11 @@ class Rows(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write a step's keys and values at `slots` and return those of all visible slots; called by each layer."""
         for buffer, state in zip(self.buffers[layer_idx], (key_states, value_states), strict=True):
-            values = state.transpose(1, 2).flatten(0, 1).to(buffer.dtype)
-            buffer.flatten(0, 1).index_copy_(0, self.targets(), values)
+            buffer.flatten(0, 1)[self.targets()] = state.transpose(1, 2).flatten(0, 1).to(buffer.dtype)
         return self.visible(layer_idx, len(self.slots))
 
     def put(self, states: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Do what `update` does with the (2, R * W, heads, D) keys and values, in fewer operations."""
+        """Do what `update` does, for (2, R * W, heads, D) keys and values of layers that are alike, on a CPU."""
         self.pairs[layer].index_copy_(1, self.targets(), states)
         return self.visible(layer, len(self.slots))
 
