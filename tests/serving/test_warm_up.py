@@ -9,6 +9,7 @@ from models import tiny_model, tiny_tokenizer
 from servers import tiny_lm
 
 from acgpt import LanguageModel, Metadata
+from acgpt.errors import ModelError
 from acgpt.models.executor import Executor
 from acgpt.serving.scheduler import Scheduler
 from acgpt.serving.warm_up import ROUNDS, SAMPLINGS, questions, warm_up
@@ -46,15 +47,16 @@ def test_other_methods_are_asked_what_they_can_answer_without_warnings(method, s
         assert warm_up(lm, started(lm)) >= ROUNDS
 
 
-def test_a_pass_that_fails_does_not_keep_the_server_from_starting(started, monkeypatch, caplog):
+@pytest.mark.parametrize("error", [RuntimeError("no memory"), ModelError("the logits are not numbers")], ids=repr)
+def test_a_pass_that_fails_is_logged_and_does_not_keep_the_server_from_starting(error, started, monkeypatch, caplog):
     lm = tiny_lm()
     scheduler = started(lm)
 
     def fail(*_):
-        raise RuntimeError("no memory")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(Executor, "log_probs", fail)
         assert 0 < warm_up(lm, scheduler) < ROUNDS * len(list(questions(lm)))
-    assert "RuntimeError" in caplog.text
+    assert type(error).__name__ in caplog.text
     assert scheduler.submit(lm.searches.log_prob(["The {{cat}} sat."])).future.result(60)

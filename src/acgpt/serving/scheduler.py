@@ -316,9 +316,11 @@ class Scheduler:
     def _release(self, route: Route, rows: Sequence[PendingRow]) -> None:
         """Remove rows from a pool; an empty pool is dropped, with its memory, unless it is to be kept."""
         pool = self.pools[route]
-        pool.decoding.release([pending.row for pending in rows if pending.row is not None])
-        for pending in rows:
-            del pool.rows[id(pending.row)]
+        decoded = [pending.row for pending in rows if pending.row is not None]
+        assert len(decoded) == len(rows)  # a pool has only rows that have joined
+        pool.decoding.release(decoded)
+        for row in decoded:
+            del pool.rows[id(row)]
         if not pool.rows and not (self.keep_pools and pool.bytes <= self.kept_bytes):
             del self.pools[route]
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from acgpt.engine.meter import ignore
-from acgpt.errors import InputError
+from acgpt.errors import QueryError, TemplateError
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
 from acgpt.serving.jobs import Counts
@@ -32,7 +32,7 @@ def warm_up(lm: LanguageModel, scheduler: Scheduler) -> int:
         try:
             scheduler.submit(ask()).future.result()
             answered += 1
-        except InputError:
+        except (QueryError, TemplateError):
             continue  # not a question for this model
         except Exception as error:  # clients will be told
             log_failure(error)
