@@ -44,7 +44,7 @@ from acgpt.engine.architecture import objection, plain_logits, relative_differen
 from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels import decode as decode_kernel
 from acgpt.engine.layout import Layout, upload, visible
-from acgpt.engine.locks import alone, turn
+from acgpt.engine.locks import process_lock, turn
 from acgpt.engine.modules import hooks_of, modules_of
 from acgpt.errors import ModelError
 
@@ -480,7 +480,7 @@ def check_model(model: PreTrainedModel) -> None:
     name = type(model).__name__
     if reason := objection(model):
         raise ModelError(f"{name} {reason}")
-    with turn(model), alone():
+    with turn(model), process_lock():
         own_attention = model.config._attn_implementation
         try:
             eager = torch.compiler.set_stance("force_eager")  # a compiled network would be recompiled for each pass

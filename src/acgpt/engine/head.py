@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from acgpt.engine.attention import evaluating
 from acgpt.engine.kernels import log_probs
-from acgpt.engine.locks import alone, turn
+from acgpt.engine.locks import process_lock, turn
 
 MANY = 1024  # predictions; for fewer, compiling a kernel does not pay off
 HUGE = 1000.0  # a logit that a cap would change
@@ -48,7 +48,7 @@ def try_head(model: PreTrainedModel, head: nn.Linear) -> bool:
         seen["read"] = inputs[0] if inputs else None
         return logits
 
-    with turn(model), alone(), evaluating(model), torch.compiler.set_stance("force_eager"):
+    with turn(model), process_lock(), evaluating(model), torch.compiler.set_stance("force_eager"):
         # A compiled network would be recompiled for this length.
         hooks = model.base_model.register_forward_hook(keep_states), head.register_forward_hook(replace)
         try:

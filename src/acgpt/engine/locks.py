@@ -9,8 +9,8 @@ turns instead:
 The lock belongs to the network, not to its wrapper: two `LanguageModel`s around one network share it. It is re-entrant.
 It is not held while a generator waits for its consumer, who may make another call or never resume the generator.
 
-A second lock, `alone`, is for what changes the state of the process and restores it afterwards: two threads would
-restore each other's.
+A second lock, `process_lock`, is for what changes the state of the process and restores it afterwards: two threads
+would restore each other's. A whole load holds it, with its downloads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Turn:
         evaluating: Number of callers inside `attention.evaluating`.
         training: Modules that were in training mode before.
         resting: State of the adapters that a switch will restore, see `peft.Switch`; `None` outside of a switch.
-        switches: Number of switches, to and back: who looks without a turn looks again if it has changed meanwhile.
+        switches: Incremented at each switch and each return; readers without the lock retry if it changed.
     """
 
     lock: Any = field(default_factory=RLock)
@@ -47,7 +47,7 @@ class Turn:
 
 # Not stored on the networks: these are copied and pickled, and a lock cannot be.
 _turns: WeakKeyDictionary[Module, Turn] = WeakKeyDictionary()
-_alone = RLock()
+_process = RLock()
 _register = RLock()  # re-entrant: a generator may be garbage-collected inside, and call `turn`
 
 
@@ -69,20 +69,20 @@ def turn(network: Module) -> Iterator[Turn]:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def process_lock() -> Iterator[None]:
     """Load or try a network inside the context: one thread of the process at a time.
 
     To load a network, transformers replaces functions of torch for the moment; to try one, torch is told not to
     compile. Whoever also needs the turn of a network that others can use takes that first.
     """
-    with _alone:
+    with _process:
         yield
 
 
 def _forget() -> None:
     """Drop all locks in a forked process, where the threads that held them do not exist."""
-    global _turns, _register, _alone
-    _turns, _register, _alone = WeakKeyDictionary(), RLock(), RLock()
+    global _turns, _register, _process
+    _turns, _register, _process = WeakKeyDictionary(), RLock(), RLock()
 
 
 if hasattr(os, "register_at_fork"):

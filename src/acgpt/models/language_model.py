@@ -21,6 +21,7 @@ from acgpt.engine.cpu_step import CpuSteps
 from acgpt.engine.cuda_step import CudaSteps
 from acgpt.engine.decode import prefill_tokens
 from acgpt.engine.engine import Engine
+from acgpt.engine.head import has_plain_head
 from acgpt.engine.length_head import FILE as HEAD_FILE
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
@@ -119,6 +120,8 @@ class LanguageModel:
         self.adapters = self._router.adapters
         self.metadata = self._router.metadata(self._router.active())
         (accept if verified else check_model)(self.model)
+        if self.model.device.type == "cuda":
+            has_plain_head(self.model)  # remembered: the first score would wait for models that other threads load
         if attention != "auto" and attention not in BACKENDS:
             raise InputError(f"attention must be 'auto' or one of {', '.join(map(repr, BACKENDS))}, not {attention!r}.")
         if attention != "auto" and attention not in (possible := possible_backends(self.model)):

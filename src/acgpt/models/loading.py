@@ -33,7 +33,7 @@ from transformers import (
 
 from acgpt.engine.device import choose_device, choose_dtype
 from acgpt.engine.length_head import LengthHead
-from acgpt.engine.locks import alone
+from acgpt.engine.locks import process_lock
 from acgpt.engine.peft import DEFAULT, load_adapter, load_verified, require
 from acgpt.errors import NO_CODE, InputError, ModelError, reason
 from acgpt.methods import METHODS
@@ -108,7 +108,7 @@ def load(
         InputError: An argument has a value that is not allowed.
         ModelError: The model or an adapter cannot be loaded, or cannot answer queries exactly.
     """
-    with alone():
+    with process_lock():
         target = choose_device(device)
         model = None if is_default(model) else model
         source, adapters = resolve_all(model, adapter)
