@@ -176,6 +176,7 @@ def resamples(texts: int, seed: int) -> Iterator[np.ndarray]:
 def small_resamples(texts: int, seed: int) -> np.ndarray:
     """Return the resamples of few texts, cached: a report resamples evaluations of the same size many times."""
     (times,) = resamples(texts, seed)
+    times = times.astype(np.int16)  # a count is at most `texts`, which is at most CELLS / RESAMPLES
     times.flags.writeable = False
     return times
 
