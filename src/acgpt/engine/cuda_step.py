@@ -482,7 +482,7 @@ def difference(step: CudaStep, model: PreTrainedModel) -> float:
     """Return the relative difference between a step and the network on a few tokens: of logits, keys and values."""
     slots = torch.arange(TRIAL, device=model.device)[None]
     ids = slots * 7919 % model.config.vocab_size
-    targets = () if step.reader is None else (slots * 5 % TRIAL,)
+    targets = () if step.reader is None else (slots * 5 % min(TRIAL, model.config.max_position_embeddings),)
     state = model.get_input_embeddings().weight.new_empty(1, step.heads[1], 0, step.width)
     states = []
     for forward in (step, lambda *inputs: run(model, *inputs)):

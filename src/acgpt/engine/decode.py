@@ -270,7 +270,7 @@ class Rows(Cache):
         self.slots = torch.empty(0)
         self.flat_slots: Tensor | None = None
         self.capacity = 0
-        self.views: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}  # by number of rows and capacity: one
+        self.views: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}  # for the last (rows, capacity) alone
 
     def advance(self, slots: Tensor, capacity: int) -> None:
         """Set the (R, W) slots that the next step writes, and the number of slots that it may read."""
