@@ -158,8 +158,7 @@ def test_a_step_writes_the_keys_and_values_of_the_network():
     caches = []
     with torch.no_grad():
         for forward in (step, partial(run, model)):
-            cache = step.cache(slots.new_full((3, 1), 9))
-            cache.advance(slots, 10)
+            cache = step.cache(slots)
             forward(ids, slots, Cached(slots, 10, torch.float32), 1, cache)
             caches.append(cache.memory[0])
     own, dense = caches

@@ -317,10 +317,7 @@ def test_a_gap_that_ends_the_text_is_drawn_as_by_a_model_without_lengths(lm):
     """The end of the text is one of the tokens, so its probability counts among those of the fill."""
     plain = LanguageModel(network(), toy_tokenizer(), metadata=Metadata(mask_token_id=MASK))
     template = "x.y.{{_0-3}}"
-    for options in (
-        {"temperature": 0.7},
-        {"top_p": 0.8},
-    ):  # otherwise those that would leave half a character are refused
+    for options in ({"temperature": 0.7}, {"top_p": 0.8}):  # without, fills that leave half a character are refused
         with_head, without = (
             Counter(sample.lengths[-1] for sample in model.sample(template, 250, seed=2, **options))
             for model in (lm, plain)

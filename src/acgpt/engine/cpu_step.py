@@ -136,9 +136,9 @@ class LlamaStep:
         return logits.view(rows, keep, -1)
 
     def cache(self, slots: Tensor) -> Rows:
-        """Return an empty cache for a pass that writes the (R, W) slots, of which the last one is the largest."""
+        """Return an empty cache for a pass that writes the (R, W) slots."""
         state = torch.empty(1, self.heads[1], 0, self.width)
-        size = int(slots[-1, -1]) + 1
+        size = int(slots.max()) + 1
         cache = Rows([(state, state)] * len(self.layers), len(slots), size)
         cache.advance(slots, size)
         return cache
