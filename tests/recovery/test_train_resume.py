@@ -165,7 +165,6 @@ def test_a_run_that_is_killed_at_the_worst_moments_ends_with_the_same_weights_bi
     assert [path for path in run.rglob("*") if path.name.startswith(".")] == []
 
 
-@pytest.mark.soak
 def test_a_run_that_is_killed_from_outside_with_its_workers_ends_with_the_same_weights(corpus, tmp_path):
     keys = {"steps": 18, "save_every": 3}
     whole, run = run_to_the_end(corpus, tmp_path / "whole", **keys), tmp_path / "run"
