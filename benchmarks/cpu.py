@@ -61,11 +61,15 @@ def main() -> None:
     parser.add_argument("--after", type=int, default=36, help="tokens after the blank, read with the future")
     parser.add_argument("--paragraphs", type=int, default=48, help="paragraphs to measure perplexity on")
     args = parser.parse_args()
+    if not args.text.is_file():
+        parser.error(f"{args.text} is not a file: name a text file with long lines.")
 
     models = {"float32": acgpt.load(device="cpu", dtype="float32"), "auto": acgpt.load(device="cpu")}
     tokenizer, length = models["auto"].tokenizer, args.before + args.blank + args.after
     texts = [tokenizer(text)["input_ids"][:length] for text in paragraphs([args.text], 10**6)]
     texts = [ids for ids in texts if len(ids) == length][: args.paragraphs + 1]
+    if len(texts) < 2:
+        parser.error(f"{args.text} has fewer than two lines of {length} tokens: name a text file with longer lines.")
     results = {str(threads): speed(models, texts[0], threads, args) for threads in args.threads}
     accuracy = {
         "past only": deviation(models["auto"], texts[1:], args, future=False),
