@@ -45,7 +45,7 @@ def sets_of(conditioning, length, rows, seed):
 # ---- what is drawn --------------------------------------------------------------------------------------------------
 
 
-def test_the_regimes_are_those_of_the_paper_and_three_more():
+def test_the_regimes_are_those_of_the_paper_and_four_more():
     answer = json.loads(run("conditioning", "--json", "--length", 24, "--rows", 3, "--seed", 5).stdout)
     assert (answer["length"], answer["seed"], answer["draws"]) == (24, 5, DRAWS)
     drawn = {each["title"]: each for each in answer["distributions"]}
@@ -56,10 +56,13 @@ def test_the_regimes_are_those_of_the_paper_and_three_more():
         assert each["sets"] == sets_of(conditioning, 24, 3, seed=5)
     # What the figure is there to show, with five standard deviations for the estimate.
     noise = 5 * 0.5 / DRAWS**0.5
-    arbitrary, between, structured, infilling, empty, unknown = (np.array(each["given"]) for each in drawn.values())
+    arbitrary, between, stretches, structured, infilling, empty, unknown = (
+        np.array(each["given"]) for each in drawn.values()
+    )
     assert abs(arbitrary - arbitrary.mean()).max() < noise
     for share in (between, structured, unknown):
         assert share[[0, -1]].max() + noise < share[8:16].min()
+    assert stretches[[0, -1]].min() > stretches[8:16].max() + noise
     assert infilling[[0, -1]].min() > 0.8 and infilling[11:13].max() < noise and not empty.any()
     hidden = {title: np.mean(each["unknown"]) for title, each in drawn.items()}
     assert [title for title, share in hidden.items() if share > 0] == ["With unknown tokens"]

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from acgpt.engine.attention import Segments, check_model
 from acgpt.engine.layout import ALIGN, Budget, build
 from acgpt.errors import InputError
-from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Blocks, Conditioning, Empty
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Blocks, Conditioning, Empty, first_draws
 from acgpt.query.query import Query
 from acgpt.training.batches import Batch, Batches
 from acgpt.training.learner import Learner
@@ -278,6 +278,17 @@ def test_batches_are_balanced_and_lie_within_a_budget_that_wastes_little(conditi
     assert np.std(totals) < np.std(unbalanced) / 4
     waste = batches.budget.copies - np.mean(totals)
     assert waste < max(ALIGN, 0.1 * np.mean(totals)) + ALIGN
+
+
+def test_batches_of_sets_whose_sizes_are_only_bounded_have_one_shape(monkeypatch):
+    conditioning, count = Conditioning((Blocks(placement="stretches"),)), 80
+    monkeypatch.setattr("acgpt.training.batches.SAMPLED", 128)
+    batches = batches_of(Texts(640, 200), 16, conditioning=conditioning, fixed=True, count=count)
+    drawn = [batches[number] for number in range(count)]
+    assert len({shapes_of(batch) for batch in drawn}) == 1
+    asked = np.mean([batch.asked for batch in drawn])
+    foreseen = batches.conditioning.asked(200, first_draws(0, 0, 640)).mean() * 16
+    assert foreseen * 1.02 < asked < batches.budget.asked < 1.15 * asked
 
 
 def test_the_budget_holds_every_batch_of_the_run_or_has_room_to_spare(monkeypatch):

@@ -33,6 +33,10 @@ REGIMES = {  # notation as in recipes, and remark
         "{r_min: 0, r_max: 0.6, b_min: 1, b_max: size}",
         "any number of blocks: the paper's experiments",
     ),
+    "In stretches": (
+        "{r_min: 0, r_max: 0.6, placement: stretches}",
+        "placed as in the authors' code: clustered",
+    ),
     "Structured": (
         "{r_min: 0, r_max: 0.6, b_min: 1, b_max: 3}",
         "a few long blocks",

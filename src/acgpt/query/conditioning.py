@@ -20,6 +20,11 @@ Details that the paper leaves open:
 * At least one asked token: |x_c| is at most T - 1, even if r_max is 1, so that every text has a loss; and an unknown
   share leaves at least one token asked.
 * Blocks: a number of blocks above |x_c| counts as |x_c|; "size" stands for |x_c| itself.
+* Placement of the blocks: `gaps` is the paper's rule, by which all arrangements are equally likely. The authors'
+  development code (github.com/Yinhan-Lu/Arbitrary-Probability-Model, train/blockwise_sampling.py) does something else,
+  `stretches`: each block goes into a free stretch chosen uniformly, whatever its length, to a uniform place in it, and
+  is cut to fit. What is cut off is lost, so fewer than |x_c| tokens are given. Short stretches fill up first, which
+  leaves longer runs of asked tokens than `gaps` does.
 
 Properties, each shown by a test: blocks may touch, so a set can have fewer runs than blocks. With b_min = b_max =
 "size" all sets of a size are equally likely. With b_min = 1, tokens at the two ends of a text are given less often than
@@ -33,7 +38,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from operator import index
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -41,6 +46,7 @@ from acgpt.errors import InputError
 from acgpt.query.passages import Passage, draw_passages
 
 Count = int | Literal["size"]
+Placement = Literal["gaps", "stretches"]
 
 ALONE = 0.5  # how often the other gaps of a passage are given, where the length of one is asked
 ASKED, GIVEN, UNKNOWN = 0, 1, 2  # roles of a token; a boolean conditioning set cast to int is an array of roles
@@ -115,6 +121,11 @@ class Sets:
 
     unknown: float = field(default=0.0, kw_only=True)
 
+    @property
+    def exact(self) -> bool:
+        """Whether exactly |x_c| tokens are given, never fewer."""
+        return True
+
     def __post_init__(self) -> None:
         if not is_number(self.unknown) or not 0 <= self.unknown < 1:
             raise InputError(
@@ -143,10 +154,6 @@ class Sized(Sets):
         high = min(floor(self.r_max * length), length - 1)
         return min(-floor(-self.r_min * length), high), high
 
-    def mean_share(self) -> float:
-        """Return the mean share of a long text that is given."""
-        return (self.r_min + self.r_max) / 2
-
 
 @dataclass(frozen=True)
 class Blocks(Sized):
@@ -157,6 +164,8 @@ class Blocks(Sized):
         r_max: Largest share of the text that is given.
         b_min: Smallest number of blocks, or "size" for |x_c|.
         b_max: Largest number of blocks, or "size" for |x_c|.
+        placement: "gaps": all arrangements of the blocks are equally likely. "stretches": the blocks are placed one
+            after the other, and |x_c| is an upper bound (see above).
         unknown: Share of the asked tokens that is made unknown.
     """
 
@@ -164,6 +173,7 @@ class Blocks(Sized):
 
     b_min: Count = 1
     b_max: Count = "size"
+    placement: Placement = "gaps"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,22 +183,53 @@ class Blocks(Sized):
         least, most = (math.inf if bound == "size" else bound for bound in (self.b_min, self.b_max))
         if least > most:
             raise InputError(f"b_min must be at most b_max, not {self.b_min!r} and {self.b_max!r}.")
+        if self.placement not in get_args(Placement):
+            raise InputError(f"placement must be one of {', '.join(get_args(Placement))}, not {self.placement!r}.")
+
+    @property
+    def exact(self) -> bool:
+        """Whether exactly |x_c| tokens are given, never fewer."""
+        return self.placement == "gaps"
 
     def place(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
-        """Return (length,) booleans with `size` given tokens (steps 2 to 4 of the paper's procedure)."""
+        """Return (length,) booleans with `size` given tokens, or fewer (steps 2 to 4 of the paper's procedure)."""
         if size == 0:
             return np.zeros(length, dtype=bool)
         least, most = (size if bound == "size" else min(bound, size) for bound in (self.b_min, self.b_max))
         count = int(rng.integers(least, most, endpoint=True))
         # One token for each block; each other token goes to a random block.
         sizes = 1 + np.bincount(rng.integers(count, size=size - count), minlength=count)
-        # Of B + |x_e| units in a row, B random ones are blocks and the others are asked tokens.
         # The sizes need no shuffling: all their orders are equally likely.
+        if self.placement == "stretches":
+            return place_in_stretches(length, sizes, rng)
+        # Of B + |x_e| units in a row, B random ones are blocks and the others are asked tokens.
         units = count + length - size
         blocks = rng.choice(units, size=count, replace=False, shuffle=False)
         given, widths = np.zeros(units, dtype=bool), np.ones(units, dtype=np.intp)
         given[blocks], widths[blocks] = True, sizes
         return given.repeat(widths)
+
+
+def place_in_stretches(length: int, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return (length,) booleans with blocks of these sizes, each placed in a random free stretch and cut to fit it.
+
+    Args:
+        length: T.
+        sizes: (B,) sizes of the blocks, below T in all.
+        rng: Source of randomness.
+    """
+    steps = np.zeros(length + 1, dtype=np.int8)  # +1 where given tokens begin, -1 where they end
+    free = [(0, length)]  # start and end of each free stretch
+    for size, (choice, offset) in zip(sizes.tolist(), rng.random((len(sizes), 2)).tolist(), strict=True):
+        number = int(choice * len(free))
+        start, end = free[number]
+        size = min(size, end - start)
+        first = start + int(offset * (end - start - size + 1))
+        steps[first] += 1
+        steps[first + size] -= 1
+        left, right = (start, first), (first + size, end)
+        free[number : number + 1] = [stretch for stretch in (left, right) if stretch[0] < stretch[1]]
+    return steps[:-1].cumsum().astype(bool)
 
 
 @dataclass(frozen=True)
@@ -230,10 +271,6 @@ class Empty(Sets):
     def range(self, length: int) -> tuple[int, int]:
         """Return the smallest and the largest |x_c|: 0."""
         return 0, 0
-
-    def mean_share(self) -> float:
-        """Return the mean share of a text that is given: 0."""
-        return 0.0
 
     def place(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
         """Return (length,) booleans, all false."""
@@ -358,6 +395,11 @@ class Conditioning:
         return any(part.unknown and weight for part, weight in zip(self.parts, self.weights, strict=True))
 
     @property
+    def exact(self) -> bool:
+        """Whether every set has the |x_c| of `sizes`, never less."""
+        return all(part.exact for part in self.parts)
+
+    @property
     def passages(self) -> tuple[int, ...]:
         """For each part, the largest number of sequences that a text of it becomes."""
         return tuple(part.passages if isinstance(part, Gaps) else 1 for part in self.parts)
@@ -374,11 +416,6 @@ class Conditioning:
     def r_max(self) -> float:
         """Largest share of a text that is given; 0 if nothing ever is."""
         return max((float(part.r_max) for part in self.parts if isinstance(part, Sized)), default=0.0)
-
-    def mean_share(self) -> float:
-        """Return the mean share of a long text that is given."""
-        total = sum(weight * part.mean_share() for part, weight in zip(self.parts, self.weights, strict=True))
-        return total / sum(self.weights)
 
     def sizes(self, length: int, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the part of the mixture that each text is drawn from, and its |x_c|.
@@ -398,7 +435,7 @@ class Conditioning:
         return parts, low + (draws[:, 1] * (high - low + 1)).astype(np.int64)
 
     def asked(self, length: int, draws: np.ndarray) -> np.ndarray:
-        """Return (n,) numbers of asked tokens; arguments as in `sizes`."""
+        """Return (n,) numbers of asked tokens, or lower bounds if not `exact`; arguments as in `sizes`."""
         parts, sizes = self.sizes(length, draws)
         asked: np.ndarray = length - sizes
         for number, part in enumerate(self.parts):
@@ -426,6 +463,7 @@ class Conditioning:
             draw = Draw(given, passages, questions, part.length_weight)
         else:
             given = part.place(len(kinds), int(size), rng)
+            size = given.sum()  # blocks that are cut have fewer tokens than were foreseen
         roles: np.ndarray = given.astype(np.int8)
         if hidden := int(part.hidden(len(kinds) - size)):
             asked = np.flatnonzero(roles == ASKED)
@@ -444,6 +482,8 @@ class Conditioning:
         for part in parts:
             if part["unknown"] == common:  # written once, for all parts
                 del part["unknown"]
+            if part.get("placement") == "gaps":  # not written, so that datasets made before it keep their identity
+                del part["placement"]
         return {"parts": parts, "unknown": common}
 
     @classmethod

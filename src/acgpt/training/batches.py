@@ -34,12 +34,14 @@ from acgpt.engine.layout import ALIGN, Budget, Layout, Sequences, lay_out
 from acgpt.errors import InputError
 from acgpt.methods import Method
 from acgpt.methods.ac_gpt import AcGpt
-from acgpt.query.conditioning import Conditioning, Draw, Gaps, first_draws, generator
+from acgpt.query.conditioning import ASKED, Conditioning, Draw, Gaps, first_draws, generator
 from acgpt.query.lengths import DISTANCE, length_question
 from acgpt.query.passages import Passage
 
 FORESEEN = 2**24  # maximum number of texts whose sizes are computed before a run, in about ten seconds
 SLACK = 1.01  # ratio of the budget to the largest of these batches, if the run has more texts
+SAMPLED = 2**11  # texts whose sets are drawn before a run, in about a second, if only bounds of their sizes are known
+DEVIATIONS = 5  # standard deviations of a batch's tokens that the budget then has room for
 
 
 class Texts(Protocol):
@@ -247,27 +249,32 @@ class Batches(Dataset[Batch]):
     def measure(self) -> Budget:
         """Return a shape with room for every batch of the run, whose sizes are known in advance.
 
-        For a run of more than `FORESEEN` texts, only the first ones are measured, and `SLACK` is added.
+        For a run of more than `FORESEEN` texts, only the first ones are measured, and `SLACK` is added. Where sets can
+        be smaller than foreseen, the number of asked tokens is estimated from `SAMPLED` texts.
         """
         copies = asked = sequences = 0
-        least = math.inf
+        least, more = math.inf, 0.0
         epochs = math.ceil(self.count / (self.per_epoch * self.parts))
         foreseen = max(1, min(epochs, FORESEEN // self.items))
         for epoch in range(foreseen):
             order = self.order(epoch)[:, self.strata]  # (steps, parts, size)
             draws = first_draws(self.seed, epoch, self.items)
             asked_of = self.conditioning.asked(self.length, draws)
+            if epoch == 0 and not self.conditioning.exact:
+                items = range(min(self.items, SAMPLED))
+                lost = [(self.roles(0, item) == ASKED).sum() - asked_of[item] for item in items]
+                more = self.size * np.mean(lost) + DEVIATIONS * math.sqrt(self.size) * np.std(lost)
             passages = np.array(self.conditioning.passages)[self.conditioning.sizes(self.length, draws)[0]]
             sequences = max(sequences, int(passages[order].sum(-1).max()))
             room = self.method.room(self.length, self.sizes(epoch), asked_of)
             totals, predictions = (sizes[order].sum(-1) for sizes in room)
             copies, least = max(copies, int(totals.max())), min(least, int(totals.min()))
-            asked = max(asked, int(predictions.max()))
+            asked = max(asked, int(predictions.max() + more))
         slack = 1.0 if foreseen == epochs else SLACK
         copies, asked = (math.ceil(most * slack / ALIGN) * ALIGN for most in (copies, asked))
         longest = self.method.longest(self.length)
         if not self.cuts:
-            return Budget(copies, asked, max(2, math.ceil((copies - least) / longest)))
+            return Budget(copies, asked, max(2, math.ceil((copies - least + more) / longest)))
         # Questions for lengths leave tokens out. So many dummies can take all copies and all text slots of a batch.
         texts, sequences = self.size * self.length, math.ceil(sequences * slack)
         dummies = max(2, math.ceil(copies / longest), math.ceil((texts + ALIGN) / (longest - 1)))
