@@ -25,7 +25,7 @@ from safetensors.torch import save_file as save_torch_file
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt.cli.evaluate import print_perplexities
+from acgpt.cli.evaluate import describe_intervals, print_distances, print_perplexities
 from acgpt.cli.main import app
 from acgpt.cli.ui import Bars
 from acgpt.data.corpus import Corpus
@@ -124,7 +124,8 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
     assert got["set"]["hash"] == evaluation_dataset.hash and got["set"]["split"] == "test"
     assert path == corpus / "evaluation" / "test-30-r0.6-seed0.safetensors"
     assert set(got) == {
-        "model", "adapter", "corpus", "method", "options", "bound", "modes", "gains", "set", "bootstrap", "metadata",
+        "model", "adapter", "corpus", "method", "options", "bound", "modes", "gains", "by_distance", "set", "bootstrap",
+        "metadata",
         "trained_r_max", "trained_r_maxes",
         "bos_token_id", "mask_token_id", "device", "dtype", "batch_tokens", "compiled", "seconds", "versions",
         "date", "command",
@@ -138,6 +139,8 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
         "resamples": 1000,
         "level": 0.95,
         "seed": 0,
+        "unit": "texts",
+        "units": len(evaluation_dataset),
     }
     assert json.loads(output.read_text()) == got
     kept = read_per_text(output, got)
@@ -360,8 +363,43 @@ def test_a_result_that_cannot_be_written_ends_with_code_1(cli, corpus, tmp_path,
 def test_zero_has_no_sign_in_the_table(capsys):
     answer = {"perplexity": 1.0, "interval": (1.0, 1.0), "mean_nll": 0.0, "tokens": 1, "texts": 2}
     gains = {"training": {"percent": -0.01, "interval": (-0.04, -0.0)}}
-    print_perplexities(Page(), {"modes": {"training": answer}, "gains": gains, "method": "ac-gpt"})
+    print_perplexities(Page(), {"modes": {"training": answer}, "gains": gains, "method": "ac-gpt"} | units(60, 60))
     assert "0.0 % (0.0 to 0.0)" in (output := capsys.readouterr().out) and "-0.0" not in output
+    entry = {"tokens": 3, "nats": 1.0, "nats_without": 1.0, "gain": -1e-9, "interval": (-1e-9, 0.0)}
+    print_distances(Page(), {"training": {"distance": {"1": entry}, "run": {}}, "infilling": None})
+    assert "0.000 (0.000 to 0.000)" in (output := capsys.readouterr().out) and "-0.000" not in output
+
+
+def units(count, documents, unit="documents"):
+    return {"bootstrap": {"unit": unit, "units": count}, "set": {"documents": documents}}
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (units(60, 60), "Intervals are over 60 documents."),
+        (units(276, 12, "texts"), "by windows, over the 276 texts, because 12 documents are too few (least: 30)"),
+        (units(276, None, "texts"), "by windows, over the 276 texts, because the documents are not known"),
+        (units(3, 2, "texts"), "No intervals: they need at least 8 texts, not 3."),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_the_table_says_over_what_its_intervals_are(result, message):
+    assert message in describe_intervals(result)
+
+
+def test_the_gain_by_distance_is_printed_and_drawn(cli, corpus, tmp_path):
+    figure = tmp_path / "gains.svg"
+    result = cli(corpus, "--figure", figure)
+    assert "next given token" in result.stdout and "run of asked tokens" in result.stdout
+    assert f"wrote {figure}" in result.stderr and figure.read_text().startswith("<?xml")
+    drawn = object_of(cli(corpus, "--json"))["by_distance"]["training"]
+    for bins in drawn.values():
+        counted = sum(entry["tokens"] for entry in bins.values())
+        assert counted == object_of(cli(corpus, "--json", "--modes", "training"))["modes"]["training"]["tokens"]
+    assert "end the name in a format" in cli(corpus, "--figure", tmp_path / "gains.txt", code=2).stderr
+    plain = cli(corpus, "--figure", tmp_path / "none.png", "--method", "gpt")  # no mode reads the future
+    assert "next given token" not in plain.stdout and (tmp_path / "none.png").stat().st_size > 1000
 
 
 def test_a_terminal_without_the_characters_still_gets_the_table(models, corpus):

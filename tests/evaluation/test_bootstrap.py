@@ -12,6 +12,7 @@ import scipy.stats
 
 from acgpt.errors import InputError
 from acgpt.evaluation.bootstrap import (
+    DOCUMENTS,
     Difference,
     MeasuredPerplexity,
     PerText,
@@ -74,6 +75,14 @@ def test_no_difference_is_called_clear_about_as_rarely_as_the_level_says():
     clear = sum(interval(*pair(rng, 100, effect=0.0)).clear for _ in range(300)) / 300
     assert clear == pytest.approx(0.05, abs=0.04)
     assert interval(*pair(rng, 100, effect=0.1)).clear and interval(*pair(rng, 100, effect=-0.1)).clear
+
+
+def test_sums_over_other_units_are_not_compared():
+    ours, theirs = pair(np.random.default_rng(5), 40)
+    documents = PerText("set", theirs.modes, DOCUMENTS)
+    assert interval(ours, theirs).interval is not None
+    assert interval(ours, documents).interval is None and interval([ours, documents], theirs).interval is None
+    assert interval(PerText("set", ours.modes, DOCUMENTS), documents).interval == interval(ours, theirs).interval
 
 
 def test_pairing_matters():
@@ -178,11 +187,13 @@ def test_results_without_the_file_are_read(tmp_path):
         ({"set": {"hash": "other"}}, "of the evaluation dataset other, not set"),
         ({"nats": {"training": [300.0, 310.1]}}, "do not match the mode training"),
         ({"tokens": {"training": [100, 99]}}, "do not match the mode training"),
-        ({"nats": {"training": [300.0]}}, "differ in the number of texts"),
+        ({"nats": {"training": [300.0]}}, "differ in length"),
         ({"nats": {}}, "other modes"),
         ({"nats": None}, "damaged"),
         ({"tokens": {}}, "damaged"),
         ({"set": "other"}, "damaged"),
+        ({"unit": "documents"}, "it is of documents"),
+        ({"unit": "lines"}, "its unit is 'lines'"),
         ({"kind": "mauve"}, "kind per-text"),
         ({"format_version": 2}, "version 1"),
     ],

@@ -18,6 +18,7 @@ from acgpt.engine.engine import Engine
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.bootstrap import percentiles, resampled_means
 from acgpt.evaluation.dataset import EvaluationDataset
+from acgpt.evaluation.distance import LABELS, bin_counts, bins, next_given, predicted_gain, run_lengths
 from acgpt.evaluation.perplexity import Evaluation, evaluate
 from acgpt.methods import method_of
 from acgpt.methods.ac_gpt import AcGpt
@@ -237,6 +238,131 @@ def test_a_gain_is_compared_on_the_same_texts():
     assert evaluation.gains["infilling"] is None
 
 
+def test_sums_are_kept_for_each_document_and_texts_are_split_at_their_borders():
+    starts = np.sort(np.random.default_rng(0).choice(np.arange(1, 400), size=34, replace=False))
+    dataset = small_set(20, documents=np.array([0, *starts]))
+    log_probs = np.where(dataset.sampled_roles["training"] == ASKED, -np.random.default_rng(1).random((20, 20)), np.nan)
+    kept = Evaluation("gpt", dataset, {"training-no-future": log_probs}, (), seed=0).per_text
+    assert (kept.unit, kept.units) == ("documents", 35)
+    pieces = np.split(log_probs.ravel(), starts)
+    sums = kept.modes["training-no-future"]
+    assert sums.nats.tolist() == pytest.approx([-np.nansum(piece) for piece in pieces])
+    assert sums.tokens.tolist() == [(~np.isnan(piece)).sum() for piece in pieces]
+
+
+@pytest.mark.parametrize(
+    ("documents", "unit", "units"), [(29, "texts", 20), (30, "documents", 30), (None, "texts", 20)]
+)
+def test_fewer_than_thirty_documents_are_not_resampled_but_the_texts(documents, unit, units):
+    dataset = small_set(20, documents=None if documents is None else np.arange(documents) * 13)
+    evaluation = Evaluation("gpt", dataset, {"unconditional": np.full((20, 20), -1.0)}, (), seed=0)
+    described = evaluation.as_dict()["bootstrap"]
+    assert (described["unit"], described["units"]) == (unit, units)
+    assert evaluation.modes["unconditional"].texts == 20
+
+
+def test_intervals_over_documents_hold_where_those_over_their_windows_do_not():
+    rng, held = np.random.default_rng(2), {"documents": [], "texts": []}
+    for trial in range(150):
+        easy = rng.normal(3, 0.5, size=60).repeat(6)[:, None]  # a document is six texts, alike in difficulty
+        log_probs = -(easy + rng.normal(0, 0.5, size=(360, 1)) + rng.normal(0, 1, size=(360, 10)))
+        for unit, starts in (("documents", np.arange(60) * 60), ("texts", None)):
+            dataset = small_set(360, 10, documents=starts)
+            evaluation = Evaluation("gpt", dataset, {"unconditional": log_probs}, (), seed=trial)
+            low, high = evaluation.modes["unconditional"].interval
+            assert evaluation.per_text.unit == unit
+            held[unit].append(low <= math.exp(3) <= high)
+    assert 0.89 <= np.mean(held["documents"]) <= 0.99 and np.mean(held["texts"]) < 0.85
+
+
+# ---- gains by distance ----------------------------------------------------------------------------------------------
+
+
+def lengths_by_hand(roles):
+    """For each token the distance to the next given one, and the length of its run, found by walking."""
+    distances, runs = np.zeros(roles.shape, int), np.zeros(roles.shape, int)
+    for row, text in enumerate(roles.tolist()):
+        for at in range(len(text)):
+            if text[at] != GIVEN:
+                following = [there for there in range(at, len(text)) if text[there] == GIVEN]
+                distances[row, at] = following[0] - at if following else 0
+                before, after = at, at
+                while before > 0 and text[before - 1] != GIVEN:
+                    before -= 1
+                while after + 1 < len(text) and text[after + 1] != GIVEN:
+                    after += 1
+                runs[row, at] = after - before + 1
+    return distances, runs
+
+
+def test_distances_and_runs_are_those_found_by_walking():
+    dataset = small_set(40, 50, training=Conditioning.from_dict({"unknown": 0.2, "r_max": 1}))
+    for roles in dataset.sampled_roles.values():
+        distances, runs = lengths_by_hand(roles)
+        assert (next_given(roles)[roles != GIVEN] == distances[roles != GIVEN]).all()
+        assert (run_lengths(roles) == runs).all()
+    numbers = np.array([0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 1000])
+    labels = ["none", "1", "2", "3–4", "3–4", "5–8", "5–8", "9–16", "9–16", "17–32", "17–32", "33+", "33+"]
+    assert [LABELS[number] for number in bins(numbers)] == labels
+
+
+def test_gains_by_distance_are_means_over_the_tokens_of_each_bin():
+    dataset, rng = small_set(20, 60, documents=np.arange(40) * 30), np.random.default_rng(0)
+    roles = dataset.sampled_roles["training"]
+    past, both = (np.where(roles == ASKED, -rng.random(roles.shape), np.nan) for _ in range(2))
+    evaluation = Evaluation("ac-gpt", dataset, {"training-no-future": past, "training": both}, (), seed=0)
+    assert evaluation.by_distance["infilling"] is None
+    gains = evaluation.by_distance["training"]
+    for found, numbers in zip((gains.distance, gains.run), lengths_by_hand(roles), strict=True):
+        for label, entry in found.items():
+            tokens = (roles == ASKED) & (np.array(LABELS)[bins(numbers)] == label)
+            assert entry.tokens == tokens.sum()
+            assert entry.nats == pytest.approx(-both[tokens].mean())
+            assert entry.nats_without == pytest.approx(-past[tokens].mean())
+            assert entry.gain == pytest.approx((both - past)[tokens].mean())
+        total = sum(entry.gain * entry.tokens for entry in found.values()) / sum(e.tokens for e in found.values())
+        assert 100 * (1 - math.exp(-total)) == pytest.approx(evaluation.gains["training"].percent)
+    low, high = gains.distance["1"].interval
+    assert low < gains.distance["1"].gain < high
+
+
+def test_an_interval_of_a_bin_resamples_documents_in_pairs():
+    dataset, rng = small_set(40, 60, documents=np.arange(80) * 30), np.random.default_rng(0)
+    roles = dataset.sampled_roles["training"]
+    past = np.where(roles == ASKED, -9 * rng.random(roles.shape), np.nan)
+    both = past + np.where(next_given(roles) == 1, 0.7, 0.1)  # the same for every token of a bin: nothing to chance
+    gains = Evaluation("ac-gpt", dataset, {"training-no-future": past, "training": both}, (), seed=0).by_distance
+    for label, entry in gains["training"].distance.items():
+        want = 0.7 if label == "1" else 0.1
+        # In some resamples no document has a token of a rare bin.
+        assert (entry.gain, *(entry.interval or ())) == pytest.approx([want] * (3 if entry.interval else 1))
+    assert all(gains["training"].distance[label].interval for label in ("1", "2", "3–4"))
+
+
+def test_the_gain_of_another_distribution_follows_from_its_distances():
+    """If the gain is a function of the distance alone, the prediction is exact."""
+    rng = np.random.default_rng(0)
+    worth = np.array([1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.0])  # by bin
+
+    def measured(**training):
+        dataset = small_set(200, 100, training=Conditioning.from_dict(training))
+        roles = dataset.sampled_roles["training"]
+        past = np.where(roles == ASKED, -9 * rng.random(roles.shape), np.nan)
+        both = past + worth[bins(next_given(roles))]
+        return roles, Evaluation("ac-gpt", dataset, {"training-no-future": past, "training": both}, (), seed=0)
+
+    _, paper = measured()
+    roles, stretches = measured(placement="stretches")
+    curve = paper.by_distance["training"].distance
+    predicted = predicted_gain(curve, bin_counts(next_given(roles), roles))
+    assert 100 * (1 - math.exp(-predicted)) == pytest.approx(stretches.gains["training"].percent)
+    assert stretches.gains["training"].percent < 0.8 * paper.gains["training"].percent
+    with pytest.raises(InputError, match="no tokens at distance none"):
+        predicted_gain(
+            {label: curve[label] for label in curve if label != "none"}, bin_counts(next_given(roles), roles)
+        )
+
+
 def test_many_texts_are_resampled_in_parts():
     sums = {"m": (np.arange(10_000.0), np.ones(10_000))}
     means = resampled_means(sums, seed=0)["m"]
@@ -257,5 +383,9 @@ def test_an_impossible_token_makes_an_infinite_perplexity_which_json_has_not():
         evaluation = Evaluation("gpt", small_set(), {"unconditional": log_probs}, (), seed=0)
         assert evaluation.modes["unconditional"].perplexity == math.inf
         plain = evaluation.as_dict()["modes"]["unconditional"]
+        log_probs[small_set().sampled_roles["training"] != ASKED] = np.nan
+        pair = {"training": log_probs, "training-no-future": log_probs}
+        binned = Evaluation("ac-gpt", small_set(), pair, (), seed=0).as_dict()["by_distance"]["training"]
     assert plain["perplexity"] is plain["mean_nll"] is plain["interval"] is None
+    assert json.loads(json.dumps(binned, allow_nan=False))
     assert plain["tokens"] == 120

@@ -12,6 +12,7 @@ from runs import write_corpus
 from safetensors.numpy import load_file, save_file
 
 from acgpt.data.corpus import Corpus
+from acgpt.data.prepare import prepare
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationDataset, dataset_of_corpus
 from acgpt.query.conditioning import ASKED, GIVEN, Conditioning
@@ -80,6 +81,68 @@ def test_a_set_survives_its_file_and_the_file_is_the_same_each_time(tmp_path):
     assert (tmp_path / "new folder" / "set.safetensors").read_bytes() == (tmp_path / "again.safetensors").read_bytes()
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["again.safetensors", "new folder", "set.safetensors"]
     assert Conditioning.from_dict(loaded.origin.conditioning) == training
+
+
+def test_documents_survive_the_file_and_belong_to_the_tokens_that_are_there(tmp_path):
+    starts = np.array([0, 3, 41, 45, 110])
+    whole = small_set(documents=starts)
+    whole.save(tmp_path / "set.safetensors")
+    loaded = EvaluationDataset.load(tmp_path / "set.safetensors")
+    assert loaded.documents.tolist() == [0, 3, 41, 45, 110] and loaded.hash == whole.hash == small_set().hash
+    by_hand = [sum(start <= token for start in starts) - 1 for token in range(120)]
+    assert loaded.document_numbers.ravel().tolist() == by_hand and loaded.document_numbers.shape == (6, 20)
+    assert whole.head(3).documents.tolist() == small_set(limit=3, documents=starts).documents.tolist() == [0, 3, 41, 45]
+    assert (whole.as_dict()["documents"], whole.head(2).as_dict()["documents"]) == (5, 2)
+    assert small_set().document_numbers is None and small_set().as_dict()["documents"] is None
+    for damaged in ([1, 3], [0, 3, 3], [0, 120], []):
+        with pytest.raises(ValueError, match="documents"):
+            EvaluationDataset(whole.tokens, whole.sampled_roles, whole.origin, np.array(damaged, dtype=np.int64))
+
+
+def prepared(folder, texts, convention):
+    """A corpus that `acgpt prepare` makes of documents, and the tokens with which they begin."""
+    lines = [json.dumps({"text": text}) for text in texts]
+    for split in ("train", "test"):
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    sources = [folder / "train.jsonl", f"test={folder / 'test.jsonl'}"]
+    corpus = prepare(sources, folder / "corpus", tokenizer="gpt2", convention=convention, workers=1)
+    parts = [text.split("\n") if convention == "lines" else [text] for text in texts]
+    counts = [
+        sum(len(corpus.tokenizer()(part)["input_ids"]) + 1 for part in document if part.strip()) for document in parts
+    ]
+    return corpus, np.cumsum([0, *counts[:-1]]).tolist()
+
+
+ARTICLES = [
+    " = Valkyria Chronicles = \n\n Senjō no Valkyria is a game . \n\n = = Gameplay = = \n\n As with others . \n",
+    " = Du Fu = \n Du Fu was a poet : 1 = 1 . \n = = = Works = = = \n He wrote = . \n",
+    " = A = \n Text . \n",
+]
+
+
+@pytest.mark.parametrize("convention", ["lines", "documents"])
+def test_documents_begin_after_eos_or_with_the_titles_of_wikitext(tmp_path, convention):
+    corpus, starts = prepared(tmp_path, ARTICLES, convention)
+    tokens = len(corpus.tokens("test"))
+    assert corpus.document_starts("test", tokens).tolist() == starts
+    assert corpus.document_starts("test", starts[2]).tolist() == starts[:2]
+    assert corpus.document_starts("test", starts[2] + 1).tolist() == starts
+    dataset, path = dataset_of_corpus(corpus, split="test", length=5)
+    assert dataset.documents.tolist() == [start for start in starts if start < dataset.tokens.size]
+    # A file from before there were documents gets them from its corpus, with the same hash.
+    dataset_without = EvaluationDataset(dataset.tokens, dataset.sampled_roles, dataset.origin)
+    dataset_without.save(path)
+    again, _ = dataset_of_corpus(corpus, split="test", length=5)
+    assert again.documents.tolist() == dataset.documents.tolist() and again.hash == dataset.hash
+
+
+def test_text_without_titles_is_one_document_and_a_corpus_without_eos_knows_none(tmp_path):
+    corpus, _ = prepared(tmp_path, ["one line\ntwo lines\n", "another = text =\n"], "lines")
+    assert corpus.document_starts("test", 100).tolist() == [0]
+    manifest = json.loads((corpus.folder / "corpus.json").read_text())
+    del manifest["eos_token_id"]
+    (corpus.folder / "corpus.json").write_text(json.dumps(manifest))
+    assert Corpus.open(corpus.folder).document_starts("test", 100) is None
 
 
 def test_a_set_that_could_not_be_written_leaves_nothing_behind(tmp_path, monkeypatch):

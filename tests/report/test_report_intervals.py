@@ -104,7 +104,7 @@ def test_without_sums_of_texts_there_is_no_interval_no_bold_and_a_note(tmp_path,
     assert row["training"] == pytest.approx(100 * (1 - 6.17 / 7.25), abs=0.5) and row["training_interval"] is None
     assert "**" not in (tmp_path / "report" / "finetuning" / "validation" / "advantages.md").read_text(encoding="utf-8")
     (note,) = [note for note in made.notes if "no interval" in note]
-    assert f"differences with {missing}: no sums per text" in note and "--split validation --r-max 0.6" in note
+    assert f"differences with {missing}: no sums per document" in note and "--split validation --r-max 0.6" in note
 
 
 def test_sums_of_another_evaluation_are_not_used_and_that_is_said(tmp_path):

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acgpt.cli.ui import Bars, ObjectOption, emit, model_title, note_for, silence_libraries, stoppable, with_options
+from acgpt.cli.ui import (
+    Bars,
+    ObjectOption,
+    emit,
+    model_title,
+    note_for,
+    option,
+    silence_libraries,
+    stoppable,
+    with_options,
+)
+from acgpt.common.files import check_writable
 from acgpt.evaluation.options import AskingOptions, EvaluationOptions
 
 if TYPE_CHECKING:
@@ -17,20 +29,28 @@ if TYPE_CHECKING:
 HELP = {
     "model": "Folder, Hugging Face hub id or .gguf file; 'default' is the embedded model with its adapter.",
     "corpus": "Corpus folder (see acgpt prepare); optional with --dataset.",
+    "figure": "Draw the gain from the future by distance: .png, .svg or .pdf.",
 }
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=HELP["model"])]
 CorpusArgument = Annotated[Path | None, typer.Argument(metavar="CORPUS", show_default=False, help=HELP["corpus"])]
+FigureOption = Annotated[Path | None, option("--figure", metavar="PATH", help=HELP["figure"])]
 
 
 @with_options(EvaluationOptions)
 def evaluate(
-    model: ModelArgument, corpus: CorpusArgument = None, *, options: EvaluationOptions, as_json: ObjectOption = False
+    model: ModelArgument,
+    corpus: CorpusArgument = None,
+    *,
+    options: EvaluationOptions,
+    figure: FigureOption = None,
+    as_json: ObjectOption = False,
 ) -> None:
     r"""Measure the perplexity of a model in the five modes of the paper.
 
     acgpt evaluate runs/ac-gpt/model corpora/wikitext --r-max 0.6 -o results.json
     acgpt evaluate runs/ac-gpt/model corpora/wikitext --conditioning model
     acgpt evaluate default corpora/smollm2 --limit 20 --modes unconditional
+    acgpt evaluate runs/ac-gpt/model corpora/wikitext --figure distances.png
 
     Modes:
       unconditional          nothing is given, everything is asked
@@ -42,30 +62,46 @@ def evaluate(
     The evaluation dataset is created once and saved with the corpus, so that all
     models answer the same questions. Results are comparable if its hash is the
     same. A mode that a method cannot answer is shown as -- (JSON: null).
-    With -o, the same command resumes a stopped evaluation, and sums per text are
-    written to FILE.per-text.json, for the intervals of acgpt report.
+    Intervals resample documents (below 30 of them, the texts). The gain from the
+    future is also shown by the distance of an asked token to the next given one,
+    and by the length of its run of tokens that are not given.
+    With -o, the same command resumes a stopped evaluation, and sums per document
+    are written to FILE.per-text.json, for the intervals of acgpt report.
 
     Keys of --json:
       model, adapter, corpus, method, options (of the method), bound (true if
       perplexities are upper bounds), metadata (acgpt.json of the model),
       trained_r_max (null if unknown), trained_r_maxes (of a mixture's parts),
-      modes: by mode, null or perplexity, interval (95 %, over texts), mean_nll
-             (nats), tokens (asked), texts
+      modes: by mode, null or perplexity, interval (95 %), mean_nll (nats),
+             tokens (asked), texts
       gains: for infilling and training, null or percent, interval: reduction of
              the perplexity by the future
-      set: hash, path, texts, length, r_max, seed, conditioning, tokenizer_hash,
-           corpus_hash, split
-      bootstrap (resamples, level, seed), bos_token_id, mask_token_id, device,
+      by_distance: for infilling and training, null or distance, run: by bin
+             (1, 2, 3–4, …, 33+, none) tokens, nats, nats_without, gain, interval
+      set: hash, path, texts, length, documents (null: not known), r_max, seed,
+           conditioning, tokenizer_hash, corpus_hash, split
+      bootstrap: resamples, level, seed, unit (documents or texts), units
+      bos_token_id, mask_token_id, device,
       dtype, batch_tokens, compiled, resumed (true if it was resumed),
       seconds, versions (of acgpt, torch, …), date, command
     """
     check_corpus(corpus, options)
+    if figure is not None:
+        from acgpt.display.formats import check_format
+
+        check_format(figure)
+        check_writable(figure)
     bars = Bars()
     with stoppable(lambda: resume_hint(options.output)):
         silence_libraries()
         from acgpt.evaluation.evaluate import evaluate
 
         result = evaluate(model, corpus, note=note_for(options), progress=lambda: bars("questions"), **vars(options))
+    if figure is not None:
+        from acgpt.display.distances import draw_distances
+
+        draw_distances(figure, result["by_distance"])
+        print(f"wrote {figure}", file=sys.stderr)
     if as_json:
         emit(result)
     else:
@@ -114,13 +150,13 @@ def print_evaluation(result: Mapping[str, Any]) -> None:
         f"set {dataset['hash'][:12]}; {result['dtype']} on {result['device']}, {result['seconds']:.1f} s\n"
     )
     print_perplexities(page, result)
+    print_distances(page, result["by_distance"])
 
 
 def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
     """Print the perplexities of `Evaluation.as_dict` by mode."""
     from acgpt.display.show import NO_ANSWER
     from acgpt.display.table import terminal_table
-    from acgpt.evaluation.bootstrap import MIN_TEXTS
 
     table = terminal_table(("mode", "perplexity", "95 % interval", "asked", "gain from the future"), fold=False)
     for mode, answer in result["modes"].items():
@@ -136,11 +172,42 @@ def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
             gained += "" if gain["interval"] is None else " ({:z.1f} to {:z.1f})".format(*gain["interval"])
         table.add_row(mode, *row, gained)
     page.table(table)
-    texts = next((answer["texts"] for answer in result["modes"].values() if answer is not None), MIN_TEXTS)
-    if texts < MIN_TEXTS:
-        page.note(f"\nNo intervals: they need at least {MIN_TEXTS} texts, not {texts}.")
+    page.note(describe_intervals(result))
     if None in result["modes"].values():
         options = "".join(f", {name}={value}" for name, value in result.get("options", {}).items())
         page.note(f"\n{NO_ANSWER}: cannot be answered by a model of method {result['method']}{options}.")
     if result.get("bound"):
         page.note("\n≤: an upper bound, estimated from random samples. Do not compare it with exact perplexities.")
+
+
+def describe_intervals(result: Mapping[str, Any]) -> str:
+    """Say over what the intervals of a result are, or why there are none."""
+    from acgpt.evaluation.bootstrap import DOCUMENTS, MIN_DOCUMENTS, MIN_UNITS
+
+    units, documents = result["bootstrap"]["units"], result["set"]["documents"]
+    if units < MIN_UNITS:
+        return f"\nNo intervals: they need at least {MIN_UNITS} texts, not {units}."
+    if result["bootstrap"]["unit"] == DOCUMENTS:
+        return f"\nIntervals are over {units:,} documents."
+    reason = "the documents are not known" if documents is None else f"{documents} documents are too few"
+    return (
+        f"\nIntervals are by windows, over the {units:,} texts, because {reason} (least: {MIN_DOCUMENTS}). Texts of "
+        "one document are alike: the intervals are too narrow."
+    )
+
+
+def print_distances(page: Page, by_distance: Mapping[str, Any]) -> None:
+    """Print `Evaluation.by_distance`, a table for distances and one for runs."""
+    from acgpt.display.table import terminal_table
+
+    answered = {mode: gains for mode, gains in by_distance.items() if gains is not None}
+    for name, title in (("distance", "next given token"), ("run", "run of asked tokens")) if answered else ():
+        table = terminal_table(("mode", title, "asked", "nats", "without the future", "gain"), fold=False)
+        for mode, gains in answered.items():
+            for number, (label, entry) in enumerate(gains[name].items()):
+                numbers = ["∞" if entry[key] is None else f"{entry[key]:.3f}" for key in ("nats", "nats_without")]
+                gained = "--" if entry["gain"] is None else f"{entry['gain']:z.3f}"
+                gained += "" if entry["interval"] is None else " ({:z.3f} to {:z.3f})".format(*entry["interval"])
+                table.add_row("" if number else mode, label, f"{entry['tokens']:,}", *numbers, gained)
+        page.note("")
+        page.table(table)

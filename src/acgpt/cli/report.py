@@ -41,7 +41,7 @@ def report(
       generations    MAUVE by method and mode, other metrics of acgpt mauve, and
                      a page of samples
 
-    Differences have 95 % intervals over texts, and are bold if the interval
+    Differences have 95 % intervals, and are bold if the interval
     excludes zero. Writes one HTML page, and Markdown, CSV and LaTeX tables with
     the rows of the paper; figures need matplotlib. See docs/how-to/report.md.
 

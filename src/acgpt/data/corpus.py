@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -39,6 +40,8 @@ TOKENIZER = "tokenizer"
 FORMAT_VERSION = 1
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 AGAIN = "Prepare the corpus again: acgpt prepare … --overwrite."
+TITLE = re.compile(r"\s*= [^=](.*[^=])? =\s*")  # of a WikiText article; headings of its sections have more signs
+LONGEST_TITLE = 64  # tokens of a line that may be a title
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,25 @@ class Corpus:
         shards = self.splits[split].shards
         files, counts = [self.folder / shard.file for shard in shards], [shard.tokens for shard in shards]
         return Tokens(files, counts, self.manifest["dtype"])
+
+    def document_starts(self, split: str, end: int) -> NDArray[np.int64] | None:
+        """Return the tokens with which documents begin, in order, among the first `end` tokens of a split; 0 is one.
+
+        Where EOS ends every document, one begins after each EOS. Where EOS ends every line, one begins with each title
+        of WikiText, ` = Title = `; text without such titles is one document. `None` if the manifest names no EOS.
+        """
+        tokens, eos = self.tokens(split)[: end + LONGEST_TITLE], self.manifest.get("eos_token_id")
+        if eos is None:
+            return None
+        starts = np.concatenate([[0], np.flatnonzero(tokens[:-1] == eos) + 1])
+        lengths = np.diff(starts, append=len(tokens))
+        if self.manifest["convention"] != "documents":
+            short = starts[lengths <= LONGEST_TITLE]
+            lines = [tokens[start : start + LONGEST_TITLE] for start in short]
+            texts = self.tokenizer().batch_decode([line[: (np.append(line, eos) == eos).argmax()] for line in lines])
+            titles = [start for start, text in zip(short, texts, strict=True) if start and TITLE.fullmatch(text)]
+            starts = np.array([0, *titles], dtype=np.int64)
+        return starts[starts < end]
 
     def verify(self) -> None:
         """Check every shard against its SHA-256, at about a gigabyte per second.

@@ -1,18 +1,22 @@
-"""Paired bootstrap over texts: intervals for differences between perplexities.
+"""Paired bootstrap over documents: intervals for perplexities and for differences between them.
 
     ours, theirs = PerText(set_hash, {"training": TextSums(nats, tokens)}), PerText(…)
     paired_difference(MeasuredPerplexity.of([ours], "training"), MeasuredPerplexity.of([theirs], "training-no-future"))
     # Difference(percent=17.4, interval=(16.3, 18.8))
 
-A resample has as many texts as the dataset, drawn with replacement. Both sides of a difference are computed on the same
-resamples, so the difficulty of a text that is common to all models cancels: the interval of a difference is much
-narrower than those of its two perplexities suggest. The interval covers the choice of texts only: runs with other seeds
-may differ by more.
+A resample has as many documents as the dataset, drawn with replacement. Both sides of a difference are computed on the
+same resamples, so the difficulty of a document that is common to all models cancels: the interval of a difference is
+much narrower than those of its two perplexities suggest. The interval covers the choice of documents only: runs with
+other seeds may differ by more.
+
+The texts of a dataset are windows of documents. Windows of one document are alike (their log-probabilities have a
+correlation of 0.5 on WikiText-103), so resampling windows makes intervals too narrow. It is done only where the
+documents are not known, or fewer than `MIN_DOCUMENTS`; results then say so.
 
 The interval is the expanded percentile interval of 1,000 resamples (Hesterberg, "What teachers should know about the
-bootstrap", 2015): the middle 95 % of the resamples is too narrow for few texts, by the factor √((n − 1) / n) and
+bootstrap", 2015): the middle 95 % of the resamples is too narrow for few units, by the factor √((n − 1) / n) and
 because the normal distribution stands in for Student's t. Both are corrected in the percentiles that are taken. Fewer
-than `MIN_TEXTS` texts have no interval.
+than `MIN_UNITS` documents or texts have no interval.
 """
 
 from __future__ import annotations
@@ -30,16 +34,18 @@ from acgpt.errors import InputError
 
 RESAMPLES, SEED = 1000, 0
 LEVEL = 0.95
-MIN_TEXTS = 8  # texts that an interval needs
+MIN_UNITS = 8  # units that an interval needs
+MIN_DOCUMENTS = 30  # documents that are resampled; for fewer, texts are
+DOCUMENTS, TEXTS = "documents", "texts"  # units of resampling
 CELLS = 2**22  # maximum number of entries of the resampling matrix in memory
 
 
 class TextSums(NamedTuple):
-    """The sums of each text from which a perplexity is computed.
+    """The sums of each text, or document, from which a perplexity is computed.
 
     Args:
-        nats: (texts,) Sum of the negative log-probabilities of the asked tokens.
-        tokens: (texts,) Number of asked tokens.
+        nats: (units,) Sum of the negative log-probabilities of the asked tokens.
+        tokens: (units,) Number of asked tokens.
     """
 
     nats: np.ndarray
@@ -47,7 +53,7 @@ class TextSums(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """Perplexity per asked token over all texts; infinite if a text has probability 0."""
+        """Perplexity per asked token over all units; infinite if one has probability 0."""
         with np.errstate(over="ignore"):
             return float(np.exp(self.nats.sum() / self.tokens.sum()))
 
@@ -58,8 +64,8 @@ class Difference:
 
     Args:
         percent: By how many percent the first perplexity is below the second: 100 · (1 − first / second).
-        interval: Its 95 % interval over texts; `None` for fewer than `MIN_TEXTS` texts, where a perplexity is infinite,
-            and where nothing is known of single texts.
+        interval: Its 95 % interval; `None` for fewer than `MIN_UNITS` units, where a perplexity is infinite, and where
+            sums of single units are not known, or are of other units.
     """
 
     percent: float
@@ -73,38 +79,40 @@ class Difference:
 
 @dataclass(frozen=True, eq=False)
 class PerText:
-    """The sums of each text in each answered mode of one evaluation.
+    """The sums of each document, or text, in each answered mode of one evaluation.
 
     Args:
         set_hash: Hash of the evaluation dataset. Two evaluations can be paired if and only if it is the same.
-        modes: Sums by mode, all with the same number of texts.
+        modes: Sums by mode, all with the same number of units.
+        unit: What the sums are over: `DOCUMENTS` or `TEXTS`.
     """
 
     set_hash: str
     modes: Mapping[str, TextSums]
+    unit: str = TEXTS
 
     @cached_property
     def resampled(self) -> Mapping[str, np.ndarray]:
-        """(resamples,) mean NLLs by mode; evaluations with the same number of texts share the resamples.
+        """(resamples,) mean NLLs by mode; evaluations with the same number of units share the resamples.
 
-        Empty for fewer than `MIN_TEXTS` texts.
+        Empty for fewer than `MIN_UNITS` units.
         """
-        return resampled_means(self.modes, SEED) if self.texts >= MIN_TEXTS else {}
+        return resampled_means(self.modes, SEED) if self.units >= MIN_UNITS else {}
 
     @property
-    def texts(self) -> int:
-        """Number of texts."""
+    def units(self) -> int:
+        """Number of documents or texts."""
         return max((len(sums.nats) for sums in self.modes.values()), default=0)
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPerplexity:
-    """A perplexity in one mode, or its mean over several runs, with the sums per text.
+    """A perplexity in one mode, or its mean over several runs, with the sums from which intervals are computed.
 
     Args:
         value: The perplexity.
         mode: The mode.
-        runs: Sums per text of each run; `None` for a run without them.
+        runs: Sums of each run; `None` for a run without them.
     """
 
     value: float
@@ -113,26 +121,27 @@ class MeasuredPerplexity:
 
     @classmethod
     def of(cls, runs: Sequence[PerText], mode: str) -> MeasuredPerplexity:
-        """Return the mean perplexity of some runs, computed from the sums per text."""
+        """Return the mean perplexity of some runs, computed from their sums."""
         return cls(float(np.mean([run.modes[mode].perplexity for run in runs])), mode, tuple(runs))
 
     @property
-    def texts(self) -> int:
-        """Number of texts, as far as they are known."""
-        return max((run.texts for run in self.runs if run is not None), default=0)
+    def unit(self) -> tuple[str, int] | None:
+        """What was resampled, and how many; `None` if a run kept nothing, or the runs differ."""
+        units = {None if run is None else (run.unit, run.units) for run in self.runs}
+        return units.pop() if len(units) == 1 else None
 
     @cached_property
     def resampled(self) -> np.ndarray | None:
-        """(resamples,) The perplexity on resampled texts; `None` where a run kept nothing, and for too few texts."""
+        """(resamples,) The perplexity on resamples; `None` where `unit` is not known, and for too few units."""
         means = [run.resampled[self.mode] for run in self.runs if run is not None and self.mode in run.resampled]
-        if not means or len(means) < len(self.runs):
+        if not means or len(means) < len(self.runs) or self.unit is None:
             return None
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(means).mean(axis=0))
 
 
 def paired_difference(ours: MeasuredPerplexity, theirs: MeasuredPerplexity) -> Difference:
-    """Return by how many percent the first perplexity is below the second, on the same texts.
+    """Return by how many percent the first perplexity is below the second, on the same resamples.
 
     Raises:
         InputError: The evaluation datasets differ.
@@ -142,54 +151,56 @@ def paired_difference(ours: MeasuredPerplexity, theirs: MeasuredPerplexity) -> D
         sets = " and ".join(sorted(name[:8] for name in hashes))
         raise InputError(f"the evaluations have different datasets, {sets}: evaluate both on the same one.")
     percent = 100 * (1 - ours.value / theirs.value)
-    if ours.resampled is None or theirs.resampled is None:
+    if ours.resampled is None or theirs.resampled is None or ours.unit is None or ours.unit != theirs.unit:
         return Difference(percent)
     with np.errstate(invalid="ignore", over="ignore"):  # what is infinite has no interval
-        return Difference(percent, percentiles(100 * (1 - ours.resampled / theirs.resampled), ours.texts))
+        return Difference(percent, percentiles(100 * (1 - ours.resampled / theirs.resampled), ours.unit[1]))
 
 
 def resampled_means(sums: Mapping[str, tuple[np.ndarray, np.ndarray]], seed: int) -> dict[str, np.ndarray]:
-    """Return (`RESAMPLES`,) mean NLLs per mode, each of a resample of all texts with replacement.
+    """Return (`RESAMPLES`,) means by name, each of a resample of all units with replacement.
 
     Args:
-        sums: For each mode, the sum of NLLs and the number of tokens of every text.
-        seed: Seed of the resamples, which depend only on it and on the number of texts.
+        sums: For each name, the sum of the values and the number of tokens of every unit.
+        seed: Seed of the resamples, which depend only on it and on the number of units.
     """
-    texts = len(next(iter(sums.values()))[0]) if sums else 1
+    units = len(next(iter(sums.values()))[0]) if sums else 1
     means: dict[str, list[np.ndarray]] = {mode: [] for mode in sums}
-    for times in [small_resamples(texts, seed)] if RESAMPLES * texts <= CELLS else resamples(texts, seed):
+    for times in [small_resamples(units, seed)] if RESAMPLES * units <= CELLS else resamples(units, seed):
         for mode, (nlls, counts) in sums.items():
-            with np.errstate(invalid="ignore"):  # 0 × ∞, if a text has probability 0
+            with np.errstate(
+                invalid="ignore"
+            ):  # 0 × ∞, if a unit has probability 0; 0 / 0, if all drawn ones are empty
                 means[mode].append(times @ nlls / (times @ counts))
     return {mode: np.concatenate(parts) for mode, parts in means.items()}
 
 
-def resamples(texts: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield all resamples, (resamples, texts) counts of each text, in parts of at most `CELLS` entries."""
-    rng, size = np.random.default_rng(seed), max(1, CELLS // texts)
+def resamples(units: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield all resamples, (resamples, units) counts of each unit, in parts of at most `CELLS` entries."""
+    rng, size = np.random.default_rng(seed), max(1, CELLS // units)
     for start in range(0, RESAMPLES, size):
         count = min(size, RESAMPLES - start)
-        yield rng.multinomial(texts, np.full(texts, 1 / texts), size=count).astype(np.float64)
+        yield rng.multinomial(units, np.full(units, 1 / units), size=count).astype(np.float64)
 
 
 @lru_cache(maxsize=2)
-def small_resamples(texts: int, seed: int) -> np.ndarray:
-    """Return the resamples of few texts, cached: a report resamples evaluations of the same size many times."""
-    (times,) = resamples(texts, seed)
-    times = times.astype(np.int16)  # a count is at most `texts`, which is at most CELLS / RESAMPLES
+def small_resamples(units: int, seed: int) -> np.ndarray:
+    """Return the resamples of few units, cached: a report resamples evaluations of the same size many times."""
+    (times,) = resamples(units, seed)
+    times = times.astype(np.int16)  # a count is at most `units`, which is at most CELLS / RESAMPLES
     times.flags.writeable = False
     return times
 
 
-def percentiles(values: np.ndarray, texts: int) -> tuple[float, float] | None:
-    """Return the interval of a statistic, from its values on resamples of so many texts.
+def percentiles(values: np.ndarray, units: int) -> tuple[float, float] | None:
+    """Return the interval of a statistic, from its values on resamples of so many units.
 
     Returns:
-        The ends; `None` if there are fewer than `MIN_TEXTS` texts, or if a value is not finite.
+        The ends; `None` if there are fewer than `MIN_UNITS` units, or if a value is not finite.
     """
-    if texts < MIN_TEXTS or not np.isfinite(values).all():
+    if units < MIN_UNITS or not np.isfinite(values).all():
         return None
-    tail = NormalDist().cdf(-math.sqrt(texts / (texts - 1)) * student_quantile((1 + LEVEL) / 2, texts - 1))
+    tail = NormalDist().cdf(-math.sqrt(units / (units - 1)) * student_quantile((1 + LEVEL) / 2, units - 1))
     low, high = np.quantile(values, [tail, 1 - tail])
     return float(low), float(high)
 

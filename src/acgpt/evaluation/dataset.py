@@ -10,10 +10,11 @@ An evaluation dataset is one safetensors file:
     tokens            (texts, length) int32
     roles.infilling   (texts, length) int8     GIVEN, ASKED or UNKNOWN of `conditioning`
     roles.training    (texts, length) int8
+    documents         (documents,) int64       tokens with which documents begin, counted over all texts
     metadata          one entry, `acgpt_evaluation_set`: JSON, the fields of `Origin` and the content's hash
 
-The hash covers the content (tokenizer hash, tokens, roles), not the file. Results are comparable if and only if the
-hashes of their evaluation datasets are equal.
+The hash covers the questions (tokenizer hash, tokens, roles), not the file. Results are comparable if and only if the
+hashes of their evaluation datasets are equal. `documents` is for intervals, and missing where it is not known.
 """
 
 from __future__ import annotations
@@ -71,11 +72,19 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationDataset:
-    """An evaluation dataset: N texts of T tokens, and their roles under each conditioning distribution."""
+    """An evaluation dataset: N texts of T tokens, and their roles under each conditioning distribution.
 
-    tokens: np.ndarray  # (N, T) int32
-    sampled_roles: Mapping[str, np.ndarray]  # by distribution, (N, T) int8
+    Args:
+        tokens: (N, T) int32 token ids.
+        sampled_roles: By distribution, (N, T) int8 roles.
+        origin: Where it comes from.
+        documents: (D,) int64 tokens with which documents begin, counted over all texts in order; `None` if not known.
+    """
+
+    tokens: np.ndarray
+    sampled_roles: Mapping[str, np.ndarray]
     origin: Origin
+    documents: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         """Check the arrays; raise a ValueError if they are not an evaluation dataset."""
@@ -90,6 +99,11 @@ class EvaluationDataset:
                 raise ValueError(f"the roles of {name} are invalid, or a text has no asked token")
         if self.tokens.min() < 0:
             raise ValueError("a token id is negative")
+        if (starts := self.documents) is not None and (
+            starts.dtype != np.int64 or starts.ndim != 1 or not len(starts) or starts[0] != 0
+            or starts[-1] >= self.tokens.size or (np.diff(starts) <= 0).any()
+        ):  # fmt: skip
+            raise ValueError("the documents do not begin in order within the texts")
 
     @classmethod
     def build(
@@ -104,6 +118,7 @@ class EvaluationDataset:
         training: Conditioning | None = None,
         corpus_hash: str | None = None,
         split: str | None = None,
+        documents: np.ndarray | None = None,
     ) -> EvaluationDataset:
         """Cut a split into texts and draw their conditioning sets.
 
@@ -117,6 +132,7 @@ class EvaluationDataset:
             training: See `modes.distributions`.
             corpus_hash: See `Origin`.
             split: See `Origin`.
+            documents: Tokens of the split with which documents begin (`Corpus.document_starts`), if known.
         """
         count = chunks(tokens, length, limit, split or "the split")
         texts = np.asarray(tokens[: count * length]).reshape(count, length)
@@ -130,7 +146,8 @@ class EvaluationDataset:
             for name, epoch in EPOCHS.items()
         }
         origin = Origin(float(r_max), seed, named["training"].as_dict(), tokenizer_hash, corpus_hash, split)
-        return cls(texts.astype(np.int32), sampled_roles, origin)
+        starts = None if documents is None else documents[documents < count * length]
+        return cls(texts.astype(np.int32), sampled_roles, origin, starts)
 
     def __len__(self) -> int:
         """N, the number of texts."""
@@ -159,12 +176,30 @@ class EvaluationDataset:
 
     def as_dict(self) -> dict[str, Any]:
         """Return a description for results: hash, size and origin."""
-        return {"hash": self.hash, "texts": len(self), "length": self.length, **asdict(self.origin)}
+        documents = None if self.documents is None else len(self.documents)
+        size = {"texts": len(self), "length": self.length, "documents": documents}
+        return {"hash": self.hash, **size, **asdict(self.origin)}
 
     def head(self, limit: int) -> EvaluationDataset:
         """Return the dataset of the first texts only, as `build` makes it with this limit."""
         sampled_roles = {name: roles[:limit] for name, roles in self.sampled_roles.items()}
-        return EvaluationDataset(self.tokens[:limit], sampled_roles, self.origin)
+        tokens = self.tokens[:limit]
+        starts = None if self.documents is None else self.documents[self.documents < tokens.size]
+        return EvaluationDataset(tokens, sampled_roles, self.origin, starts)
+
+    def with_documents(self, corpus: Corpus) -> EvaluationDataset:
+        """Return the dataset with the documents of its corpus, if it was made before datasets had them."""
+        if self.documents is not None or corpus.hash != self.origin.corpus_hash or self.origin.split is None:
+            return self
+        return replace(self, documents=corpus.document_starts(self.origin.split, self.tokens.size))
+
+    @cached_property
+    def document_numbers(self) -> np.ndarray | None:
+        """(N, T) The number of each token's document, from 0; `None` if documents are not known."""
+        if self.documents is None:
+            return None
+        counts = np.diff(self.documents, append=self.tokens.size)
+        return np.arange(len(counts)).repeat(counts).reshape(self.tokens.shape)
 
     def require_tokenizer(self, tokenizer_hash: str) -> None:
         """Refuse a model with another tokenizer."""
@@ -179,6 +214,7 @@ class EvaluationDataset:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the dataset to a safetensors file, atomically; its folder is created if necessary."""
         arrays = {"tokens": self.tokens, **{f"roles.{name}": roles for name, roles in self.sampled_roles.items()}}
+        arrays |= {} if self.documents is None else {"documents": self.documents}
         content = {"format_version": FORMAT_VERSION, **self.as_dict()}
         write_atomically(path, save(arrays, metadata={FORMAT: json.dumps(content)}))
 
@@ -205,6 +241,7 @@ class EvaluationDataset:
                 arrays["tokens"],
                 {key: arrays[f"roles.{key}"] for key in EPOCHS},
                 Origin(**{field.name: content[field.name] for field in fields(Origin)}),
+                arrays.get("documents"),
             )
             if loaded.hash != content["hash"]:
                 raise ValueError("its content does not match its hash")
@@ -377,13 +414,19 @@ def find_or_build(
     if path.exists():
         saved = EvaluationDataset.load(path)
         if saved.origin == origin and saved.tokens.shape == (count, length):
-            return saved, path, False
+            return saved.with_documents(corpus), path, False
         if by_user:
             raise InputError(
                 f"{path} is an evaluation dataset of another corpus, or has other settings: choose another file."
             )
         warnings.warn(f"{path} is of another corpus, or has other settings: it is built again.", stacklevel=2)
-    dataset = EvaluationDataset.build(tokens, tokenizer_hash=tokenizer_hash, corpus_hash=corpus.hash, **vars(config))
+    dataset = EvaluationDataset.build(
+        tokens,
+        tokenizer_hash=tokenizer_hash,
+        corpus_hash=corpus.hash,
+        documents=corpus.document_starts(split, count * length),
+        **vars(config),
+    )
     return dataset, path, True
 
 

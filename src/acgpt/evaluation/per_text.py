@@ -1,13 +1,14 @@
-"""Files of sums per text, beside the results of an evaluation. Intervals of differences are computed from them.
+"""Files of sums per document, beside the results of an evaluation. Intervals of differences are computed from them.
 
     RUN/results.json    RUN/results.per-text.json      the evaluation at the end of training
     RUN/test.json       RUN/test.per-text.json         `acgpt evaluate … -o RUN/test.json`
 
-    {"kind": "per-text", "format_version": 1, "set": {"hash": of the dataset, "texts": 276},
-     "nats": {"unconditional": [3012.418, …], …}, "tokens": {"unconditional": [1023, …], …}}
+    {"kind": "per-text", "format_version": 1, "set": {"hash": of the dataset}, "unit": "documents",
+     "nats": {"unconditional": [14418.062, …], …}, "tokens": {"unconditional": [4711, …], …}}
 
-A list has one number per text of the evaluation dataset, in its order. Results without such a file can still be read;
-their differences have no intervals.
+A list has one number per unit, in the order of the evaluation dataset: a document of the corpus, or a text of the
+dataset where it has few documents, or does not know them, and in files without `unit`. Results without such a file can
+still be read; their differences have no intervals.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 
 from acgpt.common.files import read_json_object, sync, write_atomically
 from acgpt.errors import InputError
-from acgpt.evaluation.bootstrap import PerText, TextSums
+from acgpt.evaluation.bootstrap import DOCUMENTS, TEXTS, PerText, TextSums
 
 KIND, FORMAT = "per-text", 1
 ENDING = f".{KIND}.json"
@@ -35,11 +36,11 @@ def as_dict(per_text: PerText) -> dict[str, Any]:
     def rounded(nats: np.ndarray) -> list[float | None]:
         return [round(x, DIGITS) if math.isfinite(x) else None for x in nats.tolist()]
 
-    texts = len(next(iter(per_text.modes.values())).nats) if per_text.modes else 0
     return {
         "kind": KIND,
         "format_version": FORMAT,
-        "set": {"hash": per_text.set_hash, "texts": texts},
+        "set": {"hash": per_text.set_hash},
+        "unit": per_text.unit,
         "nats": {mode: rounded(sums.nats) for mode, sums in per_text.modes.items()},
         "tokens": {mode: sums.tokens.astype(int).tolist() for mode, sums in per_text.modes.items()},
     }
@@ -61,11 +62,13 @@ def from_dict(content: Mapping[str, Any]) -> PerText:
             )
             for mode, nats in content["nats"].items()
         }
-        per_text = PerText(str(content["set"]["hash"]), modes)
+        per_text = PerText(str(content["set"]["hash"]), modes, content.get("unit", TEXTS))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is damaged: {error!r}") from error
     if len({array.shape for sums in modes.values() for array in sums}) > 1:
-        raise ValueError("its lists differ in the number of texts")
+        raise ValueError("its lists differ in length")
+    if per_text.unit not in (DOCUMENTS, TEXTS):
+        raise ValueError(f"its unit is {per_text.unit!r}")
     return per_text
 
 
@@ -93,7 +96,7 @@ def read_per_text(results: Path, evaluation: Mapping[str, Any]) -> PerText | Non
         evaluation: The evaluation in the results, `Evaluation.as_dict`.
 
     Returns:
-        The sums per text; `None` if there is no such file.
+        The sums; `None` if there is no such file.
 
     Raises:
         InputError: The file cannot be read, or is of another evaluation.
@@ -110,7 +113,7 @@ def read_per_text(results: Path, evaluation: Mapping[str, Any]) -> PerText | Non
 
 
 def check_same(per_text: PerText, evaluation: Mapping[str, Any]) -> None:
-    """Compare the sums over texts with the results.
+    """Compare the sums with the results.
 
     Raises:
         ValueError: They are of another evaluation.
@@ -118,14 +121,18 @@ def check_same(per_text: PerText, evaluation: Mapping[str, Any]) -> None:
     dataset = evaluation["set"]
     if per_text.set_hash != dataset["hash"]:
         raise ValueError(f"it is of the evaluation dataset {per_text.set_hash[:8]}, not {dataset['hash'][:8]}")
+    resampled = evaluation.get("bootstrap") or {}
+    if per_text.unit != resampled.get("unit", TEXTS):
+        raise ValueError(f"it is of {per_text.unit}")
+    units = resampled.get("units", dataset["texts"])
     answers = {mode: answer for mode, answer in evaluation["modes"].items() if answer is not None}
     if set(answers) != set(per_text.modes):
         raise ValueError("it is of other modes")
     for mode, sums in per_text.modes.items():
         perplexity, tokens = answers[mode]["perplexity"], sums.tokens.sum()
         mean_nll = sums.nats.sum() / tokens
-        # The rounding error of each text is at most half a unit of the last digit.
+        # The rounding error of each sum is at most half a unit of the last digit.
         tolerance = len(sums.nats) * 0.5 * 10**-DIGITS / tokens + 1e-9
         same = math.isinf(mean_nll) if perplexity is None else abs(mean_nll - math.log(perplexity)) <= tolerance
-        if tokens != answers[mode]["tokens"] or len(sums.nats) != dataset["texts"] or not same:
+        if tokens != answers[mode]["tokens"] or len(sums.nats) != units or not same:
             raise ValueError(f"its numbers do not match the mode {mode}")

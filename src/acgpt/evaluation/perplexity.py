@@ -5,8 +5,9 @@
     evaluation.modes["training"].perplexity, evaluation.gains["training"].percent
 
 Perplexity is exp of the mean negative log-probability over *all* asked tokens of the dataset, not a mean over texts or
-batches, so it does not depend on how the texts are batched. Its 95 % interval estimates the variation over texts: texts
-are resampled with replacement, with the same resamples in every mode, so a gain is also computed on the same texts.
+batches, so it does not depend on how the texts are batched. Its 95 % interval estimates the variation over documents:
+they are resampled with replacement, with the same resamples in every mode, so a gain is also computed on the same
+documents. A text that has the end of one document and the beginning of another counts in part for each.
 """
 
 from __future__ import annotations
@@ -34,12 +35,25 @@ from acgpt.engine.attention import evaluating
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import batches
 from acgpt.errors import InputError
-from acgpt.evaluation.bootstrap import LEVEL, RESAMPLES, Difference, PerText, TextSums, percentiles, resampled_means
+from acgpt.evaluation import distance
+from acgpt.evaluation.bootstrap import (
+    DOCUMENTS,
+    LEVEL,
+    MIN_DOCUMENTS,
+    RESAMPLES,
+    TEXTS,
+    Difference,
+    PerText,
+    TextSums,
+    percentiles,
+    resampled_means,
+)
 from acgpt.evaluation.dataset import EvaluationDataset
+from acgpt.evaluation.distance import BinnedGain, GainByDistance
 from acgpt.methods import Method
 from acgpt.models.language_model import positions_of
 from acgpt.query.conditioning import ASKED, GIVEN
-from acgpt.query.modes import WITHOUT_FUTURE, modes_named
+from acgpt.query.modes import MODES, WITHOUT_FUTURE, modes_named
 from acgpt.query.query import Query
 
 PAUSE = 10.0  # least number of seconds between two writes of partial results
@@ -52,8 +66,8 @@ class ModeResult:
 
     Args:
         perplexity: Perplexity per asked token, over all texts.
-        interval: 95 % bootstrap interval of the perplexity over texts; `None` for fewer than `MIN_TEXTS` texts, and
-            if a perplexity is infinite.
+        interval: 95 % bootstrap interval of the perplexity, see `bootstrap`; `None` for fewer than `MIN_UNITS` units,
+            and if a perplexity is infinite.
         mean_nll: Logarithm of the perplexity: mean negative log-probability of an asked token, in nats.
         tokens: Number of asked tokens.
         texts: Number of texts.
@@ -87,14 +101,36 @@ class Evaluation:
     bound: bool = False
 
     @cached_property
+    def unit(self) -> str:
+        """What is resampled: documents if there are `MIN_DOCUMENTS`, else texts."""
+        documents = self.evaluation_dataset.documents
+        return DOCUMENTS if documents is not None and len(documents) >= MIN_DOCUMENTS else TEXTS
+
+    @cached_property
+    def unit_numbers(self) -> np.ndarray:
+        """(texts, length) The number of the unit of each token, from 0."""
+        documents = self.evaluation_dataset.document_numbers
+        if self.unit == DOCUMENTS and documents is not None:
+            return documents
+        count, length = self.evaluation_dataset.tokens.shape
+        return np.arange(count).repeat(length).reshape(count, length)
+
+    @cached_property
     def per_text(self) -> PerText:
-        """Sums of each text, from which the perplexities are computed."""
-        sums = {mode: text_sums(log_probs) for mode, log_probs in self.log_probs.items()}
-        return PerText(self.evaluation_dataset.hash, sums)
+        """Sums of each unit, from which the perplexities are computed."""
+        sums = {mode: self.sums(-log_probs) for mode, log_probs in self.log_probs.items()}
+        return PerText(self.evaluation_dataset.hash, sums, self.unit)
+
+    def sums(self, nats: np.ndarray) -> TextSums:
+        """Return the sums over each unit of (texts, length) values, without those that are NaN."""
+        present, units = ~np.isnan(nats), int(self.unit_numbers[-1, -1]) + 1
+        numbers = self.unit_numbers[present]
+        counts = np.bincount(numbers, minlength=units).astype(np.float64)
+        return TextSums(np.bincount(numbers, nats[present], units), counts)
 
     @cached_property
     def resampled(self) -> dict[str, np.ndarray]:
-        """For each mode, (resamples,) mean NLLs of resampled texts; the same resamples in every mode."""
+        """For each mode, (resamples,) mean NLLs of resampled units; the same resamples in every mode."""
         return resampled_means(self.per_text.modes, self.seed)
 
     @cached_property
@@ -102,8 +138,8 @@ class Evaluation:
         """Results by mode, in the paper's order; `None` for modes that the method cannot answer."""
         results: dict[str, ModeResult | None] = dict.fromkeys(self.unanswered)
         for mode, sums in self.per_text.modes.items():
-            nll, count, texts = float(sums.nats.sum()), float(sums.tokens.sum()), len(sums.nats)
-            interval = percentiles(np.exp(self.resampled[mode]), texts)
+            nll, count, texts = float(sums.nats.sum()), float(sums.tokens.sum()), len(self.evaluation_dataset)
+            interval = percentiles(np.exp(self.resampled[mode]), self.per_text.units)
             results[mode] = ModeResult(float(np.exp(nll / count)), interval, nll / count, int(count), texts)
         return {mode.name: results[mode.name] for mode in modes_named(tuple(results))}
 
@@ -117,27 +153,66 @@ class Evaluation:
             if with_future is not None and without_future is not None:
                 resampled = 100 * -np.expm1(self.resampled[mode] - self.resampled[without])
                 percent = float(100 * -np.expm1(with_future.mean_nll - without_future.mean_nll))
-                gains[mode] = Difference(percent, percentiles(resampled, with_future.texts))
+                gains[mode] = Difference(percent, percentiles(resampled, self.per_text.units))
         return gains
+
+    @cached_property
+    def by_distance(self) -> dict[str, GainByDistance | None]:
+        """Gain from the future by distance, in each mode that reads it; `None` as in `gains`."""
+        results: dict[str, GainByDistance | None] = {}
+        for mode, without in WITHOUT_FUTURE.items():
+            if self.gains[mode] is None:
+                results[mode] = None
+                continue
+            roles = self.evaluation_dataset.roles(MODES[mode])
+            nats = -self.log_probs[mode], -self.log_probs[without]
+            results[mode] = GainByDistance(
+                self.binned_gains(distance.next_given(roles), *nats),
+                self.binned_gains(distance.run_lengths(roles), *nats),
+            )
+        return results
+
+    def binned_gains(self, numbers: np.ndarray, nats: np.ndarray, without: np.ndarray) -> dict[str, BinnedGain]:
+        """Return the gains by bin of (texts, length) distances or lengths, from nats with and without the future."""
+        belongs, results = distance.bins(numbers), {}
+        with np.errstate(invalid="ignore"):  # both can be infinite
+            gains = without - nats
+        for number, label in enumerate(distance.LABELS):
+            parts = [self.sums(np.where(belongs == number, values, np.nan)) for values in (nats, without, gains)]
+            if tokens := int(parts[0].tokens.sum()):
+                with_future, without_future = (float(part.nats.sum() / tokens) for part in parts[:2])
+                gain = without_future - with_future
+                resampled = resampled_means({label: parts[2]}, self.seed)[label]
+                interval = percentiles(resampled, self.per_text.units) if math.isfinite(gain) else None
+                results[label] = BinnedGain(tokens, with_future, without_future, gain, interval)
+        return results
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as JSON values; infinite numbers become `None`."""
 
-        def as_json(result: ModeResult | Difference | None) -> dict[str, Any] | None:
-            if result is None:
-                return None
-            return {name: value if finite(value) else None for name, value in asdict(result).items()}
+        def as_json(results: Mapping[str, ModeResult | Difference | GainByDistance | None]) -> dict[str, Any]:
+            return {mode: None if result is None else without_infinite(asdict(result))
+                    for mode, result in results.items()}  # fmt: skip
 
-        def finite(value: Any) -> bool:
-            return not isinstance(value, float) or math.isfinite(value)
+        def without_infinite(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: without_infinite(item) for name, item in value.items()}
+            return None if isinstance(value, float) and not math.isfinite(value) else value
 
         return {
             "method": self.method,
             "bound": self.bound,
             "set": self.evaluation_dataset.as_dict(),
-            "modes": {mode: as_json(result) for mode, result in self.modes.items()},
-            "gains": {mode: as_json(gain) for mode, gain in self.gains.items()},
-            "bootstrap": {"resamples": RESAMPLES, "level": LEVEL, "seed": self.seed},
+            "modes": as_json(self.modes),
+            "gains": as_json(self.gains),
+            "by_distance": as_json(self.by_distance),
+            "bootstrap": {
+                "resamples": RESAMPLES,
+                "level": LEVEL,
+                "seed": self.seed,
+                "unit": self.unit,
+                "units": self.per_text.units,
+            },
         }
 
     def records(self) -> dict[str, np.ndarray]:
@@ -319,8 +394,3 @@ def queries_of(tokens: np.ndarray, roles: np.ndarray) -> list[Query]:
     """Return one query per row of (texts, length) tokens and roles."""
     rows = zip(tokens.tolist(), (roles == GIVEN).tolist(), (roles == ASKED).tolist(), strict=True)
     return [Query(*row) for row in rows]
-
-
-def text_sums(log_probs: np.ndarray) -> TextSums:
-    """Return for each text the sum of the asked tokens' negative log-probabilities, and their number."""
-    return TextSums(-np.nansum(log_probs, axis=1), (~np.isnan(log_probs)).sum(axis=1).astype(np.float64))

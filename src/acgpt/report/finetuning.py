@@ -7,7 +7,7 @@ of a run over its twin is in percent of the twin's perplexity, positive where th
     infilling        the run's infilling, with the future      against the twin's infilling-no-future
     training         the run's training, with the future       against the twin's training-no-future
 
-If both evaluations kept sums per text, an advantage has a 95 % interval (paired bootstrap over texts).
+If both evaluations kept sums per text, an advantage has a 95 % interval (paired bootstrap).
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ CAPTIONS = {
     f"distribution with the future, against the baseline without it. {INTERVALS}",
     "sweep": "Training distribution with the future, against the causal baseline without it. Each run is evaluated at "
     f"its own r_max. {INTERVALS}",
-    "curve": "Advantage over the causal twin after the same number of steps. Logs keep no sums per text, so there are "
-    "no intervals.",
+    "curve": "Advantage over the causal twin after the same number of steps. Logs keep no sums per document, so there "
+    "are no intervals.",
 }
 FIGURES = {
     "modes": "Perplexity with and without the future, next to the causal baseline's.",
@@ -142,7 +142,7 @@ class Comparison:
 
     @property
     def advantages(self) -> dict[str, Difference | None]:
-        """Advantages in percent with their intervals over texts, by mode of the run."""
+        """Advantages in percent with their intervals, by mode of the run."""
         results: dict[str, Difference | None] = {}
         for mode, other in ADVANTAGES.items():
             ours, theirs = self.evaluation.perplexity(mode), self.baseline and self.baseline.perplexity(other)
@@ -319,7 +319,7 @@ def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], pap
     rows = []
     for run, evaluation in (pairs[i] for i in frame.sort_values(["group", "future"], kind="stable").index):
         cells = {**run_description(run, names), "texts": run.budget[0], **evaluation.modes, "set": evaluation.hash[:8]}
-        rows.append(Row(cells, group(run, evaluation), resampled=evaluation.resampled(), texts=evaluation.texts))
+        rows.append(Row(cells, group(run, evaluation), resampled=evaluation.resampled(), unit=evaluation.unit))
     rows += paper_rows(paper, "perplexities")
     caption = caption_of("perplexities", [evaluation for _, evaluation in pairs])
     return Table(f"Perplexities, {split}", caption, PERPLEXITIES, tuple(rows), "backbone")
@@ -344,7 +344,7 @@ def advantage_table(compared: Sequence[Comparison], names: dict[str, str], paper
 
 
 def unpaired(compared: Sequence[Comparison]) -> list[tuple[Run, RunEvaluation]]:
-    """Return the evaluations, of runs and of their twins, that kept no sums per text."""
+    """Return the evaluations, of runs and of their twins, that kept no sums."""
     pairs = [(comparison.run, comparison.evaluation) for comparison in compared if comparison.twin is not None]
     pairs += [
         (comparison.twin, comparison.baseline)

@@ -3,7 +3,7 @@
 Runs that differ only in their seed are one row: mean and standard deviation of their perplexities. Rows are comparable
 if they have the same size, training texts, budget and evaluation dataset.
 
-Differences are in percent, with 95 % intervals over texts (paired bootstrap) where sums per text were kept:
+Differences are in percent, with 95 % intervals (paired bootstrap) where sums per document or text were kept:
 
     unconditional, infilling, training    advantage over GPT, as in `finetuning`
     infilling_gain, training_gain         gain of a method from the future, over the same mode without the future
@@ -79,7 +79,7 @@ COLUMNS = (
 CAPTION = (
     "Perplexity; lower is better. Mean ± sample standard deviation over training seeds; a single seed has no "
     "deviation. r_max and asked, the number of texts, describe the evaluation dataset. 95 % ± is half the width of the "
-    "widest 95 % interval over texts in the row, in percent of the perplexity; differences between rows that were "
+    "widest 95 % interval in the row, in percent of the perplexity; differences between rows that were "
     "evaluated on the same texts vary less. Bold: the best exact value among rows with the same size, training corpus, "
     f"training budget and evaluation dataset. {NO_CLEAR_BEST} Rows with different evaluation datasets are not "
     "compared. ≤ marks an upper bound, which is not ranked. -- marks a mode that the method cannot answer."
@@ -114,7 +114,7 @@ class Entry:
         runs: One run per seed.
         evaluations: The evaluation of each run, on the same dataset with the same options.
         modes: Mean perplexity of the runs, by mode.
-        chance: Half-width of the 95 % interval over texts in percent, the largest of any seed.
+        chance: Half-width of the 95 % interval in percent, the largest of any seed.
     """
 
     runs: tuple[Run, ...]
@@ -152,7 +152,7 @@ class Entry:
 
     @cached_property
     def resampled(self) -> dict[str, np.ndarray]:
-        """By mode, (resamples,) the mean perplexity on resampled texts, where sums per text were kept."""
+        """By mode, (resamples,) the mean perplexity on resamples, where sums per document or text were kept."""
         resamples = {mode: measured.resampled for mode in self.modes if (measured := self.perplexity(mode)) is not None}
         return {mode: values for mode, values in resamples.items() if values is not None}
 
@@ -294,8 +294,7 @@ def ablation(
             "set": entry.evaluation.hash[:8],
         }
         details = (describe_set(entry.evaluation),)
-        texts = entry.evaluation.texts
-        rows.append(Row(cells, entry.group, entry.note, details=details, resampled=entry.resampled, texts=texts))
+        rows.append(Row(cells, entry.group, entry.note, False, details, entry.resampled, entry.evaluation.unit))
     from_paper = paper_rows(paper, size, {entry.r_max for entry in entries})
     title = f"{paper['sizes'].get(size, size)}, {split}"
     all_rows = sorted([*rows, *from_paper], key=lambda row: (row.cells["r_max"], row.paper))

@@ -23,7 +23,7 @@ import pandas as pd
 
 from acgpt.common.files import read_json_object
 from acgpt.errors import InputError
-from acgpt.evaluation.bootstrap import MeasuredPerplexity, PerText
+from acgpt.evaluation.bootstrap import DOCUMENTS, MeasuredPerplexity, PerText
 from acgpt.evaluation.generations import has_record
 from acgpt.evaluation.per_text import ENDING, read_per_text
 from acgpt.methods import method_of
@@ -52,7 +52,7 @@ class RunEvaluation:
         modes: Perplexity by mode, possibly infinite; `None` if the mode was not or cannot be answered.
         chance: Half of the widest 95 % interval of a mode, in percent of its perplexity.
         content: The evaluation as it was written.
-        per_text: Sums per text, if they were kept.
+        per_text: Sums per document or text, if they were kept.
     """
 
     split: str
@@ -73,6 +73,11 @@ class RunEvaluation:
         return int(self.dataset.get("texts") or 0)
 
     @property
+    def unit(self) -> tuple[str, int] | None:
+        """What is resampled for intervals, and how many; `None` if nothing was kept."""
+        return None if self.per_text is None else (self.per_text.unit, self.per_text.units)
+
+    @property
     def options(self) -> str:
         """Non-default options of the method, such as "order=random"; "" for the defaults."""
         return ", ".join(f"{key}={value}" for key, value in (self.content.get("options") or {}).items())
@@ -85,7 +90,7 @@ class RunEvaluation:
         return MeasuredPerplexity(value, mode, (self.per_text,))
 
     def resampled(self) -> dict[str, np.ndarray]:
-        """Return by mode the perplexity on resampled texts, (resamples,), where sums per text were kept."""
+        """Return by mode the perplexity on resamples, (resamples,), where sums per document or text were kept."""
         resamples = {mode: measured.resampled for mode in self.modes if (measured := self.perplexity(mode)) is not None}
         return {mode: values for mode, values in resamples.items() if values is not None}
 
@@ -436,15 +441,21 @@ def describe_sets(evaluations: Sequence[RunEvaluation]) -> str:
 
 
 def describe_set(evaluation: RunEvaluation) -> str:
-    """Describe the evaluation dataset: hash, number and length of texts, and r_max."""
+    """Describe the evaluation dataset: hash, number and length of texts, r_max, placement, and unit of intervals."""
     texts, length, r_max = (evaluation.dataset.get(key) for key in ("texts", "length", "r_max"))
-    return f"{evaluation.hash[:8]} ({texts} texts of {length} tokens, r_max {r_max})"
+    parts = [f"{texts} texts of {length} tokens", f"r_max {r_max}"]
+    placements = {part.get("placement") for part in (evaluation.dataset.get("conditioning") or {}).get("parts", ())}
+    parts += [f"placement {placement}" for placement in sorted(filter(None, placements))]
+    if evaluation.unit is not None:
+        unit, count = evaluation.unit
+        parts.append(f"intervals over {count} {unit}" if unit == DOCUMENTS else "intervals over texts")
+    return f"{evaluation.hash[:8]} ({', '.join(parts)})"
 
 
 def missing_interval_notes(split: str, evaluations: Sequence[tuple[Run, RunEvaluation]]) -> list[str]:
-    """Note the evaluations whose differences have no interval, because they kept no sums per text."""
+    """Note the evaluations whose differences have no interval, because they kept no sums."""
     names = join_names(run.name for run, _ in evaluations)
     return [
-        f"{split}: no interval for differences with {names}: no sums per text were kept (*{ENDING}). Evaluate again: "
-        f"{command_for(evaluations[0][1])} -o RUN/NAME.json"
+        f"{split}: no interval for differences with {names}: no sums per document were kept (*{ENDING}). Evaluate "
+        f"again: {command_for(evaluations[0][1])} -o RUN/NAME.json"
     ] if evaluations else []  # fmt: skip

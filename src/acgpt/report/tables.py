@@ -28,12 +28,12 @@ NOTHING, INFINITE = "--", "∞"
 # Characters that pdflatex shows without further packages: ASCII and most of Latin-1.
 PDFLATEX = frozenset(map(chr, range(256))) - set("«»ÐÞðþ")
 INTERVALS = (
-    f"In brackets: the {100 * LEVEL:g} % interval over texts (paired bootstrap, {RESAMPLES:,} resamples). Bold: the "
-    "interval excludes zero. A difference has no interval, and is not bold, if no sums per text were kept."
+    f"In brackets: the {100 * LEVEL:g} % interval (paired bootstrap, {RESAMPLES:,} resamples). Bold: the interval "
+    "excludes zero. A difference has no interval, and is not bold, if no sums per document or text were kept."
 )
 NO_CLEAR_BEST = (
-    f"No value is bold if the {100 * LEVEL:g} % interval of its lead over another row includes zero (paired bootstrap "
-    "over texts, where sums per text were kept)."
+    f"No value is bold if the {100 * LEVEL:g} % interval of its lead over another row includes zero (paired "
+    "bootstrap, where sums per document or text were kept)."
 )
 WIDTHS = (40, 60, 80, 100, 1000)  # of windows, in rem; a page is at most about 100 wide
 LINES = 56  # of a table, rules included, that fit on a LaTeX page below the caption
@@ -164,7 +164,7 @@ class Row:
         details: What it was evaluated on or compared with. The caption lists these once, for the rows in the table.
         resampled: By column, (resamples,) the cell on resampled texts, where known. Rows of a group share the
             resamples.
-        texts: Number of texts that were resampled.
+        unit: What was resampled, and how many (`MeasuredPerplexity.unit`).
     """
 
     cells: Mapping[str, Cell]
@@ -173,7 +173,7 @@ class Row:
     paper: bool = False
     details: tuple[str, ...] = ()
     resampled: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
-    texts: int = 0
+    unit: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class Table:
     def best(self) -> pd.DataFrame:
         """Whether each cell, as it is printed, is the best of two or more in its group; by row and column.
 
-        There is no best if the interval over texts of its lead over another row includes zero.
+        There is no best if the interval of its lead over another row includes zero.
         """
         bold = {}
         for column in (column for column in self.columns if column.best is not None):
@@ -265,13 +265,12 @@ class Table:
         if present.empty:
             return False
         first = present.idxmin() if column.best is min else present.idxmax()
-        best = self.rows[first].resampled.get(column.key)
-        others = [self.rows[i].resampled.get(column.key) for i in present.index if i != first]
-        intervals = [
-            percentiles(other - best, self.rows[first].texts)
-            for other in others
-            if other is not None and best is not None
-        ]
+        best, unit = self.rows[first].resampled.get(column.key), self.rows[first].unit
+        if best is None or unit is None:
+            return False
+        rows = [self.rows[i] for i in present.index if i != first and self.rows[i].unit == unit]
+        others = [row.resampled.get(column.key) for row in rows]
+        intervals = [percentiles(other - best, unit[1]) for other in others if other is not None]
         return any(interval is not None and interval[0] <= 0 <= interval[1] for interval in intervals)
 
     def is_bold(self, row: Row, column: Column) -> bool:

@@ -261,10 +261,12 @@ def build_evaluation_sets(
     limits = {"during": during, "final": final}
     if not method.abilities.single_pass:
         limits = {"final": FEW if final is None else final}
+    most = len(tokens) // length if limits["final"] is None else max(limit or 0 for limit in limits.values())
+    starts = corpus.document_starts(split, most * length)
     return {
         name: EvaluationDataset.build(
             tokens, tokenizer_hash=corpus.manifest["tokenizer_hash"], length=length, limit=limit, seed=0,
-            corpus_hash=corpus.hash, split=split, **distribution,
+            corpus_hash=corpus.hash, split=split, documents=starts, **distribution,
         )
         for name, limit in limits.items()
     }  # fmt: skip

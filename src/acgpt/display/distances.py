@@ -1,0 +1,65 @@
+"""A picture of what the future is worth by distance, see `evaluation.distance`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from acgpt.common.files import disk_errors
+from acgpt.display.formats import check_format
+from acgpt.evaluation.distance import LABELS
+from acgpt.query.modes import MODES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#1b7f5c", "#b5651d")
+PANELS = {"distance": "distance to the next given token", "run": "length of the run of asked tokens"}
+
+
+def draw_distances(path: str | Path, by_distance: Mapping[str, Any]) -> None:
+    """Draw the gains of an evaluation by distance, and by the length of the run, to a file.
+
+    Args:
+        path: The file; its suffix is the format.
+        by_distance: As in the result of `acgpt.evaluate`.
+
+    Raises:
+        InputError: matplotlib is missing, the format is unknown, or the file cannot be written.
+    """
+    check_format(path)
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    answered = {mode: gains for mode, gains in by_distance.items() if gains is not None}
+    for axes, (name, title) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):
+        for colour, (mode, gains) in zip(COLOURS, answered.items(), strict=False):
+            draw_curve(axes, gains[name], MODES[mode].title, colour)
+        axes.set_xlabel(title)
+    figure.axes[0].set_ylabel("gain from the future, nats a token")
+    if answered:
+        figure.axes[0].legend(frameon=False, fontsize=9)
+    with rc_context({"svg.hashsalt": "acgpt", "text.parse_math": False}), disk_errors(path):
+        figure.savefig(path, dpi=150)
+
+
+def draw_curve(
+    axes: Axes, gains: Mapping[str, Mapping[str, Any]], name: str | None, colour: str, style: str = "-"
+) -> None:
+    """Draw one curve of gains by bin with its intervals; bins without a finite gain are left out."""
+    points = [(LABELS.index(label), entry) for label, entry in gains.items() if entry["gain"] is not None]
+    xs, ys = [place for place, _ in points], [entry["gain"] for _, entry in points]
+    errors = [
+        [abs(entry["gain"] - entry["interval"][end]) if entry["interval"] else 0.0 for _, entry in points]
+        for end in (0, 1)
+    ]
+    axes.errorbar(
+        xs, ys, errors, color=colour, linestyle=style, linewidth=1.4, marker="o", markersize=4, capsize=2, label=name
+    )
+    axes.set_xticks(range(len(LABELS)), LABELS)
+    axes.axhline(0, color="#666666", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)

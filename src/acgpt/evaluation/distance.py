@@ -1,0 +1,102 @@
+"""What the future is worth by distance: gains of asked tokens, by how far the next given token is.
+
+                   The   [cat]  [sat]  [on]   the   [mat]        [asked]
+    distance              3      2      1             none       to the next given token
+    run                   3      3      3             1          of tokens that are not given, with the asked one
+
+An asked token is scored with and without the future. The difference, in nats, is its gain. The mean over the tokens of
+a bin depends on the model and the text, and little on how the given tokens were placed; how many tokens are in each bin
+depends on nothing else. So the gain under another distribution of conditioning sets can be predicted:
+
+    curve = evaluation.by_distance["training"].distance
+    predicted_gain(curve, bin_counts(next_given(roles), roles))         # in nats; 100 (1 - exp(-gain)) in percent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from acgpt.errors import InputError
+from acgpt.query.conditioning import ASKED, GIVEN
+
+EDGES = (1, 2, 3, 5, 9, 17, 33)  # first number of each bin
+NONE = "none"  # no given token follows
+LABELS = ("1", "2", "3–4", "5–8", "9–16", "17–32", "33+", NONE)
+
+
+@dataclass(frozen=True)
+class BinnedGain:
+    """Tokens of one bin, with and without the future.
+
+    Args:
+        tokens: Number of asked tokens.
+        nats: Mean negative log-probability with the future.
+        nats_without: The same without the future.
+        gain: `nats_without - nats`.
+        interval: 95 % interval of the gain, paired, see `bootstrap`; `None` if it cannot be computed.
+    """
+
+    tokens: int
+    nats: float
+    nats_without: float
+    gain: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class GainByDistance:
+    """Gains of one mode.
+
+    Args:
+        distance: By the distance to the next given token; bins without tokens are missing.
+        run: By the length of the run of tokens that are not given.
+    """
+
+    distance: Mapping[str, BinnedGain]
+    run: Mapping[str, BinnedGain]
+
+
+def next_given(roles: np.ndarray) -> np.ndarray:
+    """Return for each token of (texts, length) roles the distance to the next given one; 0 if none follows."""
+    length = roles.shape[1]
+    places = np.where(roles == GIVEN, np.arange(length), length)
+    following = np.minimum.accumulate(places[:, ::-1], axis=1)[:, ::-1]  # of the token itself or later
+    return np.where(following < length, following - np.arange(length), 0)
+
+
+def run_lengths(roles: np.ndarray) -> np.ndarray:
+    """Return for each token of (texts, length) roles the length of its run of tokens that are not given; else 0."""
+    length = roles.shape[1]
+    places = np.where(roles == GIVEN, np.arange(length), -1)
+    before = np.maximum.accumulate(places, axis=1)
+    after = np.minimum.accumulate(np.where(places < 0, length, places)[:, ::-1], axis=1)[:, ::-1]
+    return np.where(roles == GIVEN, 0, after - before - 1)
+
+
+def bins(numbers: np.ndarray) -> np.ndarray:
+    """Return the index in `LABELS` of distances or lengths; 0 belongs to `NONE`."""
+    return np.where(numbers > 0, np.searchsorted(EDGES, numbers, side="right") - 1, len(EDGES))
+
+
+def bin_counts(numbers: np.ndarray, roles: np.ndarray) -> dict[str, int]:
+    """Return the number of asked tokens in each bin that has some."""
+    counts = np.bincount(bins(numbers)[roles == ASKED], minlength=len(LABELS))
+    return {label: int(count) for label, count in zip(LABELS, counts, strict=True) if count}
+
+
+def predicted_gain(curve: Mapping[str, BinnedGain], tokens: Mapping[str, int]) -> float:
+    """Return the mean gain, in nats, of a distribution of conditioning sets, from the curve of another one.
+
+    Args:
+        curve: Gains by bin.
+        tokens: Number of asked tokens by bin under the distribution.
+
+    Raises:
+        InputError: The curve lacks a bin.
+    """
+    if missing := [label for label in tokens if label not in curve]:
+        raise InputError(f"the curve has no tokens at distance {missing[0]}: measure it on more texts.")
+    return sum(curve[label].gain * count for label, count in tokens.items()) / sum(tokens.values())
