@@ -95,9 +95,20 @@ def test_a_method_that_reads_no_future_is_trained_once_and_asked_at_every_r_max(
 
 
 def test_what_decides_an_evaluation_set_is_in_the_name_of_its_file():
-    ways = [{}, {"limit": 5}, {"seed": 1}, {"conditioning": {"b_max": 4}}, {"conditioning": {"b_max": 5}}]
-    assert len({EvaluateSection(**options).name("test", 0.6) for options in ways}) == len(ways)
-    assert EvaluateSection().name("a/b", 1.0) == "a_b-r_max1"
+    ways = [{}, {"limit": 5}, {"seed": 1}, {"conditioning": [{"b_max": 4}, {"b_max": 5}]}]
+    sections = [EvaluateSection(**options) for options in ways]
+    names = [section.name("test", 0.6, distribution) for section in sections for distribution in section.distributions]
+    assert len(set(names)) == len(names) == 5
+    assert EvaluateSection().name("a/b", 1.0, None) == "a_b-r_max1"
+
+
+def test_a_cell_is_evaluated_with_every_distribution():
+    distributions = [None, {"placement": "stretches"}]
+    base = made(grid={"seed": [0, 1]}, evaluate={"conditioning": distributions})
+    paper, stretches = base.cells[0].commands[1:]
+    assert "--conditioning" not in paper
+    assert "--r-max 0.6" in stretches and """--conditioning '{"placement": "stretches"}'""" in stretches
+    assert len(base.cells[1].evaluations) == 2
 
 
 def test_the_old_key_how_is_read_with_a_warning():
@@ -385,7 +396,8 @@ def shipped(name: str) -> Experiment:
 
 
 def test_the_experiments_are_there():
-    assert set(built_in(BUILT_IN)) == {"wikitext103-ablation", "wikitext103-fast", "tiny-cpu"}
+    coverage = {"coverage-arbitrary", "coverage-infilling", "coverage-sigma-loss"}
+    assert set(built_in(BUILT_IN)) == {"wikitext103-ablation", "wikitext103-fast", "paper-table", "tiny-cpu"} | coverage
     assert all(20 < len(words) <= 115 for words in built_in(BUILT_IN).values())
     assert json.loads(run_cli("--list", "--json").stdout) == built_in(BUILT_IN)
 

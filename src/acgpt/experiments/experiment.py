@@ -69,8 +69,9 @@ class EvaluateSection:
     )
     limit: int | None = declared(EvaluationOptions, "limit")
     seed: int = declared(EvaluationOptions, "seed", default=0)
-    conditioning: Mapping[str, Any] | None = option(
-        "Distribution of conditioning sets for the mode `training`, for example {b_max: 4}. Default: the paper's."
+    conditioning: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = option(
+        "Distribution of conditioning sets for the mode `training`, for example {b_max: 4}, or a list of them, one "
+        "evaluation each. Default, and null in a list: the paper's."
     )
     dtype: Dtype = declared(EvaluationOptions, "dtype")
     batch_tokens: int | None = declared(EvaluationOptions, "batch_tokens")
@@ -95,15 +96,21 @@ class EvaluateSection:
                 raise InputError(f"evaluate.method_options, {name}: {error}") from error
         check_sets(self, "evaluate")
 
-    def name(self, split: str, r_max: float, options: str = "") -> str:
+    @property
+    def distributions(self) -> Sequence[Mapping[str, Any] | None]:
+        """The distribution of each evaluation; `None` for the paper's."""
+        return self.conditioning if isinstance(self.conditioning, list | tuple) else (self.conditioning,)
+
+    def name(self, split: str, r_max: float, conditioning: Mapping[str, Any] | None, options: str = "") -> str:
         """Return the name of the file of an evaluation, without its suffix: all that decides the evaluation.
 
         Args:
             split: Split of the corpus.
             r_max: Maximum share of a text that is given.
+            conditioning: One of `distributions`.
             options: Options of the method, as in `method_options`.
         """
-        parts = [set_name(split, r_max, self.limit, self.seed, self.conditioning)]
+        parts = [set_name(split, r_max, self.limit, self.seed, conditioning)]
         parts += [re.sub(r"[^\w.]+", "_", options)] if options else []
         return "-".join(parts)
 
@@ -125,7 +132,9 @@ class GenerateSection:
     set_seed: int = declared(
         GenerationOptions, "set_seed", default=0, help="Seed of the conditioning sets. Default: 0."
     )
-    conditioning: Mapping[str, Any] | None = declared(EvaluateSection, "conditioning", help="As in `evaluate`.")
+    conditioning: Mapping[str, Any] | None = option(
+        "Distribution of conditioning sets for the mode `training`. Default: the paper's."
+    )
     dtype: Dtype = declared(GenerationOptions, "dtype")
     batch_tokens: int | None = declared(GenerationOptions, "batch_tokens")
     compile: bool = declared(GenerationOptions, "compiled")
@@ -393,10 +402,12 @@ def evaluations(recipe: Recipe, section: EvaluateSection, shares: Sequence[float
     """
     commands: dict[Path, tuple[str, ...]] = {}
     variants = ("", *section.method_options.get(recipe.method, ()))
-    for split, r_max, options in product(section.splits, r_maxes(recipe, section, shares), variants):
-        path = Path(recipe.output) / f"{section.name(split, r_max, options)}.json"
+    questions = product(section.splits, r_maxes(recipe, section, shares), section.distributions, variants)
+    for split, r_max, conditioning, options in questions:
+        path = Path(recipe.output) / f"{section.name(split, r_max, conditioning, options)}.json"
         method_options = [argument for pair in options.split(",") if pair for argument in ("--method-option", pair)]
-        command = command_on_model("evaluate", recipe, section, split, r_max, ["--seed", str(section.seed)])
+        seed = ["--seed", str(section.seed)]
+        command = command_on_model("evaluate", recipe, section, split, r_max, conditioning, seed)
         commands[path] = (*command, *method_options, "-o", str(path))
     return commands
 
@@ -409,7 +420,7 @@ def generations(recipe: Recipe, section: GenerateSection, shares: Sequence[float
         options += [f"--{key.replace('_', '-')}", str(getattr(section, key))]
     for split, r_max in product(section.splits, r_maxes(recipe, section, shares)):
         folder = Path(recipe.output) / "generations" / section.name(split, r_max)
-        command = command_on_model("generate", recipe, section, split, r_max, options)
+        command = command_on_model("generate", recipe, section, split, r_max, section.conditioning, options)
         commands[folder / INDEX] = (*command, "-o", str(folder))
     return commands
 
@@ -442,6 +453,7 @@ def command_on_model(
     section: EvaluateSection | GenerateSection,
     split: str,
     r_max: float,
+    conditioning: Mapping[str, Any] | None,
     options: Sequence[str],
 ) -> list[str]:
     """Return the arguments of `acgpt evaluate` or `acgpt generate` for the model that a cell has trained."""
@@ -451,7 +463,7 @@ def command_on_model(
     arguments = [command, model, recipe.corpus, *adapter, "--split", split, "--r-max", f"{r_max:g}"]
     arguments += ["--length", str(recipe.length), *options]
     arguments += ["--limit", str(section.limit)] if section.limit is not None else []
-    arguments += ["--conditioning", json.dumps(section.conditioning)] if section.conditioning is not None else []
+    arguments += ["--conditioning", json.dumps(conditioning)] if conditioning is not None else []
     arguments += ["--device", recipe.device] if recipe.device != "auto" else []
     arguments += ["--dtype", section.dtype] if section.dtype != "auto" else []
     arguments += ["--batch-tokens", str(section.batch_tokens)] if section.batch_tokens is not None else []
@@ -490,8 +502,12 @@ def check_sets(section: EvaluateSection | GenerateSection, key: str) -> None:
     check_numbers(section, key)
     checked(f"{key}.dtype", section.dtype, Dtype)
     checked(f"{key}.compile", section.compile, bool)
-    if section.conditioning is not None:
-        Conditioning.from_dict(section.conditioning)
+    given = section.distributions if isinstance(section, EvaluateSection) else (section.conditioning,)
+    if not given:
+        raise InputError(f"{key}.conditioning must be a distribution or a list of them, such as [null, {{b_max: 4}}].")
+    for conditioning in given:
+        if conditioning is not None:
+            Conditioning.from_dict(conditioning)
 
 
 def check_numbers(section: EvaluateSection | GenerateSection | MauveSection, key: str) -> None:
