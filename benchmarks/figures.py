@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from acgpt.report.pictures import CAUSAL, WITH_FUTURE, canvas
+from acgpt.display.distances import draw_curve
+from acgpt.report.pictures import CAUSAL, LINES, WITH_FUTURE, canvas
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AXES = {"length": "tokens per text", "share": "share of given tokens", "batch": "texts"}
+MARKERS = {"gaps": "o", "stretches": "s", "infilling": "^"}
+PLACEMENTS = {"gaps": "-", "stretches": ":"}
 TITLES = {"score": "scoring", "sample": "sampling"}
 
 
@@ -46,3 +49,39 @@ def draw_scaling(points_json: str) -> Figure:
             if row == column == 0:
                 panel.legend(frameon=False)
     return figure
+
+
+def draw_distances(texts_json: str) -> Figure:
+    """Draw the gain from the future by distance for both placements of blocks, and predicted gains over measured ones.
+
+    Args:
+        texts_json: The record of `benchmarks/distances.py`, as JSON.
+    """
+    record = json.loads(texts_json)
+    texts, r_max = record["texts"], record["curve"]
+    figure, (left, right) = canvas(10.4, 4.2, 1, 2)
+    for colour, (text, entry) in zip(LINES, texts.items(), strict=False):
+        for placement, style in PLACEMENTS.items():
+            name = text if placement == "gaps" else None
+            draw_curve(left, entry["gains"][f"{placement} {r_max:g}"]["by_distance"], name, colour, style)
+        for kind, marker in MARKERS.items():
+            gains = [gain for name, gain in entry["gains"].items() if name.split()[0] == kind and gain["predicted"]]
+            right.plot(
+                [g["predicted"] for g in gains], [g["measured"] for g in gains], marker, color=colour, markersize=5
+            )
+    left.set_title(f"Gain by distance, r_max {r_max:g} (solid: gaps; dotted: stretches)", fontsize=9)
+    left.set_xlabel("distance to the next given token")
+    left.set_ylabel("nats a token")
+    left.legend(frameon=False, fontsize=8)
+    right.axline((0, 0), slope=1, color="#adb5bd", linewidth=1)
+    for kind, marker in MARKERS.items():
+        right.plot([], [], marker, color="#666666", markersize=5, label=kind)
+    right.set_title("Gain over all tokens of a distribution, by text", fontsize=9)
+    right.set_xlabel("predicted from the solid curve, nats a token")
+    right.set_ylabel("measured, nats a token")
+    right.legend(frameon=False, fontsize=8)
+    right.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+DRAWN = {"scaling": (draw_scaling, "points"), "distances": (draw_distances, None)}  # by benchmark: what of its record

@@ -184,7 +184,8 @@ def rendered(page: str, check: bool = False) -> str:
     def figure(match: re.Match[str]) -> str:
         name, alternative = match[1], match[2]
         record = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-        draw = functools.partial(figures.draw_scaling, json.dumps(record["points"]))
+        function, part = figures.DRAWN[record["benchmark"]]
+        draw = functools.partial(function, json.dumps(record if part is None else record[part]))
         path = figure_name(draw, ROOT / "docs" / f"{name}.png", check)
         return f"<!-- figure {name} {alternative} -->\n![{alternative}]({path})\n<!-- end -->"
 

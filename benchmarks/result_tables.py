@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -782,29 +783,54 @@ def with_future(record: dict[str, Any]) -> str:
     return markdown(*worth_rows(record["worth"]))
 
 
-def where_rows(record: Mapping[str, Any]) -> Rows:
-    """Return the gain from the future by the distance to the next given token, a column per model."""
-    gains, rows = record["gains"], []
-    for label, first in next(iter(gains.values())).items():  # all models have the same dataset
-        cells = [by_label[label] for by_label in gains.values()]
-        texts = [
-            "--" if cell["gain"] is None else f"{cell['gain']:+.3f}{interval_text(cell['interval'])}" for cell in cells
-        ]
-        rows.append([label, f"{first['tokens']:,}", *texts])
-    return ["tokens up to the next given one", "tokens", *gains], rows
+def distance_rows(record: Mapping[str, Any]) -> Rows:
+    """Return what the future takes off the perplexity, predicted and measured, a row per distribution."""
+    texts, rows = record["texts"], []
+    for name in next(iter(texts.values()))["gains"]:
+        cells = []
+        for text in texts.values():
+            entry = text["gains"][name]
+            predicted = entry["predicted"]
+            interval = "" if entry["interval"] is None else " [{:.1f}, {:.1f}]".format(*entry["interval"])
+            cells.append("--" if predicted is None else f"{-100 * math.expm1(-predicted):.1f} %")
+            cells.append(f"{entry['percent']:.1f} %{interval}")
+        rows.append([name, *cells])
+    return ["given tokens", *(f"{text}, {kind}" for text in texts for kind in ("predicted", "measured"))], rows
 
 
-def interval_text(interval: Sequence[float] | None) -> str:
-    """Format an interval in brackets."""
-    return "" if interval is None else " ({:+.3f} to {:+.3f})".format(*interval)
+def curve_rows(record: Mapping[str, Any]) -> Rows:
+    """Return the gain in nats by distance on the paper's blocks, a column per text."""
+    name = f"gaps {record['curve']:g}"
+    curves = {text: entry["gains"][name]["by_distance"] for text, entry in record["texts"].items()}
+    labels = dict.fromkeys(label for curve in curves.values() for label in curve)
+    rows = []
+    for label in labels:
+        cells = []
+        for curve in curves.values():
+            entry = curve.get(label)
+            interval = entry and entry["interval"]
+            cells.append("--" if entry is None else f"{entry['gain']:.2f}")
+            cells[-1] += "" if not interval else " [{:.2f}, {:.2f}]".format(*interval)
+        rows.append([label, *cells])
+    return ["next given token", *curves], rows
 
 
-def where(record: dict[str, Any]) -> str:
-    """Render where in a gap the future helps."""
-    dataset = record["set"]
-    texts = f"{dataset['texts']} texts of {dataset['length']} tokens"
-    note = f"In nats a token; 95 % intervals over texts; {record['mode']}, {texts}."
-    return "\n\n".join([markdown(*where_rows(record)), note, *filter(None, [record.get("note")])])
+def distances(record: dict[str, Any]) -> str:
+    """Render what the future is worth by distance, and what that predicts."""
+    sets = {text: entry["set"] for text, entry in record["texts"].items()}
+    described = "; ".join(
+        f"{text}: {entry['texts']:,} texts of {entry['length']:,} tokens, {entry['documents']} documents"
+        for text, entry in sets.items()
+    )
+    windows = [text for text, entry in sets.items() if entry["unit"] == "texts"]
+    by_windows = f" ({', '.join(windows)}: by windows)" if windows else ""
+    note = (
+        f"First: gain in nats a token, on the paper's blocks at r_max {record['curve']:g}. Second: what the future "
+        "takes off the perplexity, predicted from the first table and the number of tokens at each distance, and "
+        "measured; a row names the placement and r_max of the given tokens. In brackets: 95 % intervals over "
+        f"documents{by_windows}. {described}."
+    )
+    return "\n\n".join([markdown(*curve_rows(record)), markdown(*distance_rows(record)), note])
 
 
 def architecture_rows(record: dict[str, Any]) -> Rows:
@@ -856,6 +882,7 @@ TABLES = {
     "gaps": gaps,
     "healing": healing,
     "cloze": cloze,
+    "distances": distances,
     "infilling": infilling,
     "lengths": lengths,
     "modes": modes,
@@ -869,6 +896,5 @@ TABLES = {
     "target_positions": target_positions,
     "training": training,
     "unknown_tokens": unknown_tokens,
-    "where": where,
     "with_future": with_future,
 }
