@@ -43,6 +43,8 @@ def main() -> None:
             raise InputError(f"--curve {args.curve:g} is not one of --r-max {' '.join(map(str, args.r_max))}.")
         corpus = Corpus.open(args.corpus)
         splits = [text_of(text) for text in args.texts]
+        if len({split for split, _ in splits}) < len(splits):
+            raise InputError(f"--texts {' '.join(args.texts)}: name every split once.")
         lm = load_adapted(args.model, None, args.device, args.dtype)
         texts = {split: measure(lm, corpus, split, length, args) for split, length in splits}
     except InputError as error:
@@ -93,7 +95,8 @@ def measure(
             for mode, name in (("training", placement), ("infilling", "infilling")):
                 if mode in modes:
                     gains[f"{name} {r_max:g}"] = gain_in(result, mode)
-    curve = {label: BinnedGain(**entry) for label, entry in gains[f"gaps {args.curve:g}"]["by_distance"].items()}
+    first = gains[f"gaps {args.curve:g}"]["by_distance"]
+    curve = {label: BinnedGain(**entry) for label, entry in first.items() if entry["gain"] is not None}
     for entry in gains.values():
         try:
             counts = {label: part["tokens"] for label, part in entry["by_distance"].items()}

@@ -65,7 +65,11 @@ def draw_distances(texts_json: str) -> Figure:
             name = text if placement == "gaps" else None
             draw_curve(left, entry["gains"][f"{placement} {r_max:g}"]["by_distance"], name, colour, style)
         for kind, marker in MARKERS.items():
-            gains = [gain for name, gain in entry["gains"].items() if name.split()[0] == kind and gain["predicted"]]
+            gains = [
+                gain
+                for name, gain in entry["gains"].items()
+                if name.split()[0] == kind and gain["predicted"] is not None
+            ]
             right.plot(
                 [g["predicted"] for g in gains], [g["measured"] for g in gains], marker, color=colour, markersize=5
             )

@@ -8,7 +8,7 @@
 
 Writes benchmarks/results/NAME.json, NAME.csv (the learning curves) and docs/NAME.png. Every SPLIT.json in a run's
 folder is the evaluation of that split; the run's results.json has the one on its validation split. If both runs kept
-sums per text (SPLIT.per-text.json), AC-GPT over GPT has a 95 % interval over texts.
+sums per document (SPLIT.per-text.json), AC-GPT over GPT has a 95 % interval.
 """
 
 from __future__ import annotations
@@ -45,19 +45,22 @@ def over(ours: Path, theirs: Path) -> dict[str, Any]:
         return MeasuredPerplexity(entry[1]["modes"][mode]["perplexity"], mode, (per_text,))
 
     differences: dict[str, Any] = {}
+    units = set()
     others = evaluations(theirs)
     for split, own in evaluations(ours).items():
         other = others.get(split)
         if other is None or other[1]["set"]["hash"] != own[1]["set"]["hash"]:
             continue
         per_text = [read_per_text(*entry) for entry in (own, other)]
+        units |= {(own[1].get("bootstrap") or {}).get("unit", "texts")}
         both = [mode for mode, answer in own[1]["modes"].items() if answer and other[1]["modes"].get(mode)]
         differences[split] = {}
         for mode in both:
             difference = paired_difference(measured(own, per_text[0], mode), measured(other, per_text[1], mode))
             interval = None if difference.interval is None else [-difference.interval[1], -difference.interval[0]]
             differences[split][mode] = {"percent": -difference.percent, "interval": interval}
-    return {"bootstrap": {"resamples": RESAMPLES, "level": LEVEL, "seed": SEED}, "splits": differences}
+    bootstrap = {"resamples": RESAMPLES, "level": LEVEL, "seed": SEED, "unit": " or ".join(sorted(units))}
+    return {"bootstrap": bootstrap, "splits": differences}
 
 
 def collect(run: Path) -> dict[str, Any]:

@@ -3,9 +3,9 @@
     acgpt evaluate default data/eval --adapter FOLDER --split test --length 1023 --device cuda -o default.test.json
     python benchmarks/modes.py --before test=previous.test.json --after test=default.test.json
 
-The files are those of `acgpt evaluate -o`, of the same evaluation datasets, with the sums per text beside them
+The files are those of `acgpt evaluate -o`, of the same evaluation datasets, with the sums per document beside them
 (FILE.per-text.json). A difference is by how many percent the perplexity of the second adapter is below that of the
-first. Its 95 % interval resamples texts, the same ones for both.
+first. Its 95 % interval resamples documents (or texts, see `acgpt evaluate`), the same ones for both.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def read(path: Path) -> tuple[dict[str, Any], PerText]:
-    """Read the results of an evaluation and its sums per text.
+    """Read the results of an evaluation and its sums per document.
 
     Raises:
         InputError: A file is missing, or is something else.
@@ -62,7 +62,7 @@ def read(path: Path) -> tuple[dict[str, Any], PerText]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
     if per_text is None:
-        raise InputError(f"{path} has no sums per text beside it: run `acgpt evaluate` with -o again.")
+        raise InputError(f"{path} has no sums per document beside it: run `acgpt evaluate` with -o again.")
     return evaluation, per_text
 
 
@@ -78,6 +78,7 @@ def compare(before: Path, after: Path, names: list[str]) -> dict[str, Any]:
         below = {"percent": difference.percent, "interval": difference.interval and list(difference.interval)}
         modes[mode] = {"perplexity": perplexities, "below": below, "tokens": second["modes"][mode]["tokens"]}
     dataset = {key: second["set"][key] for key in ("hash", "texts", "length", "r_max", "split")}
+    dataset["unit"] = ours.unit
     gains = {name: entry["gains"] for name, entry in zip(names, (first, second), strict=True)}
     return {"set": dataset, "modes": modes, "gains": gains}
 

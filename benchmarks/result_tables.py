@@ -288,7 +288,8 @@ def from_scratch(record: dict[str, Any]) -> str:
     ]
     if any(difference["interval"] for difference in differences):
         resamples = record["over"]["bootstrap"]["resamples"]
-        note += f" In brackets: the 95 % interval over texts (paired bootstrap, {resamples:,} resamples). Bold: the "
+        unit = record["over"]["bootstrap"].get("unit", "texts")
+        note += f" In brackets: the 95 % interval over {unit} (paired bootstrap, {resamples:,} resamples). Bold: the "
         note += "interval excludes zero."
     return "\n\n".join([*parts, note])
 
@@ -450,7 +451,8 @@ def modes(record: dict[str, Any]) -> str:
     ]
     columns, rows = mode_rows(record)
     table = markdown_table(columns, rows, [False, False, True, True, True])
-    note = f"{'; '.join(sizes)}. In brackets: 95 % intervals over texts (paired bootstrap)."
+    units = sorted({entry["set"].get("unit", "texts") for entry in record["texts"].values()})
+    note = f"{'; '.join(sizes)}. In brackets: 95 % intervals over {' or '.join(units)} (paired bootstrap)."
     commands = [f"`{command}`" for command in record.get("evaluations", [])]
     then = [f"{', '.join(commands)}, for each adapter; then:"] if commands else []
     return "\n\n".join([table, note, *filter(None, [record.get("note")]), *then])

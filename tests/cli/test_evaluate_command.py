@@ -363,7 +363,7 @@ def test_a_result_that_cannot_be_written_ends_with_code_1(cli, corpus, tmp_path,
 def test_zero_has_no_sign_in_the_table(capsys):
     answer = {"perplexity": 1.0, "interval": (1.0, 1.0), "mean_nll": 0.0, "tokens": 1, "texts": 2}
     gains = {"training": {"percent": -0.01, "interval": (-0.04, -0.0)}}
-    print_perplexities(Page(), {"modes": {"training": answer}, "gains": gains, "method": "ac-gpt"} | units(60, 60))
+    print_perplexities(Page(), units(60, 60) | {"modes": {"training": answer}, "gains": gains, "method": "ac-gpt"})
     assert "0.0 % (0.0 to 0.0)" in (output := capsys.readouterr().out) and "-0.0" not in output
     entry = {"tokens": 3, "nats": 1.0, "nats_without": 1.0, "gain": -1e-9, "interval": (-1e-9, 0.0)}
     print_distances(Page(), {"training": {"distance": {"1": entry}, "run": {}}, "infilling": None})
@@ -371,7 +371,11 @@ def test_zero_has_no_sign_in_the_table(capsys):
 
 
 def units(count, documents, unit="documents"):
-    return {"bootstrap": {"unit": unit, "units": count}, "set": {"documents": documents}}
+    return {
+        "bootstrap": {"unit": unit, "units": count},
+        "set": {"documents": documents},
+        "modes": {"training": {"": 1}},
+    }
 
 
 @pytest.mark.parametrize(
@@ -381,6 +385,7 @@ def units(count, documents, unit="documents"):
         (units(276, 12, "texts"), "by windows, over the 276 texts, because 12 documents are too few (least: 30)"),
         (units(276, None, "texts"), "by windows, over the 276 texts, because the documents are not known"),
         (units(3, 2, "texts"), "No intervals: they need at least 8 texts, not 3."),
+        (units(0, 2, "texts") | {"modes": {"training": None}}, ""),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -136,9 +136,16 @@ def test_documents_begin_after_eos_or_with_the_titles_of_wikitext(tmp_path, conv
     assert again.documents.tolist() == dataset.documents.tolist() and again.hash == dataset.hash
 
 
-def test_text_without_titles_is_one_document_and_a_corpus_without_eos_knows_none(tmp_path):
+def test_documents_are_not_known_without_titles_without_eos_and_in_pieces_of_a_file(tmp_path):
     corpus, _ = prepared(tmp_path, ["one line\ntwo lines\n", "another = text =\n"], "lines")
-    assert corpus.document_starts("test", 100).tolist() == [0]
+    assert corpus.document_starts("test", 100) is None
+    (tmp_path / "mine.txt").write_text("Some words of one text.\n" * 4000)
+    pieces = prepare([tmp_path / "mine.txt"], tmp_path / "pieces", tokenizer="gpt2", validation=0.3, workers=1)
+    assert (pieces.tokens("validation")[:] == pieces.manifest["eos_token_id"]).sum() > 1
+    assert pieces.document_starts("validation", 1000) is None
+    (folder := tmp_path / "documents").mkdir()
+    corpus, starts = prepared(folder, ["one text", "another"], "documents")
+    assert corpus.document_starts("test", 100).tolist() == starts
     manifest = json.loads((corpus.folder / "corpus.json").read_text())
     del manifest["eos_token_id"]
     (corpus.folder / "corpus.json").write_text(json.dumps(manifest))

@@ -172,7 +172,8 @@ def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
             gained += "" if gain["interval"] is None else " ({:z.1f} to {:z.1f})".format(*gain["interval"])
         table.add_row(mode, *row, gained)
     page.table(table)
-    page.note(describe_intervals(result))
+    if about := describe_intervals(result):
+        page.note(about)
     if None in result["modes"].values():
         options = "".join(f", {name}={value}" for name, value in result.get("options", {}).items())
         page.note(f"\n{NO_ANSWER}: cannot be answered by a model of method {result['method']}{options}.")
@@ -181,10 +182,12 @@ def print_perplexities(page: Page, result: Mapping[str, Any]) -> None:
 
 
 def describe_intervals(result: Mapping[str, Any]) -> str:
-    """Say over what the intervals of a result are, or why there are none."""
+    """Say over what the intervals of a result are, or why there are none; "" if no mode was answered."""
     from acgpt.evaluation.bootstrap import DOCUMENTS, MIN_DOCUMENTS, MIN_UNITS
 
     units, documents = result["bootstrap"]["units"], result["set"]["documents"]
+    if not any(result["modes"].values()):
+        return ""
     if units < MIN_UNITS:
         return f"\nNo intervals: they need at least {MIN_UNITS} texts, not {units}."
     if result["bootstrap"]["unit"] == DOCUMENTS:

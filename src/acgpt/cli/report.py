@@ -50,7 +50,7 @@ def report(
       from-scratch: splits: for each, by size, a list of rows (each mode null or
       mean, std, runs, bound); differences: likewise, rows of advantages over GPT
       and gains from the future (percent, and KEY_interval: null or the 95 %
-      interval over texts); paper: where its rows are from,
+      interval); paper: where its rows are from,
       finetuning: splits: for each, perplexities, advantages (percent, and
       KEY_interval) and, if there is one, sweep: lists of rows; curve: the
       advantages during training; paper: where its rows are from,

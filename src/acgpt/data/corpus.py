@@ -162,10 +162,15 @@ class Corpus:
         """Return the tokens with which documents begin, in order, among the first `end` tokens of a split; 0 is one.
 
         Where EOS ends every document, one begins after each EOS. Where EOS ends every line, one begins with each title
-        of WikiText, ` = Title = `; text without such titles is one document. `None` if the manifest names no EOS.
+        of WikiText, ` = Title = `.
+
+        Returns:
+            (documents,) positions; `None` where documents are not known: lines without titles, pieces of one file that
+            were held out as if they were documents, and a manifest that names no EOS.
         """
         tokens, eos = self.tokens(split)[: end + LONGEST_TITLE], self.manifest.get("eos_token_id")
-        if eos is None:
+        pieces = (self.manifest.get("recipe") or {}).get("piece") and split in ("train", "validation")
+        if eos is None or pieces:
             return None
         starts = np.concatenate([[0], np.flatnonzero(tokens[:-1] == eos) + 1])
         lengths = np.diff(starts, append=len(tokens))
@@ -173,8 +178,10 @@ class Corpus:
             short = starts[lengths <= LONGEST_TITLE]
             lines = [tokens[start : start + LONGEST_TITLE] for start in short]
             texts = self.tokenizer().batch_decode([line[: (np.append(line, eos) == eos).argmax()] for line in lines])
-            titles = [start for start, text in zip(short, texts, strict=True) if start and TITLE.fullmatch(text)]
-            starts = np.array([0, *titles], dtype=np.int64)
+            titles = [start for start, text in zip(short, texts, strict=True) if TITLE.fullmatch(text)]
+            if not titles:
+                return None
+            starts = np.union1d([0], titles)
         return starts[starts < end]
 
     def verify(self) -> None:

@@ -52,7 +52,7 @@ def draw_curve(
 ) -> None:
     """Draw one curve of gains by bin with its intervals; bins without a finite gain are left out."""
     points = [(LABELS.index(label), entry) for label, entry in gains.items() if entry["gain"] is not None]
-    xs, ys = [place for place, _ in points], [entry["gain"] for _, entry in points]
+    xs, ys = [column for column, _ in points], [entry["gain"] for _, entry in points]
     errors = [
         [abs(entry["gain"] - entry["interval"][end]) if entry["interval"] else 0.0 for _, entry in points]
         for end in (0, 1)

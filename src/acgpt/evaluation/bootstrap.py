@@ -168,9 +168,8 @@ def resampled_means(sums: Mapping[str, tuple[np.ndarray, np.ndarray]], seed: int
     means: dict[str, list[np.ndarray]] = {mode: [] for mode in sums}
     for times in [small_resamples(units, seed)] if RESAMPLES * units <= CELLS else resamples(units, seed):
         for mode, (nlls, counts) in sums.items():
-            with np.errstate(
-                invalid="ignore"
-            ):  # 0 × ∞, if a unit has probability 0; 0 / 0, if all drawn ones are empty
+            # 0 × ∞ if a unit has probability 0, 0 / 0 if no drawn unit has a token.
+            with np.errstate(invalid="ignore"):
                 means[mode].append(times @ nlls / (times @ counts))
     return {mode: np.concatenate(parts) for mode, parts in means.items()}
 

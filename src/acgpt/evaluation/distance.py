@@ -62,17 +62,17 @@ class GainByDistance:
 def next_given(roles: np.ndarray) -> np.ndarray:
     """Return for each token of (texts, length) roles the distance to the next given one; 0 if none follows."""
     length = roles.shape[1]
-    places = np.where(roles == GIVEN, np.arange(length), length)
-    following = np.minimum.accumulate(places[:, ::-1], axis=1)[:, ::-1]  # of the token itself or later
+    given = np.where(roles == GIVEN, np.arange(length), length)
+    following = np.minimum.accumulate(given[:, ::-1], axis=1)[:, ::-1]  # of the token itself or later
     return np.where(following < length, following - np.arange(length), 0)
 
 
 def run_lengths(roles: np.ndarray) -> np.ndarray:
     """Return for each token of (texts, length) roles the length of its run of tokens that are not given; else 0."""
     length = roles.shape[1]
-    places = np.where(roles == GIVEN, np.arange(length), -1)
-    before = np.maximum.accumulate(places, axis=1)
-    after = np.minimum.accumulate(np.where(places < 0, length, places)[:, ::-1], axis=1)[:, ::-1]
+    given = np.where(roles == GIVEN, np.arange(length), -1)
+    before = np.maximum.accumulate(given, axis=1)
+    after = np.minimum.accumulate(np.where(given < 0, length, given)[:, ::-1], axis=1)[:, ::-1]
     return np.where(roles == GIVEN, 0, after - before - 1)
 
 

@@ -165,26 +165,38 @@ class Evaluation:
                 results[mode] = None
                 continue
             roles = self.evaluation_dataset.roles(MODES[mode])
-            nats = -self.log_probs[mode], -self.log_probs[without]
-            results[mode] = GainByDistance(
-                self.binned_gains(distance.next_given(roles), *nats),
-                self.binned_gains(distance.run_lengths(roles), *nats),
-            )
+            numbers = {"distance": distance.next_given(roles), "run": distance.run_lengths(roles)}
+            gains = self.binned_gains(numbers, -self.log_probs[mode], -self.log_probs[without])
+            results[mode] = GainByDistance(**gains)
         return results
 
-    def binned_gains(self, numbers: np.ndarray, nats: np.ndarray, without: np.ndarray) -> dict[str, BinnedGain]:
-        """Return the gains by bin of (texts, length) distances or lengths, from nats with and without the future."""
-        belongs, results = distance.bins(numbers), {}
+    def binned_gains(
+        self, numbers: Mapping[str, np.ndarray], nats: np.ndarray, without: np.ndarray
+    ) -> dict[str, dict[str, BinnedGain]]:
+        """Return the gains by bin.
+
+        Args:
+            numbers: By name, (texts, length) distances or lengths by which tokens are binned.
+            nats: (texts, length) negative log-probabilities with the future; NaN where nothing was asked.
+            without: The same without the future.
+        """
         with np.errstate(invalid="ignore"):  # both can be infinite
             gains = without - nats
-        for number, label in enumerate(distance.LABELS):
-            parts = [self.sums(np.where(belongs == number, values, np.nan)) for values in (nats, without, gains)]
-            if tokens := int(parts[0].tokens.sum()):
-                with_future, without_future = (float(part.nats.sum() / tokens) for part in parts[:2])
-                gain = without_future - with_future
-                resampled = resampled_means({label: parts[2]}, self.seed)[label]
-                interval = percentiles(resampled, self.per_text.units) if math.isfinite(gain) else None
-                results[label] = BinnedGain(tokens, with_future, without_future, gain, interval)
+        sums: dict[tuple[str, str], list[TextSums]] = {}
+        for name, values in numbers.items():
+            belongs = distance.bins(values)
+            for number, label in enumerate(distance.LABELS):
+                parts = [self.sums(np.where(belongs == number, part, np.nan)) for part in (nats, without, gains)]
+                if parts[0].tokens.any():
+                    sums[name, label] = parts
+        resampled = resampled_means({" ".join(key): parts[-1] for key, parts in sums.items()}, self.seed)
+        results: dict[str, dict[str, BinnedGain]] = {name: {} for name in numbers}
+        for (name, label), parts in sums.items():
+            tokens = int(parts[0].tokens.sum())
+            with_future, without_future = (float(part.nats.sum() / tokens) for part in parts[:2])
+            gain, means = without_future - with_future, resampled[f"{name} {label}"]
+            interval = percentiles(means, self.per_text.units) if math.isfinite(gain) else None
+            results[name][label] = BinnedGain(tokens, with_future, without_future, gain, interval)
         return results
 
     def as_dict(self) -> dict[str, Any]:

@@ -21,10 +21,10 @@ Details that the paper leaves open:
   share leaves at least one token asked.
 * Blocks: a number of blocks above |x_c| counts as |x_c|; "size" stands for |x_c| itself.
 * Placement of the blocks: `gaps` is the paper's rule, by which all arrangements are equally likely. The authors'
-  development code (github.com/Yinhan-Lu/Arbitrary-Probability-Model, train/blockwise_sampling.py) does something else,
-  `stretches`: each block goes into a free stretch chosen uniformly, whatever its length, to a uniform place in it, and
-  is cut to fit. What is cut off is lost, so fewer than |x_c| tokens are given. Short stretches fill up first, which
-  leaves longer runs of asked tokens than `gaps` does.
+  development code (github.com/Yinhan-Lu/Arbitrary-Probability-Model, train/blockwise_sampling.py at 5ba47da) places
+  them in `stretches`: each block goes into a free stretch that is chosen uniformly, whatever its length, to a uniform
+  place in it, and is cut to fit. What is cut off is lost, so fewer than |x_c| tokens are given. Short stretches fill up
+  first, which leaves longer runs of asked tokens than `gaps` does.
 
 Properties, each shown by a test: blocks may touch, so a set can have fewer runs than blocks. With b_min = b_max =
 "size" all sets of a size are equally likely. With b_min = 1, tokens at the two ends of a text are given less often than

@@ -7,7 +7,7 @@ of a run over its twin is in percent of the twin's perplexity, positive where th
     infilling        the run's infilling, with the future      against the twin's infilling-no-future
     training         the run's training, with the future       against the twin's training-no-future
 
-If both evaluations kept sums per text, an advantage has a 95 % interval (paired bootstrap).
+If both evaluations kept sums per document, an advantage has a 95 % interval (paired bootstrap).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from acgpt.report.runs import (
     describe_set,
     describe_sets,
     missing_interval_notes,
+    without_sums,
 )
 from acgpt.report.tables import INTERVALS, NO_CLEAR_BEST, Cell, Column, Row, Table, comparable, file_name, group_numbers
 from acgpt.training.recipe import differences
@@ -344,14 +345,13 @@ def advantage_table(compared: Sequence[Comparison], names: dict[str, str], paper
 
 
 def unpaired(compared: Sequence[Comparison]) -> list[tuple[Run, RunEvaluation]]:
-    """Return the evaluations, of runs and of their twins, that kept no sums."""
-    pairs = [(comparison.run, comparison.evaluation) for comparison in compared if comparison.twin is not None]
-    pairs += [
-        (comparison.twin, comparison.baseline)
-        for comparison in compared
-        if comparison.twin is not None and comparison.baseline is not None
-    ]
-    return [(run, evaluation) for run, evaluation in pairs if evaluation.per_text is None]
+    """Return the evaluations, of runs and of their twins, because of whose sums advantages have no interval."""
+    pairs = []
+    for comparison in compared:
+        if comparison.twin is not None:
+            sides = [(comparison.run, comparison.evaluation), (comparison.twin, comparison.baseline)]
+            pairs += without_sums([(run, evaluation) for run, evaluation in sides if evaluation is not None])
+    return pairs
 
 
 def sweep(compared: Sequence[Comparison]) -> list[list[Comparison]]:

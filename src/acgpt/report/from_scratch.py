@@ -38,6 +38,7 @@ from acgpt.report.runs import (
     describe_set,
     measurements,
     missing_interval_notes,
+    without_sums,
 )
 from acgpt.report.tables import (
     INTERVALS,
@@ -143,7 +144,7 @@ class Entry:
         return float(self.evaluation.dataset.get("r_max") or 0.0)
 
     def perplexity(self, mode: str) -> MeasuredPerplexity | None:
-        """Return the mean perplexity with the sums per text of each run; `None` unless it is exact and finite."""
+        """Return the mean perplexity with the sums of each run; `None` unless it is exact and finite."""
         value = comparable(self.modes.get(mode))
         if value is None:
             return None
@@ -386,15 +387,13 @@ def gain(entry: Entry, mode: str) -> Difference | None:
 
 
 def unpaired(entries: Sequence[Entry]) -> list[tuple[Run, RunEvaluation]]:
-    """Return the evaluations without sums per text, because of which differences have no interval."""
+    """Return the evaluations because of whose sums differences have no interval."""
     pairs = []
     for entry in entries:
         twin = causal_twin(entry, entries)
         if any(difference.interval is None for difference in differences_of(entry, twin).values()):
-            for compared in filter(None, (entry, twin)):
-                pairs += [
-                    pair for pair in zip(compared.runs, compared.evaluations, strict=True) if pair[1].per_text is None
-                ]
+            compared = [zip(side.runs, side.evaluations, strict=True) for side in (entry, twin) if side is not None]
+            pairs += without_sums([pair for side in compared for pair in side])
     return pairs
 
 

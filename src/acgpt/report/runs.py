@@ -2,7 +2,7 @@
 
     RUN/results.json     the run, and the evaluation at its end
     RUN/*.json           further evaluations, as `acgpt evaluate … -o RUN/test.json` writes them
-    RUN/*.per-text.json  the sums per text of each evaluation (evaluation/per_text.py); older versions kept none
+    RUN/*.per-text.json  the sums per document of each evaluation (evaluation/per_text.py)
     RUN/log.csv          perplexities during training
 
 Nothing is computed here, and no model is read.
@@ -78,12 +78,18 @@ class RunEvaluation:
         return None if self.per_text is None else (self.per_text.unit, self.per_text.units)
 
     @property
+    def intervals(self) -> str:
+        """Over what the intervals of the evaluation are."""
+        resampled = self.content.get("bootstrap") or {}
+        return f"{resampled['units']} documents" if resampled.get("unit") == DOCUMENTS else "texts"
+
+    @property
     def options(self) -> str:
         """Non-default options of the method, such as "order=random"; "" for the defaults."""
         return ", ".join(f"{key}={value}" for key, value in (self.content.get("options") or {}).items())
 
     def perplexity(self, mode: str) -> MeasuredPerplexity | None:
-        """Return the perplexity in a mode with its sums per text; `None` if it is missing or infinite."""
+        """Return the perplexity in a mode with its sums; `None` if it is missing or infinite."""
         value = self.modes[mode]
         if value is None or not math.isfinite(value):
             return None
@@ -326,7 +332,7 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[RunE
 
     Returns:
         The evaluations; and notes on those that were left out although they answer otherwise than the one that was
-        kept, and on sums per text that do not belong to their evaluation.
+        kept, and on sums that do not belong to their evaluation.
     """
     method, candidates = results["recipe"]["method"], {}
     if results["evaluation"] is not None:
@@ -441,19 +447,29 @@ def describe_sets(evaluations: Sequence[RunEvaluation]) -> str:
 
 
 def describe_set(evaluation: RunEvaluation) -> str:
-    """Describe the evaluation dataset: hash, number and length of texts, r_max, placement, and unit of intervals."""
+    """Describe the evaluation dataset: its hash, texts, r_max and other parameters, and the unit of intervals."""
     texts, length, r_max = (evaluation.dataset.get(key) for key in ("texts", "length", "r_max"))
-    parts = [f"{texts} texts of {length} tokens", f"r_max {r_max}"]
-    placements = {part.get("placement") for part in (evaluation.dataset.get("conditioning") or {}).get("parts", ())}
-    parts += [f"placement {placement}" for placement in sorted(filter(None, placements))]
-    if evaluation.unit is not None:
-        unit, count = evaluation.unit
-        parts.append(f"intervals over {count} {unit}" if unit == DOCUMENTS else "intervals over texts")
-    return f"{evaluation.hash[:8]} ({', '.join(parts)})"
+    description = [f"{texts} texts of {length} tokens", f"r_max {r_max}"]
+    for part in Conditioning.from_dict(evaluation.dataset.get("conditioning") or {}).parts:
+        usual = vars(type(part)()) | {"r_max": r_max}
+        description += [f"{key} {value}" for key, value in vars(part).items() if value != usual[key]]
+    if chance(evaluation.content) is not None:
+        description.append(f"intervals over {evaluation.intervals}")
+    return f"{evaluation.hash[:8]} ({', '.join(dict.fromkeys(description))})"
+
+
+def without_sums(compared: Sequence[tuple[Run, RunEvaluation]]) -> list[tuple[Run, RunEvaluation]]:
+    """Return those of compared evaluations that kept no sums, or sums over texts where others are over documents."""
+    units = {evaluation.unit for _, evaluation in compared} - {None}
+    return [
+        (run, evaluation)
+        for run, evaluation in compared
+        if evaluation.unit is None or (len(units) > 1 and evaluation.unit[0] != DOCUMENTS)
+    ]
 
 
 def missing_interval_notes(split: str, evaluations: Sequence[tuple[Run, RunEvaluation]]) -> list[str]:
-    """Note the evaluations whose differences have no interval, because they kept no sums."""
+    """Note the evaluations whose differences have no interval, because they kept no sums per document."""
     names = join_names(run.name for run, _ in evaluations)
     return [
         f"{split}: no interval for differences with {names}: no sums per document were kept (*{ENDING}). Evaluate "

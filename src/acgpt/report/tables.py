@@ -29,7 +29,8 @@ NOTHING, INFINITE = "--", "∞"
 PDFLATEX = frozenset(map(chr, range(256))) - set("«»ÐÞðþ")
 INTERVALS = (
     f"In brackets: the {100 * LEVEL:g} % interval (paired bootstrap, {RESAMPLES:,} resamples). Bold: the interval "
-    "excludes zero. A difference has no interval, and is not bold, if no sums per document or text were kept."
+    "excludes zero. A difference has no interval, and is not bold, if no sums were kept on one side, or over other "
+    "units than on the other (documents, texts)."
 )
 NO_CLEAR_BEST = (
     f"No value is bold if the {100 * LEVEL:g} % interval of its lead over another row includes zero (paired "

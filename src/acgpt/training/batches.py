@@ -269,7 +269,7 @@ class Batches(Dataset[Batch]):
             room = self.method.room(self.length, self.sizes(epoch), asked_of)
             totals, predictions = (sizes[order].sum(-1) for sizes in room)
             copies, least = max(copies, int(totals.max())), min(least, int(totals.min()))
-            asked = max(asked, int(predictions.max() + more))
+            asked = max(asked, min(int(predictions.max() + more), self.size * self.length))
         slack = 1.0 if foreseen == epochs else SLACK
         copies, asked = (math.ceil(most * slack / ALIGN) * ALIGN for most in (copies, asked))
         longest = self.method.longest(self.length)
