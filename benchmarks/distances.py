@@ -59,7 +59,7 @@ def main() -> None:
         **machine(device),
         "texts": texts,
     }
-    report("Gain from the future, predicted from distances and measured", *distance_rows(record), record)
+    report("Gain from the future, predicted from distances and measured", *distance_rows(record), rounded(record))
 
 
 def text_of(text: str) -> tuple[str, int]:
@@ -107,7 +107,7 @@ def measure(
 
 
 def gain_in(result: Mapping[str, Any], mode: str) -> dict[str, Any]:
-    """Return the gain of a mode in nats and in percent, and by distance and run."""
+    """Return the gain of a mode in nats and in percent, and by distance."""
     nats = {name: result["modes"][name]["mean_nll"] for name in (mode, f"{mode}-no-future")}
     bins = result["by_distance"][mode]
     percent = result["gains"][mode]
@@ -117,8 +117,16 @@ def gain_in(result: Mapping[str, Any], mode: str) -> dict[str, Any]:
         "percent": percent["percent"],
         "interval": percent["interval"],
         "by_distance": bins["distance"],
-        "by_run": bins["run"],
     }
+
+
+def rounded(value: Any) -> Any:
+    """Return a record with its numbers to five decimals, which keeps the file small."""
+    if isinstance(value, Mapping):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    return round(value, 5) if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

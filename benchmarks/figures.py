@@ -64,23 +64,20 @@ def draw_distances(texts_json: str) -> Figure:
         for placement, style in PLACEMENTS.items():
             name = text if placement == "gaps" else None
             draw_curve(left, entry["gains"][f"{placement} {r_max:g}"]["by_distance"], name, colour, style)
-        for kind, marker in MARKERS.items():
-            gains = [
-                gain
-                for name, gain in entry["gains"].items()
-                if name.split()[0] == kind and gain["predicted"] is not None
-            ]
-            right.plot(
-                [g["predicted"] for g in gains], [g["measured"] for g in gains], marker, color=colour, markersize=5
-            )
+        for name, gain in entry["gains"].items():
+            kind, share = name.split()
+            fill = "full" if float(share) == r_max else "none"
+            if gain["predicted"] is not None:
+                point = {"marker": MARKERS[kind], "fillstyle": fill, "color": colour, "markersize": 6}
+                right.plot(gain["predicted"], gain["measured"], **point)
     left.set_title(f"Gain by distance, r_max {r_max:g} (solid: gaps; dotted: stretches)", fontsize=9)
     left.set_xlabel("distance to the next given token")
     left.set_ylabel("nats a token")
     left.legend(frameon=False, fontsize=8)
     right.axline((0, 0), slope=1, color="#adb5bd", linewidth=1)
     for kind, marker in MARKERS.items():
-        right.plot([], [], marker, color="#666666", markersize=5, label=kind)
-    right.set_title("Gain over all tokens of a distribution, by text", fontsize=9)
+        right.plot([], [], marker, color="#666666", markersize=6, label=kind)
+    right.set_title(f"Mean gain of a distribution (filled: r_max {r_max:g}; open: others)", fontsize=9)
     right.set_xlabel("predicted from the solid curve, nats a token")
     right.set_ylabel("measured, nats a token")
     right.legend(frameon=False, fontsize=8)
