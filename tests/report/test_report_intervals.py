@@ -19,6 +19,7 @@ from acgpt.evaluation.bootstrap import Difference, MeasuredPerplexity, PerText, 
 from acgpt.evaluation.per_text import as_dict, per_text_path
 from acgpt.report import write
 from acgpt.report.finetuning import ADVANTAGES
+from acgpt.report.runs import RunEvaluation, describe_set
 from acgpt.report.tables import Column, Row, Table
 from acgpt.report.write import make_report
 
@@ -30,8 +31,8 @@ def only_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write, "find_spec", lambda name: None)
 
 
-def add_texts(run: Path, seed: int, name: str = "results", noise: float = 1.0) -> PerText:
-    """Give a run's evaluation sums of each text; its perplexities become theirs, near what they were.
+def add_texts(run: Path, seed: int, name: str = "results", noise: float = 1.0, unit: str = "texts") -> PerText:
+    """Give a run's evaluation sums of each text, or document; its perplexities become theirs, near what they were.
 
     Texts are easy or hard for all runs alike; `noise` nats of a text are a run's own.
     """
@@ -47,7 +48,8 @@ def add_texts(run: Path, seed: int, name: str = "results", noise: float = 1.0) -
             modes[mode] = TextSums(np.round(nats, 3), np.full(TEXTS, float(TOKENS)))
             answer |= {"perplexity": modes[mode].perplexity, "tokens": TEXTS * TOKENS}
     result["set"]["texts"] = TEXTS
-    kept = PerText(result["set"]["hash"], modes)
+    result["bootstrap"] = {"unit": unit, "units": TEXTS}
+    kept = PerText(result["set"]["hash"], modes, unit)
     path.write_text(json.dumps(content))
     per_text_path(path).write_text(json.dumps(as_dict(kept)))
     return kept
@@ -105,6 +107,38 @@ def test_without_sums_of_texts_there_is_no_interval_no_bold_and_a_note(tmp_path,
     assert "**" not in (tmp_path / "report" / "finetuning" / "validation" / "advantages.md").read_text(encoding="utf-8")
     (note,) = [note for note in made.notes if "no interval" in note]
     assert f"differences with {missing}: no sums per document" in note and "--split validation --r-max 0.6" in note
+
+
+@pytest.mark.parametrize("kind", ["finetuning", "from-scratch"])
+def test_sums_over_texts_and_over_documents_give_no_interval_and_a_note(tmp_path, kind):
+    if kind == "finetuning":
+        ac, gpt = write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt")
+    else:
+        ac, gpt = scratch(tmp_path / "ac", AC), scratch(tmp_path / "gpt", GPT, method="gpt")
+    add_texts(ac, 1, unit="documents")
+    for unit, mixed in (("documents", False), ("texts", True)):
+        add_texts(gpt, 2, unit=unit)
+        made = make_report([ac, gpt], tmp_path / "report")
+        noted = [note for note in made.notes if "no interval for differences with gpt: no sums per document" in note]
+        assert bool(noted) == mixed
+        tables = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "report").rglob("*.md"))
+        assert "intervals over 200 documents" in tables and ("intervals over texts" in tables) == mixed
+
+
+def test_a_caption_tells_evaluation_datasets_apart(tmp_path):
+    parts = [{}, {"b_min": "size"}, {"b_max": 3}, {"placement": "stretches"}]
+    described = [
+        describe_set(evaluation_of({"r_max": 0.4, "parts": [{"kind": "blocks", "r_max": 0.4, **part}]}))
+        for part in parts
+    ]
+    assert [text.partition("r_max 0.4")[2] for text in described] == [
+        ")", ", b_min size)", ", b_max 3)", ", placement stretches)",
+    ]  # fmt: skip
+
+
+def evaluation_of(conditioning: dict[str, Any]) -> RunEvaluation:
+    dataset = {"hash": "abcdefgh", "texts": 9, "length": 31, "r_max": conditioning.pop("r_max")}
+    return RunEvaluation("test", {**dataset, "conditioning": conditioning}, {}, None, {"modes": {}})
 
 
 def test_sums_of_another_evaluation_are_not_used_and_that_is_said(tmp_path):

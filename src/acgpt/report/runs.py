@@ -453,7 +453,7 @@ def describe_set(evaluation: RunEvaluation) -> str:
     for part in Conditioning.from_dict(evaluation.dataset.get("conditioning") or {}).parts:
         usual = vars(type(part)()) | {"r_max": r_max}
         description += [f"{key} {value}" for key, value in vars(part).items() if value != usual[key]]
-    if chance(evaluation.content) is not None:
+    if evaluation.unit is not None or evaluation.chance is not None:
         description.append(f"intervals over {evaluation.intervals}")
     return f"{evaluation.hash[:8]} ({', '.join(dict.fromkeys(description))})"
 
