@@ -382,8 +382,8 @@ def units(count, documents, unit="documents"):
     ("result", "message"),
     [
         (units(60, 60), "Intervals are over 60 documents."),
-        (units(276, 12, "texts"), "by windows, over the 276 texts, because 12 documents are too few (least: 30)"),
-        (units(276, None, "texts"), "by windows, over the 276 texts, because the documents are not known"),
+        (units(276, 12, "texts"), "by windows, over the 276 texts, because there are fewer than 30 documents (12)."),
+        (units(276, None, "texts"), "by windows, over the 276 texts, because the documents are not known."),
         (units(3, 2, "texts"), "No intervals: they need at least 8 texts, not 3."),
         (units(0, 2, "texts") | {"modes": {"training": None}}, ""),
     ],

@@ -192,10 +192,14 @@ def describe_intervals(result: Mapping[str, Any]) -> str:
         return f"\nNo intervals: they need at least {MIN_UNITS} texts, not {units}."
     if result["bootstrap"]["unit"] == DOCUMENTS:
         return f"\nIntervals are over {units:,} documents."
-    reason = "the documents are not known" if documents is None else f"{documents} documents are too few"
+    reason = (
+        "the documents are not known"
+        if documents is None
+        else f"there are fewer than {MIN_DOCUMENTS} documents ({documents})"
+    )
     return (
-        f"\nIntervals are by windows, over the {units:,} texts, because {reason} (least: {MIN_DOCUMENTS}). Texts of "
-        "one document are alike: the intervals are too narrow."
+        f"\nIntervals are by windows, over the {units:,} texts, because {reason}. Texts of one document are alike: the "
+        "intervals are too narrow."
     )
 
 
