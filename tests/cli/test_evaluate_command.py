@@ -25,7 +25,7 @@ from safetensors.torch import save_file as save_torch_file
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt.cli.evaluate import describe_intervals, print_distances, print_perplexities
+from acgpt.cli.evaluate import describe_intervals, describe_r_max, print_distances, print_perplexities
 from acgpt.cli.main import app
 from acgpt.cli.ui import Bars
 from acgpt.data.corpus import Corpus
@@ -382,8 +382,14 @@ def units(count, documents, unit="documents"):
     ("result", "message"),
     [
         (units(60, 60), "Intervals are over 60 documents."),
-        (units(276, 12, "texts"), "by windows, over the 276 texts, because there are fewer than 30 documents (12)."),
-        (units(276, None, "texts"), "by windows, over the 276 texts, because the documents are not known."),
+        (
+            units(276, 12, "texts"),
+            "by windows: they resample the 276 texts, because there are fewer than 30 documents (12).",
+        ),
+        (
+            units(276, None, "texts"),
+            "by windows: they resample the 276 texts, because the corpus does not tell its documents apart",
+        ),
         (units(3, 2, "texts"), "No intervals: they need at least 8 texts, not 3."),
         (units(0, 2, "texts") | {"modes": {"training": None}}, ""),
     ],
@@ -396,15 +402,31 @@ def test_the_table_says_over_what_its_intervals_are(result, message):
 def test_the_gain_by_distance_is_printed_and_drawn(cli, corpus, tmp_path):
     figure = tmp_path / "gains.svg"
     result = cli(corpus, "--figure", figure)
-    assert "next given token" in result.stdout and "run of asked tokens" in result.stdout
+    assert "tokens to the next given one" in result.stdout and "tokens in the run" in result.stdout
+    assert "none: no given token follows" in result.stdout
     assert f"wrote {figure}" in result.stderr and figure.read_text().startswith("<?xml")
     drawn = object_of(cli(corpus, "--json"))["by_distance"]["training"]
     for bins in drawn.values():
         counted = sum(entry["tokens"] for entry in bins.values())
         assert counted == object_of(cli(corpus, "--json", "--modes", "training"))["modes"]["training"]["tokens"]
     assert "end the name in a format" in cli(corpus, "--figure", tmp_path / "gains.txt", code=2).stderr
-    plain = cli(corpus, "--figure", tmp_path / "none.png", "--method", "gpt")  # no mode reads the future
-    assert "next given token" not in plain.stdout and (tmp_path / "none.png").stat().st_size > 1000
+    assert "-no-future among --modes" in cli(corpus, "--figure", figure, "--modes", "training", code=2).stderr
+    plain = cli(corpus, "--figure", tmp_path / "none.png", "--method", "gpt", code=2)  # no mode reads the future
+    assert "unconditional" in plain.stdout and "next given" not in plain.stdout
+    assert "no mode was answered with and without the future" in plain.stderr and not (tmp_path / "none.png").exists()
+    cli(corpus, "--figure", tmp_path / "new folder" / "gains.png")
+    assert (tmp_path / "new folder" / "gains.png").stat().st_size > 1000
+
+
+def test_another_placement_than_in_training_is_said(cli, corpus):
+    assert "r_max 0.6, set" in cli(corpus).stdout
+    asked = cli(corpus, "--conditioning", "{placement: stretches}").stdout
+    assert "r_max 0.6, placement stretches, set" in asked
+    about = {"set": {"r_max": 0.6, "conditioning": {"r_max": 0.6}}, "trained_r_max": 0.6, "trained_r_maxes": [0.6]}
+    trained = {"metadata": {"conditioning": {"parts": [{"kind": "blocks", "placement": "stretches"}]}}}
+    assert describe_r_max(about | trained) == "r_max 0.6 as in training (trained with stretches)"
+    about["set"]["conditioning"] = trained["metadata"]["conditioning"]
+    assert describe_r_max(about | trained) == "r_max 0.6 as in training, placement stretches"
 
 
 def test_a_terminal_without_the_characters_still_gets_the_table(models, corpus):

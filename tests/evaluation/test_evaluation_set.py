@@ -15,7 +15,10 @@ from acgpt.data.corpus import Corpus
 from acgpt.data.prepare import prepare
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationDataset, dataset_of_corpus
+from acgpt.evaluation.setup import find_dataset
+from acgpt.methods import method_of
 from acgpt.query.conditioning import ASKED, GIVEN, Conditioning
+from acgpt.training.train import build_evaluation_sets
 
 CONDITIONAL = ("training", "infilling")
 
@@ -84,14 +87,14 @@ def test_a_set_survives_its_file_and_the_file_is_the_same_each_time(tmp_path):
 
 
 def test_documents_survive_the_file_and_belong_to_the_tokens_that_are_there(tmp_path):
-    starts = np.array([0, 3, 41, 45, 110])
+    starts = np.array([0, 3, 41, 60, 110])
     whole = small_set(documents=starts)
     whole.save(tmp_path / "set.safetensors")
     loaded = EvaluationDataset.load(tmp_path / "set.safetensors")
-    assert loaded.documents.tolist() == [0, 3, 41, 45, 110] and loaded.hash == whole.hash == small_set().hash
+    assert loaded.documents.tolist() == [0, 3, 41, 60, 110] and loaded.hash == whole.hash == small_set().hash
     by_hand = [sum(start <= token for start in starts) - 1 for token in range(120)]
     assert loaded.document_numbers.ravel().tolist() == by_hand and loaded.document_numbers.shape == (6, 20)
-    assert whole.head(3).documents.tolist() == small_set(limit=3, documents=starts).documents.tolist() == [0, 3, 41, 45]
+    assert whole.head(3).documents.tolist() == small_set(limit=3, documents=starts).documents.tolist() == [0, 3, 41]
     assert (whole.as_dict()["documents"], whole.head(2).as_dict()["documents"]) == (5, 2)
     assert small_set().document_numbers is None and small_set().as_dict()["documents"] is None
     for damaged in ([1, 3], [0, 3, 3], [0, 120], []):
@@ -134,6 +137,13 @@ def test_documents_begin_after_eos_or_with_the_titles_of_wikitext(tmp_path, conv
     dataset_without.save(path)
     again, _ = dataset_of_corpus(corpus, split="test", length=5)
     assert again.documents.tolist() == dataset.documents.tolist() and again.hash == dataset.hash
+    named, _, _ = find_dataset(corpus, path, {}, None, None, None)
+    assert named.documents.tolist() == dataset.documents.tolist()
+    during = build_evaluation_sets(
+        corpus, method_of("ac-gpt"), Conditioning(), length=5, split="test", during=2, final=None
+    )
+    assert during["final"].documents.tolist() == dataset.documents.tolist()
+    assert during["during"].documents.tolist() == [start for start in starts if start < 10]
 
 
 def test_documents_are_not_known_without_titles_without_eos_and_in_pieces_of_a_file(tmp_path):

@@ -141,6 +141,23 @@ def evaluation_of(conditioning: dict[str, Any]) -> RunEvaluation:
     return RunEvaluation("test", {**dataset, "conditioning": conditioning}, {}, None, {"modes": {}})
 
 
+def test_a_lead_over_a_row_of_other_units_is_not_tested_against_its_resamples():
+    column, resamples = (
+        Column("training", "training", form=".2f", best=min),
+        np.random.default_rng(0).normal(0, 1, 1000),
+    )
+
+    def bold(unit: tuple[str, int]) -> bool:
+        rows = [
+            Row({"training": 10.0}, 0, resampled={"training": 10 + resamples}, unit=("documents", 60)),
+            Row({"training": 10.1}, 0, resampled={"training": 10.1 - resamples}, unit=unit),
+        ]
+        table = Table("", "", (column,), tuple(rows), "training")
+        return table.is_bold(rows[0], column)
+
+    assert not bold(("documents", 60)) and bold(("texts", 276))
+
+
 def test_sums_of_another_evaluation_are_not_used_and_that_is_said(tmp_path):
     ac, gpt = write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt")
     add_texts(ac, 1), add_texts(gpt, 2)

@@ -91,21 +91,24 @@ def evaluate(
 
         check_format(figure)
         check_writable(figure)
+        pairs = ({"infilling", "infilling-no-future"}, {"training", "training-no-future"})
+        if options.modes and not any(pair <= set(options.modes) for pair in pairs):
+            raise typer.BadParameter("--figure shows gains: they need a mode and its -no-future among --modes.")
     bars = Bars()
     with stoppable(lambda: resume_hint(options.output)):
         silence_libraries()
         from acgpt.evaluation.evaluate import evaluate
 
         result = evaluate(model, corpus, note=note_for(options), progress=lambda: bars("questions"), **vars(options))
+    if as_json:
+        emit(result)
+    else:
+        print_evaluation(result)
     if figure is not None:
         from acgpt.display.distances import draw_distances
 
         draw_distances(figure, result["by_distance"])
         print(f"wrote {figure}", file=sys.stderr)
-    if as_json:
-        emit(result)
-    else:
-        print_evaluation(result)
 
 
 def resume_hint(output: str | Path | None) -> str:
@@ -126,7 +129,7 @@ def check_corpus(corpus: Path | None, options: AskingOptions) -> None:
 
 
 def describe_r_max(result: Mapping[str, Any]) -> str:
-    """Describe the r_max of the evaluation dataset, compared with that of training."""
+    """Describe the r_max and the placement of the evaluation dataset, compared with those of training."""
     asked, trained = result["set"]["r_max"], result["trained_r_max"]
     mixture = result["trained_r_maxes"] or []
     if trained is None:
@@ -136,7 +139,23 @@ def describe_r_max(result: Mapping[str, Any]) -> str:
         suffix = first or f" (trained with a mixture of r_max {min(mixture):g} to {max(mixture):g})"
     else:
         suffix = " as in training" if trained == asked else f" (trained with {trained:g})"
+    placement = placement_of(result["set"].get("conditioning"))
+    own = placement_of((result.get("metadata") or {}).get("conditioning"))
+    suffix += ", placement stretches" if placement == "stretches" else ""
+    suffix += f" (trained with {own})" if own is not None and own != placement else ""
     return f"r_max {asked}{suffix}"
+
+
+def placement_of(conditioning: Any) -> str | None:
+    """Return how a distribution, as in `acgpt.json`, places blocks; `None` if it has none, or is not valid."""
+    from acgpt.errors import InputError
+    from acgpt.query.conditioning import Blocks, Conditioning
+
+    try:
+        parts = Conditioning.from_dict(conditioning).parts
+    except InputError:
+        return None
+    return next((part.placement for part in parts if isinstance(part, Blocks)), None)
 
 
 def print_evaluation(result: Mapping[str, Any]) -> None:
@@ -193,23 +212,26 @@ def describe_intervals(result: Mapping[str, Any]) -> str:
     if result["bootstrap"]["unit"] == DOCUMENTS:
         return f"\nIntervals are over {units:,} documents."
     reason = (
-        "the documents are not known"
+        "the corpus does not tell its documents apart (several files or a .jsonl file would)"
         if documents is None
         else f"there are fewer than {MIN_DOCUMENTS} documents ({documents})"
     )
     return (
-        f"\nIntervals are by windows, over the {units:,} texts, because {reason}. Texts of one document are alike: the "
-        "intervals are too narrow."
+        f"\nIntervals are by windows: they resample the {units:,} texts, because {reason}. Texts of one document are "
+        "alike, so the intervals are too narrow."
     )
 
 
 def print_distances(page: Page, by_distance: Mapping[str, Any]) -> None:
     """Print `Evaluation.by_distance`, a table for distances and one for runs."""
     from acgpt.display.table import terminal_table
+    from acgpt.evaluation.bootstrap import MIN_UNITS
 
     answered = {mode: gains for mode, gains in by_distance.items() if gains is not None}
-    for name, title in (("distance", "next given token"), ("run", "run of asked tokens")) if answered else ():
-        table = terminal_table(("mode", title, "asked", "nats", "without the future", "gain"), fold=False)
+    if not answered:
+        return
+    for name, title in (("distance", "tokens to the next given one"), ("run", "tokens in the run")):
+        table = terminal_table(("mode", title, "asked", "nats, future", "no future", "gain"), fold=False)
         for mode, gains in answered.items():
             for number, (label, entry) in enumerate(gains[name].items()):
                 numbers = ["∞" if entry[key] is None else f"{entry[key]:.3f}" for key in ("nats", "nats_without")]
@@ -218,3 +240,7 @@ def print_distances(page: Page, by_distance: Mapping[str, Any]) -> None:
                 table.add_row("" if number else mode, label, f"{entry['tokens']:,}", *numbers, gained)
         page.note("")
         page.table(table)
+    note = "\nIn nats a token. none: no given token follows. A run ends at given tokens."
+    bins = [entry for gains in answered.values() for entries in gains.values() for entry in entries.values()]
+    few = f" No interval: fewer than {MIN_UNITS} documents or texts have such tokens."
+    page.note(note + (few if any(entry["interval"] is None for entry in bins) else ""))

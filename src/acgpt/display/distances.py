@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acgpt.common.files import disk_errors
 from acgpt.display.formats import check_format
+from acgpt.errors import InputError
 from acgpt.evaluation.distance import LABELS
 from acgpt.query.modes import MODES
 
@@ -26,7 +28,8 @@ def draw_distances(path: str | Path, by_distance: Mapping[str, Any]) -> None:
         by_distance: As in the result of `acgpt.evaluate`.
 
     Raises:
-        InputError: matplotlib is missing, the format is unknown, or the file cannot be written.
+        InputError: No mode has gains, matplotlib is missing, or the format is unknown.
+        OutputError: The file cannot be written.
     """
     check_format(path)
     from matplotlib import rc_context
@@ -36,14 +39,17 @@ def draw_distances(path: str | Path, by_distance: Mapping[str, Any]) -> None:
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     answered = {mode: gains for mode, gains in by_distance.items() if gains is not None}
+    if not answered:
+        raise InputError(f"{path} is not drawn: no mode was answered with and without the future.")
     for axes, (name, title) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):
         for colour, (mode, gains) in zip(COLOURS, answered.items(), strict=False):
             draw_curve(axes, gains[name], MODES[mode].title, colour)
         axes.set_xlabel(title)
     figure.axes[0].set_ylabel("gain from the future, nats a token")
-    if answered:
-        figure.axes[0].legend(frameon=False, fontsize=9)
+    figure.axes[0].legend(frameon=False, fontsize=9)
+    figure.axes[1].set_xticks(range(len(LABELS) - 1), LABELS[:-1])
     with rc_context({"svg.hashsalt": "acgpt", "text.parse_math": False}), disk_errors(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
 
 
@@ -54,7 +60,7 @@ def draw_curve(
     points = [(LABELS.index(label), entry) for label, entry in gains.items() if entry["gain"] is not None]
     xs, ys = [column for column, _ in points], [entry["gain"] for _, entry in points]
     errors = [
-        [abs(entry["gain"] - entry["interval"][end]) if entry["interval"] else 0.0 for _, entry in points]
+        [abs(entry["gain"] - entry["interval"][end]) if entry["interval"] else math.nan for _, entry in points]
         for end in (0, 1)
     ]
     axes.errorbar(

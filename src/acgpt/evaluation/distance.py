@@ -36,7 +36,8 @@ class BinnedGain:
         nats: Mean negative log-probability with the future.
         nats_without: The same without the future.
         gain: `nats_without - nats`.
-        interval: 95 % interval of the gain, paired, see `bootstrap`; `None` if it cannot be computed.
+        interval: 95 % interval of the gain, paired, see `bootstrap`; `None` if fewer than `MIN_UNITS` units have such
+            tokens, and if the gain is infinite.
     """
 
     tokens: int

@@ -195,7 +195,9 @@ class Evaluation:
             tokens = int(parts[0].tokens.sum())
             with_future, without_future = (float(part.nats.sum() / tokens) for part in parts[:2])
             gain, means = without_future - with_future, resampled[f"{name} {label}"]
-            interval = percentiles(means, self.per_text.units) if math.isfinite(gain) else None
+            units = int((parts[0].tokens > 0).sum())
+            # In some resamples, no unit has a token of a rare bin.
+            interval = percentiles(means[~np.isnan(means)], units) if math.isfinite(gain) else None
             results[name][label] = BinnedGain(tokens, with_future, without_future, gain, interval)
         return results
 

@@ -10,6 +10,7 @@ Nothing is computed here, and no model is read.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from acgpt.evaluation.generations import has_record
 from acgpt.evaluation.per_text import ENDING, read_per_text
 from acgpt.methods import method_of
 from acgpt.query.conditioning import Conditioning, Empty
-from acgpt.query.modes import MODES, WITHOUT_FUTURE
+from acgpt.query.modes import MODES, WITHOUT_FUTURE, distributions
 from acgpt.report.left_out import join_names
 from acgpt.training.log import Row, read_log
 from acgpt.training.run_folder import CONFIG, LOG, RESULTS
@@ -438,6 +439,9 @@ def command_for(evaluation: RunEvaluation) -> str:
         | {"limit": dataset.get("texts")}
     )
     arguments = [f"--{key.replace('_', '-')} {value}" for key, value in options.items()]
+    conditioning = dataset.get("conditioning")
+    if conditioning and Conditioning.from_dict(conditioning) != distributions(float(dataset["r_max"]))["training"]:
+        arguments.append(f"--conditioning '{json.dumps(conditioning)}'")
     return " ".join(["acgpt evaluate …", *arguments, f"--seed {dataset.get('seed', 0)}"])
 
 
