@@ -106,8 +106,8 @@ class Recipe:
         '"table" adds a learned embedding of it to the input (docs/explanation/methods.md). Default: rotary.'
     )
     conditioning: Mapping[str, Any] = option(
-        "Distribution of conditioning sets: r_min, r_max, b_min, b_max, the shares infilling, empty and unknown, or a "
-        "mixture of parts (docs/explanation/conditioning.md).",
+        "Distribution of conditioning sets: r_min, r_max, b_min, b_max, placement, the shares infilling, empty and "
+        "unknown, or a mixture of parts (docs/explanation/conditioning.md).",
         factory=lambda: {"r_max": 0.6},
     )
     model: str | Mapping[str, Any] = option(
