@@ -5,8 +5,8 @@
     run                   3      3      3             1          of tokens that are not given, with the asked one
 
 An asked token is scored with and without the future. The difference, in nats, is its gain. The mean over the tokens of
-a bin depends on the model and the text, and little on how the given tokens were placed; how many tokens are in each bin
-depends on nothing else. So the gain under another distribution of conditioning sets can be predicted:
+a bin depends on the model and the text, and at one r_max little on how the given tokens were placed. How many tokens
+are in a bin depends on the conditioning sets alone. So the gain under another distribution of them can be predicted:
 
     curve = evaluation.by_distance["training"].distance
     predicted_gain(curve, bin_counts(next_given(roles), roles))         # in nats; 100 (1 - exp(-gain)) in percent

@@ -38,6 +38,7 @@ from acgpt.report.runs import (
     describe_set,
     measurements,
     missing_interval_notes,
+    unusual_parameters,
     without_sums,
 )
 from acgpt.report.tables import (
@@ -574,13 +575,14 @@ def distinct_titles(panels: Sequence[tuple[str, Entry]]) -> list[str]:
         dataset = entry.evaluation.dataset
         corpus = f"trained on {entry.first.corpus}"
         return [
-            f"{texts:,} texts read", f"{tokens:,} tokens read", f"of {dataset.get('length')} tokens", corpus,
+            f"{texts:,} texts read", f"{tokens:,} tokens read", f"of {dataset.get('length')} tokens",
+            ", ".join(unusual_parameters(entry.evaluation)) or "the paper's blocks", corpus,
             f"{corpus} {entry.first.results['corpus_hash'][:8]}", f"set {entry.evaluation.hash[:8]}",
         ]  # fmt: skip
 
     titles = [title for title, _ in panels]
     for number, column in enumerate(zip(*(properties(entry) for _, entry in panels), strict=True)):
-        last_resort = number in (1, 4, 5)  # used only if nothing else tells two panels apart
+        last_resort = number in (1, 5, 6)  # used only if nothing else tells two panels apart
         if len(set(column)) > 1 and (not last_resort or len(set(titles)) < len(titles)):
             titles = [f"{title}, {value}" for title, value in zip(titles, column, strict=True)]
     return titles

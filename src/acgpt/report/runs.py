@@ -453,13 +453,19 @@ def describe_sets(evaluations: Sequence[RunEvaluation]) -> str:
 def describe_set(evaluation: RunEvaluation) -> str:
     """Describe the evaluation dataset: its hash, texts, r_max and other parameters, and the unit of intervals."""
     texts, length, r_max = (evaluation.dataset.get(key) for key in ("texts", "length", "r_max"))
-    description = [f"{texts} texts of {length} tokens", f"r_max {r_max}"]
-    for part in Conditioning.from_dict(evaluation.dataset.get("conditioning") or {}).parts:
-        usual = vars(type(part)()) | {"r_max": r_max}
-        description += [f"{key} {value}" for key, value in vars(part).items() if value != usual[key]]
+    description = [f"{texts} texts of {length} tokens", f"r_max {r_max}", *unusual_parameters(evaluation)]
     if evaluation.unit is not None or evaluation.chance is not None:
         description.append(f"intervals over {evaluation.intervals}")
-    return f"{evaluation.hash[:8]} ({', '.join(dict.fromkeys(description))})"
+    return f"{evaluation.hash[:8]} ({', '.join(description)})"
+
+
+def unusual_parameters(evaluation: RunEvaluation) -> list[str]:
+    """Return the parameters of the evaluation's training distribution that are not the paper's, r_max apart."""
+    parameters = []
+    for part in Conditioning.from_dict(evaluation.dataset.get("conditioning") or {}).parts:
+        usual = vars(type(part)()) | {"r_max": evaluation.dataset.get("r_max")}
+        parameters += [f"{key} {value}" for key, value in vars(part).items() if value != usual[key]]
+    return list(dict.fromkeys(parameters))
 
 
 def without_sums(compared: Sequence[tuple[Run, RunEvaluation]]) -> list[tuple[Run, RunEvaluation]]:
