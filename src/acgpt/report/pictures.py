@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 WITH_FUTURE, WITHOUT_FUTURE, CAUSAL, PAPER = "#1b7f5c", "#8fcbb4", "#b5651d", "#adb5bd"
 LINES = (WITH_FUTURE, "#3a6ea5", "#d1495b", "#7b5ea7", "#e09f3e", "#2a9d8f")
+LEGEND_WIDTH = 140  # characters of all names in a line of a legend
 LOG_SCALE_RATIO = 4  # largest over smallest perplexity from which an axis is logarithmic
 KINDS = {"Unconditional": "unconditional", "Infilling": "infilling", "Training dist.": "training"}
 
@@ -85,6 +86,11 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tupl
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, list(axes.flat)
+
+
+def legend_columns(names: Iterable[str]) -> int:
+    """Return the number of columns of a legend, so that it fits below a figure of ten inches: at most four."""
+    return max(1, min(4, LEGEND_WIDTH // max((len(name) for name in names), default=1)))
 
 
 def modes(panels: Sequence[tuple[str, Mapping[str, float | None], Mapping[str, float | None] | None]]) -> Figure:
@@ -203,7 +209,8 @@ def methods(panels: Sequence[Panel], colours: Mapping[str, str]) -> Figure:
         scale_y_axis(ax, [mean.mean for *_, modes in panel.rows for mean in modes.values() if mean is not None])
         ax.spines[["top", "right"]].set_visible(False)
     handles = [Patch(**style, label=name) for name, style in styles.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    columns = legend_columns(styles)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
     return figure
 
 
@@ -287,7 +294,8 @@ def ranges(sizes: Sequence[tuple[str, Sequence[Curve]]], colours: Mapping[str, s
             ax.set_xlabel("r_max")
             ax.grid(alpha=0.3)
     figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8, frameon=False
+        handles.values(), handles.keys(), loc="outside lower center", ncols=legend_columns(handles), fontsize=8,
+        frameon=False
     )  # fmt: skip
     return figure
 
