@@ -341,6 +341,23 @@ def test_an_interval_of_a_bin_resamples_documents_in_pairs():
         assert (entry.gain, *(entry.interval or ())) == pytest.approx([want] * (3 if entry.interval else 1))
 
 
+@pytest.mark.parametrize("holders", [7, 8])
+def test_a_bin_that_few_texts_have_has_the_interval_of_so_few(holders):
+    base, rng = small_set(40, 20), np.random.default_rng(0)
+    roles = np.full((40, 20), ASKED, dtype=np.int8)
+    roles[:holders, -1] = GIVEN  # the only texts with a token next to a given one
+    dataset = EvaluationDataset(base.tokens, {**base.sampled_roles, "training": roles}, base.origin)
+    past = np.where(roles == ASKED, -9 * rng.random(roles.shape), np.nan)
+    both = np.where(roles == ASKED, past + rng.random((40, 1)), np.nan)
+    log_probs = {"training-no-future": past, "training": both}
+    entry = Evaluation("ac-gpt", dataset, log_probs, (), seed=0).by_distance["training"].distance["1"]
+    gains, counts = np.zeros(40), np.zeros(40)
+    gains[:holders], counts[:holders] = (both - past)[:holders, -2], 1
+    means = resampled_means({"gain": (gains, counts)}, 0)["gain"]
+    assert entry.tokens == holders
+    assert entry.interval == (None if holders < 8 else pytest.approx(percentiles(means[~np.isnan(means)], holders)))
+
+
 def test_the_gain_of_another_distribution_follows_from_its_distances():
     """If the gain is a function of the distance alone, the prediction is exact."""
     rng = np.random.default_rng(0)
