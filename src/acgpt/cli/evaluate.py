@@ -91,8 +91,9 @@ def evaluate(
 
         check_format(figure)
         check_writable(figure)
-        pairs = ({"infilling", "infilling-no-future"}, {"training", "training-no-future"})
-        if options.modes and not any(pair <= set(options.modes) for pair in pairs):
+        from acgpt.query.modes import WITHOUT_FUTURE
+
+        if options.modes and not any(set(pair) <= set(options.modes) for pair in WITHOUT_FUTURE.items()):
             raise typer.BadParameter("--figure shows gains: they need a mode and its -no-future among --modes.")
     bars = Bars()
     with stoppable(lambda: resume_hint(options.output)):
