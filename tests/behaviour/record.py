@@ -1,4 +1,4 @@
-"""The record of how acgpt behaves: values in `records/`, compared with the present behaviour by the tests of this folder.
+"""Compare how acgpt behaves with the record of it in `records/`.
 
 A change of a record is a decision. Record it with `ACGPT_RECORD=1 pytest tests/behaviour`, read the diff, and name the
 change in the commit.
