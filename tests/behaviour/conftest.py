@@ -54,6 +54,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
     (folder / "empty").mkdir()
     recipe = SMALL | {"corpus": str(folder / "corpus"), "output": str(folder / "run")}
     (folder / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+    (folder / "unfinished").mkdir()
+    (folder / "unfinished" / "config.json").write_text(json.dumps({"recipe": recipe}))
     (folder / "list.yaml").write_text("- 1\n")
     (folder / "typo.yaml").write_text(json.dumps(recipe | {"stepz": 3}))
     room = Room(folder)

@@ -125,6 +125,7 @@ MODELS = [
     "acgpt.load('<tmp>/notes.txt')",
     "acgpt.load('<tmp>/nothing.gguf')",
     "acgpt.load('<tmp>/empty')",
+    "acgpt.load('<tmp>/unfinished')",
     "acgpt.load('<tmp>/model', adapter='<tmp>/model')",
     "acgpt.load('<tmp>/model', adapter='<tmp>/notes.txt')",
     "acgpt.load('<tmp>/model', adapter={})",
@@ -217,7 +218,7 @@ RECIPES = [
     "load_experiment(grid(grid={'output': ['a', 'b']}))",
     "load_experiment(grid(grid={'sede': [0]}))",
     "load_experiment(grid(set={'seed': 3}))",
-    "load_experiment(grid(grid={'method': ['a/b', 'a_b']}))",
+    "load_experiment(grid(grid={'mask': ['a/b', 'a_b']}))",
     "load_experiment(grid(evaluate=[]))",
     "load_experiment(grid(evaluate={'splits': 'test'}))",
     "load_experiment(grid(evaluate={'split': ['test']}))",
@@ -247,26 +248,26 @@ TRAINING = [
     "acgpt.finetune(None, '<tmp>/corpus', '<tmp>/run', recipe='tiny-cpu')",
 ]
 MEASURING = [
-    "acgpt.evaluate('<tmp>/model', None)",
-    "acgpt.evaluate('<tmp>/model', '<tmp>/nowhere')",
-    "acgpt.evaluate('<tmp>/model', '<tmp>/corpus', split='test')",
-    "acgpt.evaluate('<tmp>/model', '<tmp>/corpus', r_max=1.5)",
-    "acgpt.evaluate('<tmp>/model', '<tmp>/corpus', limit=True)",
-    "acgpt.evaluate('<tmp>/model', '<tmp>/corpus', length=500)",
-    "acgpt.evaluate('<tmp>/model', '<tmp>/corpus', length=31, modes=['infill'])",
-    "acgpt.evaluate('<tmp>/model', '<tmp>/corpus', length=31, method='ac-gtp')",
-    "acgpt.evaluate('<tmp>/model', '<tmp>/corpus', length=31, options={'draws': 3})",
-    "acgpt.evaluate('<tmp>/model', '<tmp>/corpus', length=31, conditioning={'r_mx': 1})",
-    "acgpt.evaluate('<tmp>/model', '<tmp>/corpus', length=31, conditioning='model')",
-    "acgpt.evaluate('<tmp>/model', '<tmp>/corpus', length=31, limit=2, output='<tmp>/empty')",
-    "acgpt.evaluate('<tmp>/model', '<tmp>/corpus', length=31, limit=2, compiled=True)",
-    "acgpt.evaluate('<tmp>/model', dataset='<tmp>/nowhere.safetensors')",
+    "acgpt.evaluate(lm, None)",
+    "acgpt.evaluate(lm, '<tmp>/nowhere')",
+    "acgpt.evaluate(lm, '<tmp>/corpus', split='test')",
+    "acgpt.evaluate(lm, '<tmp>/corpus', r_max=1.5)",
+    "acgpt.evaluate(lm, '<tmp>/corpus', limit=True)",
+    "acgpt.evaluate(lm, '<tmp>/corpus', length=500)",
+    "acgpt.evaluate(lm, '<tmp>/corpus', length=31, modes=['infill'])",
+    "acgpt.evaluate(lm, '<tmp>/corpus', length=31, method='ac-gtp')",
+    "acgpt.evaluate(lm, '<tmp>/corpus', length=31, options={'draws': 3})",
+    "acgpt.evaluate(lm, '<tmp>/corpus', length=31, conditioning={'r_mx': 1})",
+    "acgpt.evaluate(lm, '<tmp>/corpus', length=31, conditioning='model')",
+    "acgpt.evaluate(lm, '<tmp>/corpus', length=31, limit=2, output='<tmp>/empty')",
+    "acgpt.evaluate(lm, '<tmp>/corpus', length=31, limit=2, compiled=True)",
+    "acgpt.evaluate(lm, dataset='<tmp>/nowhere.safetensors')",
     "acgpt.evaluate(lm, '<tmp>/corpus', device='cpu')",
-    "acgpt.evaluate('<tmp>/model', '<tmp>/corpus', limits=3)",
-    "acgpt.generate('<tmp>/model', '<tmp>/corpus', '<tmp>/notes.txt', length=31)",
-    "acgpt.generate('<tmp>/model', '<tmp>/corpus', '<tmp>/samples', top_p=0)",
-    "acgpt.generate('<tmp>/model', '<tmp>/corpus', '<tmp>/samples', prompt=-1)",
-    "acgpt.generate('<tmp>/model', '<tmp>/corpus', '<tmp>/samples', length=31, prompt=31)",
+    "acgpt.evaluate(lm, '<tmp>/corpus', limits=3)",
+    "acgpt.generate(lm, '<tmp>/corpus', '<tmp>/notes.txt', length=31)",
+    "acgpt.generate(lm, '<tmp>/corpus', '<tmp>/samples', top_p=0)",
+    "acgpt.generate(lm, '<tmp>/corpus', '<tmp>/samples', prompt=-1)",
+    "acgpt.generate(lm, '<tmp>/corpus', '<tmp>/samples', length=31, prompt=31)",
     "acgpt.score_samples('<tmp>/nowhere', '<tmp>/corpus', no_mauve=True)",
     "acgpt.score_samples('<tmp>/empty', '<tmp>/corpus', no_mauve=True)",
     "acgpt.score_samples('<tmp>/notes.txt', '<tmp>/corpus', no_mauve=True)",
@@ -282,7 +283,7 @@ CORPORA = [
     "acgpt.prepare(['<tmp>/nowhere.txt'], '<tmp>/new')",
     "acgpt.prepare(['<tmp>/empty'], '<tmp>/new')",
     "acgpt.prepare(['<tmp>/binary.xyz'], '<tmp>/new')",
-    "acgpt.prepare(['<tmp>/blank.txt'], '<tmp>/new')",
+    "acgpt.prepare(['<tmp>/blank.txt'], '<tmp>/new', tokenizer='<tmp>/model')",
     "acgpt.prepare(['<tmp>/notes.txt', '<tmp>/notes.txt'], '<tmp>/new')",
     "acgpt.prepare(['<tmp>/notes.txt'], '<tmp>/model')",
     "acgpt.prepare(['<tmp>/notes.txt'], '<tmp>/notes.txt')",
@@ -353,7 +354,10 @@ def error_of(expression: str, names: dict[str, Any], room: Room) -> str:
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("table", TABLES)
-def test_errors_of_the_python_api(table: str, names: dict[str, Any], room: Room) -> None:
+def test_errors_of_the_python_api(
+    table: str, names: dict[str, Any], room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(room.folder)
     errors = {case: error_of(case, names, room) for case in TABLES[table]}
     assert [case for case, error in errors.items() if error == "no error"] == []
     check(f"python-{table}", errors)
