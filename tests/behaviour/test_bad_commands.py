@@ -10,8 +10,8 @@ import shlex
 from typing import Any
 
 import pytest
-from conftest import Room
 from record import check
+from room import Room
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
@@ -167,8 +167,8 @@ SHARING = [
     "serve -m <tmp>/model --api-key-file <tmp>/notes.txt",
 ]
 TABLES = {"questions": QUESTIONS, "measuring": MEASURING, "training": TRAINING, "sharing": SHARING}
-# Wide, so that nothing is wrapped.
-ENVIRONMENT = {"COLUMNS": "4000", "NO_COLOR": "1", "TERM": "dumb", "ACGPT_API_KEY": None}
+# Wide, so that nothing is wrapped; rich ignores the width of a dumb terminal.
+ENVIRONMENT = {"COLUMNS": "4000", "NO_COLOR": "1", "TERM": "xterm", "ACGPT_API_KEY": None}
 
 
 def plain(text: str) -> list[str]:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import cut, index, keys, last_is_nan, tensors, text, without
-from conftest import Room
 from record import check
+from room import Room
 from servers import tiny_lm
 
 import acgpt
