@@ -1,4 +1,4 @@
-"""The report of a fixed folder of runs: its tables and pages as text, its data, its output, the names of its figures."""
+"""The report of a fixed folder of runs: its tables and pages as text, its data, its output, its figures by name."""
 
 from __future__ import annotations
 

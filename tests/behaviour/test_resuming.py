@@ -37,17 +37,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
 
-CHANGING = {
-    "date",
-    "seconds",
-    "command",
-    "versions",
-    "hardware",
-    "tokens_per_second",
-    "wait",
-    "model_seconds",
-    "folder",
-}
+# Times, places and what depends on them.
+CHANGING = {"date", "seconds", "model_seconds", "tokens_per_second", "outside"}
+CHANGING |= {"command", "versions", "hardware", "folder"}
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +119,9 @@ def test_a_preparation_goes_on_after_its_last_checkpoint(corpus, tmp_path, monke
         "position after the kill": journal["position"],
         "documents after each batch of the second run": prepare("killed"),
         "files in the end": files(tmp_path / "killed"),
-        "same bytes": content_of(tmp_path / "killed") == content_of(tmp_path / "whole"),
         "documents seen when it is done already": prepare("killed"),
     }
+    assert content_of(tmp_path / "killed") == content_of(tmp_path / "whole")
     check("resume-prepare", content)
 
 
@@ -174,9 +166,9 @@ def test_a_training_goes_on_after_its_last_checkpoint(corpus, tmp_path):
         "message of the second run": run("stopped"),
         "steps in the log": [row["step"] for row in read_rows(folder)],
         "files in the end": files(folder),
-        "same log": read_rows(folder) == read_rows(whole),
-        "same weights": weights(folder) == weights(whole),
     }
+    assert read_rows(folder) == read_rows(whole)
+    assert weights(folder) == weights(whole)
     check("resume-train", content)
 
 
@@ -211,8 +203,8 @@ def test_an_evaluation_goes_on_after_the_texts_that_it_has_answered(corpus, mode
         "progress of the second run": again,
         "resumed": resumed,
         "files in the end": files(tmp_path / "stopped"),
-        "same result": all(result["modes"][mode] == pytest.approx(each) for mode, each in whole["modes"].items()),
     }
+    assert all(result["modes"][mode] == pytest.approx(each) for mode, each in whole["modes"].items())
     check("resume-evaluate", content)
 
 
@@ -245,9 +237,9 @@ def test_a_generation_goes_on_after_its_last_group(corpus, model, tmp_path):
         "files after the kill": left,
         "progress of the second run": generate("killed"),
         "files in the end": files(tmp_path / "killed"),
-        "same content": content_of(tmp_path / "killed") == content_of(tmp_path / "whole"),
         "progress when it is done already": generate("killed"),
     }
+    assert content_of(tmp_path / "killed") == content_of(tmp_path / "whole")
     check("resume-generate", content)
 
 
@@ -275,8 +267,8 @@ def test_a_scoring_goes_on_with_the_files_that_have_no_result(corpus, tmp_path):
         "files after the kill": left,
         "results of the second run, and whether they are the first run's": score("killed"),
         "files in the end": files(tmp_path / "killed"),
-        "same content": content_of(tmp_path / "killed") == content_of(tmp_path / "whole"),
     }
+    assert content_of(tmp_path / "killed") == content_of(tmp_path / "whole")
     check("resume-score", content)
 
 
