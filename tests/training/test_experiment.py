@@ -29,7 +29,7 @@ from acgpt.experiments.experiment import (
     make,
 )
 from acgpt.methods import METHODS
-from acgpt.training.recipe import built_in
+from acgpt.training.recipe import built_in, differences
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -397,7 +397,8 @@ def shipped(name: str) -> Experiment:
 
 def test_the_experiments_are_there():
     coverage = {"coverage-arbitrary", "coverage-infilling", "coverage-sigma-loss"}
-    assert set(built_in(BUILT_IN)) == {"wikitext103-ablation", "wikitext103-fast", "paper-table", "tiny-cpu"} | coverage
+    papers = {"wikitext103-ablation", "fineweb-from-scratch", "finetuning-r-max", "paper-table"}
+    assert set(built_in(BUILT_IN)) == papers | coverage | {"wikitext103-fast", "tiny-cpu"}
     assert all(20 < len(words) <= 115 for words in built_in(BUILT_IN).values())
     assert json.loads(run_cli("--list", "--json").stdout) == built_in(BUILT_IN)
 
@@ -436,6 +437,62 @@ def test_the_ablation_is_the_papers():
         ("validation",), None, 20, 0.95, 0.8,
     )  # fmt: skip
     assert (scored.split, scored.count, scored.features) == ("test", 200, None)
+
+
+def paper_numbers(name: str) -> Any:
+    return json.loads((ROOT / "src" / "acgpt" / "report" / "paper" / f"{name}.json").read_text())
+
+
+def test_the_experiment_on_fineweb_is_the_papers_table():
+    experiment = load_experiment("fineweb-from-scratch")
+    for table in ("perplexities", "mauve"):
+        numbers = paper_numbers("from_scratch" if table == "perplexities" else table)
+        rows = [row for row in numbers[table] if row["corpus"] == "FineWeb"]
+        assert {(row["method"], row["model"], row["r_max"]) for row in rows} == {
+            (cell.recipe.method, cell.recipe.model, cell.recipe.distribution.r_max) for cell in experiment.cells
+        }
+    methods = ["ac-gpt", "sigma-gpt-temporal", "sigma-gpt-random", "gpt"]
+    assert names(experiment) == [f"{method}-seed{seed}" for method in methods for seed in range(3)]
+    folder = "results/fineweb-from-scratch/ac-gpt-seed1"
+    drawn = f"{folder}/generations/validation-r_max0.4-first1000"
+    assert experiment.cells[1].commands == [
+        f"acgpt train fineweb-base corpus=data/fineweb final_texts=1000 method=ac-gpt seed=1 output={folder} --resume",
+        f"acgpt evaluate {folder}/model data/fineweb --split validation --r-max 0.4 --length 1023 --seed 0 "
+        f"--limit 1000 -o {folder}/validation-r_max0.4-first1000.json",
+        f"acgpt generate {folder}/model data/fineweb --split validation --r-max 0.4 --length 1023 --samples 1 "
+        "--prompt 20 --top-p 0.95 --temperature 0.8 --seed 0 --set-seed 0 --limit 1000 --dtype bfloat16 "
+        f"--batch-tokens 131072 -o {drawn}",
+        f"acgpt mauve {drawn} data/fineweb --split validation --rule documents --skip 1024000 --count 1000 --resume "
+        f"--index {drawn}/scores-split_validation-rule_documents-skip_1024000-count_1000.json",
+        f"acgpt mauve {drawn} data/fineweb --asked-only --resume --index {drawn}/scores-asked_only.json",
+    ]
+    assert [len(cell.evaluations) for cell in experiment.cells] == [1] * 6 + [2] * 3 + [1] * 3  # both orders
+
+
+def test_the_experiment_on_finetuning_is_the_papers_curve():
+    experiment, paper = load_experiment("finetuning-r-max"), paper_numbers("finetuning")["sweep"]
+    *tuned, twin = experiment.cells
+    r_maxes = [cell.recipe.distribution.r_max for cell in tuned]
+    assert r_maxes == [0.2, 0.4, 0.6, 0.8, 1.0] and {row["r_max"] for row in paper} <= set(r_maxes)
+    for row in paper:
+        assert all(cell.recipe.base == f"Qwen/{row['backbone']}" for cell in experiment.cells)
+        assert all(f"LoRA r={cell.recipe.lora['rank']}" == row["adapter"] for cell in experiment.cells)
+    for cell in tuned:
+        assert set(differences(cell.recipe.as_dict(), twin.recipe.as_dict())) <= {"method", "conditioning", "output"}
+    base, corpus, folder = "Qwen/Qwen3-1.7B", "data/wikitext-103-qwen3", "results/finetuning-r-max"
+    changes = f"qwen3-1.7b-lora corpus={corpus} final_texts=null"
+    assert tuned[4].commands == [
+        f"acgpt train {changes} method=ac-gpt conditioning.r_max=1.0 output={folder}/ac-gpt-r_max1.0 --resume",
+        *(
+            f"acgpt evaluate {base} {corpus} --adapter {folder}/ac-gpt-r_max1.0/adapter --split {split} --r-max 1 "
+            f"--length 1023 --seed 0 -o {folder}/ac-gpt-r_max1.0/{split}-r_max1.json"
+            for split in ("validation", "test")
+        ),
+    ]
+    assert twin.commands[0] == f"acgpt train {changes} method=gpt output={folder}/gpt --resume"
+    assert [path.name for path in twin.evaluations] == [
+        f"{split}-r_max{r_max:g}.json" for split in ("validation", "test") for r_max in r_maxes
+    ]
 
 
 def key_table(kind: Any) -> str:

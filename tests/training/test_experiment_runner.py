@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 import yaml
+from models import tiny_model
 from runs import SMALL, Command, forked, read_rows, until, write_corpus
 from test_experiment import ROOT, made, run_cli
 
 from acgpt.cli import preloaded
+from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluation.per_text import ENDING
 from acgpt.experiments import experiment
@@ -508,6 +510,14 @@ def serve_commands(connection: socket.socket) -> None:
     preloaded.main()
 
 
+def run_forked(*words: str | Path) -> None:
+    """Run `acgpt experiment` with these arguments, and fork its commands from a process that is already there."""
+    with pytest.MonkeyPatch.context() as patch:
+        if SUPPORTED:
+            patch.setattr(experiment_runner, "CommandServer", ForkedServer)
+        run_cli(*words, "--quiet")
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """Folder of the tiny experiment with some finished cells, and the arguments of the command that ran them."""
@@ -520,10 +530,7 @@ def tiny(tmp_path_factory):
     content["evaluate"]["limit"] = 5
     file.write_text(yaml.safe_dump(content | {"generate": drawn}, sort_keys=False))
     words = [file, *(experiment.written(key, value) for key, value in small.items()), "-o", out, "--only", "*-seed0"]
-    with pytest.MonkeyPatch.context() as patch:
-        if SUPPORTED:
-            patch.setattr(experiment_runner, "CommandServer", ForkedServer)
-        run_cli(*words, "--quiet")
+    run_forked(*words)
     return out, words
 
 
@@ -581,6 +588,50 @@ def test_a_cell_has_the_results_of_commands_that_are_run_one_by_one(tiny, tmp_pa
     assert {"model.safetensors", "training.jsonl", "validation-r_max0.4-first5.json", "results.json"} <= kinds
     for path in files:
         assert timeless(out / path) == timeless(alone / path, str(alone), str(out)), path
+
+
+def run_smaller(tmp_path: Path, content: dict[str, Any], **keys: Any) -> Path:
+    """Run an experiment with so small a network, and return its folder."""
+    file, out = tmp_path / "smaller.yaml", tmp_path / "results"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    changes = [experiment.written(key, value) for key, value in keys.items()]
+    run_forked(file, *changes, "-o", out)
+    return out
+
+
+def test_the_experiment_on_fineweb_comes_out_as_the_papers_table(tmp_path, monkeypatch):
+    content = yaml.safe_load((BUILT_IN / "fineweb-from-scratch.yaml").read_text())
+    del content["generate"], content["mauve"]  # these take longer, and the tiny experiment has them
+    content["grid"] = {"method": ["ac-gpt", "gpt"], "seed": [0]}
+    content["evaluate"]["limit"] = 12
+    keys = {**SMALL, "steps": 3, "eval_every": 0, "final_texts": 12}
+    out = run_smaller(tmp_path, content, **keys, corpus=str(write_corpus(tmp_path / "corpus")))
+    monkeypatch.setattr(write, "find_spec", lambda name: None)  # figures take seconds, and have tests of their own
+    report = write.make_report([out], tmp_path / "report").content["from-scratch"]
+    (table,), (differences,) = report["splits"]["validation"].values(), report["differences"]["validation"].values()
+    assert [row["method"] for row in table] == ["AC-GPT", "GPT"] and len({row["set"] for row in table}) == 1
+    assert all((row["r_max"], row["asked"]) == (0.4, 12) for row in table)
+    (difference,) = differences
+    assert all(difference[f"{mode}_interval"] for mode in ("unconditional", "infilling", "training"))
+
+
+def test_the_experiment_on_finetuning_comes_out_as_the_papers_curve(tmp_path, monkeypatch):
+    corpus, base = write_corpus(tmp_path / "corpus"), tmp_path / "base"
+    tokenizer = Corpus.open(corpus).tokenizer()
+    tokenizer.save_pretrained(base)
+    tiny_model("qwen3", vocabulary=len(tokenizer), scale=0.05).save_pretrained(base)
+    content = yaml.safe_load((BUILT_IN / "finetuning-r-max.yaml").read_text())
+    content["evaluate"]["splits"], content["grid"]["conditioning.r_max"] = ["validation"], [0.2, 0.6]
+    keys = {key: value for key, value in SMALL.items() if key not in ("model", "final_texts")}
+    keys |= {"steps": 3, "batch": 2, "eval_every": 0}
+    out = run_smaller(tmp_path, content, **keys, corpus=str(corpus), base=str(base))
+    monkeypatch.setattr(write, "find_spec", lambda name: None)
+    report = write.make_report([out], tmp_path / "report").content["finetuning"]["splits"]["validation"]
+    ours = {name: [row for row in table if row["run"] != "paper"] for name, table in report.items()}
+    assert [(row["run"], row["r_max"]) for row in ours["sweep"]] == [("ac-gpt-r_max0.2", 0.2), ("ac-gpt-r_max0.6", 0.6)]
+    assert all(row["advantage_interval"] for row in ours["sweep"])
+    assert [row["twin"] for row in ours["advantages"]] == ["gpt", "gpt"]
+    assert [row["run"] for row in ours["perplexities"]] == ["gpt", "ac-gpt-r_max0.2", "gpt", "ac-gpt-r_max0.6"]
 
 
 def timeless(path: Path, *moved: str) -> Any:
