@@ -17,6 +17,7 @@ import pytest
 
 RECORDS = Path(__file__).parent / "records"
 SHOWN = 20  # differences
+WIDTH = 160  # of a line of a record
 
 
 def check(name: str, value: object, tolerance: float | None = None) -> None:
@@ -36,7 +37,7 @@ def check(name: str, value: object, tolerance: float | None = None) -> None:
         return
     if os.environ.get("ACGPT_RECORD") == "1":
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(now, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(laid_out(now) + "\n", encoding="utf-8")
         return
     more = [f"and {len(changes) - SHOWN} more differences"] if len(changes) > SHOWN else []
     advice = "If the change is meant, record it with ACGPT_RECORD=1 and name it in the commit."
@@ -65,6 +66,20 @@ def differences(recorded: object, now: object, tolerance: float | None = None, w
             yield f"{where}:\n" + lines_that_differ(recorded.splitlines(), now.splitlines())
     elif not same(recorded, now, tolerance):
         yield f"{where}: was {short(recorded)}, is {short(now)}"
+
+
+def laid_out(value: object, indent: str = "") -> str:
+    """Return a JSON value as text, with what fits into a line on one line."""
+    line = json.dumps(value, ensure_ascii=False)
+    if len(indent) + len(line) <= WIDTH or not isinstance(value, dict | list):
+        return line
+    inner = indent + " "
+    if isinstance(value, dict):
+        items = [
+            f"{inner}{json.dumps(key, ensure_ascii=False)}: {laid_out(item, inner)}" for key, item in value.items()
+        ]
+        return "{\n" + ",\n".join(items) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + laid_out(item, inner) for item in value) + f"\n{indent}]"
 
 
 def same(recorded: object, now: object, tolerance: float | None) -> bool:

@@ -71,3 +71,10 @@ def test_a_record_is_written_again_only_where_it_differs(tmp_path: Path, monkeyp
     record.check("it", {"loss": 3.0, "text": "ä"}, 1e-6)
     monkeypatch.delenv("ACGPT_RECORD")
     record.check("it", {"loss": 3.0, "text": "ä"})
+
+
+def test_a_record_is_json_whose_short_values_take_one_line() -> None:
+    value = {"short": [1, {"a": None}], "long": ["ä" * 100, {"b": "c" * 100, "d": []}], "none": {}}
+    text = record.laid_out(value)
+    assert json.loads(text) == value
+    assert text.splitlines()[1] == ' "short": [1, {"a": null}],' and max(map(len, text.splitlines())) <= record.WIDTH
