@@ -326,6 +326,29 @@ def test_a_gap_that_ends_the_text_is_drawn_as_by_a_model_without_lengths(lm):
         assert max(share) < 0.13 and with_head[3] > 0, (options, with_head, without)
 
 
+def with_their_ends(lm, template, choices):
+    """Return p(fill, end) of all fills with one or two of these tokens in a gap that ends the text, normalised.
+
+    A fill of two tokens is as long as the gap may be, and needs no token that ends the text.
+    """
+    known = list(encode_gaps(parse(template), lm.tokenizer).tokens)
+    drawn = [((token,), (token, end)) for token in choices for end in (BOS, lm.tokenizer.eos_token_id)]
+    drawn += [(pair, pair) for pair in product(choices, repeat=2)]
+    queries = [Query([*known, *ids], [True] * len(known) + [False] * 2) for _, ids in drawn]
+    found = Counter()
+    for (fill, _), score in zip(drawn, lm.log_prob(queries), strict=True):
+        found[fill] += math.exp(score.log_prob)
+    return {fill: p / found.total() for fill, p in found.items()}
+
+
+def test_draws_of_a_gap_that_ends_the_text_have_the_probability_of_the_fill_and_its_end(lm):
+    template, count = "x.y.{{_1-2:[ab]*}}", 200
+    expected = with_their_ends(lm, template, lm.tokenizer.convert_tokens_to_ids(["a", "b", "ab"]))
+    shares = frequencies(lm.sample(template, count, seed=3))
+    assert set(shares) <= set(expected)
+    assert sum(abs(shares.get(fill, 0) - p) for fill, p in expected.items()) / 2 < 0.17  # 0.5 without the end
+
+
 def test_other_temperatures_draw_lengths_and_tokens_one_after_the_other(lm):
     template, count = "x.{{_0-2}}.y", 1500
     for temperature in (0.5, 2.0):
