@@ -150,6 +150,18 @@ def test_a_step_agrees_with_the_network_for_every_state_of_its_adapters():
     assert len(steps.steps) == 2 and steps.current() is steps.current()
 
 
+def test_a_step_agrees_with_the_network_after_an_adapter_is_rescaled():
+    adapted = with_lora(llama())
+    model = adapted.get_base_model()
+    steps = CpuSteps(model)
+    before, _ = passes(model, steps.current())
+    for layer in linear_layers(model):
+        layer.set_scale("default", 0.1)
+    after, dense = passes(model, steps.current())
+    assert (after - dense).abs().max() < 2 * NATS
+    assert (after - before).abs().max() > 5 * NATS  # the scale matters
+
+
 def test_a_step_writes_the_keys_and_values_of_the_network():
     model = llama()
     step = CpuSteps(model).current()
