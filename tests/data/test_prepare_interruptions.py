@@ -13,10 +13,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from disk import identity, watched_disk
 from runs import Piped
 from texts import GOOD, MANY, NUMBERS, TEXTS, by_documents, compress, everything, jsonl, parquet, tokens
 
-from acgpt.common.files import write_json
+from acgpt.common.files import write_atomically, write_json
 from acgpt.data import prepare as corpus_prepare
 from acgpt.data.corpus import Corpus
 from acgpt.data.prepare import prepare
@@ -79,6 +80,20 @@ def test_a_record_is_replaced_as_a_whole(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
 
 
+@pytest.mark.parametrize("content", ["text", b"text", [b"te", b"xt"]])
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch, content):
+    disk, path = watched_disk(monkeypatch), tmp_path / "folder" / "file"
+    write_atomically(path, content)
+    assert path.read_text() == "text" and disk.renamed == [(path, [])]
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_record_and_its_name_are_on_the_disk(tmp_path, monkeypatch, locked):
+    disk = watched_disk(monkeypatch)
+    write_json(tmp_path / "record.json", {"number": 1}, locked=locked)
+    assert disk.renamed == [(tmp_path / "record.json", [])] and disk.lost(tmp_path) == []
+
+
 @pytest.fixture
 def interrupted(tmp_path, small, monkeypatch, named):
     """A preparation with every feature, its expected files, and a function that runs it in another folder."""
@@ -94,6 +109,27 @@ def interrupted(tmp_path, small, monkeypatch, named):
 
     run("whole")
     return run, everything(tmp_path / "whole")
+
+
+def test_what_a_journal_or_a_manifest_names_is_on_the_disk(interrupted, tmp_path, monkeypatch):
+    run, whole = interrupted
+    folder, disk, journals = tmp_path / "again", watched_disk(monkeypatch), []
+
+    def check(path):
+        if path == folder / "journal.json":
+            splits = json.loads((folder / "journal.json.tmp").read_text())["splits"]
+            for split, state in splits.items():
+                part = folder / f"{split}-{len(state['shards']):05}.bin.part"
+                if state["partial"]:
+                    assert disk.lost(part) == [] and part.stat().st_size == 2 * state["partial"]
+            journals.append(splits)
+
+    disk.before_rename = check
+    run("again")
+    assert everything(folder) == whole and sum(bool(splits) for splits in journals) > 2
+    names = {name.partition("/")[0] for name in whole}
+    assert {path.name for path, _ in disk.renamed} == {*names, "journal.json"}
+    assert [lost for _, lost in disk.renamed if lost] == [] and names <= {*disk.synced[identity(folder)]}
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

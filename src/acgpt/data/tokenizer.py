@@ -141,8 +141,8 @@ def save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         tokenizer.save_pretrained(temporary)
     except Exception as error:  # tokenizers raises plain exceptions
         raise OutputError(f"cannot write {temporary}: {error}. Free some space, or choose another folder.") from error
-    for file in temporary.iterdir():
-        sync(file)
+    for path in (*temporary.iterdir(), temporary):
+        sync(path)
     temporary.rename(folder / TOKENIZER)
     sync(folder)
 
