@@ -14,6 +14,7 @@ from itertools import groupby, pairwise
 import numpy as np
 import pytest
 import torch
+from disk import watched_disk
 from generators import LENGTH, lines_of, model_of, set_of, stop
 from models import tiny_tokenizer
 from runs import Command, kill_self, replace, write_corpus
@@ -427,6 +428,15 @@ def test_a_part_is_locked_until_all_is_written(tmp_path, monkeypatch):
     record = Generator(model_of("gpt"), set_of(texts=1)).write("unconditional", tmp_path)
     assert (tmp_path / "unconditional.json").read_text() == json.dumps(record, indent=2) + "\n"
     assert seen == ["unconditional.jsonl", "unconditional.json"]
+
+
+def test_each_group_of_a_part_is_on_the_disk_once_it_was_added(tmp_path, monkeypatch):
+    disk, path, size = watched_disk(monkeypatch), tmp_path / "part", 0
+    with open_part(path, {"method": "gpt"}) as part:
+        for item in range(3):
+            part.add(Group((item,), range(1)), [as_line({"item": item, "sample": 0})], dict.fromkeys(COSTS, 1))
+            assert size < part.end == path.stat().st_size and disk.lost(path) == []
+            size = part.end
 
 
 def test_a_part_of_any_size_is_read_and_written_with_little_memory(tmp_path):

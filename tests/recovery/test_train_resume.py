@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from disk import watched_disk
 from matplotlib.figure import Figure
 from runs import SMALL, Command, ended, kill_self, loss_of, read_rows, replace, until, write_corpus
 from safetensors.torch import load_file
@@ -24,7 +25,7 @@ from safetensors.torch import load_file
 from acgpt.errors import InputError
 from acgpt.models.language_model import LanguageModel
 from acgpt.training.recipe import make
-from acgpt.training.run_folder import OutputError
+from acgpt.training.run_folder import OutputError, commit
 from acgpt.training.train import train
 
 KEYS = SMALL | {
@@ -81,6 +82,30 @@ def check_whole(run):
         assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == int(checkpoint.name[11:])
         assert (checkpoint / "rng_state.pth").is_file()
     assert not (run / "results.json").exists()
+
+
+# ---- on the disk ----------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_on_the_disk_with_all_in_it_before_it_gets_its_name(tmp_path, monkeypatch):
+    partial, final = tmp_path / "partial", tmp_path / "runs" / "final"
+    for folder, text in ((partial, "new"), (final, "old")):
+        (folder / "deep" / "deeper").mkdir(parents=True)
+        (folder / "file").write_text(text)
+        (folder / "deep" / "deeper" / "file").write_text(text)
+    disk = watched_disk(monkeypatch)
+    commit(partial, final)
+    assert disk.renamed[-1] == (final, []) and disk.lost(final.parent) == []
+    assert [path.read_text() for path in sorted(final.rglob("file"))] == ["new", "new"]
+
+
+def test_checkpoints_and_the_model_of_a_run_are_on_the_disk_before_they_get_their_names(corpus, tmp_path, monkeypatch):
+    disk, run = watched_disk(monkeypatch), tmp_path / "run"
+    keys = {"corpus": str(corpus), "output": str(run), "steps": 2, "warmup": 0, "save_every": 1}
+    train(make(SMALL | keys, "small"), quiet=True)
+    lost = {path.relative_to(run): files for path, files in disk.renamed if path.is_relative_to(run)}
+    names = ["checkpoints/checkpoint-1", "checkpoints/checkpoint-2", "model", "results.json", "config.json"]
+    assert [lost[Path(name)] for name in names] == [[]] * len(names)
 
 
 # ---- moments: each puts something in the way of the process in which it is called -----------------------------------
