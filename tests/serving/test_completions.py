@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+
 import pytest
 from servers import local_client, service_of, tiny_lm
 
+from acgpt.engine.decode import Sampling
 from acgpt.serving.app import create_app
-from acgpt.serving.completions import CANDIDATES
+from acgpt.serving.completions import CANDIDATES, Completer, Completions, Options
 
 PREFIX, SUFFIX = "The cat sat on", " and the dog sat."
 ORDINARY = [
@@ -53,3 +57,37 @@ def test_the_texts_of_long_gaps_are_those_of_streams(long_lm):
         *_, last = long_lm.stream(PREFIX + "{{_}}" + SUFFIX, max_tokens=CANDIDATES + 1, temperature=0.9, seed=seed)
         expected.append(last.fill.fills[0])
     assert texts == expected
+
+
+# ---- streams of gaps ------------------------------------------------------------------------------------------------
+
+
+def check_stream(lm, prompts, options):
+    """Check that the parts of a stream are those of its texts, and return the texts."""
+    reported = []
+    lm.searches.executor.run([Completer(lm).stream(prompts, options, reported.append)])
+    *deltas, last = reported
+    assert isinstance(last, Completions) and all(delta.text for delta in deltas)
+    texts = [text.text for text in last.texts]
+    assert ["".join(delta.text for delta in deltas if delta.index == i) for i in range(len(texts))] == texts
+    return texts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("gap", [{"suffix": SUFFIX}, {"heal": True}], ids=["before a suffix", "at the end"])
+def test_the_parts_of_a_stream_of_gaps_are_those_of_its_texts(served_lm, temperature, gap):
+    options = Options(**gap, max_tokens=4, stop=(" the",), sampling=Sampling(temperature, seed=4))
+    texts = check_stream(served_lm, [PREFIX, "A dog"], options)
+    assert len(texts) == 2 and any(texts)
+
+
+def test_the_parts_of_a_stream_that_the_time_limit_ends_are_those_of_its_text(served_lm, monkeypatch):
+    """The clock moves a second a look, so that the time is over at each of the looks in turn."""
+    options = {"heal": True, "max_tokens": 4, "stop": ("never seen, and long",), "sampling": Sampling(1.0, seed=4)}
+    (whole,) = check_stream(served_lm, [PREFIX], Options(**options))
+    texts = set()
+    for seconds in range(1, 12):
+        clock = itertools.count()
+        monkeypatch.setattr(time, "monotonic", lambda clock=clock: float(next(clock)))
+        texts.update(check_stream(served_lm, [PREFIX], Options(seconds=seconds, **options)))
+    assert len(texts) > 2 and whole in texts and all(map(whole.startswith, texts))
