@@ -6,9 +6,11 @@ import itertools
 import time
 
 import pytest
-from servers import local_client, service_of, tiny_lm
+import torch
+from servers import MASK, local_client, service_of, tiny_lm
 
 from acgpt.engine.decode import Sampling
+from acgpt.query.text import encode_text
 from acgpt.serving.app import create_app
 from acgpt.serving.completions import CANDIDATES, Completer, Completions, Options
 
@@ -47,6 +49,19 @@ def test_more_tokens_than_the_limit_are_refused_with_the_field_that_asks_for_the
             assert error["code"] == "limit_exceeded" and error["param"] == "prompt"
 
 
+@pytest.mark.parametrize("suffix", ["", SUFFIX])
+def test_each_of_the_texts_to_choose_from_counts_as_its_most_tokens(served_lm, suffix):
+    given = len(encode_text(PREFIX + suffix, served_lm.tokenizer))
+    body = {"prompt": PREFIX, "suffix": suffix, "n": 2, "max_tokens": 5, "temperature": 0}
+    with service_of(served_lm, max_tokens_per_request=given + 3 * 5) as service:
+        http = local_client(create_app(service))
+        assert http.post("/v1/completions", json={**body, "best_of": 3}).status_code == 200
+        error = http.post("/v1/completions", json={**body, "best_of": 4}).json()["error"]
+        assert (error["code"], error["param"]) == ("limit_exceeded", "max_tokens")
+        error = http.post("/v1/completions", json={**body, "best_of": 3, "prompt": f"{PREFIX} on"}).json()["error"]
+        assert error["code"] == "limit_exceeded"
+
+
 def test_the_texts_of_long_gaps_are_those_of_streams(long_lm):
     body = {"prompt": PREFIX, "suffix": SUFFIX, "max_tokens": CANDIDATES + 1, "temperature": 0.9, "n": 2, "seed": 3}
     with service_of(long_lm) as service:
@@ -57,6 +72,22 @@ def test_the_texts_of_long_gaps_are_those_of_streams(long_lm):
         *_, last = long_lm.stream(PREFIX + "{{_}}" + SUFFIX, max_tokens=CANDIDATES + 1, temperature=0.9, seed=seed)
         expected.append(last.fill.fills[0])
     assert texts == expected
+
+
+def test_mask_is_not_drawn_however_likely_it_is():
+    lm = tiny_lm()
+    (search,) = Completer(lm).complete([PREFIX], Options(max_tokens=3, sampling=Sampling(0.0)))
+
+    def drawn():
+        ((completion,),) = (completions.texts for completions in lm.searches.executor.run([search()]))
+        return completion.ids
+
+    expected = drawn()
+    head = lm.model.get_output_embeddings().weight.data
+    head[MASK] = 2 * head[expected[0]]
+    with torch.no_grad():
+        logits = lm.model(torch.tensor([[lm.bos, *encode_text(PREFIX, lm.tokenizer)]])).logits[0, -1]
+    assert logits.argmax() == MASK and drawn() == expected
 
 
 # ---- streams of gaps ------------------------------------------------------------------------------------------------
