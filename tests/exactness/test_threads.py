@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
 import random
+import signal
 import sys
 import threading
 import weakref
@@ -23,7 +25,7 @@ import acgpt
 from acgpt import LanguageModel, Metadata
 from acgpt.engine.attention import evaluating
 from acgpt.engine.decode import Sampling
-from acgpt.engine.locks import turn
+from acgpt.engine.locks import process_lock, turn
 from acgpt.methods import method_of
 
 THREADS = 4
@@ -238,3 +240,31 @@ def test_a_lock_goes_with_its_model():
     del network
     gc.collect()
     assert kept() is None
+
+
+# ---- forks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_takes_the_locks_that_other_threads_held():
+    network, held, ended = toy("gpt"), threading.Event(), threading.Event()
+
+    def hold():
+        with process_lock(), turn(network):
+            held.set()
+            ended.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        holding = pool.submit(hold)
+        assert held.wait(30)
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(10)  # which a wait for a thread of the parent would last to
+            with process_lock(), turn(network):
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+        ended.set()
+        holding.result(30)
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -53,6 +53,23 @@ def test_the_most_probable_tokens_are_those_of_the_whole_distribution(future):
                 assert top.log_prob == top.log_probs[top.ids.index(target)]
 
 
+@pytest.mark.parametrize("ask", ["log_probs", "top_log_probs"])
+def test_no_pass_over_several_texts_has_more_tokens_than_the_budget(ask):
+    _, ours = twins()
+    queries, budget, sizes = [random_query(seed, 3 + seed) for seed in range(12)], 60, []
+    more = {"k": 2} if ask == "top_log_probs" else {}
+    embedding = ours.get_input_embeddings()
+    hook = embedding.register_forward_hook(lambda module, ids, states: sizes.append(states[..., 0].numel()))
+    try:
+        with torch.inference_mode():
+            for most in (budget, 10**6):
+                getattr(Engine(ours, bos=0, mask=1, backend="dense", budget=most), ask)(queries, future=True, **more)
+    finally:
+        hook.remove()
+    *limited, whole = sizes
+    assert 2 < len(limited) < len(queries) and max(limited) <= budget < whole
+
+
 @pytest.mark.parametrize("future", [True, False])
 def test_a_text_without_bos_is_drawn_from_its_own_start(future):
     reference, ours = twins()

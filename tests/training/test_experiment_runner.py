@@ -28,7 +28,7 @@ from acgpt.experiments import experiment
 from acgpt.experiments import runner as experiment_runner
 from acgpt.experiments.command_server import SUPPORTED, CommandServer
 from acgpt.experiments.experiment import BUILT_IN, Experiment
-from acgpt.experiments.runner import Runner, held, run_experiment, state_of
+from acgpt.experiments.runner import Runner, held, is_locked, run_experiment, state_of
 from acgpt.report import write
 
 # ---- running, with a stand-in for acgpt -----------------------------------------------------------------------------
@@ -230,6 +230,24 @@ def test_a_signal_stops_the_cell_and_leaves_the_others_and_all_goes_on(tmp_path,
     assert {state.state for state in Runner(found.cells).run().values()} == {"done"}
 
 
+def test_a_training_that_is_stopped_from_outside_stops_the_experiment(tmp_path, told):
+    cells = three(tmp_path).cells
+    runner = Runner(cells)
+    (told / "seed0.waits").touch()
+
+    def stop() -> None:
+        until(lambda: (told / "seed0.began").exists() and runner.child is not None)
+        os.kill(runner.child.pid, signal.SIGTERM)  # the training, not the runner
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    states = runner.run()
+    stopping.join()
+    assert [state.state for state in states.values()] == ["stopped", "waiting", "waiting"]
+    assert states["seed0"].error is None and states["seed0"].evaluated == 0
+    assert cells[0].log.read_text().count("$") == 1 and not cells[1].log.exists()
+
+
 def test_when_time_is_up_nothing_more_is_begun(tmp_path, told):
     runner = Runner(three(tmp_path).cells, minutes=1)
     (told / "seed1.waits").touch()
@@ -327,6 +345,27 @@ def test_a_cell_stays_locked_while_its_command_outlives_the_runner(tmp_path, tol
         child.communicate(b"\n")
     with held(cell) as again:
         assert again is not None
+
+
+@pytest.mark.parametrize("served", [pytest.param(True, marks=pytest.mark.skipif(not SUPPORTED, reason="Linux")), False])
+def test_a_cell_stays_locked_while_its_command_outlives_a_runner_that_was_killed(tmp_path, told, monkeypatch, served):
+    monkeypatch.setattr(experiment_runner, "SUPPORTED", served)
+    cell = three(tmp_path).cells[0]
+    (told / "seed0.waits").touch()
+    runner = os.fork()
+    if not runner:
+        with contextlib.suppress(BaseException):
+            Runner([cell]).run()
+        os._exit(0)
+    try:
+        until(lambda: (told / "seed0.began").exists())
+    finally:
+        os.kill(runner, signal.SIGKILL)
+        os.waitpid(runner, 0)
+    assert is_locked(cell) and Runner([cell]).run()["seed0"].state == "elsewhere"
+    (told / "seed0.waits").unlink()
+    until(lambda: not is_locked(cell))
+    assert state_of(cell).step == 10  # the command went on to its end
 
 
 def test_torchrun_trains_a_cell_and_does_not_evaluate_it(tmp_path, told, monkeypatch):
