@@ -11,13 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from length_adapters import write_adapters
 from shelves import CAUSAL, GAP, SCATTERED, Shelf, questions, tokenizer
 from tolerance import exactly, same_scores
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import acgpt
-from acgpt import InputError, LanguageModel, Metadata, ModelError, Query
+from acgpt import InputError, LanguageModel, Metadata, ModelError, Query, QueryError
 from acgpt.cli.main import app
 from acgpt.cli.ui import named_adapters
 from acgpt.engine import decode
@@ -59,6 +60,32 @@ def test_one_adapter_answers_everything_unless_it_is_to_be_routed_to(shelf):
     assert [(score.adapter, score.future) for score in found] == [(None, False), ("default", True), ("default", True)]
     assert found[0].log_prob == exactly(alone.log_prob(CAUSAL, adapter=False, future=False).log_prob)
     assert [score.log_prob for score in found[1:]] == [exactly(alone.log_prob(q).log_prob) for q in (GAP, SCATTERED)]
+
+
+@pytest.mark.parametrize(("name", "folder"), [("mine", "fill"), ("other", "any"), (False, None)])
+def test_every_kind_of_fill_is_answered_by_the_adapter_that_is_named(shelf, both, name, folder):
+    template = "The cat {{_2-3}} the mat."
+    alone = shelf.load(shelf.folder / folder if folder else None)
+    answers = []
+    for lm, adapter in ((both, name), (alone, None)):
+        options = {"adapter": adapter, "future": True, "seed": 3}
+        *_, last = lm.stream(template, **options)
+        answers.append([last.fill, *lm.fill(template, 2, **options), *lm.sample(template, 2, **options)])
+    for mine, expected in zip(*answers, strict=True):
+        assert (mine.text, mine.adapter) == (expected.text, name or None)
+        assert (mine.log_prob, mine.score) == (exactly(expected.log_prob), exactly(expected.score))
+
+
+def test_lengths_are_predicted_by_the_adapter_that_is_named(tmp_path):
+    folders = write_adapters(tmp_path)
+    lm = acgpt.load(folders.base, adapter={"plain": folders.plain, "lengths": folders.lengths}, router=False)
+    template = "The {{_1-3}} sat."
+    expected = acgpt.load(folders.base, adapter=folders.lengths).lengths(template)
+    assert lm.lengths(template, adapter="lengths").log_probs == pytest.approx(expected.log_probs, abs=1e-4)
+    assert lm.fill(template, 1, adapter="lengths")[0].length_log_prob is not None
+    for adapter in ("plain", None):
+        with pytest.raises(QueryError, match="does not predict lengths"):
+            lm.lengths(template, adapter=adapter)
 
 
 @pytest.fixture

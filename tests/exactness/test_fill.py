@@ -475,6 +475,29 @@ def test_a_stream_does_not_show_what_a_stop_string_cuts_off(lm):
     assert "".join(piece.text for piece in pieces) == last.fill.fills[0] == free.fill.fills[0].partition(stop)[0]
 
 
+# ---- options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 0.0}], ids=str)
+def test_one_possible_token_makes_all_fills_of_a_length_the_same_one(lm, option):
+    template, options = "a x{{_3-3}}y b", {"temperature": 1.0, "seed": 4, **option}
+    (greedy,) = lm.fill(template, 1)
+    *_, last = lm.stream(template, **options)
+    fills = lm.fill(template, 3, best_of=3, distinct=False, **options)
+    assert {fill.text for fill in (last.fill, *fills, *lm.sample(template, 3, **options))} == {greedy.text}
+    assert len(fills) == 3 and len(lm.fill(template, 3, best_of=3, **options)) == 1
+
+
+@pytest.mark.parametrize("future", [True, False])
+def test_every_kind_of_fill_reads_the_future_if_it_is_asked_to(lm, future):
+    template, options = "a x{{_2-3}}y b", {"future": future, "seed": 1}
+    *_, last = lm.stream(template, **options)
+    fills = [last.fill, *lm.fill(template, 2, **options), *lm.sample(template, 2, **options)]
+    assert {fill.future for fill in fills} == {future}
+    for fill in fills:
+        assert fill.log_prob == exactly(lm.log_prob(fill.query, future=future).log_prob)
+
+
 # ---- what cannot be asked, and what is odd --------------------------------------------------------------------------
 
 

@@ -80,6 +80,20 @@ def test_the_answer_is_that_of_the_definition_alone_or_in_a_batch(seed):
             np.testing.assert_allclose(engine.length_log_probs([built], head)[0], expected, atol=1e-9)
 
 
+def test_no_pass_over_several_questions_has_more_tokens_than_the_budget():
+    model, head, budget, sizes = network(), random_head(), 60, []
+    acgpt.engine.attention.check_model(model)
+    questions = [length_question(*random_question(seed), distance=5, positions=POSITIONS) for seed in range(12)]
+    model.get_input_embeddings().register_forward_hook(lambda module, ids, states: sizes.append(states[..., 0].numel()))
+    with torch.no_grad():
+        answers = [
+            Engine(model, bos=BOS, budget=most, mask=MASK).length_log_probs(questions, head) for most in (budget, 10**6)
+        ]
+    *limited, whole = sizes
+    assert 2 < len(limited) < len(questions) and max(limited) <= budget < whole
+    np.testing.assert_allclose(*answers, atol=1e-9)
+
+
 def test_no_input_depends_on_the_length_that_is_asked():
     tokens, roles = np.arange(10, 20), np.full(10, GIVEN, dtype=np.int8)
     short, long = (
