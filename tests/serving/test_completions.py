@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 
 import pytest
 import torch
 from servers import MASK, local_client, service_of, tiny_lm
+from tolerance import exactly
 
 from acgpt.engine.decode import Sampling
 from acgpt.query.text import encode_text
@@ -72,6 +74,30 @@ def test_the_texts_of_long_gaps_are_those_of_streams(long_lm):
         *_, last = long_lm.stream(PREFIX + "{{_}}" + SUFFIX, max_tokens=CANDIDATES + 1, temperature=0.9, seed=seed)
         expected.append(last.fill.fills[0])
     assert texts == expected
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("max_tokens", "temperature"), [(4, 0.0), (4, 1.0), (CANDIDATES + 1, 1.0)])
+def test_a_gap_is_filled_with_all_options_of_its_request(both, stream, max_tokens, temperature):
+    """As the library fills it: by a search, from candidates, or after its length."""
+    sampling = {"temperature": temperature, "top_p": 0.9, "top_k": 3, "seed": 5}
+    common = {"max_tokens": max_tokens, "stop": ("at",), "adapter": "other"}
+    template, executor, completer = f"{PREFIX}{{{{_}}}}{SUFFIX}", both.searches.executor, Completer(both)
+    if stream or max_tokens > CANDIDATES:
+        *_, last = both.stream(template, **common, **sampling)
+        expected = last.fill
+    else:
+        (expected,) = (both.sample if temperature else both.fill)(template, 1, **common, **sampling)
+    options = Options(suffix=SUFFIX, sampling=Sampling(**sampling), top=1, **common)
+    if stream:
+        searches = [completer.stream([PREFIX], options, lambda item: None)]
+    else:
+        searches = [make() for make in completer.complete([PREFIX], options)]
+    (found,) = executor.run(searches)
+    (text,) = found.texts
+    assert (text.text, text.ids) == (expected.fills[0], tuple(token.id for token in expected.tokens))
+    assert math.fsum(text.log_probs.log_probs) == exactly(expected.log_prob)
 
 
 def test_mask_is_not_drawn_however_likely_it_is():
