@@ -100,6 +100,15 @@ def test_a_stop_string_ends_a_fill(cli):
     assert objects(cli(*words, "--stop", stop))[0]["samples"][0]["fills"] == [full.partition(stop)[0]]
 
 
+@pytest.mark.parametrize("option", ["--top-k=1", "--top-p=0.000001", "--temperature=0"])
+@pytest.mark.filterwarnings("ignore")
+def test_one_possible_token_makes_all_samples_the_same_one(cli, option):
+    (answer,) = objects(cli("The {{_4}} of France.", "--json", "-n", "5", "--seed", "1", option))
+    assert len({sample["text"] for sample in answer["samples"]}) == 1
+    (answer,) = objects(cli("The {{_4}} of France.", "--json", "-n", "5", "--seed", "1"))
+    assert len({sample["text"] for sample in answer["samples"]}) == 5
+
+
 def test_a_template_that_is_one_gap_is_a_text_of_the_model(cli):
     (answer,) = objects(cli("{{_}}", "--json", "--max-tokens", "5"))
     (sample,) = answer["samples"]

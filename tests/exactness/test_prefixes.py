@@ -87,6 +87,15 @@ def test_copies_are_shared_as_a_whole_or_not_at_all():
     assert shared_by(more, unknown, future=True) >= LENGTH - 2 + 20
 
 
+def test_copies_at_other_positions_are_not_shared():
+    """The same given tokens around a longer blank."""
+    shorter = query(20)
+    longer = Query(
+        (*shorter.tokens[:20], None, *shorter.tokens[20:]), (*shorter.given[:20], False, *shorter.given[20:])
+    )
+    assert shared_by(shorter, longer, future=True) == shared_by(longer, shorter, future=True) == 0
+
+
 def test_queries_with_and_without_copies_share_nothing():
     engine = engine_of("llama")
     drawn(engine, [query(20)], future=True)

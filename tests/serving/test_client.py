@@ -143,6 +143,27 @@ def test_a_list_is_asked_in_as_many_requests_as_the_server_takes(lengths_lm, lim
         assert len(scores) == len(asyncio.run(ask())) == 20
 
 
+def test_a_list_has_one_seed_however_many_requests_it_takes(client, server):
+    many = ["The {{_1}} sat."] * 20
+
+    async def ask():
+        async with acgpt.AsyncClient(server.url, api_key="key") as lm:
+            return await lm.sample(many)
+
+    for samples in (client.sample(many), asyncio.run(ask())):
+        assert len(samples) == 20 and len({sample.seed for some in samples for sample in some}) == 1
+
+
+@pytest.mark.usefixtures("offline")
+def test_an_adapter_or_none_of_them_answers_as_in_the_library(both):
+    with service_of(both) as service, running(service) as server:
+        for adapter in ("other", False):
+            ours, theirs = (
+                each.log_prob(SCORE, adapter=adapter, future=True) for each in (acgpt.Client(server.url), both)
+            )
+            assert same_scores(ours, theirs) and ours.adapter == (adapter or None)
+
+
 def test_a_function_that_is_told_of_progress_is_not_sent(server):
     async def ask():
         async with acgpt.AsyncClient(server.url, api_key="key") as lm:

@@ -82,14 +82,20 @@ def test_the_texts_of_long_gaps_are_those_of_streams(long_lm):
 def test_a_gap_is_filled_with_all_options_of_its_request(both, stream, max_tokens, temperature):
     """As the library fills it: by a search, from candidates, or after its length."""
     sampling = {"temperature": temperature, "top_p": 0.9, "top_k": 3, "seed": 5}
-    common = {"max_tokens": max_tokens, "stop": ("at",), "adapter": "other"}
-    template, executor, completer = f"{PREFIX}{{{{_}}}}{SUFFIX}", both.searches.executor, Completer(both)
-    if stream or max_tokens > CANDIDATES:
-        *_, last = both.stream(template, **common, **sampling)
-        expected = last.fill
-    else:
-        (expected,) = (both.sample if temperature else both.fill)(template, 1, **common, **sampling)
-    options = Options(suffix=SUFFIX, sampling=Sampling(**sampling), top=1, **common)
+    common = {"max_tokens": max_tokens, "adapter": "other"}
+    template, executor, completer = f"{PREFIX}{{{{_3-{max_tokens}}}}}{SUFFIX}", both.searches.executor, Completer(both)
+
+    def filled(**more):
+        if stream or max_tokens > CANDIDATES:
+            *_, last = both.stream(template, **common, **sampling, **more)
+            return last.fill
+        (fill,) = (both.sample if temperature else both.fill)(template, 1, **common, **sampling, **more)
+        return fill
+
+    stop = (filled().fills[0][1:3],)
+    expected = filled(stop=stop)
+    assert stop[0] not in expected.fills[0]
+    options = Options(suffix=SUFFIX, sampling=Sampling(**sampling), top=1, stop=stop, min_tokens=3, **common)
     if stream:
         searches = [completer.stream([PREFIX], options, lambda item: None)]
     else:

@@ -201,6 +201,7 @@ def test_too_many_questions_samples_and_tokens_are_refused(small):
         ("sample", {"query": "The {{_20}}", "n": 4}, "query"),
         ("sample", {"query": GAP, "candidates": 4}, "query"),
         ("fill", {"template": GAP}, "template"),
+        ("fill", {"template": GAP, "n": 1, "best_of": 4, "max_tokens": 15}, "template"),
         ("fill", {"template": "The {{_1-60}}", "n": 1}, "template"),
         ("fill", {"template": GAP, "max_tokens": 80, "stream": True}, "template"),
         ("rank", {"template": "a|b " * 8 + "{{a|b|c|d|e|f|g}}"}, "template"),

@@ -9,12 +9,13 @@ import time
 import httpx
 import pytest
 from models import tiny_model, tiny_tokenizer
-from servers import serving
+from servers import local_client, service_of, serving
 
 from acgpt import LanguageModel, Metadata
 from acgpt.models.fill_by_search import FillBySearch
 from acgpt.query.text import encode_text
 from acgpt.serving import llama_cpp
+from acgpt.serving.app import create_app
 
 PREFIX, LINE, SUFFIX = "The cat sat.\n", "The dog", " on the mat.\nA bird.\n"
 TIMINGS = [
@@ -208,6 +209,14 @@ def test_a_context_that_is_too_long_is_cut_around_the_gap(lm, client):
     assert prefix.endswith(kept) and 60 < len(encode_text(kept, lm.tokenizer)) < 110
     short = ask(client, input_prefix=prefix, prompt="", input_suffix=" dog.")
     assert short["truncated"] is True and len(short["prompt"]) > len(kept)  # the suffix leaves its room
+
+
+def test_a_context_is_cut_so_that_all_texts_are_within_the_limit_of_a_request(lm):
+    body = {"input_prefix": "cat " * 200, "input_suffix": SUFFIX, "n_predict": 8, "n_cmpl": 4}
+    with service_of(lm, max_tokens_per_request=80) as service:
+        reply = local_client(create_app(service)).post("/infill", json=body)
+    assert reply.status_code == 200, reply.text
+    assert len(reply.json()) == 4 and reply.json()[0]["truncated"] is True
 
 
 def test_a_long_suffix_leaves_a_short_prefix_whole(client):

@@ -324,10 +324,11 @@ def test_an_experiment_is_run_by_one_function_with_the_options_of_the_command(tm
         yield lambda cell, state: shown.append(state.state)
 
     other = tmp_path / "other"
-    states = run_experiment(found, output=other, only=["seed1", "3"], no_scoring=True, watch=watch)
+    states = run_experiment(found, output=other, only=["seed1", "3"], no_scoring=True, minutes=60, watch=watch)
     assert {name: state.state for name, state in states.items()} == {"seed1": "done", "seed2": "done"}
     assert shown[0] == ["seed1", "seed2"] and shown[-1] == "done"
     assert (other / "seed1").is_dir() and not Path(found.output).exists()
+    assert [" --minutes " in log.read_text() for log in other.rglob("seed*.txt")] == [True, True]
     with pytest.raises(InputError, match="`changes` cannot be applied to an Experiment object"):
         run_experiment(found, ["steps=3"])
     with pytest.raises(InputError, match="processes must be a whole number, at least 1, not 0"):
