@@ -177,14 +177,3 @@ def test_an_error_about_the_seed_of_a_set_names_the_option_that_it_is(model, cor
     words = ["generate", model, "--dataset", made, "--set-seed", 1, "-o", tmp_path / "samples", "--device", "cpu"]
     done = CliRunner().invoke(app, list(map(str, words)))
     assert done.exit_code == 2 and "has seed 0, not 1: omit --set-seed, or" in " ".join(done.stderr.split())
-
-
-def test_the_old_keyword_sets_names_the_dataset_with_a_warning(model, corpus, tmp_path):
-    made = tmp_path / "set.safetensors"
-    with pytest.warns(FutureWarning, match="sets is deprecated: use dataset"):
-        acgpt.evaluate(model, corpus, sets=made, limit=2, device="cpu")
-    with pytest.warns(FutureWarning, match="sets is deprecated: use dataset"):
-        acgpt.generate(model, None, tmp_path / "samples", sets=made, prompt=4, modes=["infilling"], device="cpu")
-    done = CliRunner().invoke(app, ["evaluate", str(model), "--sets", str(made), "--device", "cpu", "--json"])
-    assert done.exit_code == 0 and done.stderr == "warning: --sets is deprecated: use --dataset.\n"
-    assert json.loads(done.stdout)["set"]["path"] == str(made)

@@ -15,7 +15,6 @@ from acgpt.data.corpus import Corpus
 from acgpt.data.prepare import prepare
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationDataset, dataset_of_corpus
-from acgpt.evaluation.setup import find_dataset
 from acgpt.methods import method_of
 from acgpt.query.conditioning import ASKED, GIVEN, Conditioning
 from acgpt.training.train import build_evaluation_sets
@@ -130,15 +129,8 @@ def test_documents_begin_after_eos_or_with_the_titles_of_wikitext(tmp_path, conv
     assert corpus.document_starts("test", tokens).tolist() == starts
     assert corpus.document_starts("test", starts[2]).tolist() == starts[:2]
     assert corpus.document_starts("test", starts[2] + 1).tolist() == starts
-    dataset, path = dataset_of_corpus(corpus, split="test", length=5)
+    dataset, _ = dataset_of_corpus(corpus, split="test", length=5)
     assert dataset.documents.tolist() == [start for start in starts if start < dataset.tokens.size]
-    # A file from before there were documents gets them from its corpus, with the same hash.
-    dataset_without = EvaluationDataset(dataset.tokens, dataset.sampled_roles, dataset.origin)
-    dataset_without.save(path)
-    again, _ = dataset_of_corpus(corpus, split="test", length=5)
-    assert again.documents.tolist() == dataset.documents.tolist() and again.hash == dataset.hash
-    named, _, _ = find_dataset(corpus, path, {}, None, None, None)
-    assert named.documents.tolist() == dataset.documents.tolist()
     during = build_evaluation_sets(
         corpus, method_of("ac-gpt"), Conditioning(), length=5, split="test", during=2, final=None
     )

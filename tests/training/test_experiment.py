@@ -111,13 +111,6 @@ def test_a_cell_is_evaluated_with_every_distribution():
     assert len(base.cells[1].evaluations) == 2
 
 
-def test_the_old_key_how_is_read_with_a_warning():
-    ways = {"sigma-gpt-random": ["orders=8"]}
-    with pytest.warns(FutureWarning, match=r"evaluate\.how is deprecated: use evaluate\.method_options"):
-        old = made(grid={"method": ["sigma-gpt-random"]}, evaluate={"how": ways})
-    assert old == made(grid={"method": ["sigma-gpt-random"]}, evaluate={"method_options": ways})
-
-
 def test_a_method_can_be_asked_in_further_ways():
     ways = {"sigma-gpt-random": ["order=random,seed=1", "orders=8"]}
     first, second = made(grid={"method": ["sigma-gpt-random", "gpt"]}, evaluate={"method_options": ways}).cells

@@ -371,13 +371,6 @@ def test_a_resumed_run_may_differ_in_what_changes_neither_weights_nor_results():
         assert differences(changed, made().as_dict()) == ([] if each.name in free else [each.name])
 
 
-def test_a_run_of_a_version_with_fewer_keys_can_be_resumed():
-    now = {"lora": {"rank": 8, "alpha": 16.0, "dropout": 0.0, "targets": None, "start": None}}
-    then = {"lora": {key: value for key, value in now["lora"].items() if key != "start"}}
-    assert differences(then, now) == []
-    assert differences(then, {"lora": now["lora"] | {"start": "runs/first/adapter"}}) == ["lora"]
-
-
 def explanations():
     """Return the documentation of each key in the dataclass."""
     assert Recipe.__doc__ is not None

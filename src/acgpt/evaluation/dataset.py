@@ -187,12 +187,6 @@ class EvaluationDataset:
         starts = None if self.documents is None else self.documents[self.documents < tokens.size]
         return EvaluationDataset(tokens, sampled_roles, self.origin, starts)
 
-    def with_documents(self, corpus: Corpus) -> EvaluationDataset:
-        """Return the dataset with the documents of its corpus, if it was made before datasets had them."""
-        if self.documents is not None or corpus.hash != self.origin.corpus_hash or self.origin.split is None:
-            return self
-        return replace(self, documents=corpus.document_starts(self.origin.split, self.tokens.size))
-
     @cached_property
     def document_numbers(self) -> np.ndarray | None:
         """(N, T) The number of each token's document, from 0; `None` if documents are not known."""
@@ -414,7 +408,7 @@ def find_or_build(
     if path.exists():
         saved = EvaluationDataset.load(path)
         if saved.origin == origin and saved.tokens.shape == (count, length):
-            return saved.with_documents(corpus), path, False
+            return saved, path, False
         if by_user:
             raise InputError(
                 f"{path} is an evaluation dataset of another corpus, or has other settings: choose another file."
@@ -445,11 +439,3 @@ def chunks(tokens: Tokens | np.ndarray, length: int, limit: int | None, split: s
         remedy = "use a smaller `length`" if len(tokens) else "prepare more text (acgpt prepare --validation)"
         raise InputError(f"{split} has {len(tokens)} tokens, but a text needs {length}: {remedy}, or another split.")
     return len(tokens) // length if limit is None else min(len(tokens) // length, limit)
-
-
-def __getattr__(name: str) -> Any:
-    """Return what an earlier version called by this name."""
-    if name == "EvaluationSet":
-        warnings.warn("EvaluationSet is deprecated: use EvaluationDataset.", FutureWarning, stacklevel=2)
-        return EvaluationDataset
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

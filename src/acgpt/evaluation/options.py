@@ -41,7 +41,6 @@ class AskingOptions(LoadingOptions):
     dataset: str | Path | None = option(
         "Evaluation dataset: a file to read, or to create. Default: CORPUS/evaluation/….safetensors.",
         metavar="PATH",
-        renamed_from="sets",
     )
     modes: Sequence[str] = option(
         "Modes to use. Default: all five.",
@@ -61,7 +60,6 @@ class AskingOptions(LoadingOptions):
         metavar="KEY=VALUE",
         flags=("--method-option",),
         form="pairs",
-        renamed_from="--how",
     )
     adapter: str | Path | Literal[False] | None = option(
         "PEFT adapter of the model: a folder or a hub id.",

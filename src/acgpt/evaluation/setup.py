@@ -168,7 +168,6 @@ def find_dataset(
                 raise InputError(
                     f"{sets} has {name} {actual[name]}, not {value}: omit `{option}`, or choose another file."
                 )
-        dataset = dataset if corpus is None else dataset.with_documents(corpus)
         return (dataset if limit is None else dataset.head(limit)), sets, False
     assert corpus is not None
     split, length = "test" if "test" in corpus.splits else "validation", min(LENGTH, lm.positions - 1)

@@ -33,7 +33,7 @@ from typing import Any, Literal, get_type_hints
 
 import yaml
 
-from acgpt.common.options import current_names, declared, documented, option
+from acgpt.common.options import declared, documented, option
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.evaluation.generator import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
@@ -80,7 +80,6 @@ class EvaluateSection:
         "Additional evaluations of a method with other options (`acgpt evaluate --method-option`), by the name of the "
         "method: {sigma-gpt-random: [order=random]}.",
         factory=dict,
-        renamed_from="how",
     )
 
     def __post_init__(self) -> None:
@@ -625,9 +624,8 @@ def make(content: Mapping[str, Any], source: str, changes: Sequence[str] = ()) -
                 if not isinstance(content[key], Mapping):
                     example = "{split: test}" if section is MauveSection else "{splits: [test]}"
                     raise InputError(f"{key} must be a mapping such as {example}, not {content[key]!r}.")
-                values = current_names(section, content[key], f"{key}.")
-                check_keys(values, tuple(field.name for field in fields(section)), key)
-                content[key] = section(**values)
+                check_keys(content[key], tuple(field.name for field in fields(section)), key)
+                content[key] = section(**content[key])
         return Experiment(**content)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error

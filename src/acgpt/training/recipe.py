@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from functools import cache, partial
 from pathlib import Path
@@ -571,16 +571,5 @@ FREE = frozenset({"corpus", "output", "micro_batch", "workers", "log_every", "sa
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the keys whose values differ, without those that change neither the model nor its evaluation (`FREE`).
-
-    A key that is missing, because an earlier version of acgpt did not have it, has its default; so do those of `lora`.
-    """
-    return [key.name for key in fields(Recipe) if key.name not in FREE and value_of(one, key) != value_of(other, key)]
-
-
-def value_of(recipe: Mapping[str, Any], key: Field[Any]) -> Any:
-    """Return the value of a key, or its default."""
-    value = recipe.get(key.name, key.default)
-    if key.name == "lora" and isinstance(value, Mapping):
-        return {field.name: value.get(field.name, field.default) for field in fields(Lora)}
-    return value
+    """Return the keys whose values differ, without those that change neither the model nor its evaluation (`FREE`)."""
+    return [key.name for key in fields(Recipe) if key.name not in FREE and one.get(key.name) != other.get(key.name)]
