@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from acgpt.data.rows import (
     BATCH,
@@ -49,34 +49,6 @@ ROWS = 256  # rows per batch, if their size is not known in advance
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
-
-
-class Part(Protocol):
-    """A file, or a split of a dataset, that is read from beginning to end."""
-
-    @property
-    def split(self) -> str:
-        """Split of the corpus that it goes to."""
-
-    @property
-    def name(self) -> str:
-        """Name for errors."""
-
-    @property
-    def size(self) -> int:
-        """Size in bytes: on disk, or an estimate; 0 if unknown."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return a description for the manifest that identifies its content."""
-
-    def batches(self, start: int, field: str, convention: str) -> Iterator[Batch]:
-        """Yield its batches.
-
-        Args:
-            start: Row to start at, which must be the first of a batch.
-            field: Name of the field or column that holds the text.
-            convention: "lines" or "documents".
-        """
 
 
 @dataclass(frozen=True)
@@ -107,7 +79,13 @@ class File:
         return {"split": self.split, "name": self.name, "format": self.format, "bytes": self.size, "sha256": digest}
 
     def batches(self, start: int, field: str, convention: str) -> Iterator[Batch]:
-        """Yield its batches from row `start` on."""
+        """Yield its batches.
+
+        Args:
+            start: Row to start at, which must be the first of a batch.
+            field: Name of the field or column that holds the text.
+            convention: "lines" or "documents".
+        """
         if self.format == "parquet":
             batches = self.parquet(start, field)
         else:
@@ -287,6 +265,9 @@ class HubSplit:
             raise
         except Exception as error:  # datasets, huggingface_hub, the network and pyarrow have no common error
             raise unreachable(self.title, hub, error) from error
+
+
+Part = File | HubSplit  # read from beginning to end
 
 
 def unreachable(title: str, hub: Hub, error: Exception) -> InputError:

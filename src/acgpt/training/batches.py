@@ -22,13 +22,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from acgpt.data.corpus import Tokens
 from acgpt.engine.attention import Segments
 from acgpt.engine.layout import ALIGN, Budget, Layout, Sequences, lay_out
 from acgpt.errors import InputError
@@ -42,18 +43,6 @@ FORESEEN = 2**24  # maximum number of texts whose sizes are computed before a ru
 SLACK = 1.01  # ratio of the budget to the largest of these batches, if the run has more texts
 SAMPLED = 2**11  # texts whose sets are drawn before a run, in about a second, if only bounds of their sizes are known
 DEVIATIONS = 5  # standard deviations of a batch's tokens that the budget then has room for
-
-
-class Texts(Protocol):
-    """Tokens cut into texts of one length; `corpus.Tokens` is one."""
-
-    def chunks(self, length: int) -> int:
-        """Return the number of whole texts."""
-        ...
-
-    def chunk(self, number: int, length: int) -> np.ndarray:
-        """Return (length,) the tokens of a text."""
-        ...
 
 
 @dataclass  # not frozen: torch.compile would then guard on every field
@@ -138,7 +127,7 @@ class Batches(Dataset[Batch]):
     """The batches of a training run by number: those of step 0, those of step 1, and so on.
 
     Args:
-        texts: The texts.
+        texts: The tokens of a split, cut into texts of one length.
         count: Number of batches of the run; they repeat the corpus as often as needed.
         size: Texts per batch.
         parts: Batches per step. Texts at the end of an epoch that do not fill a step are not used in that epoch.
@@ -158,7 +147,7 @@ class Batches(Dataset[Batch]):
 
     def __init__(
         self,
-        texts: Texts,
+        texts: Tokens,
         *,
         count: int,
         size: int,
