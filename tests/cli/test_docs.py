@@ -114,7 +114,7 @@ def test_a_call_with_an_option_that_does_not_exist_is_noticed():
         ["train", "a.yaml", "--resume"], ["methods"],
     ]  # fmt: skip
     assert mistakes(["train", "a.yaml", "--resumed"]) == ["--resumed"]
-    assert mistakes(["draw", "modes", "-o", "a.png"]) == [] and mistakes(["trian", "a.yaml"]) == ["trian"]
+    assert mistakes(["draw", "conditioning", "-o", "a.png"]) == [] and mistakes(["trian", "a.yaml"]) == ["trian"]
 
 
 def test_the_examples_in_docstrings_print_what_they_say():

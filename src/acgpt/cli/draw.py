@@ -1,4 +1,4 @@
-"""`acgpt draw`: figures of conditioning sets and modes, drawn by the code that is used in training."""
+"""`acgpt draw`: figures of conditioning sets, drawn by the code that is used in training."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import typer
 
 from acgpt.cli.ui import emit, option
 
-app = typer.Typer(no_args_is_help=True, help="Draw conditioning sets and evaluation modes.")
+app = typer.Typer(no_args_is_help=True, help="Draw conditioning sets.")
 
 PICTURE = "Write a picture: .png, .svg or .pdf."
-SeedOption = Annotated[int, option("--seed", "-s", metavar="N", min=0, max=2**32 - 1, help="Seed. Default: 0.")]
 
 
 @app.command()
@@ -30,7 +29,7 @@ def conditioning(
     ] = None,
     length: Annotated[int, option(metavar="T", min=1, max=256, help="Tokens per text. Default: 48.")] = 48,
     rows: Annotated[int, option(metavar="N", min=1, max=64, help="Sets per distribution. Default: 8.")] = 8,
-    seed: SeedOption = 0,
+    seed: Annotated[int, option("--seed", "-s", metavar="N", min=0, max=2**32 - 1, help="Seed. Default: 0.")] = 0,
     as_json: Annotated[bool, option("--json", help="Print the result as JSON, in one line (keys above).")] = False,
 ) -> None:
     r"""Draw samples of the distributions of conditioning sets used in training.
@@ -61,22 +60,3 @@ def conditioning(
         emit({"length": length, "seed": seed, "draws": DRAWS, "distributions": [item.as_dict() for item in panels]})
     elif output is None:
         print(terminal(panels))
-
-
-@app.command()
-def modes(
-    output: Annotated[Path, option("--output", "-o", metavar="PATH", help=PICTURE)],
-    text: Annotated[
-        str | None, option("--text", metavar="TEXT", help="Sentence of 3 to 14 words. Default: that of the paper.")
-    ] = None,
-    seed: SeedOption = 0,
-) -> None:
-    r"""Draw the five evaluation modes on a sentence.
-
-    acgpt draw modes -o modes.png
-    acgpt draw modes -o modes.svg --text 'Ask for anything, given all.' --seed 3
-    """
-    from acgpt.display.modes import TEXT, draw_modes
-
-    draw_modes(output, TEXT if text is None else text, seed=seed)
-    print(f"wrote {output}", file=sys.stderr)
