@@ -104,13 +104,13 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
 
 
 def test_the_log_says_which_texts_are_read_and_each_side_ends_once(
-    corpus: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, model: Path, tmp_path: Path, mauve: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("acgpt.cli.ui.PAUSE", 0.0)
     path = write_generations(tmp_path, corpus, "training")
-    output = acgpt(path, corpus, "--split", "validation", "--features", model, "--features-only").stderr
+    output = acgpt(path, corpus, "--split", "validation", "--features", model).stderr
     ends = [line for line in output.splitlines() if re.search(r": (\d+) of \1$", line)]
-    sides = ("generated", "reference", "original")
+    sides = ("reference", "generated", "original")
     assert [line.partition(": ")[0] for line in ends] == [f"training, features of the {side} texts" for side in sides]
 
 
@@ -407,9 +407,6 @@ def test_what_cannot_be_measured_is_found_before_any_model_runs(
         ("--asked-only --no-mauve", "--no-mauve cannot be used with --asked-only"),
         ("--no-mauve --seeds 5", "--seeds cannot be used with --no-mauve"),
         ("--no-mauve --features default", "--features cannot be used with --no-mauve"),
-        ("--no-mauve --features-only", "--features-only cannot be used with --no-mauve"),
-        ("--features-only --json --judge x", "--judge, --json cannot be used with --features-only"),
-        ("--features-only --resume --index i.json", "--resume, --index cannot be used with --features-only"),
         ("--field story", "--field cannot be used with a corpus"),
         ("FILE --limit 9", "--limit cannot be used with a file of texts"),
         ("FILE --split test --length 9", "--split, --length cannot be used with a file of texts"),
@@ -421,38 +418,6 @@ def test_options_that_can_do_nothing_are_refused(corpus: Path, tmp_path: Path, o
     words = options.split()
     against = tmp_path / "texts.txt" if words[0] == "FILE" else corpus
     assert named in acgpt(path, against, *(word for word in words if word != "FILE"), code=2).stderr
-
-
-def test_features_of_one_machine_serve_another(
-    corpus: Path, model: Path, tmp_path: Path, mauve: Any, monkeypatch: pytest.MonkeyPatch
-):
-    path = write_generations(tmp_path, corpus)
-    acgpt(path, corpus, "--features", model, "--features-only")
-    assert not list(tmp_path.glob("*.mauve.json"))
-    monkeypatch.setattr(Featurizer, "compute", None)
-    acgpt(path, corpus, "--features", model)
-    assert len(list(tmp_path.glob("*.mauve.json"))) == 1
-
-
-def test_a_result_says_in_what_precision_its_features_were_computed(
-    corpus: Path, model: Path, tmp_path: Path, mauve: Any, monkeypatch: pytest.MonkeyPatch
-):
-    one, other = (write_generations(tmp_path, corpus, mode) for mode in ("training", "infilling"))
-
-    def products(path: Path) -> str:
-        return str(json.loads(acgpt(path, corpus, "--features", model, "--json").stdout)["features"]["products"])
-
-    with monkeypatch.context() as gpu:
-        gpu.setattr("acgpt.evaluation.features.PRODUCTS", {"cpu": "tf32"})
-        described = Featurizer.load(str(model)).describe()
-        acgpt(one, corpus, "--features", model, "--features-only")
-    assert (
-        Featurizer.load(str(model)).describe() == {**described, "products": "fp32"} and described["products"] == "tf32"
-    )
-    assert products(one) == "tf32"
-    assert products(other) == "fp32, tf32"  # the reference is from there
-    both = acgpt(other, one, corpus, "--features", model, "--json").stdout.splitlines()
-    assert [json.loads(each)["features"]["products"] for each in both] == ["fp32, tf32", "tf32"]
 
 
 def test_without_the_package_the_rest_is_measured(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,7 +58,7 @@ def mauve(
              positions), original (the same for the original text, if known)
       notes, versions, hardware, seconds, date, command
     """
-    check_compatible(options, reference, unused=["as_json"] if as_json else [])
+    check_compatible(options, reference)
     bars = Bars()
     silence_libraries()
     from acgpt.evaluation.score_samples import score_samples
@@ -68,7 +67,6 @@ def mauve(
         generated,
         reference,
         progress=bars,
-        note=lambda text: print(text, file=sys.stderr),
         done=lambda path, result: emit(result) if as_json else print_result(result, path),
         **vars(options),
     )

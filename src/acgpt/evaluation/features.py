@@ -1,8 +1,8 @@
 """Features of texts for MAUVE: the last layer's hidden state at the last token of each text.
 
 Features are computed once and stored in the folder `$ACGPT_CACHE/features`, under a hash of the texts, the model's
-weights, its tokenizer and the number of tokens that are read. They are always computed in float32, on a GPU with TF32
-products, so that the features of one machine can be used on another.
+weights, its tokenizer, the number of tokens that are read and the precision of matrix products. They are always
+computed in float32, on a GPU with TF32 products.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -45,14 +45,11 @@ class Featurizer:
         name: Name of the model, as the user passed it.
         network: Any causal model of transformers, in float32.
         tokenizer: Its tokenizer.
-        products_used: Precisions of matrix products of all features returned so far; stored features may come from
-            another machine.
     """
 
     name: str
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    products_used: set[str] = field(default_factory=set)
 
     @staticmethod
     def source(name: str) -> str:
@@ -83,9 +80,9 @@ class Featurizer:
         content = [VERSION, weights_hash(self.network), tokenizer_hash(self.tokenizer)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
-    def length(self, most: int = LENGTH) -> int:
+    def length(self) -> int:
         """Return the maximum number of tokens that are read per text."""
-        return min(most, positions_of(self.network.config.get_text_config()))
+        return min(LENGTH, positions_of(self.network.config.get_text_config()))
 
     def count_truncated(self, texts: Sequence[str]) -> int:
         """Return the number of texts that are longer than what is read."""
@@ -94,49 +91,39 @@ class Featurizer:
 
     def describe(self) -> dict[str, Any]:
         """Return a description for results. The hash does not cover "products", the precision of matrix products."""
-        config, device = self.network.config.get_text_config(), self.network.device.type
+        config = self.network.config.get_text_config()
         model = {"model": self.name, "hash": self.hash, "dimensions": config.hidden_size, "length": self.length()}
-        return {**model, "products": PRODUCTS.get(device, PRODUCTS["cpu"])}
+        return {**model, "products": self.products}
+
+    @property
+    def products(self) -> str:
+        """Precision of matrix products on the device of the network."""
+        return PRODUCTS.get(self.network.device.type, PRODUCTS["cpu"])
 
     def features(
         self,
         texts: Sequence[str],
         progress: Callable[[int, int], object] = lambda done, all: None,
-        cache: Path | None = None,
-        longer: Sequence[str] = (),
     ) -> np.ndarray:
         """Return features, (texts, dimensions) float32, from stored files if possible.
 
         Args:
             texts: The texts; none is empty.
             progress: Called with the number of processed texts and the total.
-            cache: Folder of stored features. Default: `$ACGPT_CACHE/features`.
-            longer: A list that starts with these texts; if its features are stored, they are used.
         """
-        folder = cache_folder() / "features" if cache is None else cache
-        path = folder / self.file_name(texts)
+        key = json.dumps([self.hash, self.products, self.length(), list(texts)])
+        folder = cache_folder() / "features"
+        path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
         stored = read_features(path, len(texts))
-        if stored is None and longer and list(longer[: len(texts)]) == list(texts):
-            stored = read_features(folder / self.file_name(longer), len(longer))
         if stored is not None:
             progress(len(texts), len(texts))
-            vectors, products = stored
-            self.products_used.add(products)
-            return vectors[: len(texts)]
+            return stored
         computed = self.compute(texts, progress)
-        self.products_used.add(self.describe()["products"])
         try:
-            write_atomically(
-                path, save({"features": computed}, metadata={"acgpt_features": json.dumps(self.describe())})
-            )
+            write_atomically(path, save({"features": computed}))
         except OSError as error:
             warnings.warn(f"cannot store features in {folder}: {error.strerror or error}.", stacklevel=2)
         return computed
-
-    def file_name(self, texts: Sequence[str]) -> str:
-        """Return the name of the file of these texts' features."""
-        key = json.dumps([self.hash, self.length(), list(texts)])
-        return f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
 
     def compute(self, texts: Sequence[str], progress: Callable[[int, int], object]) -> np.ndarray:
         """Compute features. Long texts come first, so that a lack of memory shows at once."""
@@ -170,16 +157,15 @@ class Featurizer:
         return np.asarray(last.float().cpu().numpy())
 
 
-def read_features(path: Path, texts: int) -> tuple[np.ndarray, str] | None:
-    """Return stored features and the precision of their products; `None` if the file is missing or damaged."""
+def read_features(path: Path, texts: int) -> np.ndarray | None:
+    """Return stored features; `None` if the file is missing or damaged."""
     if not path.is_file():
         return None
     try:
         with safe_open(path, "numpy") as file:
-            features = file.get_tensor("features")
-            metadata = json.loads((file.metadata() or {}).get("acgpt_features", "{}"))
-    except (OSError, SafetensorError, KeyError, ValueError):
+            features: np.ndarray = file.get_tensor("features")
+    except (OSError, SafetensorError):
         return None
     if features.ndim != 2 or len(features) != texts or features.dtype != np.float32:
         return None
-    return features, str(metadata.get("products", "unknown"))
+    return features

@@ -162,7 +162,6 @@ class ScoringOptions(DeviceOptions):
         metavar="MODEL",
     )
     no_mauve: bool = option("Skip MAUVE, which needs mauve-text and a feature model.", False)
-    features_only: bool = option("Only compute and cache the features, to score on a machine with mauve-text.", False)
     output: str | Path | None = option(
         "Result: a .json file for one generation (.mauve.json for acgpt report to find it), a folder for several. "
         "Default: beside it.",
@@ -176,13 +175,12 @@ class ScoringOptions(DeviceOptions):
     )
 
 
-def check_compatible(options: ScoringOptions, reference: Path, unused: Sequence[str] = ()) -> None:
+def check_compatible(options: ScoringOptions, reference: Path) -> None:
     """Refuse options that have no effect with other options or with this kind of reference.
 
     Args:
         options: The options.
         reference: Corpus or file that the texts are compared with.
-        unused: Further arguments of the caller that concern results only.
 
     Raises:
         InputError: There are such options. The message names them.
@@ -191,9 +189,7 @@ def check_compatible(options: ScoringOptions, reference: Path, unused: Sequence[
     if options.asked_only:
         refuse(options, (*corpus_options, "count", "field", "no_mauve"), "with `asked_only`")
     if options.no_mauve:
-        refuse(options, ("features", "seeds", "features_only"), "with `no_mauve`")
-    if options.features_only:
-        refuse(options, ("seeds", "judge", *unused, "output", "resume", "index"), "with `features_only`")
+        refuse(options, ("features", "seeds"), "with `no_mauve`")
     if reference.is_dir():
         refuse(options, ("field",), "with a corpus")
     elif reference.is_file():
@@ -201,11 +197,11 @@ def check_compatible(options: ScoringOptions, reference: Path, unused: Sequence[
 
 
 def refuse(options: Options, names: Sequence[str], where: str) -> None:
-    """Refuse named options that were given. A name that is not a field counts as given.
+    """Refuse named options that were given.
 
     Raises:
         InputError: An option was given.
     """
-    values = {name: getattr(options, name, True) for name in names}
+    values = {name: getattr(options, name) for name in names}
     if given := [f"`{name}`" for name, value in values.items() if value is not None and value is not False]:
         raise InputError(f"{', '.join(given)} cannot be used {where}: leave one of them out.")

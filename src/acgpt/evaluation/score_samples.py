@@ -43,7 +43,7 @@ from acgpt.evaluation.reference import (
 from acgpt.evaluation.text_metrics import check_judge, companions, first_samples, judge_samples, own_perplexity
 from acgpt.methods import METHODS
 from acgpt.models.language_model import LanguageModel
-from acgpt.models.loading import cache_folder, is_default, load
+from acgpt.models.loading import is_default, load
 from acgpt.models.metadata import tokenizer_hash, weights_hash
 
 Progress = Callable[..., object]  # called with the number of processed texts and the total
@@ -61,7 +61,6 @@ def score_samples(
     reference: str | Path,
     *,
     progress: Bars = lambda work: nullcontext(lambda *_: None),
-    note: Callable[[str], object] = lambda text: None,
     done: Callable[[Path, Mapping[str, Any]], object] = lambda path, result: None,
     **keywords: Any,
 ) -> dict[Path, dict[str, Any]]:
@@ -77,11 +76,10 @@ def score_samples(
         reference: Texts to compare with: a folder that `acgpt.prepare` has written, or a .jsonl or .txt file.
         **keywords: See `ScoringOptions`.
         progress: Returns, for a title, a context manager whose value is called as `Progress`.
-        note: Called with the folder of the features, with `features_only`.
         done: Called with the path and content of each result after it is written.
 
     Returns:
-        The results by path, with the keys that `acgpt mauve --help` lists; empty with `features_only`.
+        The results by path, with the keys that `acgpt mauve --help` lists.
 
     Raises:
         InputError: The arguments or the files are wrong; the message says what to do.
@@ -101,10 +99,6 @@ def score_samples(
     results: dict[Path, dict[str, Any]] = {}
     for file in scoring.files:
         start = time.perf_counter()
-        if options.features_only:
-            scoring.store_features(file)
-            note(f"{file.path}: features stored in {cache_folder() / 'features'}")
-            continue
         path = result_path(file, scoring.key(file), output)
         result = scoring.existing(file, path) if options.resume else None
         if result is None:
@@ -267,12 +261,12 @@ class Scoring:
     seeds: int
     progress: Bars
     featurizer: Featurizer | None = None
-    cached: dict[tuple[Path, int | None], Comparison] = field(default_factory=dict)
+    cached: dict[Path, Comparison] = field(default_factory=dict)
 
     @classmethod
     def load(cls, files: Sequence[Generations], reference: Path, options: ScoringOptions, progress: Bars) -> Scoring:
         """Open the reference, load the models, and check every file before the first is scored."""
-        if not (options.no_mauve or options.features_only):
+        if not options.no_mauve:
             package()
         if options.limit is not None:
             prompts = Corpus.open(reference)
@@ -288,12 +282,11 @@ class Scoring:
 
     def comparison(self, file: Generations) -> Comparison:
         """Return the samples of a file and what they are compared with. The last one is cached."""
-        key = (file.path, file.limit)
-        if key not in self.cached:
+        if file.path not in self.cached:
             comparison = self.read(file)
             self.cached.clear()
-            self.cached[key] = comparison
-        return self.cached[key]
+            self.cached[file.path] = comparison
+        return self.cached[file.path]
 
     def read(self, file: Generations) -> Comparison:
         """Return the comparison of a file, without the cache."""
@@ -361,27 +354,17 @@ class Scoring:
         except InputError as error:
             raise InputError(f"{file.path}: {error}") from error
 
-    def features(self, file: Generations, side: str, texts: Sequence[str], longer: Sequence[str] = ()) -> np.ndarray:
+    def features(self, file: Generations, side: str, texts: Sequence[str]) -> np.ndarray:
         """Return the features of one side of a comparison, with a progress bar.
 
         Args:
             file: The generations, for the title of the bar.
             side: Name of the side, for the title of the bar.
             texts: The texts.
-            longer: See `Featurizer.features`.
         """
         assert self.featurizer is not None
         with self.progress(f"{file.name}, features of the {side} texts") as progress:
-            return self.featurizer.features(texts, progress, longer=longer)
-
-    def store_features(self, file: Generations) -> None:
-        """Compute all features of a file, so that they are stored for a later call."""
-        comparison = self.comparison(file)
-        original = comparison.original if self.shared is not None else None
-        sides = {"generated": comparison.texts, "reference": comparison.reference.texts}
-        for side, texts in (sides | {"original": [sample.text for sample in original or ()]}).items():
-            if texts:
-                self.features(file, side, texts)
+            return self.featurizer.features(texts, progress)
 
     def result(self, file: Generations) -> dict[str, Any]:
         """Return the result of a file: MAUVE, the other metrics, the judge's scores, and notes."""
@@ -390,17 +373,13 @@ class Scoring:
         texts, reference = comparison.texts, comparison.reference
         mauve, original_mauve, features, truncated = None, None, None, 0
         if self.featurizer is not None:
-            self.featurizer.products_used.clear()
-            # Features of all texts may be stored already; those of the first texts are part of them.
-            whole = comparison if file.limit is None else self.comparison(replace(file, limit=None))
-            reference_features = self.features(file, "reference", reference.texts, whole.reference.texts)
-            generated_features = self.features(file, "generated", texts, whole.texts)
+            reference_features = self.features(file, "reference", reference.texts)
+            generated_features = self.features(file, "generated", texts)
             mauve = scores(generated_features, reference_features, range(self.seeds))
             if original is not None and self.shared is not None and len(original) >= MIN_TEXTS:
-                originals, longer = ([sample.text for sample in side.original or ()] for side in (comparison, whole))
-                original_features = self.features(file, "original", originals, longer)
+                original_features = self.features(file, "original", [sample.text for sample in original])
                 original_mauve = scores(original_features, reference_features, range(self.seeds))
-            features = {**self.featurizer.describe(), "products": ", ".join(sorted(self.featurizer.products_used))}
+            features = self.featurizer.describe()
             truncated = self.featurizer.count_truncated([*texts, *reference.texts])
         judge = None if self.lm is None else self.judge_file(file, comparison)
         notes = []
