@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from rich.text import Text
 from acgpt.display.table import print_table
 from acgpt.query.modes import MODES
 from acgpt.report.from_scratch import COLUMNS
-from acgpt.report.page import template
 from acgpt.report.tables import Mean, Row
 from acgpt.report.tables import Table as ReportTable
 
@@ -128,14 +126,3 @@ def test_a_narrow_report_keeps_the_column_that_tells_its_rows_apart():
     told = on_terminal(report_table((800, 1600)), 90)
     assert "1,600" in told and "left out, for the terminal is 90 columns wide: 95 % ±, set" in told
     assert "texts read" in on_terminal(report_table((800, 800)), 90).rpartition("left out")[2]
-
-
-def test_a_table_on_a_page_scrolls_in_a_box_with_a_hint_at_the_windows_that_need_it():
-    wide, small = report_table((1, 2)), replace(report_table((1, 2)), columns=COLUMNS[1:4])
-    style = template("style.css").render()
-    for table, least in ((wide, 60), (small, 40)):
-        page = template("table.html").module.show(table, "label")
-        (width,) = map(int, re.findall(r'<p class="hint under-(\d+)">[^<]*scroll sideways', page))
-        assert width >= least and page.index("hint") < page.index('<div class="wide"') < page.index("<table")
-        assert f"(max-width: {width}rem) {{ .under-{width} {{ display: block; }} }}" in style
-    assert wide.page_width > small.page_width and ".wide { overflow-x: auto;" in style

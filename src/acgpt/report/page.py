@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select
 from acgpt.display.table import plain_markdown
 from acgpt.report.left_out import join_sentences
 from acgpt.report.part import Part
-from acgpt.report.tables import WIDTHS, file_name
+from acgpt.report.tables import file_name
 from acgpt.version import __version__
 
 Provenance = tuple[str, str, str]  # name of a run, its command, and its cost
@@ -33,7 +33,6 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    jinja.globals["widths"] = WIDTHS
     jinja.filters |= {"markdown": plain_markdown, "file_name": file_name}
     return jinja
 

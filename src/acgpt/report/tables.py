@@ -36,7 +36,6 @@ NO_CLEAR_BEST = (
     f"No value is bold if the {100 * LEVEL:g} % interval of its lead over another row includes zero (paired "
     "bootstrap, where sums per document or text were kept)."
 )
-WIDTHS = (40, 60, 80, 100, 1000)  # of windows, in rem; a page is at most about 100 wide
 LINES = 56  # of a table, rules included, that fit on a LaTeX page below the caption
 
 
@@ -407,15 +406,6 @@ class Table:
                 record |= plain(row, column)
             records.append(record | {"note": row.note})
         return records
-
-    @property
-    def page_width(self) -> int:
-        """Window width, in rem, below which some columns may be out of sight: one of `WIDTHS`."""
-        lengths = [
-            max(len(column.title), *(len(self.text(row, column)) for row in self.rows), 1) for column in self.columns
-        ]
-        width = sum(0.5 * length + 1.1 for length in lengths) + 3  # with font size 0.875, padding and margins
-        return next((limit for limit in WIDTHS if width <= limit), WIDTHS[-1])
 
     @property
     def spare(self) -> list[str]:
