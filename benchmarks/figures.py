@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from acgpt.display.distances import draw_curve
-from acgpt.report.pictures import CAUSAL, LINES, WITH_FUTURE, canvas
+from acgpt.report.pictures import LINES, WITH_FUTURE, canvas
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ def draw_scaling(points_json: str) -> Figure:
             chosen = [point for point in points if point["kind"] == kind and point["axis"] == axis]
             xs = [point["case"][axis] for point in chosen]
             panel.plot(xs, [point["seconds"] for point in chosen], "o-", color=WITH_FUTURE, label="measured")
-            panel.plot(xs, [point["floor"] for point in chosen], "--", color=CAUSAL, label="floor")
+            panel.plot(xs, [point["floor"] for point in chosen], "--", color="#b5651d", label="floor")
             panel.set_yscale("log")
             panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

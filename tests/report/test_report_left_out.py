@@ -150,15 +150,6 @@ def test_what_is_left_out_is_said_on_the_page_in_the_files_and_on_the_terminal(t
     assert "not shown: low" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
 
 
-def test_a_twin_of_another_length_and_the_run_without_a_twin_are_named(tmp_path, only_tables):
-    runs = [write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt", about=LONGER)]
-    (part,) = make_report(runs, tmp_path / "report").parts
-    words = part.left_out["validation/modes"]
-    assert any(line.startswith("not shown: gpt: not the causal twin of a run here.") for line in words)
-    assert any(line.startswith("no causal baseline: ac: no causal run") and "800 texts" in line for line in words)
-    assert "800 texts" in part.left_out["validation/advantages"][0]
-
-
 def test_an_evaluation_of_a_baseline_that_no_run_was_asked_is_named(tmp_path, only_tables):
     runs = [write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt", further={"r02": evaluation("gpt", AC, r_max=0.2)})]
     made = make_report(runs, tmp_path / "report")

@@ -25,7 +25,7 @@ import pandas as pd
 from acgpt.errors import InputError
 from acgpt.evaluation.bootstrap import Difference, paired_difference
 from acgpt.report import pictures
-from acgpt.report.left_out import join_names, not_shown
+from acgpt.report.left_out import not_shown
 from acgpt.report.part import Part
 from acgpt.report.runs import (
     ADVANTAGES,
@@ -102,9 +102,6 @@ CAPTIONS = {
     "are no intervals.",
 }
 FIGURES = {
-    "modes": "Perplexity with and without the future, next to the causal baseline's.",
-    "advantages": "Advantage on the training distribution, in percent of the causal baseline's perplexity. Grey: the "
-    "paper.",
     "sweep": "Advantage on the training distribution by r_max. Dashed: the paper.",
     "curve": "Advantage during training.",
 }
@@ -247,11 +244,10 @@ def make(runs: Sequence[Run]) -> Part | None:
         part.tables.update({f"{folder}/{name}": table for name, table in tables.items()})
         part.notes.extend(hidden_baseline_notes(tuned, split))
         part.notes.extend(missing_interval_notes(split, unpaired(of_split)))
-        add_pictures(part, folder, of_split, tables)
-        if of_split:
-            part.left_out.update(
-                left_out(folder, of_split, sweeps, [run for run in causal if evaluated_on(run, split)])
-            )
+        if sweeps:
+            path, table = f"{folder}/sweep", tables["sweep"]
+            part.pictures[path] = partial(pictures.sweep, sweep_curves(table))
+            part.left_out[path] = left_out(of_split, sweeps)
     add_curve(part, [run for run in tuned if not run.causal], causal, names)
     part.captions.update({stem: FIGURES[stem.rpartition("/")[2]] for stem in part.pictures})
     return part
@@ -405,98 +401,21 @@ def sweep_table(sweeps: Sequence[Sequence[Comparison]], names: dict[str, str], p
 # ---- pictures -------------------------------------------------------------------------------------------------------
 
 
-def label(row: Row, rows: Sequence[Row]) -> str:
-    """Return a one-line label for a row, distinct from the others."""
-    cells = row.cells
-    parts = [f"{cells['backbone']}, {cells['adapter']}, {cells['corpus']}", f"r_max {cells['r_max']:g}"]
-    parts += [f"mix {cells['mix']:g}"] if cells["mix"] else []
-    if not row.paper and [other.cells["run"] for other in rows].count(cells["run"]) > 1:
-        parts.append(f"set {cells['set']}")
-    return f"{'the paper' if row.paper else cells['run']}: {', '.join(parts)}"
+def sweep_curves(table: Table) -> list[tuple[str, bool, list[tuple[Cell, float | None]]]]:
+    """Return the curves of the sweep table, as `pictures.sweep` draws them."""
+    curves = []
+    for rows in table.grouped():
+        paper, cells = rows[0].paper, rows[0].cells
+        name = f"{'the paper: ' if paper else ''}{cells['backbone']}, {cells['adapter']}"
+        curves.append((name, paper, [(row.cells["r_max"], comparable(row.cells["advantage"])) for row in rows]))
+    return curves
 
 
-def add_pictures(part: Part, folder: str, compared: Sequence[Comparison], tables: dict[str, Table]) -> None:
-    """Add the figures of one split."""
-    if not compared:
-        return
-    rows = tables["advantages"].rows
-    titles = {(row.cells["run"], row.cells.get("set")): label(row, rows) for row in rows}
-    panels = [
-        (
-            titles[comparison.run.name, comparison.evaluation.hash[:8]],
-            comparison.evaluation.modes,
-            comparison.baseline.modes if comparison.baseline else None,
-        )
-        for comparison in compared
-    ]
-    part.pictures[f"{folder}/modes"] = partial(pictures.modes, panels)
-    gains = [(row, comparable(row.cells["training"])) for row in rows]
-    bars = [(label(row, rows), gain, row.paper) for row, gain in gains if gain is not None]
-    if any(not paper for *_, paper in bars):
-        part.pictures[f"{folder}/advantages"] = partial(pictures.bars, bars)
-    if "sweep" in tables:
-        curves = []
-        for rows_of_curve in tables["sweep"].grouped():
-            paper, cells = rows_of_curve[0].paper, rows_of_curve[0].cells
-            name = f"{'the paper: ' if paper else ''}{cells['backbone']}, {cells['adapter']}"
-            curves.append(
-                (name, paper, [(row.cells["r_max"], comparable(row.cells["advantage"])) for row in rows_of_curve])
-            )
-        part.pictures[f"{folder}/sweep"] = partial(pictures.sweep, curves)
-
-
-def evaluated_on(run: Run, split: str) -> bool:
-    """Return whether the run has an evaluation on this split."""
-    return any(evaluation.split == split for evaluation in run.evaluations)
-
-
-def left_out(
-    folder: str, compared: Sequence[Comparison], sweeps: Sequence[Sequence[Comparison]], causal: Sequence[Run]
-) -> dict[str, list[str]]:
-    """Return what the figures of a split do not show, by figure.
-
-    Args:
-        folder: Folder of the split.
-        compared: All comparisons on it.
-        sweeps: Those in the sweep over r_max.
-        causal: The causal runs that were evaluated on it.
-    """
-    twins = {comparison.twin for comparison in compared}
-    no_comparison = "not the causal twin of a run here. See the footnotes of the advantages."
-    modes = not_shown({run.name: no_comparison for run in causal if run not in twins})
-    modes += [
-        f"no causal baseline: {comparison.run.name}: {comparison.note}"
-        for comparison in compared
-        if comparison.twin is None
-    ]
-    modes += without_bars(compared)
-    missing = {
-        comparison.run.name: comparison.note for comparison in compared if comparison.advantages["training"] is None
-    }
-    no_number = "one of the two perplexities is missing or infinite. See the tables."
-    advantages = not_shown({name: note or no_number for name, note in missing.items()})
+def left_out(compared: Sequence[Comparison], sweeps: Sequence[Sequence[Comparison]]) -> list[str]:
+    """Return what the figure of the sweep does not show."""
     on_curve = {comparison.run for members in sweeps for comparison in members}
     single = "no similar run with a causal twin was trained and evaluated at another r_max. See the tables."
-    sweep = not_shown({comparison.run.name: single for comparison in compared if comparison.run not in on_curve})
-    notes = {"modes": modes, "advantages": advantages, "sweep": sweep}
-    return {f"{folder}/{stem}": sentences for stem, sentences in notes.items()}
-
-
-def without_bars(compared: Sequence[Comparison]) -> list[str]:
-    """Note the infinite perplexities, which have no bar."""
-    pairs = [(comparison.run, comparison.evaluation) for comparison in compared]
-    pairs += [
-        (comparison.twin, comparison.baseline)
-        for comparison in compared
-        if comparison.twin is not None and comparison.baseline is not None
-    ]
-    infinite = [
-        f"{run.name} ({mode})"
-        for run, evaluation in pairs
-        for mode, perplexity in evaluation.modes.items()
-        if perplexity == math.inf
-    ]
-    return [f"no bar: {join_names(infinite)}: infinite."] if infinite else []
+    return not_shown({comparison.run.name: single for comparison in compared if comparison.run not in on_curve})
 
 
 def add_curve(part: Part, runs: Sequence[Run], causal: Sequence[Run], names: dict[str, str]) -> None:

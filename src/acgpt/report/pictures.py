@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WITH_FUTURE, WITHOUT_FUTURE, CAUSAL, PAPER = "#1b7f5c", "#8fcbb4", "#b5651d", "#adb5bd"
+WITH_FUTURE, WITHOUT_FUTURE, PAPER = "#1b7f5c", "#8fcbb4", "#adb5bd"
 LINES = (WITH_FUTURE, "#3a6ea5", "#d1495b", "#7b5ea7", "#e09f3e", "#2a9d8f")
 LEGEND_WIDTH = 140  # characters of all names in a line of a legend
 LOG_SCALE_RATIO = 4  # largest over smallest perplexity from which an axis is logarithmic
-KINDS = {"Unconditional": "unconditional", "Infilling": "infilling", "Training dist.": "training"}
 
 
 @dataclass(frozen=True)
@@ -91,58 +90,6 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tupl
 def legend_columns(names: Iterable[str]) -> int:
     """Return the number of columns of a legend, so that it fits below a figure of ten inches: at most four."""
     return max(1, min(4, LEGEND_WIDTH // max((len(name) for name in names), default=1)))
-
-
-def modes(panels: Sequence[tuple[str, Mapping[str, float | None], Mapping[str, float | None] | None]]) -> Figure:
-    """Draw perplexities of AC-GPT with and without the future next to the causal baseline's, a panel per run.
-
-    Args:
-        panels: A title, the run's perplexities by mode, and the baseline's if there is one.
-    """
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, axes = canvas(5.6 * columns, 3.6 * rows + 0.3, rows, columns)
-    for ax, (title, ours, baseline) in zip(axes, panels, strict=False):
-        for x, kind in enumerate(KINDS.values()):
-            past = kind if kind == "unconditional" else f"{kind}-no-future"
-            future = None if kind == "unconditional" else ours[kind]
-            bars = [(future, WITH_FUTURE), (ours[past], WITHOUT_FUTURE), ((baseline or {}).get(past), CAUSAL)]
-            heights = [(value, colour) for value, colour in bars if value is not None and math.isfinite(value)]
-            for number, (value, colour) in enumerate(heights):
-                position = x + 0.27 * (number - (len(heights) - 1) / 2)
-                ax.bar_label(ax.bar(position, value, 0.25, color=colour), fmt="{:.2f}", fontsize=8, padding=2)
-        ax.set_title(title, fontsize=9)
-        ax.set_xticks(range(len(KINDS)), list(KINDS))
-        ax.set_ylabel("perplexity")
-        ax.margins(y=0.12)
-        ax.spines[["top", "right"]].set_visible(False)
-    for ax in axes[len(panels) :]:
-        ax.set_axis_off()
-    names = {"AC-GPT, with the future": WITH_FUTURE, "AC-GPT, without": WITHOUT_FUTURE, "causal baseline": CAUSAL}
-    from matplotlib.patches import Patch
-
-    handles = [Patch(color=colour, label=name) for name, colour in names.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    return figure
-
-
-def bars(rows: Sequence[tuple[str, Any, bool]]) -> Figure:
-    """Draw the advantage on the training distribution, a bar per row.
-
-    Args:
-        rows: A label, the advantage in percent, and whether it is the paper's.
-    """
-    figure, (axes,) = canvas(8, 0.32 * len(rows) + 1.2)
-    for number, (_, value, paper) in enumerate(rows):
-        bar = axes.barh(number, value, 0.7, color=PAPER if paper else WITH_FUTURE)
-        axes.bar_label(bar, fmt="{:+.2f}%", fontsize=8, padding=3)
-    axes.set_yticks(range(len(rows)), [label for label, *_ in rows], fontsize=8)
-    axes.invert_yaxis()
-    axes.axvline(0, color="0.3", linewidth=0.8)
-    axes.margins(x=0.12)
-    axes.set_xlabel("TD advantage over the causal baseline, %")
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
 
 
 def sweep(curves: Sequence[tuple[str, bool, Sequence[tuple[Any, Any]]]]) -> Figure:
