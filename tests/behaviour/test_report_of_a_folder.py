@@ -117,7 +117,7 @@ def test_a_report_of_a_fixed_folder_is_that_of_the_record(runs, tmp_path):
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     data = json.loads("\n".join(lines_of(files.pop("report.json"), runs.parent)))
     check("report-data", data, 1e-9)
-    pages = {name: lines_of(files.pop(name), runs.parent) for name in ("report.html", "report.md", "samples.html")}
+    pages = {name: lines_of(files.pop(name), runs.parent) for name in ("report.html", "samples.html")}
     check("report-pages", pages)
     check("report-tables", {name: lines_of(path, runs.parent) for name, path in files.items()})
     printed = [line.rstrip().replace(str(tmp_path), "FOLDER") for line in result.stdout.splitlines()]

@@ -250,7 +250,7 @@ def test_what_acgpt_mauve_has_noted_is_a_footnote(corpus: Path, tmp_path: Path):
     score(run / "generations" / "test" / "training.jsonl", 0.9)
     (ours,) = rows(make_report([run], tmp_path / "report"))
     assert ours["note"] == f"infilling: {chance['notes'][0]}"
-    assert "mostly chance" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "mostly chance" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_strangers_model_is_not_taken_for_a_run_of_the_same_name(corpus: Path, tmp_path: Path):

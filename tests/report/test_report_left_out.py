@@ -147,7 +147,6 @@ def test_what_is_left_out_is_said_on_the_page_in_the_files_and_on_the_terminal(t
     assert [f"N{words[1:]}" in caption for caption in captions] == [True, True]
     notes = json.loads((tmp_path / "report" / "report.json").read_text())["notes"]
     assert any(words in note for note in notes)
-    assert "not shown: low" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
 
 
 def test_an_evaluation_of_a_baseline_that_no_run_was_asked_is_named(tmp_path, only_tables):

@@ -9,12 +9,10 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import PurePosixPath
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from acgpt.display.table import plain_markdown
 from acgpt.report.left_out import join_sentences
 from acgpt.report.part import Part
 from acgpt.report.tables import file_name
@@ -25,15 +23,15 @@ Provenance = tuple[str, str, str]  # name of a run, its command, and its cost
 
 @cache
 def environment() -> Environment:
-    """Return the environment of the templates: all but Markdown is escaped, and a missing value is an error."""
+    """Return the environment of the templates: all values are escaped, and a missing value is an error."""
     jinja = Environment(
         loader=PackageLoader("acgpt.report"),
-        autoescape=select_autoescape(default=True, disabled_extensions=("md",)),
+        autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    jinja.filters |= {"markdown": plain_markdown, "file_name": file_name}
+    jinja.filters["file_name"] = file_name
     return jinja
 
 
@@ -70,15 +68,3 @@ def figures_of(part: Part, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
         for stem in part.pictures
         if (path := f"{part.name}/{stem}.svg") in files
     ]
-
-
-def markdown_page(
-    parts: Sequence[Part], runs: Sequence[Provenance], notes: Sequence[str], files: Mapping[str, bytes]
-) -> str:
-    """Render the same page in Markdown, with links to the figures."""
-    figures = {}
-    for part in parts:
-        paths = [PurePosixPath(part.name, f"{stem}.png") for stem in part.pictures]
-        figures[part.name] = {str(path): path.stem for path in paths if str(path) in files}
-    text = template("report.md").render(parts=parts, runs=runs, notes=notes, figures=figures)
-    return text.rstrip("\n") + "\n"

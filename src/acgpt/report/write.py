@@ -2,7 +2,6 @@
 
     REPORT/
       report.html       all tables and figures on one self-contained page, which also works offline
-      report.md         the same in Markdown
       report.json       the same for programs
       samples.html      samples side by side, if there are generations
       PART/…            each table as .md, .csv and .tex, each figure as .png and .svg
@@ -28,7 +27,7 @@ import pandas as pd
 from acgpt.common.files import disk_errors, finite, json_text
 from acgpt.errors import InputError
 from acgpt.report import finetuning, from_scratch, generation
-from acgpt.report.page import Provenance, html_page, markdown_page
+from acgpt.report.page import Provenance, html_page
 from acgpt.report.part import Part
 from acgpt.report.pictures import render_figure
 from acgpt.report.runs import Run, find_runs, measurements, read_runs
@@ -36,7 +35,7 @@ from acgpt.training.run_folder import CONFIG, RESULTS, commit
 from acgpt.version import __version__
 
 PARTS = (from_scratch.make, finetuning.make)  # each takes the runs, and returns None if it has nothing to show
-PAGE, WEB, DATA = "report.md", "report.html", "report.json"
+PAGE, DATA = "report.html", "report.json"
 NO_PICTURES = "no figures: matplotlib is missing. Run pip install 'acgpt[plot]'."
 
 
@@ -140,8 +139,7 @@ def write_report(report: Report, output: Path) -> Report:
     elif any(part.pictures for part in parts):
         notes.append(NO_PICTURES)
     runs = [provenance(run) for run in report.runs]
-    pages = {PAGE: markdown_page(parts, runs, notes, files), WEB: html_page(parts, runs, notes, files)}
-    files |= {name: text.encode() for name, text in pages.items()}
+    files[PAGE] = html_page(parts, runs, notes, files).encode()
     report = replace(report, notes=notes, files=tuple(sorted([*files, DATA])))
     files[DATA] = json_text(finite(report.content), indent=1, allow_nan=False).encode()
     write_files(files, output)
