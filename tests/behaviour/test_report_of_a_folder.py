@@ -71,7 +71,7 @@ def write_scores(folder: Path, mode: str, seed: int, mean: float) -> None:
         "kind": "generations", "method": method, "options": {}, "model": f"{run.name}/model", "adapter": None,
         "corpus": "data/wiki", "mode": mode, "r_max": 0.6, "samples": 1, "tokenizer_hash": "t",
         "set": {"hash": "drawn", "texts": 1, "length": 3, "r_max": 0.6, "seed": 0, "split": "validation"},
-        "sampling": {"temperature": 0.8, "top_p": 0.95, "seed": seed},
+        "sampling": {"temperature": 0.8, "top_p": 0.95, "seed": seed}, "sha256": hashlib.sha256(lines).hexdigest(),
     }  # fmt: skip
     (folder / f"{mode}.json").write_text(json.dumps(about))
     measured = {"distinct_1": 0.25, "distinct_2": 0.5, "distinct_3": 0.75, "repetition": mean / 10, "loops": 0.0}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 from pathlib import Path
-from typing import Any
 
 import pytest
-from generations import LENGTH, write_generations
+from generations import write_generations
 from generators import model_of, set_of
 from runs import write_corpus
 from test_mauve import acgpt
@@ -25,31 +22,6 @@ from acgpt.query.modes import MODES
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("mauve") / "corpus", splits=("train", "validation", "test"))
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"roles": "ga"}, "line 1: its 'roles' must have one letter"),
-        ({"tokens": ["x"] * LENGTH}, "line 1: its 'tokens' contain 'x'"),
-        ({"log_probs": [0.0]}, "line 1: its 'log_probs' must have one number"),
-        *(
-            ({"roles": "a" * LENGTH, "fills": [""], "log_probs": [bad] * LENGTH}, "line 1: its 'log_probs'")
-            for bad in (10**400, -(10**400), 1e308, -1e308, math.inf, -math.inf, math.nan, 0.5, True, "0")
-        ),
-        *(({"tokens": [bad] * LENGTH}, "line 1: its 'tokens' contain") for bad in (10**30, 2**31, -1, True, 1.0, None)),
-        ({"item": -1}, "line 1: its 'item'"),
-        ({"sample": 10**30}, "line 1: its 'item' or 'sample'"),
-        *(({key: "\ud800"}, "line 1: 'utf-8' codec") for key in ("text", "prompt")),
-        ({"fills": []}, "line 1: its 'fills' must have one text per run"),
-        ({"text": 3}, "line 1: its 'text' is of the wrong type"),
-    ],
-)
-def test_a_line_that_is_none_is_named(corpus: Path, tmp_path: Path, change: dict[str, Any], words: str):
-    path = write_generations(tmp_path, corpus, texts=1)
-    line = json.loads(path.read_text()) | change
-    write_generations(tmp_path, corpus, lines=[line])
-    assert f"training.jsonl, {words}" in acgpt(path, corpus, "--no-mauve", code=2).stderr
 
 
 @pytest.mark.parametrize("method", list(METHODS))
@@ -75,23 +47,11 @@ def test_what_every_method_draws_is_read_as_it_was_written(method: str, tmp_path
     assert {each.path.suffix for each in find_generations([tmp_path])} == {".jsonl"}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"set": {"hash": "h", "texts": 1}},
-        {"set": {"hash": "h", "texts": 1, "length": True}},
-        {"set": {"hash": "h", "texts": 1, "length": 9, "corpus_hash": "c"}},
-        {"options": ["x"]},
-        {"sampling": 3},
-        {"model": "a\0b"},
-        {"mode": None},
-    ],
-)
-def test_a_record_that_lacks_something_is_named(corpus: Path, tmp_path: Path, change: dict[str, Any]):
+def test_a_record_that_lacks_something_is_named(corpus: Path, tmp_path: Path):
     path = write_generations(tmp_path, corpus, texts=1)
     record = json.loads(path.with_suffix(".json").read_text())
-    path.with_suffix(".json").write_text(json.dumps(record | change))
-    with pytest.raises(InputError, match=r"training.json lacks"):
+    path.with_suffix(".json").write_text(json.dumps({key: record[key] for key in record if key not in ("set", "mode")}))
+    with pytest.raises(InputError, match=r"training.json lacks mode, set\."):
         Generations.open(path)
 
 
@@ -107,9 +67,7 @@ def test_a_file_beside_it_that_cannot_be_read_is_somebody_elses(corpus: Path, tm
 
 def test_lines_that_are_missing_or_changed_are_missed(corpus: Path, tmp_path: Path):
     path = write_generations(tmp_path, corpus, texts=3)
-    beside, whole = path.with_suffix(".json"), path.read_text()
-    record = json.loads(beside.read_text()) | {"sha256": hashlib.sha256(whole.encode()).hexdigest()}
-    beside.write_text(json.dumps(record))
+    whole = path.read_text()
     assert len(Generations.open(path).samples) == 3
     two_lines = "".join(whole.splitlines(keepends=True)[:2])
     for changed in (two_lines, whole[:-40], whole.replace('"item": 2', '"item": 1'), whole[:-40] + "é"):
@@ -134,14 +92,6 @@ def test_modes_come_in_their_order_and_other_files_after_them(corpus: Path, tmp_
         (tmp_path / f"earlier{end}").write_bytes((tmp_path / f"training{end}").read_bytes())
     results = [each.name for each in find_generations([tmp_path])]
     assert results == ["unconditional", "infilling", "training", "earlier"]
-
-
-def test_a_line_without_an_end_is_not_read_whole(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = write_generations(tmp_path, corpus, texts=1)
-    assert len(Generations.open(path).samples) == 1
-    monkeypatch.setattr("acgpt.evaluation.generations.MAX_LINE", 100)
-    with pytest.raises(InputError, match="line 1: it is too long"):
-        list(Generations.open(path))
 
 
 def test_a_folder_of_which_nothing_could_be_drawn_is_passed_over(corpus: Path, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from itertools import groupby
@@ -88,5 +89,6 @@ def write_generations(
     record_fields |= {"corpus": str(of), "mode": mode, "r_max": 0.6, "set": about, "samples": samples}
     record_fields |= {"sampling": {"temperature": 0.8, "top_p": 0.95, "seed": 0}}
     record_fields |= {"tokenizer_hash": opened.manifest["tokenizer_hash"]}
+    record_fields |= {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     path.with_suffix(".json").write_text(json.dumps(record_fields | record), encoding="utf-8")
     return path

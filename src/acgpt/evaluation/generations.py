@@ -16,9 +16,9 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import count, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,7 @@ from acgpt.query.modes import MODES
 KIND = "generations"
 BLANK = "____"  # stands for a run of tokens that are not given
 REGENERATE = "Delete it and generate it again, or leave it out."
-ID_LIMIT = 2**31  # token ids and numbers of texts are below
-MIN_LOG_PROB, MAX_LOG_PROB = -1e9, 1e-3  # 0 up to rounding; any number of them has a finite sum
-MAX_LINE = 2**26  # characters of a line
+REQUIRED = ("method", "mode", "options", "set", "sampling", "tokenizer_hash", "sha256")  # keys of a record
 # Characters that end a line for Python's splitlines, but not for JSON.
 LINE_SEPARATORS = {char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 
@@ -61,57 +59,18 @@ class Generation:
     text: str
 
     @classmethod
-    def from_json(cls, line: Any) -> Generation:
-        """Check and convert a parsed line of the file.
-
-        Raises:
-            ValueError: The line is not a sample; the message says why.
-        """
-        if not isinstance(line, dict):
-            raise ValueError("it is not a JSON object")
-        kinds: dict[str, type | tuple[type, ...]] = {"item": int, "sample": int, "roles": str, "tokens": list}
-        kinds |= {"log_probs": (list, type(None)), "prompt": str, "fills": list, "text": str}
-        for key, kind in kinds.items():
-            if key not in line:
-                raise ValueError(f"it has no {key!r}")
-            if not isinstance(line[key], kind) or isinstance(line[key], bool):
-                raise ValueError(f"its {key!r} is of the wrong type")
-        roles, tokens, log_probs, fills = (line[key] for key in ("roles", "tokens", "log_probs", "fills"))
-        asked = roles.count("a")
-        if len(roles) != len(tokens) or not asked or set(roles) - set("gau"):
-            raise ValueError("its 'roles' must have one letter (g, a or u) per token, and at least one a")
-        if not (0 <= line["item"] < ID_LIMIT and 0 <= line["sample"] < ID_LIMIT):
-            raise ValueError("its 'item' or 'sample' is out of range")
-        for role, token in zip(roles, tokens, strict=True):
-            if not (type(token) is int and 0 <= token < ID_LIMIT) and not (token is None and role == "u"):
-                raise ValueError(f"its 'tokens' contain {token!r:.40}, which is not a token id")
-        if len(fills) != len(runs(roles)) or not all(isinstance(fill, str) for fill in fills):
-            raise ValueError("its 'fills' must have one text per run of asked tokens")
-        if log_probs is not None and all(value is None for value in log_probs):
-            log_probs = None
-        if log_probs is not None and not (len(log_probs) == asked and all(map(is_log_prob, log_probs))):
-            raise ValueError("its 'log_probs' must have one number, 0 or less, per asked token")
-        "".join((line["prompt"], *fills, line["text"])).encode()  # a lone surrogate raises a ValueError
-        return cls(
-            line["item"],
-            line["sample"],
-            roles,
-            tuple(tokens),
-            None if log_probs is None else tuple(map(float, log_probs)),
-            line["prompt"],
-            tuple(fills),
-            line["text"],
-        )
+    def from_json(cls, line: str) -> Generation:
+        """Parse a line of a file that matches its record."""
+        content = json.loads(line)
+        values: dict[str, Any] = {key.name: content[key.name] for key in fields(cls)}
+        for name in ("tokens", "log_probs", "fills"):
+            values[name] = None if values[name] is None else tuple(values[name])
+        return cls(**values)
 
     @property
     def runs(self) -> list[tuple[int, ...]]:
         """Token ids of each run of asked tokens."""
         return [tuple(t for t in self.tokens[start:end] if t is not None) for start, end in runs(self.roles)]
-
-
-def is_log_prob(value: object) -> bool:
-    """Return whether a value is a finite number of 0 or less, up to rounding."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and MIN_LOG_PROB <= value <= MAX_LOG_PROB
 
 
 def runs(roles: str) -> list[tuple[int, int]]:
@@ -158,18 +117,8 @@ class Generations:
                 "generate, and keep the two files together."
             )
         record.setdefault("model", "")
-        kinds: dict[str, type | tuple[type, ...]] = {"method": str, "model": str, "mode": str, "tokenizer_hash": str}
-        kinds |= {"set": dict, "options": (dict, type(None)), "sampling": (dict, type(None))}
-        for key, kind in kinds.items():
-            if not isinstance(record.get(key), kind) or "\0" in str(record.get(key)):
-                raise InputError(f"{record_path} lacks a valid {key!r}. {REGENERATE}")
-        dataset = record["set"]
-        if not isinstance(dataset.get("hash"), str) or not all(
-            is_size(dataset.get(key)) for key in ("texts", "length")
-        ):
-            raise InputError(f"{record_path} lacks a valid evaluation dataset ('set'). {REGENERATE}")
-        if dataset.get("corpus_hash") is not None and not isinstance(dataset.get("split"), str):
-            raise InputError(f"{record_path} lacks the split of its corpus. {REGENERATE}")
+        if missing := [key for key in REQUIRED if key not in record]:
+            raise InputError(f"{record_path} lacks {', '.join(missing)}. {REGENERATE}")
         return cls(path, record)
 
     @property
@@ -178,42 +127,18 @@ class Generations:
         return self.path.stem
 
     def __iter__(self) -> Iterator[Generation]:
-        """Yield the samples in order while reading the file."""
-        try:
-            with self.path.open(encoding="utf-8") as file:
-                for number in count(1):
-                    line = file.readline(MAX_LINE)
-                    if not line:
-                        self.check()
-                        return
-                    if len(line) == MAX_LINE and not line.endswith("\n"):
-                        raise InputError(f"{self.path}, line {number}: it is too long. {REGENERATE}")
-                    if line.strip():
-                        try:
-                            sample = Generation.from_json(json.loads(line))
-                        except (ValueError, RecursionError) as error:
-                            self.check()  # a truncated file gets the better error
-                            raise InputError(f"{self.path}, line {number}: {error}. {REGENERATE}") from error
-                        if self.limit is None or sample.item < self.limit:
-                            yield sample
-        except UnicodeDecodeError as error:
-            self.check()
-            raise InputError(f"cannot read {self.path}: {error}. {REGENERATE}") from error
-        except OSError as error:
-            raise InputError(f"cannot read {self.path}: {error}. {REGENERATE}") from error
-
-    def check(self) -> None:
-        """Refuse a file that does not match the hash in its record. Files from other programs may have no hash."""
-        if "sha256" in self.record:
-            check_lines(self.path, self.record)
+        """Yield the samples in order while reading the file, which must match the hash in its record."""
+        check_lines(self.path, self.record, self.hash)
+        with self.path.open(encoding="utf-8") as file:
+            for line in file:
+                sample = Generation.from_json(line)
+                if self.limit is None or sample.item < self.limit:
+                    yield sample
 
     @property
     def samples(self) -> list[Generation]:
-        """All samples, read from the file at each access; at least one."""
-        samples = list(self)
-        if not samples:
-            raise InputError(f"{self.path} contains no samples. {REGENERATE}")
-        return samples
+        """All samples, read from the file at each access."""
+        return list(self)
 
     @cached_property
     def hash(self) -> str:
@@ -235,21 +160,17 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_lines(path: Path, record: Mapping[str, Any], remedy: str = REGENERATE) -> None:
+def check_lines(path: Path, record: Mapping[str, Any], file_hash: str, remedy: str = REGENERATE) -> None:
     """Refuse a file of samples that does not match the hash in its record.
 
     Args:
         path: The file.
         record: Its record.
+        file_hash: SHA-256 of the file.
         remedy: Last sentence of the error.
     """
-    if record.get("sha256") != sha256(path):
+    if record.get("sha256") != file_hash:
         raise InputError(f"{path} does not match {path.stem}.json: it was truncated or changed. {remedy}")
-
-
-def is_size(value: object) -> bool:
-    """Return whether a value is a count of at least one."""
-    return type(value) is int and 0 < value < ID_LIMIT
 
 
 def record_of(path: Path) -> dict[str, Any] | None:

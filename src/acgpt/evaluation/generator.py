@@ -332,7 +332,7 @@ def check_samples(path: Path) -> None:
     killed = part.is_file() and existing_config(part) is not None
     record = existing_record(record_path) if record_path.is_file() else None
     if record is not None:
-        check_lines(path, record, "Delete it and run the same command again.")
+        check_lines(path, record, sha256(path), "Delete it and run the same command again.")
     elif not killed:
         raise InputError(
             f"{path} has no {record_path.name} beside it, which records how it was sampled. Move or delete it to "
