@@ -35,7 +35,7 @@ from safetensors.numpy import save
 
 from acgpt.common.files import write_atomically
 from acgpt.errors import InputError
-from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, Sized, generator
+from acgpt.query.conditioning import ASKED, Conditioning, Sized, generator
 from acgpt.query.modes import Mode, distributions
 
 if TYPE_CHECKING:
@@ -87,18 +87,7 @@ class EvaluationDataset:
     documents: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        """Check the arrays; raise a ValueError if they are not an evaluation dataset."""
-        arrays = {"tokens": self.tokens, **self.sampled_roles}
-        for name, array in arrays.items():
-            if array.ndim != 2 or array.shape != self.tokens.shape or not array.size:
-                raise ValueError(f"{name} has the shape {array.shape}")
-            if array.dtype != (np.int32 if name == "tokens" else np.int8):
-                raise ValueError(f"{name} is of type {array.dtype}")
-        for name, roles in self.sampled_roles.items():
-            if not np.isin(roles, (GIVEN, ASKED, UNKNOWN)).all() or not (roles == ASKED).any(axis=1).all():
-                raise ValueError(f"the roles of {name} are invalid, or a text has no asked token")
-        if self.tokens.min() < 0:
-            raise ValueError("a token id is negative")
+        """Check the documents, which the hash does not cover; raise a ValueError if they are invalid."""
         if (starts := self.documents) is not None and (
             starts.dtype != np.int64 or starts.ndim != 1 or not len(starts) or starts[0] != 0
             or starts[-1] >= self.tokens.size or (np.diff(starts) <= 0).any()
