@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import sys
 
 import pytest
 from texts import GOOD, NUMBERS, TEXTS, by_lines, jsonl, tokens
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
+from acgpt.cli.prepare import show_progress
 from acgpt.data.corpus import Corpus
 from acgpt.data.prepare import Progress
 
@@ -100,50 +100,14 @@ def test_the_command_takes_a_limit(command, named, tmp_path):
     assert (content["limit"], content["documents"], content["damaged"]) == (7, 7, 0)
 
 
-def test_a_bar_is_shown_on_a_terminal(named, tmp_path):
-    from acgpt.cli.prepare import bar
-
-    class Terminal:
-        def __init__(self):
-            self.written = ""
-
-        def write(self, text):
-            self.written += text
-
-        def flush(self):
-            pass
-
-        def isatty(self):
-            return True
-
-    for stderr, size in ((sys.stderr, 0), (Terminal(), 1000)):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "stderr", stderr)
-            patch.setenv("COLUMNS", "200")
-            patch.setenv("TERM", "xterm")
-            with bar() as show:
-                show(Progress("sources"))
-                show(Progress("tokens", done=100, total=size, documents=4, tokens=1234, text=100))
-                show(Progress("tokens", done=200, total=size, documents=8, tokens=5678, text=200))
-        if size:
-            assert "5,678 tokens, 8 documents" in stderr.written and "MB/s" in stderr.written
-
-
 @pytest.mark.parametrize("pause", [0.0, 9e9])
 def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch, capsys, pause):
-    from acgpt.cli.prepare import bar
-
-    monkeypatch.setattr("acgpt.cli.prepare.PAUSE", pause)
-    with bar() as show:
+    monkeypatch.setattr("acgpt.cli.ui.PAUSE", pause)
+    with show_progress() as show:
         show(Progress("sources"))
-        show(Progress("tokens", done=100, total=400, documents=4, tokens=1234, text=100))
-        show(Progress("tokens", done=200, documents=8, tokens=5678, text=200))
+        show(Progress("tokens", done=1e6, total=4_000_000, tokens=1234))
+        show(Progress("tokens", done=2e6, tokens=5678))
+        show(Progress("prepared"))
     captured = capsys.readouterr()
-    assert captured.out == ""
-    if pause:
-        assert captured.err == ""
-    else:
-        sources, known, unknown = captured.err.splitlines()
-        assert sources == "checking the sources"
-        assert known.startswith("tokenizing: 25%, 1,234 tokens, 4 documents, ")
-        assert unknown.startswith("tokenizing: 5,678 tokens, 8 documents, ") and unknown.endswith(" MB/s")
+    lines = ["checking the sources: 0", "tokenizing, MB: 1 of 4", "tokenizing, MB: 2"]
+    assert captured.out == "" and captured.err.splitlines() == ([] if pause else lines)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acgpt.cli.ui import PAUSE, ObjectOption, emit, option, silence_libraries, with_options
+from acgpt.cli.ui import Bars, ObjectOption, emit, option, silence_libraries, with_options
 from acgpt.data.options import PreparationOptions
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ HELP = {
     "sources": "[SPLIT=]NAME: file, folder or glob of .txt, .jsonl or .parquet; or wikitext-103, fineweb.",
     "folder": "Corpus folder: new, empty, or begun by the same command.",
 }
+LABELS = {"sources": "checking the sources", "tokenizer": "training a tokenizer", "tokens": "tokenizing, MB"}
 
 
 @with_options(PreparationOptions)
@@ -58,7 +58,7 @@ def prepare(
     from acgpt.data.prepare import prepare
 
     start, reused = time.perf_counter(), False
-    with bar() as show:
+    with show_progress() as show:
 
         def watch(progress: Progress) -> None:
             nonlocal reused
@@ -74,34 +74,21 @@ def prepare(
 
 
 @contextmanager
-def bar() -> Iterator[Callable[[Progress], None]]:
-    """Show progress: a bar with counts, speed and time left on a terminal, else a line now and then."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    labels = {"sources": "checking the sources", "tokenizer": "training a tokenizer", "tokens": "tokenizing"}
-    texts = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[counts]}"))
-    columns = (*texts, TimeElapsedColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("starting", total=None, counts="")
-        first: tuple[float, int] | None = None  # time and amount of text of the first report of this run
-        printed = time.monotonic()
+def show_progress() -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows the progress of a preparation, with a bar of its own for each phase."""
+    bars, phase, first = Bars(), "", 0
+    update: Callable[..., None]
+    with ExitStack() as stack:
 
         def show(progress: Progress) -> None:
-            nonlocal first, printed
-            counts = ""
-            if progress.phase == "tokens":
-                first = first or (time.perf_counter(), progress.text)
-                seconds = time.perf_counter() - first[0]
-                speed = (progress.text - first[1]) / 1e6 / seconds if seconds else 0.0
-                counts = f"{progress.tokens:,} tokens, {progress.documents:,} documents, {speed:.1f} MB/s"
-            doing = labels.get(progress.phase, progress.phase)
-            bar.update(task, description=doing, completed=progress.done, total=progress.total or None, counts=counts)
-            if bar.disable and time.monotonic() - printed >= PAUSE:
-                printed = time.monotonic()
-                share = f"{progress.done / progress.total:.0%}, " if progress.total else ""
-                print(f"{doing}: {share}{counts}".rstrip(": "), file=sys.stderr, flush=True)
+            nonlocal phase, first, update
+            if progress.phase not in LABELS:  # the end
+                return
+            if progress.phase != phase:
+                stack.close()
+                phase, first = progress.phase, progress.tokens
+                update = stack.enter_context(bars(LABELS[phase]))
+            update(round(progress.done / 1e6), round(progress.total / 1e6) or None, progress.tokens - first)
 
         yield show
 
