@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from generations import write_generations
 from runs import write_corpus
-from test_report import evaluation, twin_of, write_run
+from test_report import evaluation
 from test_report_generation import score
 from test_report_scratch import AC, GPT, scratch
 from typer.testing import CliRunner
@@ -147,15 +147,6 @@ def test_what_is_left_out_is_said_on_the_page_in_the_files_and_on_the_terminal(t
     assert [f"N{words[1:]}" in caption for caption in captions] == [True, True]
     notes = json.loads((tmp_path / "report" / "report.json").read_text())["notes"]
     assert any(words in note for note in notes)
-
-
-def test_an_evaluation_of_a_baseline_that_no_run_was_asked_is_named(tmp_path, only_tables):
-    runs = [write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt", further={"r02": evaluation("gpt", AC, r_max=0.2)})]
-    made = make_report(runs, tmp_path / "report")
-    rows = made.content["finetuning"]["splits"]["validation"]["perplexities"]
-    assert [row["run"] for row in rows] == ["gpt", "ac"]
-    start = "gpt, validation: its evaluation on dataset"
-    assert any(note.startswith(start) and "r_max 0.2" in note for note in made.notes)
 
 
 def test_of_two_evaluations_on_one_set_the_one_left_out_is_named_if_it_differs(tmp_path, only_tables):

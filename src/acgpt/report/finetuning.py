@@ -29,12 +29,12 @@ from acgpt.report.left_out import not_shown
 from acgpt.report.part import Part
 from acgpt.report.runs import (
     ADVANTAGES,
+    SETS,
     Run,
     RunEvaluation,
     backbones,
     command_for,
     describe_set,
-    describe_sets,
     missing_interval_notes,
     without_sums,
 )
@@ -242,7 +242,6 @@ def make(runs: Sequence[Run]) -> Part | None:
         while f"{folder}/perplexities" in part.tables:  # another split with the same safe name
             folder += "_"
         part.tables.update({f"{folder}/{name}": table for name, table in tables.items()})
-        part.notes.extend(hidden_baseline_notes(tuned, split))
         part.notes.extend(missing_interval_notes(split, unpaired(of_split)))
         if sweeps:
             path, table = f"{folder}/sweep", tables["sweep"]
@@ -272,41 +271,9 @@ def paper_rows(paper: dict[str, Any], table: str) -> list[Row]:
     ]
 
 
-def caption_of(name: str, evaluations: Sequence[RunEvaluation]) -> str:
-    """Return the caption of a table, with a description of each evaluation dataset in it."""
-    return f"{CAPTIONS[name]} {describe_sets(evaluations)}"
-
-
-Evaluations = list[tuple[Run, RunEvaluation]]
-
-
-def evaluations_in(runs: Sequence[Run], split: str) -> tuple[Evaluations, Evaluations]:
-    """Return the evaluations of a split that its table shows, and those that it hides.
-
-    A baseline may have been evaluated on more datasets than any run. If it is shown next to a run, its other
-    evaluations are hidden.
-    """
-    pairs = [(run, evaluation) for run in runs for evaluation in run.evaluations if evaluation.split == split]
-    compared = {group(run, evaluation) for run, evaluation in pairs if not run.causal}
-    shown_runs = {run for run, evaluation in pairs if group(run, evaluation) in compared}
-    hidden = [
-        (run, evaluation) for run, evaluation in pairs if group(run, evaluation) not in compared and run in shown_runs
-    ]
-    return [pair for pair in pairs if pair not in hidden], hidden
-
-
-def hidden_baseline_notes(runs: Sequence[Run], split: str) -> list[str]:
-    """Note each evaluation of a baseline that the table of a split hides."""
-    return [
-        f"{run.name}, {split}: its evaluation on dataset {describe_set(evaluation)} is left out, because no run that "
-        f"reads the future has it. To compare: {command_for(evaluation)} -o RUN/NAME.json"
-        for run, evaluation in evaluations_in(runs, split)[1]
-    ]
-
-
 def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], paper: dict[str, Any]) -> Table:
     """Build the table of the five modes, a row per run, baselines first."""
-    pairs, _ = evaluations_in(runs, split)
+    pairs = [(run, evaluation) for run in runs for evaluation in run.evaluations if evaluation.split == split]
     frame = pd.DataFrame(
         {
             "group": group_numbers(group(*pair) for pair in pairs),  # in the order of the runs
@@ -316,10 +283,11 @@ def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], pap
     rows = []
     for run, evaluation in (pairs[i] for i in frame.sort_values(["group", "future"], kind="stable").index):
         cells = {**run_description(run, names), "texts": run.budget[0], **evaluation.modes, "set": evaluation.hash[:8]}
-        rows.append(Row(cells, group(run, evaluation), resampled=evaluation.resampled(), unit=evaluation.unit))
+        details = (describe_set(evaluation),)
+        key = group(run, evaluation)
+        rows.append(Row(cells, key, None, False, details, evaluation.resampled(), evaluation.unit))
     rows += paper_rows(paper, "perplexities")
-    caption = caption_of("perplexities", [evaluation for _, evaluation in pairs])
-    return Table(f"Perplexities, {split}", caption, PERPLEXITIES, tuple(rows), "backbone")
+    return Table(f"Perplexities, {split}", CAPTIONS["perplexities"], PERPLEXITIES, tuple(rows), "backbone", SETS)
 
 
 def advantage_table(compared: Sequence[Comparison], names: dict[str, str], paper: dict[str, Any]) -> Table:
@@ -333,11 +301,11 @@ def advantage_table(compared: Sequence[Comparison], names: dict[str, str], paper
             **comparison.advantages,
             "set": comparison.evaluation.hash[:8],
         }
-        rows.append(Row({**cells, "twin": comparison.twin.name if comparison.twin else None}, keys[i], comparison.note))
+        cells["twin"] = comparison.twin.name if comparison.twin else None
+        rows.append(Row(cells, keys[i], comparison.note, details=(describe_set(comparison.evaluation),)))
     rows += paper_rows(paper, "advantages")
-    caption = caption_of("advantages", [comparison.evaluation for comparison in compared])
     title = f"Advantage over the causal baseline, {compared[0].evaluation.split}"
-    return Table(title, caption, ADVANTAGE_COLUMNS, tuple(rows), "backbone")
+    return Table(title, CAPTIONS["advantages"], ADVANTAGE_COLUMNS, tuple(rows), "backbone", SETS)
 
 
 def unpaired(compared: Sequence[Comparison]) -> list[tuple[Run, RunEvaluation]]:
@@ -392,10 +360,9 @@ def sweep_table(sweeps: Sequence[Sequence[Comparison]], names: dict[str, str], p
             "baseline": comparison.baseline.modes["training-no-future"],
             "advantage": comparison.advantages["training"],
         }
-        rows.append(Row(cells, number, comparison.note))
-    caption = caption_of("sweep", [comparison.evaluation for group in sweeps for comparison in group])
+        rows.append(Row(cells, number, comparison.note, details=(describe_set(comparison.evaluation),)))
     title = f"Advantage by r_max, {sweeps[0][0].evaluation.split}"
-    return Table(title, caption, SWEEP, (*rows, *paper_rows(paper, "sweep")), "backbone")
+    return Table(title, CAPTIONS["sweep"], SWEEP, (*rows, *paper_rows(paper, "sweep")), "backbone", SETS)
 
 
 # ---- pictures -------------------------------------------------------------------------------------------------------

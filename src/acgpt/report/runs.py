@@ -445,11 +445,6 @@ def command_for(evaluation: RunEvaluation) -> str:
     return " ".join(["acgpt evaluate …", *arguments, f"--seed {dataset.get('seed', 0)}"])
 
 
-def describe_sets(evaluations: Sequence[RunEvaluation]) -> str:
-    """Describe every evaluation dataset of these evaluations, once."""
-    return f"{SETS}: {'; '.join(dict.fromkeys(describe_set(evaluation) for evaluation in evaluations))}."
-
-
 def describe_set(evaluation: RunEvaluation) -> str:
     """Describe the evaluation dataset: its hash, texts, r_max and other parameters, and the unit of intervals."""
     texts, length, r_max = (evaluation.dataset.get(key) for key in ("texts", "length", "r_max"))
