@@ -146,13 +146,6 @@ def test_the_first_part_with_a_size_is_asked():
         trained_conditioning(Metadata(conditioning={"parts": [{"kind": "empty"}]}))
 
 
-def test_models_that_were_trained_on_different_sets_are_refused_together():
-    one, same, other = (Metadata(conditioning={"r_max": r_max}) for r_max in (0.4, 0.4, 0.6))
-    assert trained_conditioning(one, same).r_max == 0.4
-    with pytest.raises(InputError, match=r"different conditioning .*0\.4.*0\.6"):
-        trained_conditioning(one, same, other)
-
-
 def test_a_conditioning_that_cannot_be_read_says_no_r_max():
     results = [trained_r_max(metadata) for metadata in (None, Metadata(), Metadata(conditioning={"rmax": 1}))]
     assert results == [None, None, None]

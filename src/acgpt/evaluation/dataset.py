@@ -263,7 +263,7 @@ def trained_r_maxes(metadata: Metadata | None) -> list[float] | None:
     return list(dict.fromkeys(float(part.r_max) for part in parts if isinstance(part, Sized)))
 
 
-def trained_conditioning(model: Metadata | None, *others: Metadata | None) -> Conditioning:
+def trained_conditioning(metadata: Metadata | None) -> Conditioning:
     """Return the conditioning distribution that a model was trained on, in the form used for evaluation.
 
     This is the first part of the model's mixture that has a size, without unknown tokens: empty conditioning sets and
@@ -272,32 +272,18 @@ def trained_conditioning(model: Metadata | None, *others: Metadata | None) -> Co
         training = trained_conditioning(lm.metadata)
         dataset_of_corpus(corpus, split="test", r_max=training.r_max, training=training)
 
-    Args:
-        model: Metadata of the model, `LanguageModel.metadata`.
-        others: Metadata of further models that are asked the same questions.
-
     Raises:
-        InputError: A model states no conditioning, or they state different ones.
+        InputError: The model states no conditioning.
     """
-    trained = []
-    for metadata in (model, *others):
-        if metadata is None or not metadata.conditioning:
-            problem = (
-                "has no acgpt.json"
-                if metadata is None
-                else f"(method {metadata.method}) states no conditioning in acgpt.json"
-            )
-            raise InputError(f"the model {problem}: use `r_max` or `conditioning`.")
-        sized = [part for part in Conditioning.from_dict(metadata.conditioning).parts if isinstance(part, Sized)]
-        if not sized:
-            raise InputError(
-                "by its acgpt.json, the model was trained with nothing given: use `r_max` or `conditioning`."
-            )
-        trained.append(Conditioning((replace(sized[0], unknown=0.0),)))
-    if any(other != trained[0] for other in trained):
-        shown = "; ".join(dict.fromkeys(json.dumps(found.as_dict()["parts"]) for found in trained))
-        raise InputError(f"the models were trained on different conditioning ({shown}): choose one of them.")
-    return trained[0]
+    if metadata is None or not metadata.conditioning:
+        problem = "has no acgpt.json"
+        if metadata is not None:
+            problem = f"(method {metadata.method}) states no conditioning in acgpt.json"
+        raise InputError(f"the model {problem}: use `r_max` or `conditioning`.")
+    sized = [part for part in Conditioning.from_dict(metadata.conditioning).parts if isinstance(part, Sized)]
+    if not sized:
+        raise InputError("by its acgpt.json, the model was trained with nothing given: use `r_max` or `conditioning`.")
+    return Conditioning((replace(sized[0], unknown=0.0),))
 
 
 @dataclass(frozen=True)
