@@ -383,10 +383,6 @@ def test_what_cannot_be_measured_is_found_before_any_model_runs(
     monkeypatch.setattr(LanguageModel, "log_prob", None)
     good, few = write_generations(tmp_path / "a", corpus), write_generations(tmp_path / "b", corpus, texts=9)
     assert f"{few}: there are 9 generated texts" in acgpt(good, few, corpus, code=2).stderr
-    lines = [json.loads(line) for line in good.read_text().splitlines()]
-    lines[-1]["tokens"][lines[-1]["roles"].index("g")] += 1
-    moved = write_generations(tmp_path / "c", corpus, lines=lines)
-    assert f"{moved}: the given tokens of text 11" in acgpt(good, moved, corpus, code=2).stderr
     strange = write_generations(tmp_path / "d", corpus, tokenizer_hash="x")
     (tmp_path / "texts.txt").write_text("a\n" * 20)
     network, tokenizer = tiny_model("gpt2", vocabulary=340), tiny_tokenizer(**SPECIAL)
