@@ -18,7 +18,7 @@ from acgpt.engine.engine import Engine
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.bootstrap import percentiles, resampled_means
 from acgpt.evaluation.dataset import EvaluationDataset
-from acgpt.evaluation.distance import LABELS, bin_counts, bins, next_given, predicted_gain, run_lengths
+from acgpt.evaluation.distance import LABELS, bins, next_given, run_lengths
 from acgpt.evaluation.perplexity import Evaluation, evaluate
 from acgpt.methods import method_of
 from acgpt.methods.ac_gpt import AcGpt
@@ -356,30 +356,6 @@ def test_a_bin_that_few_texts_have_has_the_interval_of_so_few(holders):
     means = resampled_means({"gain": (gains, counts)}, 0)["gain"]
     assert entry.tokens == holders
     assert entry.interval == (None if holders < 8 else pytest.approx(percentiles(means[~np.isnan(means)], holders)))
-
-
-def test_the_gain_of_another_distribution_follows_from_its_distances():
-    """If the gain is a function of the distance alone, the prediction is exact."""
-    rng = np.random.default_rng(0)
-    worth = np.array([1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.0])  # by bin
-
-    def measured(**training):
-        dataset = small_set(200, 100, training=Conditioning.from_dict(training))
-        roles = dataset.sampled_roles["training"]
-        past = np.where(roles == ASKED, -9 * rng.random(roles.shape), np.nan)
-        both = past + worth[bins(next_given(roles))]
-        return roles, Evaluation("ac-gpt", dataset, {"training-no-future": past, "training": both}, (), seed=0)
-
-    _, paper = measured()
-    roles, stretches = measured(placement="stretches")
-    curve = paper.by_distance["training"].distance
-    predicted = predicted_gain(curve, bin_counts(next_given(roles), roles))
-    assert 100 * (1 - math.exp(-predicted)) == pytest.approx(stretches.gains["training"].percent)
-    assert stretches.gains["training"].percent < 0.8 * paper.gains["training"].percent
-    with pytest.raises(InputError, match="no tokens at distance none"):
-        predicted_gain(
-            {label: curve[label] for label in curve if label != "none"}, bin_counts(next_given(roles), roles)
-        )
 
 
 def test_many_texts_are_resampled_in_parts():

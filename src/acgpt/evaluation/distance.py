@@ -6,10 +6,7 @@
 
 An asked token is scored with and without the future. The difference, in nats, is its gain. The mean over the tokens of
 a bin depends on the model and the text, and at one r_max little on how the given tokens were placed. How many tokens
-are in a bin depends on the conditioning sets alone. So the gain under another distribution of them can be predicted:
-
-    curve = evaluation.by_distance["training"].distance
-    predicted_gain(curve, bin_counts(next_given(roles), roles))         # in nats; 100 (1 - exp(-gain)) in percent
+are in a bin depends on the conditioning sets alone.
 """
 
 from __future__ import annotations
@@ -19,8 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from acgpt.errors import InputError
-from acgpt.query.conditioning import ASKED, GIVEN
+from acgpt.query.conditioning import GIVEN
 
 EDGES = (1, 2, 3, 5, 9, 17, 33)  # first number of each bin
 NONE = "none"  # no given token follows
@@ -80,24 +76,3 @@ def run_lengths(roles: np.ndarray) -> np.ndarray:
 def bins(numbers: np.ndarray) -> np.ndarray:
     """Return the index in `LABELS` of distances or lengths; 0 belongs to `NONE`."""
     return np.where(numbers > 0, np.searchsorted(EDGES, numbers, side="right") - 1, len(EDGES))
-
-
-def bin_counts(numbers: np.ndarray, roles: np.ndarray) -> dict[str, int]:
-    """Return the number of asked tokens in each bin that has some."""
-    counts = np.bincount(bins(numbers)[roles == ASKED], minlength=len(LABELS))
-    return {label: int(count) for label, count in zip(LABELS, counts, strict=True) if count}
-
-
-def predicted_gain(curve: Mapping[str, BinnedGain], tokens: Mapping[str, int]) -> float:
-    """Return the mean gain, in nats, of a distribution of conditioning sets, from the curve of another one.
-
-    Args:
-        curve: Gains by bin.
-        tokens: Number of asked tokens by bin under the distribution.
-
-    Raises:
-        InputError: The curve lacks a bin.
-    """
-    if missing := [label for label in tokens if label not in curve]:
-        raise InputError(f"the curve has no tokens at distance {missing[0]}: measure it on more texts.")
-    return sum(curve[label].gain * count for label, count in tokens.items()) / sum(tokens.values())
