@@ -1,6 +1,7 @@
 """Check that every causal model of transformers is exact under acgpt or refused, against an independent oracle.
 
     python benchmarks/architectures.py | tail -n 1 > benchmarks/results/architectures.json     (a few minutes)
+    python benchmarks/architectures.py --page             write the tables of docs/explanation/architectures.md from it
     python benchmarks/architectures.py llama llama4_text                                       only these model types
 
 Every class of MODEL_FOR_CAUSAL_LM_MAPPING is built with the default configuration of its model type, shrunk: four
@@ -27,17 +28,18 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import random
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from common import machine, report
-from result_tables import architecture_rows
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -49,6 +51,8 @@ from acgpt.errors import ModelError
 from acgpt.models.language_model import positions_of
 from acgpt.query.query import Query
 
+RECORD = Path(__file__).resolve().parent / "results" / "architectures.json"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "architectures.md"
 MAX_PARAMETERS = 8_000_000  # of a tiny model
 LONGEST = 40  # tokens of a text: beyond the threshold of any branch of a shrunk model
 EXACT = 1e-3  # the largest difference, over the mean difference that the copies make
@@ -376,10 +380,83 @@ def sweep(model_types: Sequence[str]) -> Iterator[dict[str, Any]]:
                 yield changed
 
 
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+REASONS = {  # what a refusal says, and the heading of its group on the page
+    "sliding window": "sliding window",
+    "recurrent layers": "recurrent or convolutional layers",
+    "layers of type": "sparse or chunked attention",
+    "position_ids": "counts tokens itself (as ALiBi does): takes no `position_ids`",
+    "code computes attention itself": "computes attention itself, not through transformers' attention interface",
+    "its attention uses": "attention with sinks, a soft cap, a bias, indices or a mask of its own",
+    "both ways": "reads both ways: no causal model",
+    "number positions": "positions do not begin at 0 (RoBERTa)",
+    "names no width": "attention heads of several widths",
+    "calls attention": "not one softmax attention per layer",
+    "temperature of attention": "temperature by the number of the slot",
+    "key-value cache": "takes no key-value cache but its own",
+}
+
+
+def short_reason(reason: str) -> str:
+    """Return the group of a refusal; a refusal of a new kind is its own group."""
+    return next((group for words, group in REASONS.items() if words in reason), reason)
+
+
+def tables(record: Mapping[str, Any]) -> str:
+    """Return the page's tables: the model types that are exact by setting, and the refused ones by reason."""
+    rows = record["rows"]
+    exact: dict[str, list[str]] = {}
+    refused: dict[str, list[str]] = {}
+    for row in rows:
+        if row["verdict"] == "exact":
+            exact.setdefault(row["setting"], []).append(row["type"])
+        elif row["verdict"] == "refused":
+            setting = "" if row["setting"] == AS_IT_COMES else f" ({row['setting']})"
+            refused.setdefault(short_reason(row["reason"]), []).append(row["type"] + setting)
+    accepted = {row["type"] for row in rows if row["verdict"] == "exact"}
+    largest = max(max(row["differences"].values()) for row in rows if row["differences"])
+    parts = [
+        f"**Exact**: {len(accepted)} of {len({row['type'] for row in rows})} model types, {len(exact[AS_IT_COMES])} of "
+        f"them as they come. The largest difference is {largest:.0e} nats.",
+        markdown("setting", exact),
+        "**Refused**, in brackets the setting if it is not the default one:",
+        markdown("reason", refused),
+    ]
+    if not_built := [row["type"] for row in rows if row["verdict"] == "not built"]:
+        parts.append(f"Not built here, and so not tried: {', '.join(not_built)}.")
+    parts.append(
+        f"`{record['command']}`, {record['hardware']}, torch {record['torch']}, transformers "
+        f"{record['transformers']}, {record['date']}."
+    )
+    return "\n\n".join(parts)
+
+
+def markdown(heading: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """Return a Markdown table of groups of model types, the largest group first."""
+    lines = [f"| {heading} | model types |", "|---|---|"]
+    ordered = sorted(groups, key=lambda name: -len(groups[name]))
+    return "\n".join([*lines, *(f"| {name} | {', '.join(groups[name])} |" for name in ordered)])
+
+
+def page(record: Mapping[str, Any], text: str) -> str:
+    """Return the text of the page with the tables of a record."""
+    head, _, rest = text.partition("<!-- architectures -->\n")
+    return f"{head}<!-- architectures -->\n{tables(record)}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+
+
+# ---- the program ----------------------------------------------------------------------------------------------------
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types, such as llama; default: all")
+    parser.add_argument("--page", action="store_true", help="only write the tables of the page from the saved record")
     args = parser.parse_args()
+    if args.page:
+        PAGE.write_text(page(json.loads(RECORD.read_text("utf-8")), PAGE.read_text("utf-8")), encoding="utf-8")
+        return
     if unknown := set(args.types) - set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         parser.error(f"transformers {transformers.__version__} has no causal model types {', '.join(sorted(unknown))}")
     torch.set_num_threads(1)  # more threads slow down such small models
@@ -390,7 +467,9 @@ def main() -> None:
         print(f"{row['type']}, {row['setting']}: {row['verdict']}", file=sys.stderr)
         rows.append(row)
     record = {"benchmark": "architectures", **machine("cpu"), "rows": rows}
-    report("Causal models of transformers under acgpt", *architecture_rows(record), record)
+    columns = ["type", "class", "setting", "verdict", "reason"]
+    shown = [[row[column] for column in columns] for row in rows]
+    report("Causal models of transformers under acgpt", columns, shown, record)
     if wrong := [row for row in rows if row["verdict"].isupper()]:
         sys.exit(f"neither exact nor refused: {', '.join(row['type'] for row in wrong)}")
 

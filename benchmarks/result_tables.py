@@ -835,42 +835,9 @@ def distances(record: dict[str, Any]) -> str:
     return "\n\n".join([markdown(*curve_rows(record)), markdown(*distance_rows(record)), note])
 
 
-def architecture_rows(record: dict[str, Any]) -> Rows:
-    """Return the verdict on each model type, and its largest difference from the oracle in nats."""
-    rows = []
-    for result in record["rows"]:
-        measured = (
-            [f"{max(result['differences'].values()):.0e}", f"{result['effect']:.2f}"]
-            if result["differences"]
-            else ["–", "–"]
-        )
-        reason = (
-            result["reason"]
-            .removeprefix(f"{result['class']} ")
-            .removeprefix("cannot be put through acgpt's attention: ")
-        )
-        rows.append([result["type"], result["class"], result["setting"], result["verdict"], *measured, reason])
-    return ["model type", "class", "setting", "verdict", "difference", "copies matter by", "reason"], rows
-
-
-def architectures(record: dict[str, Any]) -> str:
-    """Render causal models of transformers under acgpt: a table per verdict, without empty columns."""
-    columns, rows = architecture_rows(record)
-    parts = []
-    for verdict in sorted({row[3] for row in rows}, key=lambda verdict: (verdict == "not built", verdict)):
-        chosen = [row for row in rows if row[3] == verdict]
-        shown = [i for i in range(len(columns)) if i != 3 and any(row[i] not in ("", "–") for row in chosen)]
-        cells = [[row[i].replace("|", "\\|").replace("<", "&lt;") for i in shown] for row in chosen]
-        model_types = len({row[0] for row in chosen})
-        table = markdown_table([columns[i] for i in shown], cells, [False] * len(shown))  # mostly words
-        parts += [f"**{verdict.capitalize()}**: {model_types} model types", table]
-    return "\n\n".join(parts)
-
-
 TABLES = {
     "adapter_cloze": adapter_cloze,
     "adapter_gaps": adapter_gaps,
-    "architectures": architectures,
     "attention": attention,
     "attention_kernel": attention_kernel,
     "bos": bos,

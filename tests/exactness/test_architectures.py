@@ -181,13 +181,20 @@ def test_the_program_says_of_each_class_what_became_of_it(program, monkeypatch, 
     assert (exact["type"], exact["class"], exact["verdict"]) == ("gpt2", "GPT2LMHeadModel", "exact")
     assert 0 < max(exact["differences"].values()) < 1e-3 < exact["effect"]
     assert (refused["verdict"], refused["differences"]) == ("refused", {}) and "position_ids" in refused["reason"]
-    page = importlib.import_module("result_tables").architectures(record)
-    assert "**Exact**: 1 model types" in page and "| gpt2 | GPT2LMHeadModel | as it comes |" in page
-    assert page.index("| gpt2 |") < page.index("**Refused**") < page.index("| bloom |")
+    page = program.tables(record)
+    assert "**Exact**: 1 of 2 model types" in page and "| as it comes | gpt2 |" in page
+    assert page.index("| gpt2 |") < page.index("**Refused**") < page.index("takes no `position_ids` | bloom |")
     monkeypatch.setattr(sys, "argv", ["architectures.py", "gpt22"])
     with pytest.raises(SystemExit):
         program.main()
     assert "gpt22" in capsys.readouterr().err
+
+
+def test_the_page_has_the_tables_of_the_saved_record(program):
+    record, text = json.loads(program.RECORD.read_text("utf-8")), program.PAGE.read_text("utf-8")
+    assert program.page(record, text) == text
+    refusals = [row["reason"] for row in record["rows"] if row["verdict"] == "refused"]
+    assert all(program.short_reason(reason) in program.REASONS.values() for reason in refusals)
 
 
 def test_the_program_fails_if_a_model_is_neither_exact_nor_refused(program, monkeypatch, capsys):
