@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from acgpt.cli import main
 from acgpt.cli.ui import with_options
-from acgpt.common.options import Options, current_names, for_command_line, keywords, option, split_keywords
+from acgpt.common.options import Options, for_command_line, keywords, option, split_keywords
 from acgpt.errors import InputError
 
 
@@ -65,59 +65,6 @@ def test_a_command_gets_the_options_that_the_fields_declare():
     assert got == [("d", Some(modes=[], by="lines", only=("1", "x-*"), size=1 << 19), False)]
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "NO_COLOR": "1"}).stdout
     assert "Of the texts that --limit leaves." in text and "x>=1" in text and "In MB." in text
-
-
-@dataclass(frozen=True)
-class Renamed(Options):
-    dataset: Path | None = option("A file.", renamed_from="sets")
-    options: dict[str, str] | None = option(
-        "Pairs.", flags=("--method-option",), form="pairs", renamed_from=("--how", "--way")
-    )
-    share: float = option("A share.", 0.5, minimum=0, renamed_from="part_of")
-    full: bool = option("Everything.", False, renamed_from="all")
-
-
-def test_a_renamed_option_is_accepted_by_its_old_keyword_with_a_warning():
-    @keywords(Renamed)
-    def function(text: str, **keywords: object) -> tuple[str, Renamed]:
-        return text, Renamed(**keywords)
-
-    with pytest.warns(FutureWarning, match=r"^sets is deprecated: use dataset\.$") as caught:
-        assert function("a", sets=Path("x")) == function("a", dataset=Path("x"))
-    assert [warning.filename for warning in caught] == [__file__]
-    with pytest.raises(InputError, match="sets is the old name of dataset: leave it out"):
-        function("a", sets=Path("x"), dataset=Path("y"))
-    with pytest.raises(TypeError, match="how"):  # only the flag was renamed
-        function("a", how={})
-    assert list(inspect.signature(function).parameters) == ["text", "dataset", "options", "share", "full"]
-    with pytest.warns(FutureWarning, match=r"^evaluate\.sets is deprecated: use evaluate\.dataset\.$"):
-        assert current_names(Renamed, {"sets": 1, "share": 2}, "evaluate.") == {"dataset": 1, "share": 2}
-
-
-def test_a_renamed_option_is_accepted_by_its_old_flag_with_a_line_and_hidden():
-    got, app = [], typer.Typer()
-
-    @app.command()
-    @with_options(Renamed)
-    def command(options: Renamed) -> None:
-        got.append(options)
-
-    def run(*words: str, code: int = 0) -> tuple[Renamed | None, str]:
-        result = CliRunner().invoke(app, list(words), env={"COLUMNS": "120", "NO_COLOR": "1"})
-        assert isinstance(result.exception, InputError) if code else result.exit_code == 0, result.output
-        return (None if code else got.pop()), result.stderr
-
-    assert run("--sets", "x") == (Renamed(Path("x"), {}), "warning: --sets is deprecated: use --dataset.\n")
-    assert run("--dataset", "x") == (Renamed(Path("x"), {}), "")
-    both = Renamed(options={"c": "3", "a": "1", "b": "2"})
-    chosen, output = run("--how", "a=1", "--how", "b=2", "--method-option", "c=3")
-    assert chosen == both and output == "warning: --how is deprecated: use --method-option.\n"
-    assert run("--way", "a=1")[0] == Renamed(options={"a": "1"})
-    assert run("--part-of", "0.2", "--all")[0] == Renamed(options={}, share=0.2, full=True)
-    run("--sets", "x", "--dataset", "y", code=2)
-    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "NO_COLOR": "1"}).stdout
-    assert "--dataset" in text and not any(old in text for old in ("--sets", "--how", "--part-of", "--all"))
-    assert CliRunner().invoke(app, ["--part-of", "-1"]).exit_code == 2
 
 
 def test_only_names_in_backticks_that_are_options_are_respelled():

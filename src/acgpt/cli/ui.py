@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from acgpt.common.files import finite
-from acgpt.common.options import Options, choices, command_help, flags_of, for_command_line, old_flags_of, value_types
+from acgpt.common.options import Options, choices, command_help, flags_of, for_command_line, value_types
 from acgpt.errors import InputError
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
@@ -118,14 +118,11 @@ FORMS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
 def with_options(options: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that a dataclass declares, in place of its parameter `options`.
 
-    Typer checks the values; the command is called with one object of the dataclass. Deprecated flags are hidden
-    options: they work, and print a line that names the current flag.
+    Typer checks the values; the command is called with one object of the dataclass.
     """
     flags, hints, help_texts = flags_of(options), value_types(options), command_help(options)
-    deprecated = {(name, flag): f"deprecated_{flag.strip('-').replace('-', '_')}"
-                  for name, old in old_flags_of(options).items() for flag in old}  # fmt: skip
 
-    def parameters_of(item: Field[Any]) -> Iterator[inspect.Parameter]:
+    def parameter_of(item: Field[Any]) -> inspect.Parameter:
         metadata, default, settings = item.metadata, item.default, {}
         kind: Any = hints[item.name]
         if metadata["form"] in FORMS:
@@ -137,40 +134,18 @@ def with_options(options: type[Options]) -> Callable[[Callable[..., None]], Call
             kind = kind if default is not None else kind | None
         settings |= {"help": help_texts[item.name], "metavar": metadata["metavar"]}
         annotation: Any = Annotated[kind, option(*flags[item.name], **settings)]
-        yield inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for (name, flag), hidden in deprecated.items():
-            if name == item.name:
-                annotation = Annotated[kind | None, option(flag, hidden=True, **settings)]
-                yield inspect.Parameter(hidden, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-    def use_deprecated(values: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-        """Move values of deprecated flags to their options."""
-        for (name, flag), hidden in deprecated.items():
-            value = values.pop(hidden)
-            if value is None or value == []:
-                continue
-            current = flags[name][0]
-            print(f"warning: {flag} is deprecated: use {current}.", file=sys.stderr)
-            if isinstance(value, list):
-                values[name] = [*(values[name] or ()), *value]
-            elif values[name] != defaults[name]:
-                raise InputError(f"{flag} is the old name of {current}: leave it out.")
-            else:
-                values[name] = value
+        return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
         parameters: list[inspect.Parameter] = []
         for existing in signature.parameters.values():
-            named = existing.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             if existing.name == "options":
-                parameters += (one for item in fields(options) for one in parameters_of(item))  # type: ignore[arg-type]
+                parameters += map(parameter_of, fields(options))  # type: ignore[arg-type]
             else:
-                parameters.append(named)
-        defaults = {one.name: one.default for one in parameters}
+                parameters.append(existing.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
         def command(**values: Any) -> None:
-            use_deprecated(values, defaults)
             chosen = {}
             for item in fields(options):  # type: ignore[arg-type]
                 value, form = values.pop(item.name), item.metadata["form"]

@@ -7,9 +7,6 @@
 The keyword arguments of a function (`keywords`), the options of a command (`acgpt.cli.ui.with_options`) and the tables
 in the documentation are generated from the fields. Help texts and errors name other options in backticks, as Python
 spells them; `for_command_line` rewrites these names for the command line.
-
-An option is renamed by changing the field and adding its old name as `renamed_from`. The old name keeps working, with a
-warning, in Python (`keywords`), on the command line and in YAML files (`current_names`). It is not documented.
 """
 
 from __future__ import annotations
@@ -18,10 +15,8 @@ import inspect
 import math
 import re
 import textwrap
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import wraps
 from operator import index
 from types import UnionType
 from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -80,7 +75,6 @@ def option(
     form: Form = "value",
     python: str = "",
     shell: str = "",
-    renamed_from: str | tuple[str, ...] = (),
     **bounds: Any,
 ) -> Any:
     """Declare an option as a dataclass field.
@@ -97,12 +91,10 @@ def option(
             repeated, with names; "dtype": one of the dtype names; "megabytes": MB for a number of bytes.
         python: Additional sentence about the value in Python.
         shell: Additional sentence about the value on the command line.
-        renamed_from: Deprecated names. `sets` is a keyword and, as `--sets`, a flag; `--sets` is a flag only.
         **bounds: Arguments of `Range`.
     """
     metadata = {"help": help, "metavar": metavar, "flags": flags, "form": form, "range": Range(**bounds)}
-    deprecated = (renamed_from,) if isinstance(renamed_from, str) else renamed_from
-    metadata |= {"python": python, "shell": shell, "renamed_from": deprecated}
+    metadata |= {"python": python, "shell": shell}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -176,7 +168,7 @@ def keywords(options: type[Options]) -> Callable[[Function], Function]:
 
     The line `**keywords: …` in the section Args of the docstring is replaced by the fields. Fields that are parameters
     of the function keep their place in the signature. A `**` parameter of another name is kept: it also accepts
-    keywords that are not fields. If fields were renamed, the function accepts the old keywords too, with a warning.
+    keywords that are not fields.
     """
 
     def decorate(function: Function) -> Function:
@@ -194,42 +186,9 @@ def keywords(options: type[Options]) -> Callable[[Function], Function]:
         if function.__doc__:
             lines = "\n".join(argument_lines(options))
             function.__doc__ = re.sub(r"^ +\*\*keywords:.*$", lambda _: lines, function.__doc__, flags=re.MULTILINE)
-        if not old_names(options):
-            return function
-
-        @wraps(function)
-        def call(*arguments: Any, **given: Any) -> Any:
-            return function(*arguments, **current_names(options, given))
-
-        return call  # type: ignore[return-value]
+        return function
 
     return decorate
-
-
-def old_names(options: type) -> dict[str, str]:
-    """Return the current name of each deprecated keyword."""
-    return {old: item.name for item in fields(options) for old in item.metadata["renamed_from"] if old[0] != "-"}
-
-
-def current_names(options: type, given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Replace deprecated keywords by their current names, with a `FutureWarning` for each.
-
-    Args:
-        options: The dataclass that declares the keywords.
-        given: Values by keyword.
-        prefix: Put before the names in messages, such as `evaluate.` for keys of a file.
-
-    Raises:
-        InputError: An option is given by its old and its current name.
-    """
-    current = dict(given)
-    for old, new in old_names(options).items():
-        if old in current:
-            if new in current:
-                raise InputError(f"{prefix}{old} is the old name of {prefix}{new}: leave it out.")
-            warnings.warn(f"{prefix}{old} is deprecated: use {prefix}{new}.", FutureWarning, stacklevel=3)
-            current[new] = current.pop(old)
-    return current
 
 
 def split_keywords(options: type[Chosen], keywords: Mapping[str, Any]) -> tuple[Chosen, dict[str, Any]]:
@@ -251,17 +210,6 @@ def argument_lines(options: type) -> list[str]:
 def flags_of(options: type) -> dict[str, tuple[str, ...]]:
     """Return the names of each field on the command line."""
     return {item.name: item.metadata["flags"] or (f"--{item.name.replace('_', '-')}",) for item in fields(options)}
-
-
-def old_flags_of(options: type) -> dict[str, tuple[str, ...]]:
-    """Return the deprecated names on the command line of each field that has any."""
-    return {
-        item.name: tuple(
-            old if old[0] == "-" else f"--{old.replace('_', '-')}" for old in item.metadata["renamed_from"]
-        )
-        for item in fields(options)
-        if item.metadata["renamed_from"]
-    }
 
 
 def command_help(options: type) -> dict[str, str]:
