@@ -1,17 +1,15 @@
 """Whatever causal model transformers offers is exact, or refused with a reason: representative classes.
 
-benchmarks/architectures.py runs all of them. The networks and the oracle here are that program's.
+architectures.py runs all of them. The networks and the oracle here are that program's.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import architectures
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -21,24 +19,17 @@ from acgpt.engine.attention import NAME, check_model
 from acgpt.errors import ModelError
 from acgpt.models.language_model import positions_of
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FULL = {"layer_types": ["full_attention"] * 4}
 LONGEST = 10  # tokens; more than every window and temperature of these networks waits for
 SMALL = {"scale": 0.003, "dtype": torch.bfloat16}
 torch.set_num_threads(1)
 
 
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("architectures")
-
-
-def built(program: ModuleType, model_type: str, own: dict[str, Any] | None = None, **how: Any) -> PreTrainedModel:
+def built(model_type: str, own: dict[str, Any] | None = None, **how: Any) -> PreTrainedModel:
     """A tiny network; a test whose class this version of transformers does not have is skipped."""
-    if model_type not in program.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if model_type not in architectures.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         pytest.skip(f"this version of transformers has no {model_type}")
-    return program.tiny_model(model_type, program.config_of(model_type, **(own or {})), **how)
+    return architectures.tiny_model(model_type, architectures.config_of(model_type, **(own or {})), **how)
 
 
 def rope(rope_type: str, **more: Any) -> dict[str, Any]:
@@ -69,10 +60,10 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_accepted_models_agree_with_the_oracle_in_every_way_of_asking(program, name):
-    ours, reference = (built(program, *ACCEPTED[name]) for _ in range(2))
+def test_accepted_models_agree_with_the_oracle_in_every_way_of_asking(name):
+    ours, reference = (built(*ACCEPTED[name]) for _ in range(2))
     check_model(ours)
-    measured = program.measure(ours, reference, LONGEST)
+    measured = architectures.measure(ours, reference, LONGEST)
     assert measured.exact, measured
     assert set(measured.differences) == {
         "with copies", "left to right", "sampling with copies", "sampling left to right"
@@ -105,9 +96,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("weights", [{}, SMALL], ids=["large weights", "small weights in bfloat16"])
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_models_are_refused_whatever_their_weights_with_a_reason(program, name, weights):
+def test_refused_models_are_refused_whatever_their_weights_with_a_reason(name, weights):
     model_type, own, reason = REFUSED[name]
-    model = built(program, model_type, own, **weights)
+    model = built(model_type, own, **weights)
     with pytest.raises(ModelError, match=reason) as refusal:
         check_model(model)
     assert not str(refusal.value).count("Error:")  # no words of somebody else's code
@@ -115,30 +106,30 @@ def test_refused_models_are_refused_whatever_their_weights_with_a_reason(program
 
 @pytest.mark.parametrize("scale", [1e-4, 0.02, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_models_are_accepted_whatever_their_weights(program, scale, dtype):
+def test_models_are_accepted_whatever_their_weights(scale, dtype):
     for model_type in ("llama", "gpt2"):
-        check_model(built(program, model_type, scale=scale, dtype=dtype))
+        check_model(built(model_type, scale=scale, dtype=dtype))
 
 
 @pytest.mark.parametrize("weights", [{}, SMALL], ids=["large weights", "small weights in bfloat16"])
-def test_a_temperature_by_slot_is_found_by_trial_too(program, monkeypatch, weights):
+def test_a_temperature_by_slot_is_found_by_trial_too(monkeypatch, weights):
     monkeypatch.setattr(attention, "objection", lambda model: None)
-    model = built(program, "llama4_text", {**FULL, "floor_scale": 8192}, **weights)
+    model = built("llama4_text", {**FULL, "floor_scale": 8192}, **weights)
     with pytest.raises(ModelError, match="number of a slot"):
         check_model(model)
 
 
-def test_the_oracle_sees_a_temperature_that_follows_slots(program):
-    ours, reference = (built(program, "llama4_text", {**FULL, "attn_scale": 1.0}) for _ in range(2))
+def test_the_oracle_sees_a_temperature_that_follows_slots():
+    ours, reference = (built("llama4_text", {**FULL, "attn_scale": 1.0}) for _ in range(2))
     ours.set_attn_implementation(NAME)  # unchecked
-    measured = program.measure(ours, reference, LONGEST)
+    measured = architectures.measure(ours, reference, LONGEST)
     assert not measured.exact
     assert min(measured.differences[way] for way in ("with copies", "sampling with copies")) > 0.1  # nats
 
 
 @pytest.mark.parametrize("scale", [0.3, 0.02])
-def test_a_model_that_reads_both_ways_is_found_by_trial_too(program, scale):
-    model = built(program, "bert", scale=scale)
+def test_a_model_that_reads_both_ways_is_found_by_trial_too(scale):
+    model = built("bert", scale=scale)
     model.set_attn_implementation("eager")
     for module in model.modules():
         if hasattr(module, "is_causal"):
@@ -147,8 +138,8 @@ def test_a_model_that_reads_both_ways_is_found_by_trial_too(program, scale):
         check_model(model)
 
 
-def test_experts_in_float64_are_exact_or_refused_with_the_remedy(program):
-    ours, reference = (built(program, "mixtral", dtype=torch.float64) for _ in range(2))
+def test_experts_in_float64_are_exact_or_refused_with_the_remedy():
+    ours, reference = (built("mixtral", dtype=torch.float64) for _ in range(2))
     try:
         check_model(ours)
     except ModelError as refusal:
@@ -156,54 +147,50 @@ def test_experts_in_float64_are_exact_or_refused_with_the_remedy(program):
         for model in (ours, reference):
             model.set_experts_implementation("eager")
         check_model(ours)
-    assert program.measure(ours, reference, LONGEST).exact
+    assert architectures.measure(ours, reference, LONGEST).exact
 
 
-def test_positions_end_where_a_rope_by_layer_type_would_change(program):
-    if "modernbert-decoder" not in program.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+def test_positions_end_where_a_rope_by_layer_type_would_change():
+    if "modernbert-decoder" not in architectures.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         pytest.skip("this version of transformers has no modernbert-decoder")
     ropes = {
         "full_attention": rope("longrope", original_max_position_embeddings=24)["rope_parameters"],
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }
-    config = program.config_of("llama")
+    config = architectures.config_of("llama")
     assert positions_of(config) == 64
     config.rope_parameters = ropes
     assert positions_of(config) == 24
 
 
-def test_the_program_says_of_each_class_what_became_of_it(program, monkeypatch, capsys):
-    monkeypatch.setattr(program, "LONGEST", LONGEST)
-    monkeypatch.setattr(sys, "argv", ["architectures.py", "gpt2", "bloom"])
-    program.main()
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    exact, refused = record["rows"]
+def test_the_program_says_of_each_class_what_became_of_it(monkeypatch):
+    monkeypatch.setattr(architectures, "LONGEST", LONGEST)
+    exact, refused = architectures.sweep(["gpt2", "bloom"])
     assert (exact["type"], exact["class"], exact["verdict"]) == ("gpt2", "GPT2LMHeadModel", "exact")
     assert 0 < max(exact["differences"].values()) < 1e-3 < exact["effect"]
     assert (refused["verdict"], refused["differences"]) == ("refused", {}) and "position_ids" in refused["reason"]
-    page = program.tables(record)
+    made = dict.fromkeys(("command", "hardware", "torch", "transformers", "date"), "")
+    page = architectures.tables({"rows": [exact, refused], **made})
     assert "**Exact**: 1 of 2 model types" in page and "| as it comes | gpt2 |" in page
     assert page.index("| gpt2 |") < page.index("**Refused**") < page.index("takes no `position_ids` | bloom |")
-    monkeypatch.setattr(sys, "argv", ["architectures.py", "gpt22"])
-    with pytest.raises(SystemExit):
-        program.main()
-    assert "gpt22" in capsys.readouterr().err
 
 
-def test_the_page_has_the_tables_of_the_saved_record(program):
-    record, text = json.loads(program.RECORD.read_text("utf-8")), program.PAGE.read_text("utf-8")
-    assert program.page(record, text) == text
+def test_the_page_has_the_tables_of_the_saved_record():
+    record, text = json.loads(architectures.RECORD.read_text("utf-8")), architectures.PAGE.read_text("utf-8")
+    assert architectures.page(record, text) == text
     refusals = [row["reason"] for row in record["rows"] if row["verdict"] == "refused"]
-    assert all(program.short_reason(reason) in program.REASONS.values() for reason in refusals)
+    assert all(architectures.short_reason(reason) in architectures.REASONS.values() for reason in refusals)
 
 
-def test_the_program_fails_if_a_model_is_neither_exact_nor_refused(program, monkeypatch, capsys):
-    monkeypatch.setattr(program, "refusal", lambda model: model.set_attn_implementation(NAME))  # accepts all
+def test_the_program_fails_if_a_model_is_neither_exact_nor_refused(monkeypatch, capsys):
+    monkeypatch.setattr(architectures, "refusal", lambda model: model.set_attn_implementation(NAME))  # accepts all
     tuned = {**FULL, "attn_scale": 1.0}
-    monkeypatch.setattr(program, "config_of", lambda model_type, of=program.config_of, **own: of(model_type, **tuned))
-    monkeypatch.setattr(program, "LONGEST", LONGEST)
-    monkeypatch.setattr(program, "VARIANTS", {})
+    monkeypatch.setattr(
+        architectures, "config_of", lambda model_type, of=architectures.config_of, **own: of(model_type, **tuned)
+    )
+    monkeypatch.setattr(architectures, "LONGEST", LONGEST)
+    monkeypatch.setattr(architectures, "VARIANTS", {})
     monkeypatch.setattr(sys, "argv", ["architectures.py", "llama4_text"])
     with pytest.raises(SystemExit, match="neither exact nor refused: llama4_text"):
-        program.main()
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][0]["verdict"] == "NOT EXACT"
+        architectures.main()
+    assert "llama4_text, as it comes: NOT EXACT" in capsys.readouterr().out

@@ -1,8 +1,8 @@
 """Check that every causal model of transformers is exact under acgpt or refused, against an independent oracle.
 
-    python benchmarks/architectures.py | tail -n 1 > benchmarks/results/architectures.json     (a few minutes)
-    python benchmarks/architectures.py --page             write the tables of docs/explanation/architectures.md from it
-    python benchmarks/architectures.py llama llama4_text                                       only these model types
+    python tests/exactness/architectures.py                       all model types (a few minutes): architectures.json
+    python tests/exactness/architectures.py --page                write the tables of the documentation from it
+    python tests/exactness/architectures.py llama llama4_text     only these model types
 
 Every class of MODEL_FOR_CAUSAL_LM_MAPPING is built with the default configuration of its model type, shrunk: four
 layers, a width of 32, 64 positions, and so on for every size that the configuration names. Weights are random and
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import datetime
 import json
 import random
 import sys
@@ -39,7 +40,6 @@ from typing import Any
 
 import torch
 import transformers
-from common import machine, report
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -51,8 +51,8 @@ from acgpt.errors import ModelError
 from acgpt.models.language_model import positions_of
 from acgpt.query.query import Query
 
-RECORD = Path(__file__).resolve().parent / "results" / "architectures.json"
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "architectures.md"
+RECORD = Path(__file__).with_suffix(".json")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "architectures.md"
 MAX_PARAMETERS = 8_000_000  # of a tiny model
 LONGEST = 40  # tokens of a text: beyond the threshold of any branch of a shrunk model
 EXACT = 1e-3  # the largest difference, over the mean difference that the copies make
@@ -464,12 +464,13 @@ def main() -> None:
     warnings.simplefilter("ignore")
     rows = []
     for row in sweep(args.types or list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)):
-        print(f"{row['type']}, {row['setting']}: {row['verdict']}", file=sys.stderr)
+        print(f"{row['type']}, {row['setting']}: {row['verdict']} {row['reason']}", flush=True)
         rows.append(row)
-    record = {"benchmark": "architectures", **machine("cpu"), "rows": rows}
-    columns = ["type", "class", "setting", "verdict", "reason"]
-    shown = [[row[column] for column in columns] for row in rows]
-    report("Causal models of transformers under acgpt", columns, shown, record)
+    if not args.types:
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        made = {"command": "python tests/exactness/architectures.py", "hardware": "CPU, 1 thread"} | versions
+        record = {**made, "date": datetime.date.today().isoformat(), "rows": rows}
+        RECORD.write_text(json.dumps(record) + "\n", encoding="utf-8")
     if wrong := [row for row in rows if row["verdict"].isupper()]:
         sys.exit(f"neither exact nor refused: {', '.join(row['type'] for row in wrong)}")
 
