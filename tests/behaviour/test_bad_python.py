@@ -25,7 +25,7 @@ from acgpt import Query
 from acgpt.data.corpus import Corpus
 from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.experiments.experiment import load_experiment
-from acgpt.query.conditioning import Conditioning
+from acgpt.query.conditioning import Conditioning, generator
 from acgpt.training.recipe import load_recipe
 from acgpt.training.train import train
 
@@ -184,6 +184,35 @@ CONDITIONING = [
     "Conditioning.from_dict({'parts': [{'kind': 'gaps', 'length_weight': 0}]})",
     "Conditioning.from_dict({'parts': [{'kind': 'empty', 'r_max': 0.5}]})",
     "Conditioning.from_dict({}).roles(0, np.random.default_rng(0))",
+    "Conditioning.from_dict({'zzz': 1})",
+    "Conditioning.from_dict({'placement': []})",
+    "Conditioning.from_dict({'r_min': -0.1})",
+    "Conditioning.from_dict({'r_max': '0.6'})",
+    "Conditioning.from_dict({'r_max': math.nan})",
+    "Conditioning.from_dict({'f_max': 1.5})",
+    "Conditioning.from_dict({'b_max': True})",
+    "Conditioning.from_dict({'b_max': 'length'})",
+    "Conditioning.from_dict({'b_min': 'size', 'b_max': 2})",
+    "Conditioning.from_dict({'empty': -0.1})",
+    "Conditioning.from_dict({'empty': None})",
+    "Conditioning.from_dict({'unknown': -0.1})",
+    "Conditioning.from_dict({'unknown': '0.1'})",
+    "Conditioning.from_dict({'parts': [{}], 'r_max': 0.5})",
+    "Conditioning.from_dict({'parts': [1]})",
+    "Conditioning.from_dict({'parts': [{}, {'r_max': 2}]})",
+    "Conditioning.from_dict({'parts': [{'wieght': 2}]})",
+    "Conditioning.from_dict({'parts': [{'weight': -1}]})",
+    "Conditioning.from_dict({'parts': [{'weight': math.inf}]})",
+    "Conditioning.from_dict({'parts': [{'weight': '1'}]})",
+    "Conditioning.from_dict({'parts': [{'kind': ['blocks']}]})",
+    "Conditioning.from_dict({'parts': [{'kind': 'infilling', 'b_max': 2}]})",
+    "Conditioning.from_dict({'parts': [{'kind': 'gaps', 'length': 1}]})",
+    "generator(-1, 0, 0)",
+    "generator(2**32, 0, 0)",
+    "generator(0, None, 0)",
+    "generator(0, 0, 2**64)",
+    "generator(1.0, 0, 0)",
+    "generator(0, 0, '3')",
 ]
 RECIPES = [
     "load_recipe('tiny-cup')",
@@ -342,7 +371,7 @@ def names(room: Room) -> dict[str, Any]:
         return copy
 
     damages = {one.__name__: one for one in (cut, index, keys, last_is_nan, tensors, text, without)}
-    public = (Query, Conditioning, Corpus, EvaluationDataset, load_experiment, load_recipe, train)
+    public = (Query, Conditioning, Corpus, EvaluationDataset, generator, load_experiment, load_recipe, train)
     models = {"lm": lm, "maskless": maskless, "predicting": tiny_lm(lengths=True)}
     others = {"acgpt": acgpt, "np": np, "math": math, "damaged": damaged, "grid": room.grid}
     return models | damages | others | {one.__name__: one for one in public}

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from models import toy_tokenizer
 
 from acgpt.data.tokenizer import load
-from acgpt.errors import InputError
 from acgpt.query import passages
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, Gaps, generator
 from acgpt.query.gaps import encode_gaps
@@ -196,18 +195,3 @@ def test_given_tokens_are_as_many_as_foreseen_and_gaps_hold_the_rest(seed):
     assert len(draw.questions) == len(draw.passages)
     for passage, question in zip(draw.passages, draw.questions, strict=True):
         assert question is None or 0 <= question < len(passage.gaps)
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"passages": 0}, "passages must be a whole number from 1, not 0"),
-        ({"passages": True}, "passages"),
-        ({"lengths": 1.5}, "lengths is the share"),
-        ({"length_weight": 0}, "length_weight must be a positive number"),
-        ({"length": 1}, "did you mean 'lengths'"),
-    ],
-)
-def test_bad_values_are_refused(entry, message):
-    with pytest.raises(InputError, match=message):
-        Conditioning.from_dict({"parts": [{"kind": "gaps", **entry}]})
