@@ -72,6 +72,9 @@ TEMPLATES = [
     "predicting.lengths('The {{_}} sat {{_}}.', [-1])",
     "predicting.lengths('The {{_}}')",
     "lm.query('The {{_}} sat.')",
+    "lm.rank('a {{b}}')",
+    "lm.rank('{{a|b}} {{_2}}')",
+    "lm.rank('{{a|b}} {{?2}}')",
 ]
 QUERIES = [
     "Query([5, 6], [True])",

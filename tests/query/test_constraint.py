@@ -105,42 +105,6 @@ def test_literals_accept_exactly_the_texts_that_have_them_in_order(name: str, co
     check_by_enumeration(constraint, VOCABULARIES[name], ".*".join(map(re.escape, literals)))
 
 
-@pytest.mark.parametrize(
-    ("literals", "count"),
-    [
-        (["a"], 1),
-        (["ab"], 2),  # "ab", or "a" and "b"
-        ([""], 1),  # nothing at all
-        (["", ""], 1 + 4 + 16 + 64 + 256),  # any text
-    ],
-)
-def test_the_number_of_texts_is_the_one_counted_by_hand(literals: list[str], count: int) -> None:
-    constraint = Literals(TokenTable(LETTERS), [literal.encode() for literal in literals])
-    assert check_by_enumeration(constraint, LETTERS, ".*".join(literals)) == count
-
-
-def test_half_a_character_is_allowed_only_if_the_rest_can_follow() -> None:
-    tokens = [b"\xc3", b"\xa9", b"a"]
-    constraint = Literals(TokenTable(tokens), [b"", b""])
-    assert constraint.allowed(constraint.start, 2).tolist() == [True, False, True]
-    assert constraint.allowed(constraint.start, 1).tolist() == [False, False, True]
-    assert constraint.allowed(constraint.advance(constraint.start, 0), 1).tolist() == [False, True, False]
-
-
-def test_a_literal_may_begin_or_end_inside_a_token() -> None:
-    constraint = Literals(TokenTable([b" axis", b" xs", b" x", b"-axis", b"-axi", b"s"]), [b" x", b"s"])
-    assert constraint.allowed(constraint.start, 1).tolist() == [False, True, False, False, False, False]
-    assert constraint.allowed(constraint.start, 2).tolist() == [False, True, True, False, False, False]
-    after = constraint.advance(constraint.start, 2)
-    assert constraint.allowed(after, 1).tolist() == [True, True, False, True, False, True]
-
-
-def test_a_constraint_that_no_token_can_meet_has_no_lengths() -> None:
-    constraint = Literals(TokenTable([b"a", None]), [b"ab", b""])
-    assert constraint.lengths(6) == [] and not constraint.possible(3)
-    assert not constraint.allowed(constraint.start, 2).any()
-
-
 def test_answers_do_not_depend_on_the_order_of_the_questions() -> None:
     """A constraint keeps what it has computed."""
     table, literals = TokenTable(LETTERS), [b"a", b"ba"]
@@ -277,24 +241,11 @@ def test_a_table_without_text_moves_nowhere(tokens: list[bytes | None]) -> None:
     assert moves.tolist() == [DEAD] * len(tokens)
 
 
-@pytest.mark.parametrize("pattern", [r"\w{1,50}", ".{0,100}"])
-def test_a_pattern_of_too_many_states_is_refused_at_once(pattern):
-    pytest.importorskip("outlines_core")
-    with pytest.raises(InputError, match="states, more than"):
-        check_pattern(pattern)
-
-
 def test_a_constraint_of_too_many_states_for_the_vocabulary_is_refused(monkeypatch):
     monkeypatch.setattr("acgpt.query.constraint.MOST_WORK", 10 * len(LETTERS))
     Literals(TokenTable(LETTERS), [b"abaaba"])
     with pytest.raises(InputError, match=r"needs more than 10 states, .* for this vocabulary: repeat less"):
         Literals(TokenTable(LETTERS), [b"abaabaabaab"])
-
-
-def test_a_pattern_of_too_many_characters_is_refused_unread():
-    pytest.importorskip("outlines_core")
-    with pytest.raises(InputError, match="the pattern has 5000 characters, more than 4096"):
-        check_pattern("a" * 5000)
 
 
 @needs_outlines
@@ -340,10 +291,3 @@ def test_patterns_between_literals_accept_exactly_the_texts_that_match(seed):
     parts = [f"(?:{pattern or '.*'})" for pattern in patterns]
     expression = "".join(a + b for a, b in zip(literals, [*parts, ""], strict=True))
     check_by_enumeration(constraint, LETTERS, expression)
-
-
-@pytest.mark.parametrize("pattern", ["^a", "a$", "^a$"])
-def test_anchors_are_refused_because_a_pattern_always_matches_the_whole(pattern):
-    pytest.importorskip("outlines_core")
-    with pytest.raises(InputError, match=r"leave out \^ and \$"):
-        check_pattern(pattern)

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import gc
 import random
-import weakref
 from itertools import product
 from pathlib import Path
 
@@ -280,15 +278,6 @@ def test_a_vocabulary_is_built_once_and_again_when_tokens_are_added() -> None:
     assert ByteVocabulary.of(tokenizer) is vocabulary
     tokenizer.add_tokens(["<more>"])
     assert b"<more>" in ByteVocabulary.of(tokenizer).ids
-
-
-def test_a_vocabulary_does_not_keep_its_tokenizer_alive() -> None:
-    tokenizer = byte_level(LLAMA3)
-    ByteVocabulary.of(tokenizer)
-    alive = weakref.ref(tokenizer)
-    del tokenizer
-    gc.collect()
-    assert alive() is None
 
 
 def test_tokenizers_that_are_not_made_of_bytes_are_refused() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import doctest
 from itertools import pairwise
-from math import prod
 
 import pytest
 from hypothesis import given, settings
@@ -172,34 +171,21 @@ def test_inside_a_slot_a_backslash_takes_the_meaning_from_marks_only(template: s
 @pytest.mark.parametrize(
     ("template", "at", "problem"),
     [
-        ("a {{}}", 2, "empty"),
         ("a {{|}}", 2, "empty"),
-        ("a {{b", 2, "never closed"),
         ("a {{b}", 2, "never closed"),
         (r"a {{b\}}", 2, "never closed"),
-        ("a {{", 2, "never closed"),
         ("a {{b {{c}}", 6, "opened at character 3"),
         ("{{{{a}}", 2, "opened at character 1"),
-        ("a {{_0}}", 2, "at least 1"),
         ("a {{_00}}", 2, "at least 1"),
         ("a {{_x}}", 2, r"must be followed by }}, .* write {{\\_"),
-        ("a {{_-1}}", 2, "must be followed by }}"),
-        ("a {{_3-}}", 2, "must be followed by }}"),
-        ("a {{_-}}", 2, "must be followed by }}"),
-        ("a {{_3 - 5}}", 2, "must be followed by }}"),
-        ("a {{_4.}}", 2, "must be followed by }}"),
         ("a {{_4|b}}", 2, "must be followed by }}"),
         ("a {{_4", 2, "must be followed by }}"),
         ("a {{_", 2, "must be followed by }}"),
         ("a {{_:[a-z]", 2, "must be followed by }}"),
         ("a {{_٤}}", 2, "must be followed by }}"),
         ("a {{_1-٤}}", 2, "must be followed by }}"),
-        ("a {{_12-3}}", 2, "12-3 has no number in it: write {{_3-12}}"),
-        ("a {{_1000000}}", 2, "at most 999999"),
         ("a {{_1-1000000}}", 2, "at most 999999"),
         ("a {{_" + "9" * 5000 + "}}", 2, "at most 999999"),
-        ("a {{?}}", 2, r"{{\? must be followed by a number .* write {{\\\?"),
-        ("a {{?0}}", 2, "must be followed by a number"),
         ("a {{?x}}", 2, "must be followed by a number"),
         ("a {{?3-4}}", 2, "must be followed by a number"),
         ("a {{?3", 2, "must be followed by a number"),
@@ -219,11 +205,11 @@ def test_escaped_text_means_itself(text: str) -> None:
 
 
 @settings(deadline=None)
-@given(tricky, tricky.filter(bool), tricky)
-def test_escaped_text_means_itself_around_a_slot(before: str, inside: str, after: str) -> None:
+@given(tricky, st.lists(tricky, min_size=1, max_size=4).filter(any), tricky)
+def test_escaped_text_means_itself_in_and_around_a_slot(before: str, inside: list[str], after: str) -> None:
     lead = escape(before, before_slot=True)
-    expected: list[Part] = [Given(before), asks(inside, at=len(lead)), Given(after)]
-    template = lead + "{{" + escape_slot(inside) + "}}" + escape(after)
+    expected: list[Part] = [Given(before), asks(*inside, at=len(lead)), Given(after)]
+    template = lead + "{{" + "|".join(map(escape_slot, inside)) + "}}" + escape(after)
     assert parse(template) == [part for part in expected if part != Given("")]
 
 
@@ -257,34 +243,12 @@ def test_fillings_are_all_combinations_in_order() -> None:
     assert found[1] == [asks("a"), Given("-"), asks("x", at=8), Given("-"), asks("", at=14)]
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=4).filter(lambda counts: max(counts) > 1))
-def test_there_are_as_many_fillings_as_the_product_of_the_alternatives(counts: list[int]) -> None:
-    template = " ".join("{{" + "|".join("abcd"[:count]) + "}}" for count in counts)
-    assert len({rendered(parts) for parts in fillings(template)}) == prod(counts)
-
-
 def test_too_many_fillings_are_counted_not_built() -> None:
     with pytest.raises(TemplateError, match=f"{2**100} ways, more than the cap of 256"):
         fillings("{{a|b}}" * 100)
     assert len(fillings("{{a|b}}" * 3, cap=8)) == 8
     with pytest.raises(TemplateError, match="8 ways, more than the cap of 7"):
         fillings("{{a|b}}" * 3, cap=7)
-
-
-@pytest.mark.parametrize(
-    ("template", "at", "problem"),
-    [
-        ("{{a|b}} {{_2}}", 8, "blank"),
-        ("{{a|b}} {{_}}", 8, "blank"),
-        ("{{a|b}} {{?2}}", 8, "blank"),
-        ("a {{b}}", 2, "nothing to rank"),
-        ("plain", 5, "nothing to rank"),
-    ],
-)
-def test_only_alternatives_can_be_ranked(template: str, at: int, problem: str) -> None:
-    with pytest.raises(TemplateError, match=problem) as error:
-        fillings(template)
-    assert error.value.at == at
 
 
 @pytest.mark.parametrize("template", ["a {{_2}}", "a {{b|c}}"])

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from acgpt.errors import InputError, ModelError, QueryError, TemplateError
+from acgpt.errors import ModelError, QueryError, TemplateError
 from acgpt.query.template import Given, Part, Slot, escape_slot, parse, rendered
 from acgpt.query.text import TOGETHER, Encoded, encode, encode_text, pieces, pieces_of_many
 
@@ -242,16 +242,6 @@ def test_the_space_before_a_word_is_asked_with_it(byte_level: PreTrainedTokenize
     assert all_pieces(outside, byte_level)[first - 1 : last] == [" Paris"]
 
 
-def test_a_token_that_straddles_the_edge_of_a_slot_is_asked(gpt2: PreTrainedTokenizerBase) -> None:
-    encoded = ask("I am un{{happy}} now", gpt2)
-    assert gpt2.convert_ids_to_tokens(encoded.query.tokens) == ["I", "Ġam", "Ġunhappy", "Ġnow"]
-    assert encoded.slots == ((3, 3),)
-
-
-def test_slots_that_share_a_token_both_count_it(gpt2: PreTrainedTokenizerBase) -> None:
-    assert ask("I am{{ un}}{{happy}} now", gpt2).slots == ((3, 3), (3, 3))
-
-
 def test_special_tokens_in_the_text_are_plain_text(tokenizer: PreTrainedTokenizerBase) -> None:
     special = [token for token in tokenizer.all_special_tokens if token != "<unk>"]
     assert special
@@ -319,30 +309,11 @@ def test_around_a_blank_the_text_is_tokenised_as_around_a_word(frame: str, byte_
         assert all(blank.query.tokens[p - 1] is None for p in blank.query.asked_positions)
 
 
-@pytest.mark.parametrize("frame", AROUND_A_WORD)
-def test_around_a_blank_all_is_given_but_the_space_before_it(frame: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    blank = ask(frame.replace("{{}}", "{{_2}}"), tokenizer)
-    found = zip(blank.query.tokens, all_pieces(blank, tokenizer), strict=True)
-    filled = "".join("#" if token is None else piece for token, piece in found)
-    assert filled == frame.replace(" {{}}", "##").replace("{{}}", "##")
-
-
-@pytest.mark.parametrize("spaces", [2, 3, 4, 8])
-def test_of_an_indentation_only_one_space_belongs_to_the_blank(spaces: int, tokenizer: PreTrainedTokenizerBase) -> None:
-    blank = ask("a:\n" + " " * spaces + "{{_2}}\n", tokenizer)
-    first = blank.slots[0][0]
-    assert "".join(all_pieces(blank, tokenizer)[: first - 1]) == "a:\n" + " " * (spaces - 1)
-
-
 def test_blanks_side_by_side_keep_their_lengths(tokenizer: PreTrainedTokenizerBase) -> None:
     assert ask("{{_1}}{{_2}}", tokenizer).slots == ((1, 1), (2, 3))
     first, second, third = ask("the {{_1}}{{_2}} {{_3}}.", tokenizer).slots
     assert (first[1] + 1, second[1] + 1) == (second[0], third[0])
     assert [last - first for first, last in (first, second, third)] == [0, 1, 2]
-
-
-def test_a_blank_means_the_same_with_and_without_the_space_before_it(tokenizer: PreTrainedTokenizerBase) -> None:
-    assert ask("the cat {{_2}} on", tokenizer) == ask("the cat{{_2}} on", tokenizer)
 
 
 @thorough
@@ -405,13 +376,6 @@ def test_empty_alternatives_alone_ask_for_nothing(gpt2: PreTrainedTokenizerBase)
     assert rendered(parts) == "It is raining"
 
 
-@pytest.mark.parametrize(("template", "at"), [("no slot", 0), ("a {{b|c}}", 2)])
-def test_a_template_that_is_no_question_is_an_error(template: str, at: int, gpt2: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(TemplateError) as error:
-        ask(template, gpt2)
-    assert error.value.at == at
-
-
 def test_a_blank_that_the_tokenizer_joins_to_its_neighbour_is_pointed_at() -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -427,12 +391,6 @@ def test_a_blank_that_the_tokenizer_joins_to_its_neighbour_is_pointed_at() -> No
 def test_a_slow_tokenizer_is_refused() -> None:
     with pytest.raises(ModelError, match="fast"):
         ask("a {{b}}", ByT5Tokenizer())
-
-
-@pytest.mark.parametrize("template", ["a {{b}} \ud800", "a {{\udfff}}"])
-def test_half_a_character_is_refused(template: str, gpt2: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(InputError, match="half a character"):
-        ask(template, gpt2)
 
 
 def test_the_llama_tokenizer_here_agrees_with_sentencepiece(
