@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 FINGERPRINT = "Shows"  # PNG keyword for the fingerprint of the data that a figure shows
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("benchmarks", "explanation/methods", "how-to/adapt", "log", "results")
+NAMES = ("benchmarks", "log", "results")
 PAGES = [ROOT / "docs" / f"{name}.md" for name in NAMES]
 
 
