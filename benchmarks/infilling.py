@@ -35,6 +35,8 @@ from typing import Any
 
 import numpy as np
 from common import Parser, check_limit, load_adapted, machine, mean_with_interval, report, resampled
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "default-model"))
 from infilling_tasks import Task, by_kind, read_tasks
 from result_tables import infilling_costs, infilling_differences, infilling_rows
 from sandbox import passes_all

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-OUTSIDE = re.compile(r"\[(?P<text>[^\]]+)\]\((?:\.\./)+(?P<path>(?:src|tests|configs|examples|benchmarks)\b[^)#\s]*)\)")
+OUTSIDE = re.compile(
+    r"\[(?P<text>[^\]]+)\]\((?:\.\./)+(?P<path>(?:src|tests|configs|examples|benchmarks|default-model)\b[^)#\s]*)\)"
+)
 PAGE = re.compile(r"\bdocs/([\w/-]+\.md)")
 LEAVES_DOCS = re.compile(r"\]\((?:\.\./)?docs/")
 

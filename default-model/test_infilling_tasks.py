@@ -9,16 +9,18 @@ import itertools
 import json
 import random
 from collections import Counter
+from pathlib import Path
 
 import programs
 import pytest
 
+FOLDER = Path(__file__).parent
 WORDS = ["the", "river", "Thames", "flows", "past", "well-known", "towns", "and", "1,000", "islands,", "it", "doesn't"]
 
 
 @pytest.fixture
 def infilling(monkeypatch):
-    monkeypatch.syspath_prepend(programs.BENCHMARKS)
+    monkeypatch.syspath_prepend(FOLDER)
     return importlib.import_module("infilling_tasks")
 
 
@@ -206,13 +208,16 @@ def test_the_command_writes_tasks_of_all_kinds(infilling, texts, package, tmp_pa
     }
     humaneval.write_bytes(gzip.compress(json.dumps(row).encode() + b"\n"))
     arguments = ["--prose", prose, "--code", package, "--humaneval", humaneval, "--count", 4, "-o", output]
-    run = programs.program("infilling_tasks.py", *arguments)
+    run = programs.program("infilling_tasks.py", *arguments, folder=FOLDER)
     assert run.returncode == 0, run.stderr
     tasks = infilling.read_tasks(output)
     kinds = ["word", "phrase", "line", "line", "humaneval"]
     assert [task.kind for task in tasks] == kinds
-    assert json.loads(run.stdout.splitlines()[-1])["tasks"] == Counter(kinds)
+    assert "line: 2 gaps" in run.stdout
     exec(tasks[-1].program(tasks[-1].fill), {})
     with pytest.raises(AssertionError):
         exec(tasks[-1].program("    x = 2\n"), {})
-    assert "lower the count" in programs.program("infilling_tasks.py", "--code", package, "-o", output).stderr
+    assert (
+        "lower the count"
+        in programs.program("infilling_tasks.py", "--code", package, "-o", output, folder=FOLDER).stderr
+    )

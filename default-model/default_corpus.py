@@ -1,7 +1,7 @@
 """Build the training corpus of the default adapter: Wikipedia, Python, other code, other languages, short sentences.
 
-    python benchmarks/default_corpus.py --evaluation -o corpus/evaluation
-    python benchmarks/default_corpus.py --wikipedia wiki.jsonl.xz -o corpus \\
+    python default-model/default_corpus.py --evaluation -o corpus/evaluation
+    python default-model/default_corpus.py --wikipedia wiki.jsonl.xz -o corpus \\
         --against wikitext103.test.raw wikitext103.valid.tokens humaneval.jsonl.gz
     acgpt prepare 'corpus/train-*.jsonl' --tokenizer default -o data/default
 

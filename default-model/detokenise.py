@@ -1,6 +1,6 @@
 """Convert WikiText to plain text, an article per line, to evaluate models that were trained on ordinary text.
 
-    python benchmarks/detokenise.py wikitext103.test.raw > test.jsonl
+    python default-model/detokenise.py wikitext103.test.raw > test.jsonl
     acgpt prepare … test=test.jsonl
 
 WikiText (Merity et al. 2016, https://arxiv.org/abs/1609.07843) separates punctuation like the Moses tokenizer, writes

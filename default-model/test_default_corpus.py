@@ -20,13 +20,14 @@ import pytest
 from acgpt.data.tokenizer import load
 from acgpt.errors import InputError
 
+FOLDER = Path(__file__).parent
 NAMES = """amber basin cedar delta ember fjord grove haven inlet jetty knoll ledge maple north ocean prairie quartz
 ridge shore tundra upland valley willow xenon yarrow zephyr arch bridge castle dome"""
 
 
 @pytest.fixture
 def corpus(monkeypatch):
-    monkeypatch.syspath_prepend(programs.BENCHMARKS)
+    monkeypatch.syspath_prepend(FOLDER)
     return importlib.import_module("default_corpus")
 
 
@@ -105,7 +106,14 @@ def run(inputs: Path, output: str, *arguments: object):
     fixed = ["--packages", inputs / "packages.json", "--cache", inputs / "cache", "--tokenizer", "gpt2"]
     fixed += ["--no-standard-library", "--kinds", "wikipedia", "python", "code", "--held-out", 0.2]
     return programs.program(
-        "default_corpus.py", *fixed, "--wikipedia", inputs / "wiki.jsonl.gz", *arguments, "-o", inputs / output
+        "default_corpus.py",
+        *fixed,
+        "--wikipedia",
+        inputs / "wiki.jsonl.gz",
+        *arguments,
+        "-o",
+        inputs / output,
+        folder=FOLDER,
     )
 
 
@@ -276,7 +284,7 @@ def test_files_of_a_debian_source_under_another_licence_are_left_out(packages, t
 
 
 def test_the_projects_own_list_is_valid_and_evaluates_on_other_packages(corpus, packages):
-    listed = packages.read_list(programs.BENCHMARKS / "default_corpus.json")
+    listed = packages.read_list(FOLDER / "default_corpus.json")
     assert {package.kind for package in listed} == set(corpus.EVALUATION) | set(corpus.SHARES) - {"wikipedia"}
     assert all(package.reader in corpus.READERS for package in listed)
     trained = {package.name.lower() for package in listed if package.kind in corpus.SHARES}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+FOLDER = Path(__file__).parent
 
 
 @pytest.fixture
 def detokenise(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.syspath_prepend(FOLDER)
     return importlib.import_module("detokenise")
 
 

@@ -1,9 +1,9 @@
 """Make tasks for infilling: gaps at character borders whose true text is known, in prose and in code.
 
-    python benchmarks/detokenise.py wiki.valid.tokens > valid.jsonl
-    python benchmarks/infilling_tasks.py --prose valid.jsonl --code FOLDER… --count 300 -o dev.jsonl
-    python benchmarks/infilling_tasks.py --prose test.jsonl --count 400 -o prose.jsonl
-    python benchmarks/infilling_tasks.py --humaneval HumanEval-SingleLineInfilling.jsonl.gz -o humaneval.jsonl
+    python default-model/detokenise.py wiki.valid.tokens > valid.jsonl
+    python default-model/infilling_tasks.py --prose valid.jsonl --code FOLDER… --count 300 -o dev.jsonl
+    python default-model/infilling_tasks.py --prose test.jsonl --count 400 -o prose.jsonl
+    python default-model/infilling_tasks.py --humaneval HumanEval-SingleLineInfilling.jsonl.gz -o humaneval.jsonl
 
 A task is a line of JSON: prefix, fill and suffix, and for HumanEval the tests that a filled-in function must pass. The
 same files, count and seed give the same tasks. Gaps in prose never begin or end with a space, so most prefixes end with
@@ -33,8 +33,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from common import report
 
 from acgpt.errors import InputError
 
@@ -107,19 +105,9 @@ def main() -> None:
     if args.humaneval:
         tasks += humaneval(args.humaneval)
     write_tasks(args.output, tasks)
-    record = {
-        "benchmark": "infilling_tasks",
-        "seed": args.seed,
-        "tasks": {kind: len(group) for kind, group in by_kind(tasks).items()},
-        "sha256": hashlib.sha256(args.output.read_bytes()).hexdigest(),
-    }
-    columns = ["kind", "gaps", "median characters of the fill", "of the prefix", "of the suffix"]
-    rows = [
-        [kind, str(len(group))]
-        + [f"{statistics.median(len(getattr(t, part)) for t in group):.0f}" for part in ("fill", "prefix", "suffix")]
-        for kind, group in by_kind(tasks).items()
-    ]
-    report(str(args.output), columns, rows, record)
+    for kind, group in by_kind(tasks).items():
+        print(f"{kind}: {len(group)} gaps, median {statistics.median(len(task.fill) for task in group):.0f} characters")
+    print(json.dumps({"seed": args.seed, "sha256": hashlib.sha256(args.output.read_bytes()).hexdigest()}))
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
@@ -191,7 +179,7 @@ def prose_gaps(texts: Sequence[str], count: int, seed: int) -> list[Task]:
     <formula>). Lines without a sentence, like headings, have no gaps.
 
     Args:
-        texts: Plain texts, such as those of benchmarks/detokenise.py.
+        texts: Plain texts, such as those of default-model/detokenise.py.
         count: The number of gaps.
         seed: Determines sentences, gaps and contexts.
 
