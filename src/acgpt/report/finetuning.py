@@ -25,7 +25,7 @@ import pandas as pd
 from acgpt.errors import InputError
 from acgpt.evaluation.bootstrap import Difference, paired_difference
 from acgpt.report import pictures
-from acgpt.report.left_out import not_shown
+from acgpt.report.left_out import name_hidden
 from acgpt.report.part import Part
 from acgpt.report.runs import (
     ADVANTAGES,
@@ -35,8 +35,6 @@ from acgpt.report.runs import (
     backbones,
     command_for,
     describe_set,
-    missing_interval_notes,
-    without_sums,
 )
 from acgpt.report.tables import INTERVALS, NO_CLEAR_BEST, Cell, Column, Row, Table, comparable, file_name, group_numbers
 from acgpt.training.recipe import differences
@@ -242,11 +240,11 @@ def make(runs: Sequence[Run]) -> Part | None:
         while f"{folder}/perplexities" in part.tables:  # another split with the same safe name
             folder += "_"
         part.tables.update({f"{folder}/{name}": table for name, table in tables.items()})
-        part.notes.extend(missing_interval_notes(split, unpaired(of_split)))
         if sweeps:
             path, table = f"{folder}/sweep", tables["sweep"]
             part.pictures[path] = partial(pictures.sweep, sweep_curves(table))
-            part.left_out[path] = left_out(of_split, sweeps)
+            on_curve = {comparison.run for members in sweeps for comparison in members}
+            part.left_out[path] = name_hidden(each.run.name for each in of_split if each.run not in on_curve)
     add_curve(part, [run for run in tuned if not run.causal], causal, names)
     part.captions.update({stem: FIGURES[stem.rpartition("/")[2]] for stem in part.pictures})
     return part
@@ -308,16 +306,6 @@ def advantage_table(compared: Sequence[Comparison], names: dict[str, str], paper
     return Table(title, CAPTIONS["advantages"], ADVANTAGE_COLUMNS, tuple(rows), "backbone", SETS)
 
 
-def unpaired(compared: Sequence[Comparison]) -> list[tuple[Run, RunEvaluation]]:
-    """Return the evaluations, of runs and of their twins, because of whose sums advantages have no interval."""
-    pairs = []
-    for comparison in compared:
-        if comparison.twin is not None:
-            sides = [(comparison.run, comparison.evaluation), (comparison.twin, comparison.baseline)]
-            pairs += without_sums([(run, evaluation) for run, evaluation in sides if evaluation is not None])
-    return pairs
-
-
 def sweep(compared: Sequence[Comparison]) -> list[list[Comparison]]:
     """Return lists of runs that differ only in r_max, each evaluated at its own; each list sorted by r_max."""
     comparable_runs = [
@@ -376,13 +364,6 @@ def sweep_curves(table: Table) -> list[tuple[str, bool, list[tuple[Cell, float |
         name = f"{'the paper: ' if paper else ''}{cells['backbone']}, {cells['adapter']}"
         curves.append((name, paper, [(row.cells["r_max"], comparable(row.cells["advantage"])) for row in rows]))
     return curves
-
-
-def left_out(compared: Sequence[Comparison], sweeps: Sequence[Sequence[Comparison]]) -> list[str]:
-    """Return what the figure of the sweep does not show."""
-    on_curve = {comparison.run for members in sweeps for comparison in members}
-    single = "no similar run with a causal twin was trained and evaluated at another r_max. See the tables."
-    return not_shown({comparison.run.name: single for comparison in compared if comparison.run not in on_curve})
 
 
 def add_curve(part: Part, runs: Sequence[Run], causal: Sequence[Run], names: dict[str, str]) -> None:

@@ -12,7 +12,6 @@ Differences are in percent, with 95 % intervals (paired bootstrap) where sums pe
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property, partial
@@ -23,10 +22,10 @@ import numpy as np
 import pandas as pd
 
 from acgpt.evaluation.bootstrap import Difference, MeasuredPerplexity, paired_difference
-from acgpt.methods import METHODS, method_of
+from acgpt.methods import METHODS
 from acgpt.query.modes import MODES, WITHOUT_FUTURE
 from acgpt.report import pictures
-from acgpt.report.left_out import join_names, not_shown
+from acgpt.report.left_out import name_hidden
 from acgpt.report.part import Part
 from acgpt.report.pictures import Curve, Panel
 from acgpt.report.runs import (
@@ -34,12 +33,8 @@ from acgpt.report.runs import (
     SETS,
     Run,
     RunEvaluation,
-    command_for,
     describe_set,
     measurements,
-    missing_interval_notes,
-    unusual_parameters,
-    without_sums,
 )
 from acgpt.report.tables import (
     INTERVALS,
@@ -168,11 +163,6 @@ class Entry:
         """Key of comparable entries: size, corpus, budget and evaluation dataset."""
         return self.first.size, self.first.results["corpus_hash"], self.first.budget, self.evaluation.hash
 
-    @cached_property
-    def identity(self) -> str:
-        """Key of everything that decides what the runs learn, except their seeds."""
-        return identity(self.first)
-
     @property
     def note(self) -> str | None:
         """Text of the footnote, if the row needs one."""
@@ -253,7 +243,6 @@ def make(runs: Sequence[Run]) -> Part | None:
                 part.tables[f"{folder}/{file_name(size)}-differences"] = difference_table
                 part.content["differences"].setdefault(split, {})[size] = difference_table.as_dicts()
         part.content["splits"][split] = content
-        part.notes.extend(missing_interval_notes(split, unpaired(of_split)))
         add_pictures(part, folder, of_split, names, paper)
     return part
 
@@ -387,17 +376,6 @@ def gain(entry: Entry, mode: str) -> Difference | None:
     return difference
 
 
-def unpaired(entries: Sequence[Entry]) -> list[tuple[Run, RunEvaluation]]:
-    """Return the evaluations because of whose sums differences have no interval."""
-    pairs = []
-    for entry in entries:
-        twin = causal_twin(entry, entries)
-        if any(difference.interval is None for difference in differences_of(entry, twin).values()):
-            compared = [zip(side.runs, side.evaluations, strict=True) for side in (entry, twin) if side is not None]
-            pairs += without_sums([pair for side in compared for pair in side])
-    return pairs
-
-
 def method_order(method: str, paper: Mapping[str, Any]) -> int:
     """Return the index of a method in the paper's tables; unknown methods come last."""
     return [*paper["methods"], method].index(method)
@@ -434,21 +412,15 @@ def add_pictures(
     """Add the figures of one split, and what they do not show."""
     panels, shown = main_panels(entries, names, paper)
     if not panels:
-        reasons = {run.name: why_left_out(run, entries, ()) for entry in entries for run in entry.runs}
-        part.notes.extend(f"no figure of {folder}: {reason}" for reason in not_shown(reasons))
+        part.notes.append(f"no figure of {folder}: no run was evaluated at the r_max of its training.")
         return
     colours = {name: METHODS[name].colour for name in paper["methods"]}
     figures = {
         "main": (
             partial(pictures.methods, panels, colours),
             f"Perplexity of each method in the five modes ({'; '.join(panel.title for panel in panels)}). Lower is "
-            "better. Hatched bars are upper bounds. The tables list the numbers.",
-            [
-                *mixed_panels_warning(shown),
-                *not_shown(missing_from_panels(entries, shown)),
-                *without_bars([panel for panel in panels if not panel.paper]),
-                *hidden_options(entries, names),
-            ],
+            "better. Compare within a panel only. Hatched bars are upper bounds. The tables list the numbers.",
+            not_shown(entries, shown),
         )
     }
     future_panels, shown = main_panels(entries, names, paper, competitive_rows)
@@ -457,8 +429,8 @@ def add_pictures(
             partial(pictures.with_and_without, future_panels),
             "Perplexity on the training distribution with the future (dark) and without it (light), and the relative "
             "change, for methods that answer both exactly. Methods with more than twice the best perplexity without "
-            "the future are in the tables only.",
-            [*mixed_panels_warning(shown), *not_shown(missing_from_panels(entries, shown, both_ways=True))],
+            "the future are in the tables only. Compare within a panel only.",
+            [],
         )
     curves = [(size, in_size) for size in sizes_of(entries, paper) if (in_size := sweep(size, entries, names, paper))]
     if curves:
@@ -467,13 +439,17 @@ def add_pictures(
             partial(pictures.ranges, titled, colours),
             "Perplexity by r_max, on the training distribution and unconditional. Models were trained and evaluated at "
             "the same r_max. Each r_max has its own evaluation dataset. Dashed: the paper.",
-            not_shown(
-                missing_from_curves(entries, [e for _, in_size in curves for _, points in in_size for e in points])
-            ),
+            not_shown(entries, [entry for _, in_size in curves for _, points in in_size for entry in points]),
         )
     for stem, (draw, caption, left_out) in figures.items():
         path = f"{folder}/{stem}"
         part.pictures[path], part.captions[path], part.left_out[path] = draw, caption, left_out
+
+
+def not_shown(entries: Sequence[Entry], shown: Sequence[Entry]) -> list[str]:
+    """Return a sentence that names the runs of `entries` that are not `shown`, if there are any."""
+    runs = {run for entry in shown for run in entry.runs}
+    return name_hidden(run.name for entry in entries for run in entry.runs if run not in runs)
 
 
 def sizes_of(entries: Sequence[Entry], paper: Mapping[str, Any]) -> list[str]:
@@ -493,10 +469,9 @@ def main_panels(
 ) -> tuple[list[Panel], list[Entry]]:
     """Choose for each size the methods at the r_max of the paper's main results, and add the paper's numbers.
 
-    The first panel of a size is of one evaluation dataset. Preferred, in this order: modes with the future, the paper's
-    r_max, the most methods after `select`, a method that reads copies, the most rows, the most texts. Runs with another
-    budget, or evaluated on another dataset at this r_max, get further panels. Runs that were evaluated with several
-    options are shown with the default ones.
+    The first panel of a size is of the evaluation dataset and training budget with most methods after `select`. Runs
+    that it does not have get further panels. Another r_max is used if no method reads the future at the paper's. Runs
+    that were evaluated with several options are shown with the default ones.
 
     Returns:
         The panels, and the entries in them.
@@ -513,17 +488,19 @@ def main_panels(
                 comparable_entries, key=lambda entry: (method_order(entry.method, paper), entry.evaluation.options)
             )
             rows = {entry: (names[entry], entry.method, entry.modes) for entry in group}
-            title = f"{name}, r_max {group[0].r_max:g}, {group[0].evaluation.texts:,} texts"
-            panel = select(Panel(title, tuple(rows.values())))
+            panel = select(Panel(panel_title(name, group[0]), tuple(rows.values())))
             members = [entry for entry, row in rows.items() if any(row is selected for selected in panel.rows)]
             if members:
                 candidates.append((members, panel))
         if not candidates:
             continue
-        chosen = choose_panels(sorted(candidates, key=lambda candidate: rating(*candidate), reverse=True))
-        shown += [entry for members, _ in chosen for entry in members]
-        r_max, titles = chosen[0][0][0].r_max, distinct_titles([(panel.title, members[0]) for members, panel in chosen])
-        panels += [replace(panel, title=title) for (_, panel), title in zip(chosen, titles, strict=True)]
+        candidates.sort(key=lambda candidate: rating(*candidate), reverse=True)
+        r_max, runs = candidates[0][0][0].r_max, set[Run]()
+        for members, panel in [candidate for candidate in candidates if candidate[0][0].r_max == r_max][:MAX_PANELS]:
+            if not {run for entry in members for run in entry.runs} <= runs:  # some run is in no earlier panel
+                runs |= {run for entry in members for run in entry.runs}
+                shown += members
+                panels.append(panel)
         from_paper = [row for row in paper["perplexities"] if (row["model"], row["r_max"]) == (size, r_max)]
         for corpus in dict.fromkeys(row["corpus"] for row in from_paper):
             paper_panel_rows = tuple(
@@ -536,154 +513,24 @@ def main_panels(
     return panels, shown
 
 
+def panel_title(size: str, entry: Entry) -> str:
+    """Return the title of the panel of an entry: what is common to the entries of its group."""
+    evaluation, (texts, tokens) = entry.evaluation, entry.first.budget
+    dataset = f"r_max {entry.r_max:g}, {evaluation.texts:,} texts, set {evaluation.hash[:8]}"
+    return f"{size}, {dataset}, trained on {texts:,} texts ({tokens:,} tokens) of {entry.first.corpus}"
+
+
 def asked_by_default(entries: Sequence[Entry]) -> list[Entry]:
     """Drop entries with options if the same dataset was also evaluated with the defaults."""
     default = {(entry.first, entry.group) for entry in entries if not entry.evaluation.options}
     return [entry for entry in entries if not entry.evaluation.options or (entry.first, entry.group) not in default]
 
 
-def rating(entries: Sequence[Entry], panel: Panel) -> tuple[Any, ...]:
+def rating(entries: Sequence[Entry], panel: Panel) -> tuple[bool, bool, int, int]:
     """Rate a panel: the higher, the more it shows."""
     future = any(modes["training"] for _, _, modes in panel.rows)
     methods = {method for _, method, _ in panel.rows}
-    first = entries[0]
-    copies = any(method_of(method).reads_copies for method in methods)
-    return future, first.r_max == R_MAX, len(methods), copies, len(panel.rows), first.evaluation.texts
-
-
-def choose_panels(candidates: Sequence[tuple[list[Entry], Panel]]) -> list[tuple[list[Entry], Panel]]:
-    """Choose the first panel, and later ones at the same r_max that show a run which no earlier panel shows.
-
-    A run counts as shown if another seed of it is.
-    """
-    chosen: list[tuple[list[Entry], Panel]] = []
-    shown: set[str] = set()
-    for members, panel in candidates:
-        identities = {entry.identity for entry in members}
-        same_r_max = not chosen or members[0].r_max == chosen[0][0][0].r_max
-        if same_r_max and not identities <= shown and len(chosen) < MAX_PANELS:
-            chosen.append((members, panel))
-            shown |= identities
-    return chosen
-
-
-def distinct_titles(panels: Sequence[tuple[str, Entry]]) -> list[str]:
-    """Return the titles of the panels of a size, extended by what differs; each panel has one of its entries."""
-
-    def properties(entry: Entry) -> list[str]:
-        texts, tokens = entry.first.budget
-        dataset = entry.evaluation.dataset
-        corpus = f"trained on {entry.first.corpus}"
-        return [
-            f"{texts:,} texts read", f"{tokens:,} tokens read", f"of {dataset.get('length')} tokens",
-            ", ".join(unusual_parameters(entry.evaluation)) or "the paper's blocks", corpus,
-            f"{corpus} {entry.first.results['corpus_hash'][:8]}", f"set {entry.evaluation.hash[:8]}",
-        ]  # fmt: skip
-
-    titles = [title for title, _ in panels]
-    for number, column in enumerate(zip(*(properties(entry) for _, entry in panels), strict=True)):
-        last_resort = number in (1, 5, 6)  # used only if nothing else tells two panels apart
-        if len(set(column)) > 1 and (not last_resort or len(set(titles)) < len(titles)):
-            titles = [f"{title}, {value}" for title, value in zip(titles, column, strict=True)]
-    return titles
-
-
-# ---- what pictures do not show --------------------------------------------------------------------------------------
-
-
-def mixed_panels_warning(shown: Sequence[Entry]) -> list[str]:
-    """Return a warning if a size has panels with different budgets or datasets."""
-    warning = "panels of one size differ in training budget or evaluation dataset: compare within a panel only."
-    return [warning] if len({entry.group for entry in shown}) > len({entry.first.size for entry in shown}) else []
-
-
-def missing_from_panels(entries: Sequence[Entry], shown: Sequence[Entry], both_ways: bool = False) -> dict[str, str]:
-    """Return why runs are not in the panels of a figure, by name.
-
-    Args:
-        entries: All entries of the split.
-        shown: The entries in the panels.
-        both_ways: Whether the figure shows only methods that answer with and without the future. Others are not
-            reported.
-    """
-    runs, groups = {run for entry in shown for run in entry.runs}, {entry.group for entry in shown}
-    reasons = {}
-    for entry in entries:
-        for run in entry.runs:
-            if run in runs or (both_ways and not exact_both_ways(entry.modes)):
-                continue
-            if both_ways and entry.at_training_r_max and entry.group in groups:
-                reasons[run.name] = "more than twice the best perplexity without the future. See the tables."
-            else:
-                reasons.setdefault(run.name, why_left_out(run, entries, shown))
-    return reasons
-
-
-def why_left_out(run: Run, entries: Sequence[Entry], shown: Sequence[Entry]) -> str:
-    """Return why a run is not in the panels of the main figure, or on no curve, and what to do.
-
-    Args:
-        run: The run.
-        entries: All entries of the split.
-        shown: The entries in the panels.
-    """
-    own_entries = [entry for entry in entries if run in entry.runs]
-    r_maxes = {entry.r_max for entry in own_entries if entry.at_training_r_max}
-    if not r_maxes:
-        evaluated = ", ".join(f"{r_max:g}" for r_max in sorted({entry.r_max for entry in own_entries}))
-        return (
-            f"trained with r_max {run.r_max:g}, but evaluated at {evaluated} only. Evaluate it at its own r_max: acgpt "
-            f"evaluate … --conditioning model --split {own_entries[0].evaluation.split} -o {run.folder / 'own.json'}"
-        )
-    if seeds := [other for entry in shown if entry.identity == own_entries[0].identity for other in entry.runs]:
-        same = join_names(other.name for other in seeds)
-        return f"evaluated on another dataset than {same}, which is the same run or another seed of it. See the tables."
-    peers = [entry for entry in shown if entry.first.size == run.size]
-    if peers and peers[0].r_max not in r_maxes:
-        reason = f"evaluated at another r_max than {peers[0].r_max:g}, which the figure shows."
-        if run.causal:
-            command = f"{command_for(peers[0].evaluation)} -o {run.folder / 'same.json'}"
-            return f"{reason} Evaluate it on the same dataset: {command}"
-        return f"{reason} See the tables."
-    return f"a figure has at most {MAX_PANELS} panels per size. See the tables, or compare fewer runs."
-
-
-def hidden_options(entries: Sequence[Entry], names: Mapping[Entry, str]) -> list[str]:
-    """Note the entries with options that are hidden because the defaults are shown."""
-    default = asked_by_default(entries)
-    others = [names[entry] for entry in entries if entry not in default]
-    return [f"not shown: {join_names(others)}: shown with default options only. See the tables."] if others else []
-
-
-def without_bars(panels: Sequence[Panel]) -> list[str]:
-    """Note the infinite perplexities, which have no bar."""
-    infinite = [
-        f"{name} ({mode})"
-        for panel in panels
-        for name, _, modes in panel.rows
-        for mode, mean in modes.items()
-        if mean is not None and not math.isfinite(mean.mean)
-    ]
-    return [f"no bar: {join_names(infinite)}: infinite."] if infinite else []
-
-
-def missing_from_curves(entries: Sequence[Entry], shown: Sequence[Entry]) -> dict[str, str]:
-    """Return why runs are on no curve over r_max, by name."""
-    runs = {run for entry in shown for run in entry.runs}
-    reasons = {}
-    for entry in entries:
-        for run in entry.runs:
-            own_entries = [other for other in entries if run in other.runs]
-            if run in runs:
-                continue
-            if all(other.evaluation.bound for other in own_entries):
-                reason = "only a bound. See the tables."
-            elif not any(other.at_training_r_max for other in own_entries):
-                reason = why_left_out(run, entries, ())
-            else:
-                reason = "no similar run was evaluated at another r_max on as many texts. See the tables."
-            reasons[run.name] = reason
-    return reasons
+    return future, entries[0].r_max == R_MAX, len(methods), entries[0].evaluation.texts
 
 
 def competitive_rows(panel: Panel) -> Panel:
@@ -696,14 +543,9 @@ def competitive_rows(panel: Panel) -> Panel:
     best = min((value for value in without_future if value is not None), default=0.0)
     rows = [
         row for row, value in zip(panel.rows, without_future, strict=True)
-        if exact_both_ways(row[2]) and value is not None and value <= 2 * best
+        if comparable(row[2]["training"]) is not None and value is not None and value <= 2 * best
     ]  # fmt: skip
     return replace(panel, rows=tuple(rows))
-
-
-def exact_both_ways(modes: Mapping[str, Mean | None]) -> bool:
-    """Return whether the training distribution is answered exactly, with and without the future."""
-    return comparable(modes["training"]) is not None and comparable(modes[WITHOUT_FUTURE["training"]]) is not None
 
 
 def sweep(

@@ -1,8 +1,8 @@
-"""Notes on what a figure does not show: which runs, why, and what to do about it."""
+"""Notes on the runs that a figure does not show."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 MAX_NAMES = 8  # most names in a sentence
 
@@ -18,19 +18,14 @@ def join_names(names: Iterable[str]) -> str:
     return ", ".join(unique[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def not_shown(reasons: Mapping[str, str]) -> list[str]:
-    """Return one sentence for each reason, with the runs it applies to.
+def name_hidden(names: Iterable[str]) -> list[str]:
+    """Return a sentence that names the runs that a figure does not show; none if it shows all.
 
-    >>> not_shown({"a": "it is a bound.", "b": "it is a bound."})
-    ['not shown: a, b: it is a bound.']
-
-    Args:
-        reasons: By name of the run, why it is left out and what to do.
+    >>> name_hidden(["a", "b"]), name_hidden([])
+    (['not shown: a, b. See the tables.'], [])
     """
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        by_reason.setdefault(reason, []).append(name)
-    return [f"not shown: {join_names(names)}: {reason}" for reason, names in by_reason.items()]
+    joined = join_names(names)
+    return [f"not shown: {joined}. See the tables."] if joined else []
 
 
 def join_sentences(sentences: Iterable[str]) -> str:

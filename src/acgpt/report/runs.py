@@ -26,11 +26,10 @@ from acgpt.common.files import read_json_object
 from acgpt.errors import InputError
 from acgpt.evaluation.bootstrap import DOCUMENTS, MeasuredPerplexity, PerText
 from acgpt.evaluation.generations import has_record
-from acgpt.evaluation.per_text import ENDING, read_per_text
+from acgpt.evaluation.per_text import read_per_text
 from acgpt.methods import method_of
 from acgpt.query.conditioning import Conditioning, Empty
 from acgpt.query.modes import MODES, WITHOUT_FUTURE, distributions
-from acgpt.report.left_out import join_names
 from acgpt.training.log import Row, read_log
 from acgpt.training.run_folder import CONFIG, LOG, RESULTS
 
@@ -461,22 +460,3 @@ def unusual_parameters(evaluation: RunEvaluation) -> list[str]:
         usual = vars(type(part)()) | {"r_max": evaluation.dataset.get("r_max")}
         parameters += [f"{key} {value}" for key, value in vars(part).items() if value != usual[key]]
     return list(dict.fromkeys(parameters))
-
-
-def without_sums(compared: Sequence[tuple[Run, RunEvaluation]]) -> list[tuple[Run, RunEvaluation]]:
-    """Return those of compared evaluations that kept no sums, or sums over texts where others are over documents."""
-    units = {evaluation.unit for _, evaluation in compared} - {None}
-    return [
-        (run, evaluation)
-        for run, evaluation in compared
-        if evaluation.unit is None or (len(units) > 1 and evaluation.unit[0] != DOCUMENTS)
-    ]
-
-
-def missing_interval_notes(split: str, evaluations: Sequence[tuple[Run, RunEvaluation]]) -> list[str]:
-    """Note the evaluations whose differences have no interval, because they kept no sums per document."""
-    names = join_names(run.name for run, _ in evaluations)
-    return [
-        f"{split}: no interval for differences with {names}: no sums per document were kept (*{ENDING}). Evaluate "
-        f"again: {command_for(evaluations[0][1])} -o RUN/NAME.json"
-    ] if evaluations else []  # fmt: skip
