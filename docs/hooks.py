@@ -9,7 +9,10 @@ shown as text.
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Collection
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,17 @@ OUTSIDE = re.compile(
     r"\[(?P<text>[^\]]+)\]\((?:\.\./)+(?P<path>(?:src|tests|configs|examples|benchmarks|default-model)\b[^)#\s]*)\)"
 )
 PAGE = re.compile(r"\bdocs/([\w/-]+\.md)")
+FUNCTIONS = {  # commands, and the public functions that take their options as keywords
+    "prepare": "acgpt.prepare",
+    "train": "acgpt.train",
+    "finetune": "acgpt.finetune",
+    "evaluate": "acgpt.evaluate",
+    "generate": "acgpt.generate",
+    "mauve": "acgpt.score_samples",
+    "experiment": "acgpt.experiments.runner.run_experiment",
+    "merge": "acgpt.merge",
+    "push": "acgpt.push",
+}
 LEAVES_DOCS = re.compile(r"\]\((?:\.\./)?docs/")
 
 
@@ -59,7 +73,8 @@ def command_reference() -> str:
     main = typer.main.get_command(app)
     parts = [
         "# Commands",
-        "This page is generated from the commands. `acgpt COMMAND --help` prints the same.",
+        "This page is generated from the commands. `acgpt COMMAND --help` prints the same. If a public function does "
+        "the same, the column *keyword* has the names of its arguments.",
         "Exit codes: 0 for success; 1 for an error that the user did not cause, such as a full disk or a failed "
         "cell of an experiment; 2 for an error in the call or its input; 3 for work that was stopped and can be "
         "resumed; 130 after Ctrl-C.",
@@ -71,10 +86,13 @@ def command_reference() -> str:
 def section(name: str, command: Any, level: int = 2) -> list[str]:
     """Return the paragraphs of a command and of its subcommands."""
     parts = [f"{'#' * level} {name}", *help_parts(command.help or "")]
-    parts += parameter_table("argument", [item for item in command.params if item.param_type_name == "argument"])
-    parts += parameter_table(
-        "option", [item for item in command.params if item.param_type_name == "option" and not item.hidden]
-    )
+    arguments = [item for item in command.params if item.param_type_name == "argument"]
+    options = [item for item in command.params if item.param_type_name == "option" and not item.hidden]
+    parts += parameter_table("argument", arguments)
+    if function := FUNCTIONS.get(name.removeprefix("acgpt ")):
+        parts += [f"The keywords are those of `{function}`.", *parameter_table("option", options, keywords(function))]
+    else:
+        parts += parameter_table("option", options)
     for child_name, child in getattr(command, "commands", {}).items():
         parts += section(f"{name} {child_name}", child, 3 if level == 3 else 2)
     return parts
@@ -102,10 +120,20 @@ def escaped(text: str) -> str:
     return PAGE.sub(r"[\1](../\1)", re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", text))
 
 
-def parameter_table(kind: str, parameters: list[Any]) -> list[str]:
-    """Return a table of arguments or options."""
-    rows = [f"| {written(item)} | {' '.join(escaped(item.help or '').split())} |" for item in parameters]
-    return ["\n".join([f"| {kind} | |", "|---|---|", *rows])] if rows else []
+def keywords(function: str) -> Collection[str]:
+    """Return the names of the parameters of a function."""
+    module, _, name = function.rpartition(".")
+    return inspect.signature(getattr(import_module(module), name)).parameters
+
+
+def parameter_table(kind: str, parameters: list[Any], keywords: Collection[str] | None = None) -> list[str]:
+    """Return a table of arguments or options, with a column for those that are keywords of a function."""
+    head, line = (f"| {kind} | |", "|---|---|") if keywords is None else (f"| {kind} | keyword | |", "|---|---|---|")
+    rows = []
+    for item in parameters:
+        keyword = "" if keywords is None else f" `{item.name}` |" if item.name in keywords else " |"
+        rows.append(f"| {written(item)} |{keyword} {' '.join(escaped(item.help or '').split())} |")
+    return ["\n".join([head, line, *rows])] if rows else []
 
 
 def written(parameter: Any) -> str:

@@ -4,7 +4,7 @@
     python docs/option_tables.py --check    change nothing; exit code 1 and a list if pages are out of date
 
 A table stands between `<!-- table MODULE.CLASS COLUMN … -->` and `<!-- end -->`. The columns are key (the field's
-name), option (its name on the command line), default and help.
+name), default and help.
 """
 
 from __future__ import annotations
@@ -18,26 +18,20 @@ from typing import Any
 
 import yaml
 
-from acgpt.common.options import command_help, flags_of
-
 DOCS = Path(__file__).resolve().parent
 TABLE = re.compile(r"(<!-- table (?P<path>[\w.]+) (?P<columns>[a-z ]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
-def cell(options: type, item: Field[Any], column: str, on_command_line: bool) -> str:
-    """Return one cell. Help texts spell other options as on the command line, or as keys."""
+def cell(item: Field[Any], column: str) -> str:
+    """Return one cell."""
     if column == "key":
         return f"`{item.name}`"
-    if column == "option":
-        flags, metavar = flags_of(options)[item.name], item.metadata["metavar"]
-        return f"`{', '.join(flags)}{f' {metavar}' if metavar else ''}`"
     if column == "default":
         default = item.default if item.default_factory is MISSING else item.default_factory()
         default = list(default) if isinstance(default, tuple) else default
         return "" if default in ("", None) else f"`{yaml.safe_dump(default, default_flow_style=True).splitlines()[0]}`"
     assert column == "help", f"there is no column {column}"
-    text = command_help(options)[item.name] if on_command_line else str(item.metadata["help"])
-    return re.sub(r"<\S+>", r"`\g<0>`", text).replace("|", r"\|")  # <|mask|> is neither HTML nor two columns
+    return str(item.metadata["help"])
 
 
 def table(path: str, columns: list[str]) -> str:
@@ -45,7 +39,7 @@ def table(path: str, columns: list[str]) -> str:
     module, _, name = path.rpartition(".")
     options = getattr(import_module(module), name)
     rows = [[column if column != "help" else "" for column in columns]]
-    rows += [[cell(options, item, column, "option" in columns) for column in columns] for item in fields(options)]
+    rows += [[cell(item, column) for column in columns] for item in fields(options)]
     head, *lines = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([head.replace("|  |", "| |"), "|" + "---|" * len(columns), *lines]) + "\n"
 

@@ -204,6 +204,7 @@ def test_the_command_reference_has_every_option_of_every_command():
                 continue
             flags = [flag for flag in (*each.opts, *each.secondary_opts) if flag.startswith("-")]
             assert all(flag in section for flag in flags), each.name
+    assert "| `--4bit` | `four_bits` |" in page and "| `--quiet, -q` | |" in page
 
 
 @pytest.mark.parametrize(
