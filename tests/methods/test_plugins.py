@@ -320,18 +320,6 @@ def test_packages_are_looked_up_once_and_not_for_what_is_registered(monkeypatch)
     assert asked == [GROUP]
 
 
-def test_the_old_names_of_attributes_still_work_with_a_warning():
-    with pytest.warns(DeprecationWarning, match="Method.says is deprecated: use Method.description"):
-
-        class Old(Gpt):
-            name = "old"
-            says = "an old plugin"
-
-    assert Old().description == "an old plugin" and Old().drawable
-    with pytest.warns(DeprecationWarning, match="Method.drawn is deprecated: use Method.drawable"):
-        assert Gpt().drawn
-
-
 def test_what_is_no_method_is_refused_when_it_is_registered():
     methods = Registry()
     assert methods.register(Known) is Known and methods.register(Known) is Known  # as when a module is loaded again

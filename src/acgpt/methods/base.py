@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from acgpt.engine.engine import Engine
     from acgpt.engine.layout import Layout
     from acgpt.engine.score import TopScore
-
-# Old names of class attributes, which plugins may still use.
-RENAMED = {"says": "description", "drawn": "drawable"}
 
 
 @dataclass(frozen=True)
@@ -106,25 +102,6 @@ class Method(ABC):
     # Recipe keys of the method, with their allowed values, the default first. `loss` is passed to `with_loss`,
     # `target_positions` to the config of a new `network`; there are no others.
     training_options: ClassVar[Mapping[str, tuple[str, ...]]] = {"loss": ("asked",)}
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        for old, new in RENAMED.items():
-            if old in vars(cls):
-                deprecated_attribute(old, new)
-                setattr(cls, new, vars(cls)[old])
-
-    @property
-    def says(self) -> str:
-        """Deprecated name of `description`."""
-        deprecated_attribute("says", "description")
-        return self.description
-
-    @property
-    def drawn(self) -> bool:
-        """Deprecated name of `drawable`."""
-        deprecated_attribute("drawn", "drawable")
-        return self.drawable
 
     @property
     def chain(self) -> bool:
@@ -338,8 +315,3 @@ class Method(ABC):
             asked: (n,) numbers of asked tokens.
         """
         return np.zeros_like(given), asked
-
-
-def deprecated_attribute(old: str, new: str) -> None:
-    """Warn that a class attribute of methods has another name now."""
-    warnings.warn(f"Method.{old} is deprecated: use Method.{new}.", DeprecationWarning, stacklevel=3)
