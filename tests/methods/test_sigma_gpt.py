@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 
 import numpy as np
@@ -31,7 +30,7 @@ from acgpt.engine.layout import Budget
 from acgpt.errors import InputError, ModelError, QueryError
 from acgpt.methods import method_of
 from acgpt.methods.sigma_gpt import SigmaGptRandom
-from acgpt.methods.sigma_network import REACH, SigmaGPTConfig, SigmaGPTForCausalLM
+from acgpt.methods.sigma_network import REACH, SigmaGPTForCausalLM
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator
 from acgpt.training.batches import Batch
 
@@ -396,17 +395,11 @@ def test_the_network_is_a_plain_folder_that_transformers_opens(tmp_path, kind):
     assert opened.lm_head.weight is opened.gpt_neox.embed_in.weight
 
 
-def test_a_folder_that_does_not_say_how_targets_are_told_has_the_table(tmp_path):
-    model = toy(TEMPORAL, dtype=torch.float32, target_positions="table")
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config.pop("target_positions") == "table"
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    opened, ids = AutoModelForCausalLM.from_pretrained(tmp_path), torch.tensor([[0, 1, 2, 3]])
-    with torch.no_grad():
-        torch.testing.assert_close(opened(ids).logits, model(ids).logits)
+def test_other_ways_to_tell_targets_are_refused():
+    config = toy(TEMPORAL).config
+    config.target_positions = "tables"
     with pytest.raises(ValueError, match="rotary or table, not 'tables'"):
-        SigmaGPTForCausalLM(SigmaGPTConfig(**config, target_positions="tables"))
+        SigmaGPTForCausalLM(config)
 
 
 @both_kinds

@@ -52,11 +52,6 @@ class SigmaGPTConfig(GPTNeoXConfig):
     model_type = "acgpt-sigma"
     target_positions: str = "rotary"  # or "table"
 
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Create a config; one without `target_positions` dates from when only the table existed."""
-        return super().from_dict({"target_positions": "table", **config_dict}, **kwargs)
-
 
 class SigmaAttention(GPTNeoXAttention):
     """GPT-NeoX's attention, with queries rotated to other positions than keys."""
