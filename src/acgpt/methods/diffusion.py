@@ -26,26 +26,26 @@ one run of asked tokens at a time:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from acgpt.errors import InputError
 from acgpt.methods.base import Abilities, Method
+from acgpt.methods.mlm import BothWays, Plan
 from acgpt.methods.registry import register
 from acgpt.methods.sigma_gpt import whole_number
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.query import Query
 
 if TYPE_CHECKING:
-    from acgpt.engine.decode import Answer, Sampling
     from acgpt.engine.engine import Engine
     from acgpt.engine.layout import Layout
 
 
 @register
-class Diffusion(Method):
+class Diffusion(BothWays):
     """A Monte Carlo estimate of a bound on any conditional; samples of any conditional.
 
     Args:
@@ -65,10 +65,7 @@ class Diffusion(Method):
         note="a pass gives one estimate of a bound, not the probability; and causal models have since been tuned to "
         "masked diffusion (DiffuLLaMA, Dream), with attention in both directions, which acgpt does not do",
     )  # fmt: skip
-    reads_future: ClassVar[bool] = True
     bound: ClassVar[bool] = True
-    needs_mask: ClassVar[bool] = True
-    compiles: ClassVar[bool] = True
     options: ClassVar[Mapping[str, str]] = {
         "draws": "number of passes to estimate the bound of a text from",
         "steps": "number of sampling steps",
@@ -90,10 +87,6 @@ class Diffusion(Method):
     def chain(self) -> bool:
         """Whether log-probabilities factorise from left to right: the bound does not."""
         return False
-
-    def answers(self, query: Query) -> bool:
-        """Return true: it bounds every query."""
-        return True
 
     def can_sample(self, query: Query, future: bool) -> bool:
         """Return true: it samples every query, also from the past alone."""
@@ -139,38 +132,21 @@ class Diffusion(Method):
         hidden: np.ndarray = ranks < np.minimum(sizes, n)[:, None]
         return hidden
 
-    def stream(
-        self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
-    ) -> Iterator[list[Answer]]:
-        """Sample by ancestral sampling: masked tokens are drawn as time goes from 1 to 0.
+    def plan(self, query: Query, sample: int, seed: int, future: bool) -> Plan:
+        """Draw by ancestral sampling: masked tokens are drawn as time goes from 1 to 0.
 
-        Without the future, given tokens are shown when they are reached: the runs of asked tokens between them are
-        drawn one after the other, each from time 1 to 0.
+        Without the future, the runs of asked tokens between given ones are drawn one after the other, each from time 1
+        to 0.
 
         Every token is unmasked in each of the steps with the same probability, independently of the others. So the step
         of each token can be drawn beforehand, and a step without tokens takes no pass. The log-probabilities are those
         with which the tokens were drawn.
         """
-        from acgpt.engine.decode import randomness, sample_numbers
-        from acgpt.methods import masked
+        from acgpt.engine.decode import randomness
 
-        mask = self.mask(engine.mask)
-        assert mask is not None
-        rows = sample_numbers(queries, n)
-        for group in masked.groups([len(queries[number]) for number, _ in rows], engine.budget):
-            members = [rows[i] for i in group]
-            questions = [queries[number] for number, _ in members]
-            texts = [masked.shown(query, bos=engine.bos, mask=mask, given=future) for query in questions]
-            known = [masked.shown(query, bos=engine.bos, mask=mask) for query in questions]
-            uniforms, turns, reached = [], [], []
-            for query, (_, sample) in zip(questions, members, strict=True):
-                rng = randomness(query if future else prompted(query), sampling.first + sample, sampling.seed)
-                drawn_per_turn, shown_per_turn = self.schedule(query, rng.random(len(query.asked_positions)), future)
-                uniforms.append(rng.random(len(query) + 1))
-                turns.append(drawn_per_turn)
-                reached.append(shown_per_turn)
-            samples = masked.fill(engine, texts, turns, uniforms, mask, sampling, known=known, reached=reached)
-            yield masked.answers(members, questions, samples)
+        rng = randomness(query if future else prompted(query), sample, seed)
+        turns, reached = self.schedule(query, rng.random(len(query.asked_positions)), future)
+        return turns, reached, rng.random(len(query) + 1)
 
     def schedule(self, query: Query, uniform: np.ndarray, future: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the positions to draw in each turn, and the positions of given tokens to show from that turn on.
@@ -193,10 +169,6 @@ class Diffusion(Method):
         _, first = np.unique(step, return_index=True)
         return [asked[step == turn] for turn in step[first]], np.split(later, before[first])[:-1]
 
-    def rows_at_once(self, engine: Engine, length: int) -> int:
-        """Return the number of samples that fit into one pass."""
-        return max(1, engine.budget // (length + 2))
-
     def lay_out(
         self,
         tokens: np.ndarray,
@@ -218,14 +190,6 @@ class Diffusion(Method):
         hidden = predicted | ~(asked | (roles == GIVEN))
         weights = np.broadcast_to((counts / sizes)[:, None], tokens.shape)
         return masked.lay_out(tokens, hidden, predicted, bos=bos, mask=mask, weights=weights)
-
-    def longest(self, length: int) -> int:
-        """Return the number of slots: BOS and the text."""
-        return length + 1
-
-    def room(self, length: int, given: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the whole text as copies, and at most one prediction per asked token."""
-        return np.full_like(given, length + 1), asked
 
 
 def prompted(query: Query) -> Query:

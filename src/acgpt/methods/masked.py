@@ -23,6 +23,7 @@ from acgpt.engine.decode import Answer, Drawn, Sampling, draw
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout
 from acgpt.engine.score import check_numbers, forbid
+from acgpt.methods.mlm import Plan
 from acgpt.query.query import Query
 
 
@@ -41,13 +42,10 @@ def parts(query: Query, *, bos: int, mask: int) -> tuple[np.ndarray, np.ndarray,
 def fill(
     engine: Engine,
     texts: Sequence[np.ndarray],
-    turns: Sequence[Sequence[np.ndarray]],
-    uniforms: Sequence[np.ndarray],
+    known: Sequence[np.ndarray],
+    plans: Sequence[Plan],
     mask: int,
     sampling: Sampling,
-    *,
-    known: Sequence[np.ndarray] | None = None,
-    reached: Sequence[Sequence[np.ndarray]] | None = None,
 ) -> list[Drawn]:
     """Fill in texts turn by turn. In each turn the tokens at some positions are drawn, independently of each other.
 
@@ -58,17 +56,15 @@ def fill(
     Args:
         engine: The model, its BOS and backend.
         texts: The texts as in `both_ways`, with MASK where a token is to be drawn.
-        turns: For each text, the positions to draw in each turn.
-        uniforms: For each text, a random number in [0, 1) for every position.
+        known: Each text with all given tokens, even if they are not shown from the start.
+        plans: For each text, what is drawn and shown when.
         mask: Id of MASK, which is never drawn.
         sampling: Temperature and truncation.
-        known: Each text with all given tokens, if not all of them are shown from the start.
-        reached: For each text, the positions of the given tokens to show from each turn on.
 
     Returns:
         For each text, (T + 1,) token ids, and the log-probabilities of those that were drawn.
     """
-    device = engine.model.device
+    device, (turns, reached, uniforms) = engine.model.device, zip(*plans, strict=True)
     wide = torch.float32 if device.type == "mps" else torch.float64
     order = sorted(range(len(texts)), key=lambda row: -len(turns[row]))
     ends = np.cumsum([len(texts[row]) for row in order])
@@ -88,16 +84,14 @@ def fill(
         return torch.split(flat, [len(slots) for slots in by_turn])
 
     ids, uniform = packed(texts, torch.long), packed(uniforms, wide)
-    given = None if known is None else packed(known, torch.long)
-    log_probs = torch.zeros_like(uniform)
-    shown = None if reached is None else packed_slots(reached)
+    given, log_probs = packed(known, torch.long), torch.zeros_like(uniform)
+    slots_shown, slots_drawn = packed_slots(reached), packed_slots(turns)
     lengths = tuple(len(texts[row]) for row in order)
     frame = Frame(lengths[: unfinished[0]], bos=engine.bos, backend=engine.backend, device=device)
-    for turn, (count, slots) in enumerate(zip(unfinished, packed_slots(turns), strict=True)):
+    for count, shown_now, slots in zip(unfinished, slots_shown, slots_drawn, strict=True):
         if len(frame.lengths) != count:
             frame = Frame(lengths[:count], bos=engine.bos, backend=engine.backend, device=device)
-        if shown is not None and given is not None:
-            ids[shown[turn]] = given[shown[turn]]
+        ids[shown_now] = given[shown_now]
         with engine.meter.passes():
             logits = frame.logits(engine.model, ids[: ends[count - 1]], slots, mask)
             tokens, scores = draw(logits, uniform[slots], sampling)

@@ -11,6 +11,7 @@ over tokens and over texts, and only one position of each goes through the vocab
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -29,8 +30,63 @@ if TYPE_CHECKING:
     from acgpt.engine.layout import Layout
 
 
+# Of one sample: the positions to draw in each turn, the positions of the given tokens to show from each turn on, and a
+# random number for every position.
+Plan = tuple[Sequence[np.ndarray], Sequence[np.ndarray], np.ndarray]
+
+
+class BothWays(Method):
+    """Base of the methods that read a text in both directions, with MASK for hidden tokens; see `masked`."""
+
+    reads_future: ClassVar[bool] = True
+    needs_mask: ClassVar[bool] = True
+    compiles: ClassVar[bool] = True
+
+    @abstractmethod
+    def plan(self, query: Query, sample: int, seed: int, future: bool) -> Plan:
+        """Return how one sample of a query is drawn. Without the future, given tokens are shown when reached."""
+
+    def answers(self, query: Query) -> bool:
+        """Return true: it answers every query."""
+        return True
+
+    def stream(
+        self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
+    ) -> Iterator[list[Answer]]:
+        """Sample turn by turn, with one pass each; without the future, given tokens are shown when they are reached."""
+        from acgpt.engine.decode import sample_numbers
+        from acgpt.methods import masked
+
+        mask = self.mask(engine.mask)
+        assert mask is not None
+        rows = sample_numbers(queries, n)
+        for group in masked.groups([len(queries[number]) for number, _ in rows], engine.budget):
+            members = [rows[i] for i in group]
+            questions = [queries[number] for number, _ in members]
+            texts = [masked.shown(query, bos=engine.bos, mask=mask, given=future) for query in questions]
+            known = [masked.shown(query, bos=engine.bos, mask=mask) for query in questions]
+            plans = [
+                self.plan(query, sampling.first + sample, sampling.seed, future)
+                for query, (_, sample) in zip(questions, members, strict=True)
+            ]
+            samples = masked.fill(engine, texts, known, plans, mask, sampling)
+            yield masked.answers(members, questions, samples)
+
+    def rows_at_once(self, engine: Engine, length: int) -> int:
+        """Return the number of samples that fit into one pass."""
+        return max(1, engine.budget // (length + 2))
+
+    def longest(self, length: int) -> int:
+        """Return the number of slots: BOS and the text."""
+        return length + 1
+
+    def room(self, length: int, given: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the whole text as copies, and at most one prediction per asked token."""
+        return np.full_like(given, length + 1), asked
+
+
 @register
-class Mlm(Method):
+class Mlm(BothWays):
     """Any conditional, exactly, in as many passes as there are asked tokens."""
 
     name: ClassVar[str] = "mlm"
@@ -41,14 +97,7 @@ class Mlm(Method):
         "a masked language model that answers p(any tokens | any other tokens), one pass per token"
     )
     abilities: ClassVar[Abilities] = Abilities(True, True, False, False, False)
-    reads_future: ClassVar[bool] = True
-    needs_mask: ClassVar[bool] = True
-    compiles: ClassVar[bool] = True
     texts_at_once: ClassVar[int | None] = 4
-
-    def answers(self, query: Query) -> bool:
-        """Return true: it answers every query."""
-        return True
 
     def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
         """Score queries, with one pass per asked token.
@@ -99,32 +148,13 @@ class Mlm(Method):
         check_numbers(scores)
         return [part.tolist() for part in np.split(scores, np.cumsum(counts)[:-1])]
 
-    def stream(
-        self, engine: Engine, queries: Sequence[Query], n: int, sampling: Sampling, future: bool = True
-    ) -> Iterator[list[Answer]]:
-        """Sample with one pass per token; without the future, given tokens are shown when they are reached."""
-        from acgpt.engine.decode import noise, sample_numbers
-        from acgpt.methods import masked
+    def plan(self, query: Query, sample: int, seed: int, future: bool) -> Plan:
+        """Draw one token a turn, from left to right."""
+        from acgpt.engine.decode import noise
 
-        mask = self.mask(engine.mask)
-        assert mask is not None
-        rows = sample_numbers(queries, n)
-        for group in masked.groups([len(queries[number]) for number, _ in rows], engine.budget):
-            members = [rows[i] for i in group]
-            questions = [queries[number] for number, _ in members]
-            texts = [masked.shown(query, bos=engine.bos, mask=mask, given=future) for query in questions]
-            known = [masked.shown(query, bos=engine.bos, mask=mask) for query in questions]
-            uniforms = [noise(queries[number], sampling.first + sample, sampling.seed) for number, sample in members]
-            asked = [np.array(query.asked_positions) for query in questions]
-            turns = [[position[None] for position in positions] for positions in asked]
-            given = [np.array(query.given_positions, dtype=np.int64) for query in questions]
-            reached = [np.split(g, np.searchsorted(g, a))[:-1] for g, a in zip(given, asked, strict=True)]
-            samples = masked.fill(engine, texts, turns, uniforms, mask, sampling, known=known, reached=reached)
-            yield masked.answers(members, questions, samples)
-
-    def rows_at_once(self, engine: Engine, length: int) -> int:
-        """Return the number of samples that fit into one pass."""
-        return max(1, engine.budget // (length + 2))
+        asked, given = np.array(query.asked_positions), np.array(query.given_positions, dtype=np.int64)
+        reached = np.split(given, np.searchsorted(given, asked))[:-1]
+        return [position[None] for position in asked], reached, noise(query, sample, seed)
 
     def lay_out(
         self,
@@ -140,11 +170,3 @@ class Mlm(Method):
 
         assert mask is not None
         return masked.lay_out(tokens, roles != GIVEN, roles == ASKED, bos=bos, mask=mask)
-
-    def longest(self, length: int) -> int:
-        """Return the number of slots: BOS and the text."""
-        return length + 1
-
-    def room(self, length: int, given: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the whole text as copies, and one prediction per asked token."""
-        return np.full_like(given, length + 1), asked
