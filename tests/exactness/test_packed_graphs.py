@@ -19,9 +19,9 @@ from test_cuda_step import network, with_lora
 from test_varlen import PAIRS, by_definition
 
 from acgpt.engine import attention, packed_graphs
-from acgpt.engine.attention import Dense, Segments, Varlen, check_model, run
+from acgpt.engine.attention import Dense, Recorder, Segments, Varlen, check_model, run
 from acgpt.engine.cuda_step import CudaStep
-from acgpt.engine.decode import Recorder, Sampling
+from acgpt.engine.decode import Sampling
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import build
 from acgpt.engine.packed_graphs import Bucket, Buffers, PackedGraphs, PackedRow, capacity, difference

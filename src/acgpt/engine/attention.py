@@ -74,6 +74,38 @@ class Backend(Protocol):
         ...
 
 
+class Recorder(Cache):
+    """A cache that records keys and values. A pass also attends to those of earlier passes.
+
+    Args:
+        states: Keys and values of each layer until now, each (1, heads, N, D). Default: none.
+        length: The length that it reports. Positions are always passed to the model, so it need not count slots.
+    """
+
+    def __init__(self, states: Sequence[tuple[Tensor, Tensor]] = (), length: int = 0) -> None:
+        super().__init__(layers=[])
+        self.by_layer, self.length = dict(enumerate(states)), length
+
+    @property
+    def states(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer."""
+        return list(self.by_layer.values())
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append a layer's keys and values and return all of them; called by each layer in turn."""
+        if layer_idx in self.by_layer:
+            keys, values = self.by_layer[layer_idx]
+            key_states, value_states = torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
+        self.by_layer[layer_idx] = key_states, value_states
+        return key_states, value_states
+
+    def get_seq_length(self, *_: Any) -> int:
+        """Return the length."""
+        return self.length
+
+
 class Dense:
     """Masked attention over a rectangle of B rows `[copies | text | padding]`; exact on any device and dtype."""
 
@@ -551,29 +583,6 @@ class Trace:
         return self.backend(q, k, v, scale, dropout)
 
 
-class Claim(Cache):
-    """The key-value cache of one row, which reports a given length instead of its own."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(layers=[])
-        self.length = length
-        self.states: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Append a layer's keys and values and return all of them; called by each layer."""
-        if layer_idx in self.states:
-            keys, values = self.states[layer_idx]
-            key_states, value_states = torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
-        self.states[layer_idx] = key_states, value_states
-        return key_states, value_states
-
-    def get_seq_length(self, *_: Any) -> int:
-        """Return the claimed length."""
-        return self.length
-
-
 def try_out(model: PreTrainedModel) -> None:
     """Run the model on a few tokens to check what the layout relies on; set its attention to `acgpt`.
 
@@ -629,7 +638,7 @@ def try_out(model: PreTrainedModel) -> None:
         )
 
     positions, slots = orders.positions[first], torch.arange(len(first), device=model.device)
-    near, far, known = Claim(0), Claim(FAR), laid_out([copies], text[:-2])
+    near, far, known = Recorder(), Recorder(length=FAR), laid_out([copies], text[:-2])
     try:
         prefill = states(positions[:-2], Dense(known), near)
         step = states(positions[-2:], Cached(slots[None, -2:], len(slots), alone[-1].dtype), near)

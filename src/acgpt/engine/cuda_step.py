@@ -38,6 +38,7 @@ from acgpt.engine.attention import (
     NAME,
     Backend,
     Ragged,
+    Recorder,
     can_decode_ragged,
     head_width,
     is_compiled,
@@ -45,7 +46,7 @@ from acgpt.engine.attention import (
     run,
 )
 from acgpt.engine.cpu_step import active_names, bare, can_join, version
-from acgpt.engine.decode import Recorder, Rows
+from acgpt.engine.decode import Rows
 from acgpt.engine.kernels import step as kernels
 from acgpt.engine.layout import build as lay_out
 from acgpt.engine.locks import turn
@@ -224,7 +225,7 @@ class PackedRow:
 
 
 def states_of(memory: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return the keys and values of each layer in what `CudaStep.memory` returned, as in `decode.Recorder`."""
+    """Return the keys and values of each layer in what `CudaStep.memory` returned, as in `attention.Recorder`."""
     return [(keys.transpose(1, 2), values.transpose(1, 2)) for keys, values in memory]
 
 
@@ -295,7 +296,7 @@ class CudaStep:
             kept: Return keys and values, too.
 
         Returns:
-            (n, V) logits, or (n, width) hidden states; and the keys and values of each layer, as in `decode.Recorder`.
+            (n, V) logits, or (n, width) hidden states; and the keys and values of each layer, as in `Recorder`.
         """
         memory = self.memory(ids.shape[1], len(self.layers) if kept else 1)
         cache = PackedRow(memory, len(self.layers))

@@ -230,23 +230,6 @@ class Allowed:
         return Allowed(self.masks, self.of_row[list(rows)])
 
 
-class Recorder(Cache):
-    """A cache that records the keys and values of a packed prefill: one pair per layer, each (1, heads, N, D)."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.states: list[tuple[Tensor, Tensor]] = []
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Record a layer's keys and values; called by each layer in turn."""
-        self.states.append((key_states, value_states))
-        return key_states, value_states
-
-    def get_seq_length(self, *_: Any) -> int:
-        """Return 0: positions are always passed to the model, so it does not count slots."""
-        return 0
-
-
 class Rows(Cache):
     """The key-value cache of a batch of rows: a step writes at `slots` and reads the first `capacity` slots."""
 

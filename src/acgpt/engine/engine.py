@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from acgpt.engine.attention import BACKENDS, Cached, can_decode_ragged, can_fuse, choose_backend, run
+from acgpt.engine.attention import BACKENDS, Cached, Recorder, can_decode_ragged, can_fuse, choose_backend, run
 from acgpt.engine.cpu_step import CpuSteps, worthwhile
 from acgpt.engine.cuda_step import CudaStep, CudaSteps
 from acgpt.engine.decode import (
@@ -30,7 +30,6 @@ from acgpt.engine.decode import (
     Decoder,
     Drawn,
     Forward,
-    Recorder,
     Sampling,
     draw_each,
     gather_samples,
@@ -45,7 +44,7 @@ from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import Meter, ignore
 from acgpt.engine.packed_graphs import PackedGraphs
-from acgpt.engine.prefixes import Extension, Prefixes, part_of
+from acgpt.engine.prefixes import Prefixes, part_of
 from acgpt.engine.score import TopScore, check_numbers, forbid, target_log_probs, top_scores
 from acgpt.engine.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
 from acgpt.query.lengths import CLASSES, LengthQuestion
@@ -528,7 +527,7 @@ class Engine:
         if found is None:
             return None
         states, start = found
-        device, size, cache = self.model.device, len(layout.ids), Extension(states)
+        device, size, cache = self.model.device, len(layout.ids), Recorder(states)
         ids, positions = (upload(x[start:].numpy(), device)[None] for x in (layout.ids, layout.positions))
         slots = torch.arange(start, size, device=device)[None]
         with self.meter.passes():

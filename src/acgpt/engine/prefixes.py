@@ -15,10 +15,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
 from acgpt.engine.layout import Layout, slots_of, upload
 from acgpt.engine.peft import adapter_layers, adapters_at_work
@@ -140,24 +138,6 @@ class Prefixes:
         del self.alike[prefix.root][key]
         if not self.alike[prefix.root]:
             del self.alike[prefix.root]
-
-
-class Extension(Cache):
-    """A cache for one query: a pass appends its keys and values to those of a prefix, and attends to all of them."""
-
-    def __init__(self, states: States) -> None:
-        super().__init__(layers=[])
-        self.states = list(states)
-
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object) -> tuple[Tensor, Tensor]:
-        """Append a layer's keys and values and return all of them; called by each layer."""
-        keys, values = self.states[layer_idx]
-        self.states[layer_idx] = torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
-        return self.states[layer_idx]
-
-    def get_seq_length(self, *_: object) -> int:
-        """Return 0: positions are always passed to the model, so it does not count slots."""
-        return 0
 
 
 def part_of(layout: Layout, states: States, number: int, alone: Layout) -> States:
