@@ -28,7 +28,7 @@ from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.models.fill import Options
 from acgpt.models.fill_by_search import BONUS, FillBySearch
-from acgpt.models.region import literals_of
+from acgpt.models.region import constraint_of
 from acgpt.query.template import Slot, parse
 from acgpt.query.vocabulary import ByteVocabulary
 
@@ -740,34 +740,34 @@ def test_a_tokenizer_is_freed_with_its_constraints():
 
 def test_what_all_constraints_share_is_made_once_however_many_there_are(monkeypatch):
     vocabulary = ByteVocabulary.of(copy.deepcopy(toy_tokenizer()))
-    table = literals_of(vocabulary, (b"a", b"b")).table
-    monkeypatch.setattr("acgpt.models.region.MOST_BYTES", 10 * literals_of(vocabulary, (b"0", b"")).nbytes)
+    table = constraint_of(vocabulary, (b"a", b"b")).table
+    monkeypatch.setattr("acgpt.models.region.MOST_BYTES", 10 * constraint_of(vocabulary, (b"0", b"")).nbytes)
     for number in range(60):
-        literals = literals_of(vocabulary, (str(number).encode(), b""))
+        literals = constraint_of(vocabulary, (str(number).encode(), b""))
         assert literals.table is table and literals.lengths(3)  # it grows as it is used
     assert 1 < len(vocabulary.cache) < 10
 
 
 def test_threads_make_constraints_at_the_same_time(monkeypatch):
     vocabulary = ByteVocabulary.of(copy.deepcopy(toy_tokenizer()))
-    monkeypatch.setattr("acgpt.models.region.MOST_BYTES", 20 * literals_of(vocabulary, (b"0", b"")).nbytes)
+    monkeypatch.setattr("acgpt.models.region.MOST_BYTES", 20 * constraint_of(vocabulary, (b"0", b"")).nbytes)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(8) as pool:
-            made = list(pool.map(lambda n: literals_of(vocabulary, (str(n % 50).encode(), b"")), range(300)))
+            made = list(pool.map(lambda n: constraint_of(vocabulary, (str(n % 50).encode(), b"")), range(300)))
     finally:
         sys.setswitchinterval(interval)
     assert len(made) == 300 and 1 < len(vocabulary.cache) <= 20
     newest = next(reversed(vocabulary.cache))
-    assert literals_of(vocabulary, newest) is literals_of(vocabulary, newest)
+    assert constraint_of(vocabulary, *newest) is constraint_of(vocabulary, *newest)
 
 
 def test_constraints_know_tokens_that_were_added_later():
     tokenizer = copy.deepcopy(toy_tokenizer())
-    before = literals_of(ByteVocabulary.of(tokenizer), (b"a", b"b")).table.size
+    before = constraint_of(ByteVocabulary.of(tokenizer), (b"a", b"b")).table.size
     tokenizer.add_tokens(["zz"])
-    assert literals_of(ByteVocabulary.of(tokenizer), (b"a", b"b")).table.size == before + 1
+    assert constraint_of(ByteVocabulary.of(tokenizer), (b"a", b"b")).table.size == before + 1
 
 
 def test_too_many_gaps_next_to_each_other_are_refused(lm):

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from acgpt.data.tokenizer import named
 from acgpt.errors import QueryError, TemplateError
-from acgpt.query.constraint import DEAD, Literals, TokenTable
+from acgpt.query.constraint import DEAD, Constraint, TokenTable
 from acgpt.query.gaps import Gapped, Region, encode_gaps, has_gaps
 from acgpt.query.template import Gap, Given, Part, Slot, parse
 from acgpt.query.text import encode_text
@@ -97,7 +97,7 @@ def test_the_tokens_of_the_whole_text_are_kept_ones_and_ones_that_the_constraint
                 assert ids == [next(tokens)]
             else:
                 region = gapped.regions[number]
-                constraint = Literals(table(any_kind), region.literals)
+                constraint = Constraint(table(any_kind), region.literals)
                 state = constraint.start
                 for left, token in zip(range(len(ids), 0, -1), ids, strict=True):
                     assert constraint.allowed(state, left)[token]

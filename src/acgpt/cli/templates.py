@@ -78,10 +78,10 @@ def check_filled(template: str, *, patterns: bool = True) -> None:
     """
     for slot in check_slots(parse(template), template):
         if patterns and slot.gap is not None and slot.gap.pattern is not None:
-            from acgpt.query.constraint import check_pattern
+            from acgpt.query.constraint import compiled
 
             try:
-                check_pattern(slot.gap.pattern)
+                compiled(slot.gap.pattern)
             except InputError as error:
                 raise TemplateError(str(error), template, slot.at) from error
 

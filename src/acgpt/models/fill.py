@@ -29,7 +29,7 @@ from acgpt.engine.meter import ignore
 from acgpt.errors import InputError, TemplateError, too_long, whole_number
 from acgpt.models.adapters import Choice
 from acgpt.models.executor import Executor, Rows, Search, Sums
-from acgpt.models.region import RegionGuide, literals_of, pattern_of
+from acgpt.models.region import RegionGuide, constraint_of
 from acgpt.models.router import Route
 from acgpt.query.constraint import Constraint
 from acgpt.query.gaps import Gapped, Region
@@ -224,10 +224,8 @@ class Filler(ABC):
 
     def constraint(self, region: Region) -> Constraint:
         """Return the constraint of a region."""
-        if all(gap.pattern is None for gap in region.gaps):
-            return literals_of(self.vocabulary, region.literals)
         try:
-            return pattern_of(self.vocabulary, region.literals, tuple(gap.pattern for gap in region.gaps))
+            return constraint_of(self.vocabulary, region.literals, tuple(gap.pattern for gap in region.gaps))
         except InputError as error:
             raise TemplateError(str(error), self.template, self.slots[region.slots[0]].at) from error
 

@@ -5,19 +5,17 @@ Building a constraint takes longer than using it, so the newest ones are kept wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from acgpt.engine.decoding import all_tokens
-from acgpt.query.constraint import Constraint, Literals, Pattern
+from acgpt.query.constraint import Constraint
 from acgpt.query.query import Query
 from acgpt.query.vocabulary import ByteVocabulary
 
 MOST_BYTES = 2**28  # of constraints kept per tokenizer
-
-Kept = TypeVar("Kept", bound=Constraint)
 
 
 class RegionGuide:
@@ -79,14 +77,17 @@ class RegionGuide:
         self.position = next(self.positions, self.position + 1)
 
 
-def kept(vocabulary: ByteVocabulary, key: Hashable, make: Callable[[], Kept]) -> Kept:
-    """Return the constraint that `make` has made for this key; those used last are kept with the vocabulary.
+def constraint_of(
+    vocabulary: ByteVocabulary, literals: tuple[bytes, ...], patterns: tuple[str | None, ...] | None = None
+) -> Constraint:
+    """Return the constraint of literals with patterns between them; those used last are kept with the vocabulary.
 
     Threads share them. While one makes a constraint, the others go on: if two make the same, one of them is kept.
     """
-    cache: dict[Hashable, Kept] = vocabulary.cache
-    found = cache.get(key)
-    made = make() if found is None else found
+    cache: dict[Any, Constraint] = vocabulary.cache
+    key = literals, patterns
+    existing = cache.get(key)
+    made = Constraint(vocabulary.table, literals, patterns) if existing is None else existing
     with vocabulary.lock:
         constraint = cache.pop(key, made)
         cache[key] = constraint  # the newest comes last
@@ -94,13 +95,3 @@ def kept(vocabulary: ByteVocabulary, key: Hashable, make: Callable[[], Kept]) ->
         while size > MOST_BYTES and len(cache) > 1:
             size -= cache.pop(next(iter(cache))).nbytes
     return constraint
-
-
-def literals_of(vocabulary: ByteVocabulary, literals: tuple[bytes, ...]) -> Literals:
-    """Return the constraint of literals."""
-    return kept(vocabulary, literals, lambda: Literals(vocabulary.table, literals))
-
-
-def pattern_of(vocabulary: ByteVocabulary, literals: tuple[bytes, ...], patterns: tuple[str | None, ...]) -> Pattern:
-    """Return the constraint of literals with regular expressions between them."""
-    return kept(vocabulary, (literals, patterns), lambda: Pattern(vocabulary.table, patterns, literals))

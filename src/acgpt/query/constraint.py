@@ -6,8 +6,8 @@ A gap is regenerated together with the given bytes around it that its tokens cou
     literals        " x", "s"                   bytes that the new tokens must begin and end with
     new tokens      " xs" | " axis"             no: does not begin with " x" | " x", "-axis": yes, the fill is "-axi"
 
-`Literals` accepts `literal any-text literal any-text … literal`: more than two literals if the text between two gaps is
-too short to keep a token. `Pattern` accepts a regular expression between the literals. Both are automata over bytes,
+`Constraint` accepts `literal text literal text … literal`: more than two literals if the text between two gaps is too
+short to keep a token. A text between literals may have to match a regular expression. It is an automaton over bytes,
 run over all tokens of the vocabulary at once, from one state at a time. `allowed(state, tokens)` permits exactly the
 tokens after which the automaton can still accept with the remaining number of tokens, so that sampling never reaches a
 dead end.
@@ -22,10 +22,9 @@ from __future__ import annotations
 
 import re
 import threading
-import warnings
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,10 +35,8 @@ MOST_STATES = 512  # of a pattern
 MOST_CHARACTERS = 4096  # of a pattern
 MOST_STEPS = 2**21  # of the subset construction
 MOST_WORK = 2**26  # states times tokens: the vocabulary is read once from each state
-KEPT_BYTES = 2**25  # of moves and of allowed tokens, per constraint
+KEPT_BYTES = 2**25  # of moves, and of allowed tokens, per constraint
 BYTES = [bytes([byte]) for byte in range(256)]
-LOOK_AROUND = re.compile(r"(?<!\\)(?:\\\\)*(\(\?<?[=!])")
-BACK_REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*(\\[1-9])")
 BEGIN, END = "\U0010fffe", "\U0010ffff"  # characters that no text contains
 WIDE = re.compile(r"\[:?\^|\\[DSWPp]|\\[xuU]|&&|--|~~|(?<!\\)(?:\\\\)*\.|[^\x00-\x7f]")  # parts that can match BEGIN
 
@@ -86,8 +83,7 @@ class TokenTable:
             transitions: (S, 256) next states by state and byte; `DEAD` where a byte is rejected.
             state: The state to start from.
         """
-        kind = np.int16 if len(transitions) <= np.iinfo(np.int16).max else np.int32  # many of these arrays are kept
-        result = np.full(self.size, DEAD, dtype=kind)
+        result = np.full(self.size, DEAD, dtype=dtype_of(transitions))  # many of these arrays are kept
         alive, states = np.arange(len(self.ids)), np.full(len(self.ids), state, dtype=np.int32)
         for column, count in zip(self.columns, self.longer, strict=True):
             reading = int(np.searchsorted(alive, count))  # tokens are sorted by length, so these are the first
@@ -101,53 +97,54 @@ class TokenTable:
         return result
 
 
-class Recent:
-    """Arrays by key, of which the newest are kept, up to a number of bytes."""
-
-    def __init__(self) -> None:
-        self.arrays: dict[Hashable, np.ndarray] = {}
-        self.nbytes = 0
-        self.lock = threading.Lock()
-
-    def get(self, key: Hashable, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return the array of a key; made, if it is not kept."""
-        found = self.arrays.get(key)
-        if found is None:
-            found = make()
-            with self.lock:  # threads may share a constraint
-                self.nbytes += found.nbytes if key not in self.arrays else 0
-                self.arrays[key] = found
-                while self.nbytes > KEPT_BYTES and len(self.arrays) > 1:
-                    self.nbytes -= self.arrays.pop(next(iter(self.arrays))).nbytes
-        return found
-
-
 class Automaton(NamedTuple):
-    """An automaton over bytes.
+    """An automaton over bytes, which starts from state 0.
 
     Args:
         transitions: (S, 256) next states by state and byte; `DEAD` where a byte is rejected.
         accepting: (S,) whether the text may end in a state.
-        start: The state to start from.
     """
 
     transitions: np.ndarray
     accepting: np.ndarray
-    start: int
+
+
+def dtype_of(transitions: np.ndarray) -> np.dtype[Any]:
+    """Return the smallest dtype of states, `DEAD` included."""
+    return np.min_scalar_type(-len(transitions))
 
 
 class Constraint:
-    """A set of texts, as an automaton over bytes that reads tokens.
+    """Texts that consist of literals in this order, with other texts between them, as an automaton that reads tokens.
 
     Args:
         table: The vocabulary.
-        automaton: The automaton.
+        literals: The literals, at least one; the first begins the text and the last ends it.
+        patterns: A regular expression for each text between two literals, which it must match as a whole; `None` for
+            any text. Default: any texts. Needs the package outlines-core. The syntax is that of Rust's regex crate: no
+            look-around, no back-references.
+
+    Raises:
+        InputError: The package is not installed, it refuses a pattern, or there are too many states.
     """
 
-    def __init__(self, table: TokenTable, automaton: Automaton) -> None:
+    start = 0
+
+    def __init__(
+        self, table: TokenTable, literals: Sequence[bytes], patterns: Sequence[str | None] | None = None
+    ) -> None:
+        patterns = patterns or [None] * (len(literals) - 1)
+        gaps = [any_text() if pattern is None else compiled(pattern) for pattern in patterns]
+        size = max(1, table.size)
         self.table = table
-        self.transitions, self.accepting, self.start = automaton
-        self._moves, self._allowed = Recent(), Recent()
+        self.transitions, self.accepting = joined(literals, gaps, MOST_WORK // size)
+        # No references to the constraint in the caches: it is freed as soon as it is not used.
+        transitions, kept = self.transitions, KEPT_BYTES // size
+        moves = lru_cache(max(1, kept // dtype_of(transitions).itemsize))(lambda state: table.moves(transitions, state))
+        self._moves = moves
+        self._allowed = lru_cache(max(1, kept))(
+            lambda state, good: np.unpackbits(np.frombuffer(good, dtype=np.uint8)).astype(np.bool_)[moves(state)]
+        )
         self._lock = threading.Lock()
         self._following = np.zeros((0, 0), dtype=np.bool_)  # (S, S) states that a token can lead to, once computed
         self._within: list[np.ndarray] = []  # by number of tokens: (S,) whether exactly so many can lead to the end
@@ -156,7 +153,8 @@ class Constraint:
     def nbytes(self) -> int:
         """Memory that it takes."""
         own = self.transitions.nbytes + self._following.nbytes + sum(row.nbytes for row in self._within)
-        return own + self._moves.nbytes + self._allowed.nbytes
+        moves = self._moves.cache_info().currsize * dtype_of(self.transitions).itemsize
+        return own + (moves + self._allowed.cache_info().currsize) * self.table.size
 
     def accepts(self, state: int) -> bool:
         """Return whether the text may end in a state."""
@@ -164,7 +162,7 @@ class Constraint:
 
     def moves(self, state: int) -> np.ndarray:
         """Return (V,) the state after each token, `DEAD` where it is not allowed."""
-        return self._moves.get(state, lambda: self.table.moves(self.transitions, state))
+        return self._moves(state)
 
     def advance(self, state: int, token: int) -> int:
         """Return the state after a token, `DEAD` if it is not allowed."""
@@ -181,7 +179,8 @@ class Constraint:
         for within in self._within[max(1, least) - 1 : most]:
             good[:-1] |= within
         good[:-1] &= self._following[state]
-        return self._allowed.get((state, np.packbits(good).tobytes()), lambda: good[self.moves(state)])
+        allowed: np.ndarray = self._allowed(state, np.packbits(good).tobytes())
+        return allowed
 
     def possible(self, tokens: int, state: int | None = None) -> bool:
         """Return whether exactly `tokens` tokens can lead from a state (default: the start) to the end."""
@@ -219,44 +218,6 @@ class Constraint:
         return result
 
 
-class Literals(Constraint):
-    """Texts that consist of literals in this order, with any text between them.
-
-    Args:
-        table: The vocabulary.
-        literals: The literals, at least one; the first begins the text and the last ends it.
-    """
-
-    def __init__(self, table: TokenTable, literals: Sequence[bytes]) -> None:
-        super().__init__(table, joined(literals, [any_text()] * (len(literals) - 1), most_states(table)))
-
-
-class Pattern(Constraint):
-    """Texts that consist of literals, with texts between them that match regular expressions as a whole.
-
-    Needs the package outlines-core. The syntax is that of Rust's regex crate: no look-around, no back-references.
-
-    Args:
-        table: The vocabulary.
-        patterns: The regular expressions; `None` for any text.
-        literals: The literals, one more. Default: all are empty.
-
-    Raises:
-        InputError: The package is not installed, it refuses a pattern, or there are too many states.
-    """
-
-    def __init__(
-        self, table: TokenTable, patterns: Sequence[str | None], literals: Sequence[bytes] | None = None
-    ) -> None:
-        gaps = [any_text() if pattern is None else compiled(pattern) for pattern in patterns]
-        super().__init__(table, joined(literals or [b""] * (len(gaps) + 1), gaps, most_states(table)))
-
-
-def most_states(table: TokenTable) -> int:
-    """Return the maximum number of states of a constraint, so that its work is bounded."""
-    return MOST_WORK // max(1, table.size)
-
-
 @lru_cache(maxsize=1)
 def any_text() -> Automaton:
     """Return the automaton of all texts: UTF-8."""
@@ -265,7 +226,7 @@ def any_text() -> Automaton:
     for name, rows in _UTF8.items():
         for low, high, then in rows:
             transitions[numbers[name], low : high + 1] = numbers[then]
-    return Automaton(transitions, np.array([not name for name in _UTF8]), numbers[""])
+    return Automaton(transitions, np.array([not name for name in _UTF8]))
 
 
 def joined(literals: Sequence[bytes], gaps: Sequence[Automaton], most: int) -> Automaton:
@@ -290,13 +251,9 @@ def joined(literals: Sequence[bytes], gaps: Sequence[Automaton], most: int) -> A
         while new:
             part, at = new.pop()
             index = part // 2
-            if part % 2 == 0 and at == len(literals[index]) and index < len(gaps):
-                following = part + 1, gaps[index].start
-            elif part % 2 and gaps[index].accepting[at]:
-                following = part + 1, 0
-            else:
-                continue
-            if following not in result:
+            complete = gaps[index].accepting[at] if part % 2 else at == len(literals[index]) and index < len(gaps)
+            following = part + 1, 0
+            if complete and following not in result:
                 result.add(following)
                 new.append(following)
         return frozenset(result)
@@ -341,7 +298,7 @@ def joined(literals: Sequence[bytes], gaps: Sequence[Automaton], most: int) -> A
                 "repeat less in its pattern, or write more text between gaps."
             )
     final = 2 * len(gaps), len(literals[-1])
-    return Automaton(np.stack(rows), np.array([final in items for items in states], dtype=np.bool_), 0)
+    return Automaton(np.stack(rows), np.array([final in items for items in states], dtype=np.bool_))
 
 
 # ---- regular expressions --------------------------------------------------------------------------------------------
@@ -385,7 +342,10 @@ def compiled(pattern: str) -> Automaton:
         if set(nothing.get_transitions()[nothing.get_initial_state()]) != {END.encode()[0], 256}:
             raise ValueError("unbalanced parentheses")
     except Exception as error:  # the library raises ValueError and its own errors, which do not say what is wrong
-        raise InputError(f"the pattern {pattern!r} cannot be used: {pattern_problem(pattern)}.") from error
+        raise InputError(
+            f"the pattern {pattern!r} cannot be used: write it in the syntax of Rust's regex crate, which has no "
+            "look-around and no references to groups."
+        ) from error
     listed, final = index.get_transitions(), index.get_final_states()
     start = index.get_initial_state()
     for byte in b"" if expression.startswith("(") else BEGIN.encode():
@@ -419,37 +379,11 @@ def reachable(listed: Mapping[int, Mapping[int, int]], final: Collection[int], s
             r"characters, [0-9] or [a-z] instead of \d or \w."
         )
     accepting = [listed.get(state, {}).get(256) in final for state in states]
-    return Automaton(np.stack(rows), np.array(accepting, dtype=np.bool_), 0)
-
-
-def check_pattern(pattern: str) -> None:
-    """Check a regular expression.
-
-    Raises:
-        InputError: The package outlines-core is not installed, it refuses the pattern, or there are too many states.
-    """
-    compiled(pattern)
-
-
-def pattern_problem(pattern: str) -> str:
-    """Return what is wrong with a regular expression that the library has refused, in words."""
-    if around := LOOK_AROUND.search(pattern):
-        return f"look-around, {around[1]}…), is not supported"
-    if back := BACK_REFERENCE.search(pattern):
-        return f"references to groups, {back[1]}, are not supported"
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            re.compile(pattern)
-    except re.error as error:  # Python and Rust disagree about some escapes, such as \p{L}
-        if error.pos is not None and "escape \\" not in error.msg:
-            return f"{error.msg} at character {error.pos + 1}"
-    except (RecursionError, OverflowError):
-        return "it is nested too deeply, or repeats too often"
-    return "it is not in the syntax of Rust's regex crate"
+    return Automaton(np.stack(rows), np.array(accepting, dtype=np.bool_))
 
 
 def pattern_matches(pattern: str, text: bytes) -> bool:
-    """Return whether a regular expression, in the syntax of `Pattern`, matches a text as a whole."""
+    """Return whether a regular expression, in the syntax of `Constraint`, matches a text as a whole."""
     constraint = _pattern_of_bytes(pattern)
     state = constraint.start
     for byte in text:
@@ -460,5 +394,5 @@ def pattern_matches(pattern: str, text: bytes) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _pattern_of_bytes(pattern: str) -> Pattern:
-    return Pattern(TokenTable(BYTES), [pattern])
+def _pattern_of_bytes(pattern: str) -> Constraint:
+    return Constraint(TokenTable(BYTES), [b"", b""], [pattern])
