@@ -33,7 +33,7 @@ import numpy as np
 
 from acgpt.errors import InputError
 from acgpt.methods.base import Abilities, Method
-from acgpt.methods.mlm import BothWays, Plan
+from acgpt.methods.mlm import BothWays
 from acgpt.methods.registry import register
 from acgpt.methods.sigma_gpt import whole_number
 from acgpt.query.conditioning import ASKED, GIVEN
@@ -42,6 +42,7 @@ from acgpt.query.query import Query
 if TYPE_CHECKING:
     from acgpt.engine.engine import Engine
     from acgpt.engine.layout import Layout
+    from acgpt.methods.masked import Plan
 
 
 @register

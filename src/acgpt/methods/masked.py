@@ -23,8 +23,11 @@ from acgpt.engine.decode import Answer, Drawn, Sampling, draw
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout
 from acgpt.engine.score import check_numbers, forbid
-from acgpt.methods.mlm import Plan
 from acgpt.query.query import Query
+
+# Of one sample: the positions to draw in each turn, the positions of the given tokens to show from each turn on, and a
+# random number for every position.
+Plan = tuple[Sequence[np.ndarray], Sequence[np.ndarray], np.ndarray]
 
 
 def shown(query: Query, *, bos: int, mask: int, given: bool = True) -> np.ndarray:

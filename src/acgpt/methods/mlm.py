@@ -28,11 +28,7 @@ if TYPE_CHECKING:
     from acgpt.engine.decode import Answer, Sampling
     from acgpt.engine.engine import Engine
     from acgpt.engine.layout import Layout
-
-
-# Of one sample: the positions to draw in each turn, the positions of the given tokens to show from each turn on, and a
-# random number for every position.
-Plan = tuple[Sequence[np.ndarray], Sequence[np.ndarray], np.ndarray]
+    from acgpt.methods.masked import Plan
 
 
 class BothWays(Method):
