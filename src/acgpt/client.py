@@ -7,6 +7,8 @@
         score = await lm.log_prob("The capital of {{Italy}} is Rome.")
 
 The answers are the same dataclasses as those of `LanguageModel`. Neither torch nor transformers are imported.
+
+Both clients ask by the same generators, which yield requests and pauses (`Flow`); each client carries them out.
 """
 
 from __future__ import annotations
@@ -16,21 +18,15 @@ import json
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Generic, Self, TypeVar, overload
+from itertools import count
+from typing import Any, Generic, Self, TypeVar
 
 from acgpt.errors import InputError, QueryError, ServerError, TemplateError
-from acgpt.models.answer_json import (
-    fill_of,
-    lengths_of,
-    piece_of,
-    query_of,
-    ranking_of,
-    sample_of,
-    score_of,
-)
-from acgpt.models.answers import Fill, Lengths, Piece, Ranking, Sample, Score
+from acgpt.models.answer_json import fill_of, lengths_of, piece_of, query_of, ranking_of, sample_of, score_of
+from acgpt.models.answers import Piece
 from acgpt.query.query import Query
 from acgpt.query.template import escape
 from acgpt.version import __version__
@@ -43,6 +39,8 @@ except ModuleNotFoundError as error:
 Question = str | Query
 Result = TypeVar("Result")
 HttpClient = TypeVar("HttpClient", httpx.Client, httpx.AsyncClient)
+Request = tuple[str, str, dict[str, Any] | None]  # verb, route and body
+Flow = Generator[Request | float, Any, Result]  # yields requests and seconds to pause; is sent the replies
 
 BATCH = 16  # questions of a list in one request, or as many as the server takes
 RETRIED = (429, 503)  # status of replies after which a request is sent again
@@ -63,20 +61,12 @@ def batch_size(info: Mapping[str, Any]) -> int:
     return max(1, min(BATCH, *(int(limits.get(name, BATCH)) for name in ("max_questions", "queue"))))
 
 
-def payloads(field: str, questions: Any, options: Mapping[str, Any], batch: int = BATCH) -> list[dict[str, Any]]:
-    """Return the bodies of the requests for one question or a list of them, of which a request has at most `batch`."""
-    set_options = {name: value for name, value in options.items() if value is not None}
-    if "adapter" in set_options and set_options["adapter"] is False:
-        set_options["adapter"] = "none"
-    if isinstance(set_options.get("stop"), tuple):
-        set_options["stop"] = list(set_options["stop"])
-    entries = [to_question(question) for question in as_list(questions)]
-    return [{field: entries[i : i + batch], **set_options} for i in range(0, len(entries), batch)]
-
-
-def as_list(questions: Any) -> list[Any]:
-    """Return a list of questions: of one, or of those in a sequence."""
-    return [questions] if isinstance(questions, str | Query) or not isinstance(questions, Iterable) else list(questions)
+def sent_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a question as JSON. `notice`, a function that is told of progress, is not sent."""
+    sent = {name: value for name, value in options.items() if value is not None and name != "notice"}
+    if sent.get("adapter") is False:
+        sent["adapter"] = "none"
+    return sent
 
 
 def to_question(question: Any) -> Any:
@@ -95,11 +85,6 @@ def each(read: Callable[[Any], Result]) -> Callable[[Any], list[Result]]:
     return lambda answers: [read(answer) for answer in answers]
 
 
-def with_seed(seed: int | None) -> int:
-    """Return a seed, the same for all questions of a list."""
-    return secrets.randbits(32) if seed is None else seed
-
-
 # ---- replies --------------------------------------------------------------------------------------------------------
 
 
@@ -112,24 +97,12 @@ def error_fields(content: bytes) -> tuple[str, str] | None:
         return None
 
 
-def try_again(status: int, content: bytes) -> bool:
-    """Return whether a request that got this reply may be answered later."""
-    return status in RETRIED and (error_fields(content) or ("", ""))[1] not in FINAL
-
-
-def raise_error(status: int, content: bytes) -> None:
-    """Raise the error of a reply.
-
-    Raises:
-        InputError: The request is invalid; a `TemplateError` or `QueryError` where the server raised one.
-        ServerError: Any other error.
-    """
-    message, code = error_fields(content) or (f"the server has answered with status {status}.", "")
-    raise error_of(message, code, status)
-
-
 def error_of(message: str, code: str, status: int | None) -> Exception:
-    """Return the exception for an error of the server."""
+    """Return the exception for an error of the server.
+
+    An invalid request is an `InputError`, or a `TemplateError` or `QueryError` where the server raised one. All others
+    are a `ServerError`.
+    """
     if code == "invalid_template":
         problem, _, template = message.partition("\n")
         error = TemplateError(problem, template, 0)
@@ -145,14 +118,6 @@ def error_of(message: str, code: str, status: int | None) -> Exception:
     return ServerError(message, status, code or None)
 
 
-def pause(headers: Mapping[str, str], attempt: int) -> float:
-    """Return the seconds to wait before a request is sent again: as the server says, or longer each time."""
-    try:
-        return min(LONGEST_PAUSE, max(0.0, float(headers["retry-after"])))
-    except (KeyError, ValueError):
-        return min(LONGEST_PAUSE, float(2**attempt) / 2)
-
-
 def unreachable(url: str, error: Exception) -> ServerError:
     """Return the error for a request without a reply."""
     if isinstance(error, httpx.TimeoutException):
@@ -160,51 +125,146 @@ def unreachable(url: str, error: Exception) -> ServerError:
     return ServerError(f"cannot reach the server at {url}: {error or type(error).__name__}. Start it with acgpt serve.")
 
 
-class Events:
-    """Reads server-sent events, line by line."""
+def piece_in(line: str) -> Piece | None:
+    """Return the piece in a line of server-sent events; `None` if it has none.
 
-    def __init__(self) -> None:
-        self.name = "message"
-
-    def piece(self, line: str) -> Piece | None:
-        """Return the piece of a line, if it has one.
-
-        Raises:
-            InputError, ServerError: The line is an error.
-        """
-        key, _, value = line.partition(": ")
-        if not line:
-            self.name = "message"
-        elif key == "event":
-            self.name = value
-        elif key == "data":
-            fields = json.loads(value)
-            if self.name == "error" or "error" in fields:
-                raise error_of(fields["error"]["message"], fields["error"]["code"], None)
-            return piece_of(fields)
+    Raises:
+        InputError, ServerError: The line is an error.
+    """
+    key, _, value = line.partition(": ")
+    if key != "data":
         return None
+    fields = json.loads(value)
+    if "error" in fields:
+        raise error_of(fields["error"]["message"], fields["error"]["code"], None)
+    return piece_of(fields)
 
 
 # ---- clients --------------------------------------------------------------------------------------------------------
 
 
-class Connection(Generic[HttpClient]):
-    """What both clients share: the address, the key, and how often a request is sent again."""
+class Questions(ABC, Generic[HttpClient]):
+    """What both clients share: the address, the key, and the methods of `LanguageModel`."""
+
+    _make: Callable[..., HttpClient]  # the class of httpx
 
     def __init__(
-        self, make: type[HttpClient], base_url: str, api_key: str | None, timeout: float, retries: int, options: Any
+        self,
+        base_url: str = "http://127.0.0.1:8080",
+        *,
+        api_key: str | None = None,
+        timeout: float = 180.0,
+        retries: int = 3,
+        **options: Any,
     ) -> None:
         key = os.environ.get("ACGPT_API_KEY") if api_key is None else api_key
         headers = {"User-Agent": f"acgpt/{__version__}"} | ({"Authorization": f"Bearer {key}"} if key else {})
         url = base_url if "://" in base_url else f"http://{base_url}"
         self.base_url, self.retries = url.rstrip("/").removesuffix("/v1"), retries  # OpenAI's clients want the /v1
         try:
-            self.http: HttpClient = make(base_url=self.base_url, headers=headers, timeout=timeout, **options)
+            self._http: HttpClient = self._make(base_url=self.base_url, headers=headers, timeout=timeout, **options)
         except (httpx.InvalidURL, UnicodeError, ValueError) as error:
             raise InputError(f"{base_url} is not the address of a server: {error}.") from error
+        self._info: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base_url!r})"
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    def log_prob(self, query: Question | Sequence[Question], *, future: bool | None = None, adapter: Any = None) -> Any:
+        """Return the log-probability of the asked tokens, see `LanguageModel.log_prob`."""
+        return self._run(self._ask("log_prob", score_of, "query", query, {"future": future, "adapter": adapter}))
+
+    def sample(
+        self, query: Question | Sequence[Question], n: int = 1, *, seed: int | None = None, **options: Any
+    ) -> Any:
+        """Sample the asked tokens, see `LanguageModel.sample`; its option `notice` is without effect."""
+        seed = secrets.randbits(32) if seed is None else seed  # the same for all questions of a list
+        return self._run(self._ask("sample", each(sample_of), "query", query, {**options, "n": n, "seed": seed}))
+
+    def fill(self, template: str | Sequence[str], n: int = 5, *, seed: int | None = None, **options: Any) -> Any:
+        """Fill the gaps of a template, see `LanguageModel.fill`; its option `notice` is without effect."""
+        seed = secrets.randbits(32) if seed is None else seed
+        return self._run(self._ask("fill", each(fill_of), "template", template, {**options, "n": n, "seed": seed}))
+
+    def infill(self, prefix: str, suffix: str, n: int = 1, **options: Any) -> Any:
+        """Fill the gap between two strings, see `LanguageModel.infill`."""
+        return self.fill(escape(prefix, before_slot=True) + "{{_}}" + escape(suffix), n, **options)
+
+    def rank(self, template: str | Sequence[str], *, future: bool | None = None, adapter: Any = None) -> Any:
+        """Rank the alternatives of a template, or of each of a list, see `LanguageModel.rank`."""
+        return self._run(self._ask("rank", ranking_of, "template", template, {"future": future, "adapter": adapter}))
+
+    def lengths(self, template: str | Sequence[str], known: Sequence[int] = (), **options: Any) -> Any:
+        """Return the probability of each length of a gap, see `LanguageModel.lengths`."""
+        return self._run(self._ask("lengths", lengths_of, "template", template, {**options, "known": list(known)}))
+
+    def query(self, template: str) -> Any:
+        """Tokenize a template, see `LanguageModel.query`."""
+        return self._run(self._ask("query", query_of, "template", template, {}))
+
+    def pieces(self, tokens: Sequence[int]) -> Any:
+        """Return the text that each token contributes, see `LanguageModel.pieces`."""
+
+        def flow() -> Flow[list[str]]:
+            return list((yield from self._send("POST", "pieces", {"tokens": list(tokens)}))["results"])
+
+        return self._run(flow())
+
+    # ---- internals ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _run(self, flow: Flow[Any]) -> Any:
+        """Carry out a flow, and return its result."""
+
+    def _ask(
+        self, method: str, read: Callable[[Any], Any], field: str, questions: Any, options: Mapping[str, Any]
+    ) -> Flow[Any]:
+        """Ask one question or a list of them, in as many requests as it takes."""
+        single = isinstance(questions, str | Query) or not isinstance(questions, Iterable)
+        entries = [to_question(question) for question in ([questions] if single else questions)]
+        batch = batch_size((yield from self._known())) if len(entries) > 1 else BATCH
+        results: list[Any] = []
+        for start in range(0, len(entries), batch):
+            body = {field: entries[start : start + batch], **sent_options(options)}
+            reply = yield from self._send("POST", method, body)
+            results += [read(answer) for answer in reply["results"]]
+        return results[0] if single else results
+
+    def _known(self) -> Flow[dict[str, Any]]:
+        """Ask the server once what it says of its model: name, method, adapters, positions, limits."""
+        if self._info is None:
+            self._info = yield from self._send("GET", "model", None)
+        return self._info
+
+    def _send(self, verb: str, method: str, body: dict[str, Any] | None) -> Flow[dict[str, Any]]:
+        """Send a request, again while the server is busy, and return the JSON of the reply."""
+        for attempt in count():
+            response = yield verb, f"/v1/{method}", body
+            if response.status_code == 200:
+                break
+            yield self._pause(response, attempt)
+        reply: dict[str, Any] = response.json()
+        return reply
+
+    def _pause(self, response: httpx.Response, attempt: int) -> float:
+        """Return the seconds to wait before a request is sent again: as the server says, or longer each time.
+
+        Raises:
+            InputError, ServerError: The reply is an error that another attempt would not end.
+        """
+        status, fields = response.status_code, error_fields(response.content)
+        message, code = fields or (f"the server has answered with status {status}.", "")
+        if status not in RETRIED or code in FINAL or attempt == self.retries:
+            raise error_of(message, code, status)
+        try:
+            return min(LONGEST_PAUSE, max(0.0, float(response.headers["retry-after"])))
+        except (KeyError, ValueError):
+            return min(LONGEST_PAUSE, float(2**attempt) / 2)
 
 
-class Client:
+class Client(Questions[httpx.Client]):
     """A model that a server has loaded (`acgpt serve`), with the methods of `LanguageModel`.
 
     Args:
@@ -220,20 +280,7 @@ class Client:
         ServerError: The server cannot be reached, or cannot answer; `status` is that of its reply.
     """
 
-    def __init__(
-        self,
-        base_url: str = "http://127.0.0.1:8080",
-        *,
-        api_key: str | None = None,
-        timeout: float = 180.0,
-        retries: int = 3,
-        **options: Any,
-    ) -> None:
-        self.connection = Connection(httpx.Client, base_url, api_key, timeout, retries, options)
-        self._info: dict[str, Any] | None = None
-
-    def __repr__(self) -> str:
-        return f"Client({self.connection.base_url!r})"
+    _make = httpx.Client
 
     def __enter__(self) -> Self:
         return self
@@ -243,135 +290,30 @@ class Client:
 
     def close(self) -> None:
         """Close the connections."""
-        self.connection.http.close()
-
-    # ---- questions ------------------------------------------------------------------------------------------------
-
-    @overload
-    def log_prob(  # type: ignore[overload-overlap]
-        self, query: Question, *, future: bool | None = None, adapter: Any = None
-    ) -> Score: ...
-    @overload
-    def log_prob(
-        self, query: Sequence[Question], *, future: bool | None = None, adapter: Any = None
-    ) -> list[Score]: ...
-    def log_prob(
-        self, query: Question | Sequence[Question], *, future: bool | None = None, adapter: Any = None
-    ) -> Score | list[Score]:
-        """Return the log-probability of the asked tokens, see `LanguageModel.log_prob`."""
-        answers: Score | list[Score] = self._ask("log_prob", score_of, "query", query, future=future, adapter=adapter)
-        return answers
-
-    @overload
-    def sample(self, query: Question, n: int = 1, **options: Any) -> list[Sample]: ...
-    @overload
-    def sample(self, query: Sequence[Question], n: int = 1, **options: Any) -> list[list[Sample]]: ...
-    def sample(
-        self,
-        query: Question | Sequence[Question],
-        n: int = 1,
-        *,
-        seed: int | None = None,
-        notice: Callable[[int], object] | None = None,
-        **options: Any,
-    ) -> list[Sample] | list[list[Sample]]:
-        """Sample the asked tokens, see `LanguageModel.sample`.
-
-        Args:
-            query: A template, a `Query`, or a list of these.
-            n: Number of samples per query.
-            seed: Seed of the samples.
-            notice: Without effect.
-            **options: Other options of `LanguageModel.sample`.
-        """
-        answers: list[Sample] | list[list[Sample]] = self._ask(
-            "sample", each(sample_of), "query", query, n=n, seed=with_seed(seed), **options
-        )
-        return answers
-
-    @overload
-    def fill(self, template: str, n: int = 5, **options: Any) -> list[Fill]: ...
-    @overload
-    def fill(self, template: Sequence[str], n: int = 5, **options: Any) -> list[list[Fill]]: ...
-    def fill(
-        self,
-        template: str | Sequence[str],
-        n: int = 5,
-        *,
-        seed: int | None = None,
-        notice: Callable[[int], object] | None = None,
-        **options: Any,
-    ) -> list[Fill] | list[list[Fill]]:
-        """Fill the gaps of a template, see `LanguageModel.fill`.
-
-        Args:
-            template: A template with gaps, or a list of these.
-            n: Number of fills.
-            seed: Seed of the candidates that are drawn at random.
-            notice: Without effect.
-            **options: Other options of `LanguageModel.fill`.
-        """
-        answers: list[Fill] | list[list[Fill]] = self._ask(
-            "fill", each(fill_of), "template", template, n=n, seed=with_seed(seed), **options
-        )
-        return answers
-
-    def infill(self, prefix: str, suffix: str, n: int = 1, **options: Any) -> list[Fill]:
-        """Fill the gap between two strings, see `LanguageModel.infill`."""
-        return self.fill(escape(prefix, before_slot=True) + "{{_}}" + escape(suffix), n, **options)
+        self._http.close()
 
     def stream(self, template: str, **options: Any) -> Iterator[Piece]:
         """Fill the gaps of a template and yield the text as it is made, see `LanguageModel.stream`.
 
         If the iterator is closed, the server stops.
         """
-        (body,) = payloads("template", [template], options)
-        return self._pieces({**body, "template": body["template"][0], "stream": True})
-
-    @overload
-    def rank(self, template: str, *, future: bool | None = None, adapter: Any = None) -> Ranking: ...  # type: ignore[overload-overlap]
-    @overload
-    def rank(self, template: Sequence[str], *, future: bool | None = None, adapter: Any = None) -> list[Ranking]: ...
-    def rank(
-        self, template: str | Sequence[str], *, future: bool | None = None, adapter: Any = None
-    ) -> Ranking | list[Ranking]:
-        """Rank the alternatives of a template, or of each of a list, see `LanguageModel.rank`."""
-        answers: Ranking | list[Ranking] = self._ask(
-            "rank", ranking_of, "template", template, future=future, adapter=adapter
-        )
-        return answers
-
-    @overload
-    def lengths(self, template: str, known: Sequence[int] = (), **options: Any) -> Lengths: ...
-    @overload
-    def lengths(self, template: Sequence[str], known: Sequence[int] = (), **options: Any) -> list[Lengths]: ...
-    def lengths(
-        self, template: str | Sequence[str], known: Sequence[int] = (), **options: Any
-    ) -> Lengths | list[Lengths]:
-        """Return the probability of each length of a gap, see `LanguageModel.lengths`."""
-        answers: Lengths | list[Lengths] = self._ask(
-            "lengths", lengths_of, "template", template, known=list(known), **options
-        )
-        return answers
-
-    def query(self, template: str) -> Query:
-        """Tokenize a template, see `LanguageModel.query`."""
-        query: Query = self._ask("query", query_of, "template", template)
-        return query
-
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text that each token contributes, see `LanguageModel.pieces`."""
-        texts: list[str] = self._post("pieces", {"tokens": list(tokens)})["results"]
-        return texts
-
-    # ---- the model ------------------------------------------------------------------------------------------------
+        body = {**sent_options(options), "template": to_question(template), "stream": True}
+        for attempt in count():
+            try:
+                with self._http.stream("POST", "/v1/fill", json=body) as response:
+                    if response.status_code == 200:
+                        yield from filter(None, map(piece_in, response.iter_lines()))
+                        return
+                    response.read()
+            except httpx.HTTPError as error:
+                raise unreachable(self.base_url, error) from error
+            time.sleep(self._pause(response, attempt))
 
     @property
     def info(self) -> dict[str, Any]:
         """What the server says of its model: name, method, adapters, positions, limits."""
-        if self._info is None:
-            self._info = self._send("GET", "model", None).json()
-        return self._info
+        info: dict[str, Any] = self._run(self._known())
+        return info
 
     @property
     def reads_future(self) -> bool:
@@ -388,62 +330,24 @@ class Client:
         """Whether the adapter is chosen for each query."""
         return bool(self.info["router"])
 
-    # ---- internals ------------------------------------------------------------------------------------------------
-
-    def _ask(self, method: str, read: Callable[[Any], Any], field: str, questions: Any, **options: Any) -> Any:
-        """Ask one question or a list of them, in as many requests as it takes."""
-        results: list[Any] = []
-        questions = questions if isinstance(questions, str | Query) else as_list(questions)
-        batch = batch_size(self.info) if isinstance(questions, list) and len(questions) > 1 else BATCH
-        for body in payloads(field, questions, options, batch):
-            results += [read(answer) for answer in self._post(method, body)["results"]]
-        return results[0] if isinstance(questions, str | Query) else results
-
-    def _post(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
-        reply: dict[str, Any] = self._send("POST", method, body).json()
-        return reply
-
-    def _send(self, verb: str, method: str, body: dict[str, Any] | None) -> httpx.Response:
-        """Send a request; if the server is busy, again."""
-        attempt = 0
+    def _run(self, flow: Flow[Any]) -> Any:
+        reply: Any = None
         while True:
             try:
-                response = self.connection.http.request(verb, f"/v1/{method}", json=body)
-            except httpx.HTTPError as error:
-                raise unreachable(self.connection.base_url, error) from error
-            if response.status_code == 200:
-                return response
-            if not try_again(response.status_code, response.content) or attempt == self.connection.retries:
-                raise_error(response.status_code, response.content)
-            time.sleep(pause(response.headers, attempt))
-            attempt += 1
-
-    def _pieces(self, body: dict[str, Any]) -> Iterator[Piece]:
-        attempt = 0
-        while True:
+                step = flow.send(reply)
+            except StopIteration as end:
+                return end.value
+            if isinstance(step, float):
+                time.sleep(step)
+                continue
+            verb, route, body = step
             try:
-                with self.connection.http.stream("POST", "/v1/fill", json=body) as response:
-                    if response.status_code == 200:
-                        yield from pieces_in(response.iter_lines())
-                        return
-                    content = response.read()
+                reply = self._http.request(verb, route, json=body)
             except httpx.HTTPError as error:
-                raise unreachable(self.connection.base_url, error) from error
-            if not try_again(response.status_code, content) or attempt == self.connection.retries:
-                raise_error(response.status_code, content)
-            time.sleep(pause(response.headers, attempt))
-            attempt += 1
+                raise unreachable(self.base_url, error) from error
 
 
-def pieces_in(lines: Iterable[str]) -> Iterator[Piece]:
-    """Yield the pieces in the lines of a stream."""
-    events = Events()
-    for line in lines:
-        if (piece := events.piece(line)) is not None:
-            yield piece
-
-
-class AsyncClient:
+class AsyncClient(Questions[httpx.AsyncClient]):
     """`Client` for asyncio: the same methods as coroutines.
 
     Args:
@@ -458,20 +362,7 @@ class AsyncClient:
         ServerError: The server cannot be reached, or cannot answer; `status` is that of its reply.
     """
 
-    def __init__(
-        self,
-        base_url: str = "http://127.0.0.1:8080",
-        *,
-        api_key: str | None = None,
-        timeout: float = 180.0,
-        retries: int = 3,
-        **options: Any,
-    ) -> None:
-        self.connection = Connection(httpx.AsyncClient, base_url, api_key, timeout, retries, options)
-        self._info: dict[str, Any] | None = None
-
-    def __repr__(self) -> str:
-        return f"AsyncClient({self.connection.base_url!r})"
+    _make = httpx.AsyncClient
 
     async def __aenter__(self) -> Self:
         return self
@@ -481,113 +372,41 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self.connection.http.aclose()
-
-    # ---- questions ------------------------------------------------------------------------------------------------
-
-    async def log_prob(self, query: Question | Sequence[Question], **options: Any) -> Any:
-        """Return the log-probability of the asked tokens, see `LanguageModel.log_prob`."""
-        return await self._ask("log_prob", score_of, "query", query, **options)
-
-    async def sample(
-        self,
-        query: Question | Sequence[Question],
-        n: int = 1,
-        *,
-        seed: int | None = None,
-        notice: Callable[[int], object] | None = None,
-        **options: Any,
-    ) -> Any:
-        """Sample the asked tokens, see `LanguageModel.sample`; `notice` is without effect."""
-        return await self._ask("sample", each(sample_of), "query", query, n=n, seed=with_seed(seed), **options)
-
-    async def fill(
-        self,
-        template: str | Sequence[str],
-        n: int = 5,
-        *,
-        seed: int | None = None,
-        notice: Callable[[int], object] | None = None,
-        **options: Any,
-    ) -> Any:
-        """Fill the gaps of a template, see `LanguageModel.fill`; `notice` is without effect."""
-        return await self._ask("fill", each(fill_of), "template", template, n=n, seed=with_seed(seed), **options)
-
-    async def infill(self, prefix: str, suffix: str, n: int = 1, **options: Any) -> list[Fill]:
-        """Fill the gap between two strings, see `LanguageModel.infill`."""
-        template = escape(prefix, before_slot=True) + "{{_}}" + escape(suffix)
-        fills: list[Fill] = await self.fill(template, n, **options)
-        return fills
+        await self._http.aclose()
 
     async def stream(self, template: str, **options: Any) -> AsyncIterator[Piece]:
         """Fill the gaps of a template and yield the text as it is made, see `LanguageModel.stream`."""
-        (body,) = payloads("template", [template], options)
-        body = {**body, "template": body["template"][0], "stream": True}
-        attempt = 0
-        while True:
+        body = {**sent_options(options), "template": to_question(template), "stream": True}
+        for attempt in count():
             try:
-                async with self.connection.http.stream("POST", "/v1/fill", json=body) as response:
+                async with self._http.stream("POST", "/v1/fill", json=body) as response:
                     if response.status_code == 200:
-                        events = Events()
                         async for line in response.aiter_lines():
-                            if (piece := events.piece(line)) is not None:
+                            if (piece := piece_in(line)) is not None:
                                 yield piece
                         return
-                    content = await response.aread()
+                    await response.aread()
             except httpx.HTTPError as error:
-                raise unreachable(self.connection.base_url, error) from error
-            if not try_again(response.status_code, content) or attempt == self.connection.retries:
-                raise_error(response.status_code, content)
-            await asyncio.sleep(pause(response.headers, attempt))
-            attempt += 1
-
-    async def rank(self, template: str | Sequence[str], **options: Any) -> Any:
-        """Rank the alternatives of a template, or of each of a list, see `LanguageModel.rank`."""
-        return await self._ask("rank", ranking_of, "template", template, **options)
-
-    async def lengths(self, template: str | Sequence[str], known: Sequence[int] = (), **options: Any) -> Any:
-        """Return the probability of each length of a gap, see `LanguageModel.lengths`."""
-        return await self._ask("lengths", lengths_of, "template", template, known=list(known), **options)
-
-    async def query(self, template: str) -> Query:
-        """Tokenize a template, see `LanguageModel.query`."""
-        query: Query = await self._ask("query", query_of, "template", template)
-        return query
-
-    async def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text that each token contributes, see `LanguageModel.pieces`."""
-        texts: list[str] = (await self._send("POST", "pieces", {"tokens": list(tokens)})).json()["results"]
-        return texts
+                raise unreachable(self.base_url, error) from error
+            await asyncio.sleep(self._pause(response, attempt))
 
     async def info(self) -> dict[str, Any]:
         """Return what the server says of its model: name, method, adapters, positions, limits."""
-        if self._info is None:
-            self._info = (await self._send("GET", "model", None)).json()
-        return self._info
+        info: dict[str, Any] = await self._run(self._known())
+        return info
 
-    # ---- internals ------------------------------------------------------------------------------------------------
-
-    async def _ask(self, method: str, read: Callable[[Any], Any], field: str, questions: Any, **options: Any) -> Any:
-        """Ask one question or a list of them, in as many requests as it takes."""
-        results: list[Any] = []
-        questions = questions if isinstance(questions, str | Query) else as_list(questions)
-        batch = batch_size(await self.info()) if isinstance(questions, list) and len(questions) > 1 else BATCH
-        for body in payloads(field, questions, options, batch):
-            reply = await self._send("POST", method, body)
-            results += [read(answer) for answer in reply.json()["results"]]
-        return results[0] if isinstance(questions, str | Query) else results
-
-    async def _send(self, verb: str, method: str, body: dict[str, Any] | None) -> httpx.Response:
-        """Send a request; if the server is busy, again."""
-        attempt = 0
+    async def _run(self, flow: Flow[Any]) -> Any:
+        reply: Any = None
         while True:
             try:
-                response = await self.connection.http.request(verb, f"/v1/{method}", json=body)
+                step = flow.send(reply)
+            except StopIteration as end:
+                return end.value
+            if isinstance(step, float):
+                await asyncio.sleep(step)
+                continue
+            verb, route, body = step
+            try:
+                reply = await self._http.request(verb, route, json=body)
             except httpx.HTTPError as error:
-                raise unreachable(self.connection.base_url, error) from error
-            if response.status_code == 200:
-                return response
-            if not try_again(response.status_code, response.content) or attempt == self.connection.retries:
-                raise_error(response.status_code, response.content)
-            await asyncio.sleep(pause(response.headers, attempt))
-            attempt += 1
+                raise unreachable(self.base_url, error) from error

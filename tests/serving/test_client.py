@@ -175,7 +175,7 @@ def test_a_function_that_is_told_of_progress_is_not_sent(server):
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_the_address_may_end_with_v1(server, suffix):
-    assert acgpt.Client(server.url + suffix, api_key="key").connection.base_url == server.url
+    assert acgpt.Client(server.url + suffix, api_key="key").base_url == server.url
     assert acgpt.Client(server.url + suffix, api_key="key").log_prob(SCORE)
 
 
