@@ -231,12 +231,17 @@ def test_patterns_that_take_too_long_to_compile_are_refused(http):
 
 @pytest.fixture
 def endless(monkeypatch):
-    """Let the check of a pattern take for ever; return the checks that have begun."""
-    checks, init = [], patterns.Check.__init__
+    """Let the check of a pattern take for ever; return the processes that have begun."""
+    processes, begin = [], asyncio.create_subprocess_exec
+
+    async def begun(*arguments, **options):
+        processes.append(await begin(*arguments, **options))
+        return processes[-1]
+
     monkeypatch.setattr(patterns, "PROGRAM", "import time\ntime.sleep(600)")
     monkeypatch.setattr(patterns, "SECONDS", 600)
-    monkeypatch.setattr(patterns.Check, "__init__", lambda self, text: (init(self, text), checks.append(self))[0])
-    return checks
+    monkeypatch.setattr(patterns.asyncio, "create_subprocess_exec", begun)
+    return processes
 
 
 def test_the_check_of_a_pattern_is_part_of_the_time_of_a_request(served_lm, endless):
@@ -244,32 +249,29 @@ def test_the_check_of_a_pattern_is_part_of_the_time_of_a_request(served_lm, endl
         http = local_client(create_app(service))
         for stream in (False, True):
             refused(http.post("/v1/fill", json={"template": SLOW, "stream": stream}), 504, "time_exceeded")
-        assert until(lambda: all(check.process.poll() is not None for check in endless)) and len(endless) == 2
+        assert until(lambda: all(process.returncode is not None for process in endless)) and len(endless) == 2
 
 
 def test_checks_of_patterns_end_if_nobody_waits_and_are_few_at_a_time(served_lm, endless):
     async def ask(service):
         tasks = [asyncio.ensure_future(service.patterns.compile_in_time(f"a{{{i}}}")) for i in range(6)]
-        while sum(check.process is not None for check in endless) < patterns.MOST_AT_ONCE:
+        while len(endless) < patterns.MOST_AT_ONCE:
             await asyncio.sleep(0.01)
-        assert len(endless) == 6 and sum(check.process is not None for check in endless) == patterns.MOST_AT_ONCE
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     with service_of(served_lm) as service:
         asyncio.run(ask(service))
-        service.patterns.workers.shutdown()
-        begun = [check.process for check in endless if check.process is not None]
-        assert len(begun) == patterns.MOST_AT_ONCE and all(process.poll() is not None for process in begun)
+        assert len(endless) == patterns.MOST_AT_ONCE and all(process.returncode is not None for process in endless)
         assert not service.patterns.known
 
 
 def test_a_check_that_takes_too_much_memory_fails(monkeypatch):
-    assert patterns.Check("[0-9]+").run()
+    assert asyncio.run(patterns.compiled(b'["[0-9]+"]'))
     program = patterns.PROGRAM.replace("        Index(", "        bytes(2**30)\n        Index(")
     monkeypatch.setattr(patterns, "PROGRAM", program)
-    assert not patterns.Check("[0-9]+").run()
+    assert not asyncio.run(patterns.compiled(b'["[0-9]+"]'))
 
 
 @pytest.mark.parametrize(

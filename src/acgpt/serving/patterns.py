@@ -8,11 +8,9 @@ for it any more.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 from acgpt.query.constraint import MOST_CHARACTERS, expressions
 
@@ -41,48 +39,11 @@ except Exception:
 """
 
 
-class Check:
-    """A process that compiles a pattern.
-
-    Args:
-        pattern: The pattern.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-        self.process: subprocess.Popen[bytes] | None = None
-        self.cancelled = False
-        self.lock = threading.Lock()
-
-    def run(self) -> bool:
-        """Return whether the pattern compiles within the limits; true if it is invalid."""
-        with self.lock:
-            if self.cancelled:
-                return False
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-c", PROGRAM],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-        with self.process:
-            try:
-                self.process.communicate(json.dumps(expressions(self.pattern)).encode(), timeout=SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        return self.process.returncode == 0
-
-    def cancel(self) -> None:
-        """Kill the process, if it runs, or do not start it."""
-        with self.lock:
-            self.cancelled = True
-            if self.process is not None:
-                self.process.kill()
-
-
 class Patterns:
     """Checks patterns, and remembers the results."""
 
     def __init__(self) -> None:
-        self.workers = ThreadPoolExecutor(MOST_AT_ONCE, "acgpt-pattern")
+        self.turns = asyncio.Semaphore(MOST_AT_ONCE)
         self.known: dict[str, bool] = {}
 
     async def compile_in_time(self, pattern: str) -> bool:
@@ -91,12 +52,25 @@ class Patterns:
         If the task is cancelled, the process is killed.
         """
         if pattern not in self.known and len(pattern) <= MOST_CHARACTERS:
-            check = Check(pattern)
-            try:
-                compiles = await asyncio.wrap_future(self.workers.submit(check.run))
-            finally:
-                check.cancel()
+            async with self.turns:
+                compiles = await compiled(json.dumps(expressions(pattern)).encode())
             while len(self.known) >= MOST_KNOWN:
                 self.known.pop(next(iter(self.known)), None)
             self.known[pattern] = compiles
         return self.known.get(pattern, True)
+
+
+async def compiled(content: bytes) -> bool:
+    """Return whether `PROGRAM` compiles some expressions, a list in JSON, within the limits."""
+    null = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-c", PROGRAM, stdin=asyncio.subprocess.PIPE, stdout=null, stderr=null
+    )
+    try:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.communicate(content), SECONDS)
+        return process.returncode == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
