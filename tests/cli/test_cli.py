@@ -213,7 +213,7 @@ def test_a_terminal_that_writes_only_ascii_gets_the_answer(models, monkeypatch, 
     app([*arguments, *(["--model", models["reads"]] if arguments[0] != "draw" else [])], standalone_mode=False)
     sys.stdout.flush()
     output = written.getvalue().decode("ascii")
-    expected = {"draw": "#", "show": "> _Paris", "score": "A - b ... "}[arguments[0]]
+    expected = {"draw": "?", "show": "? ?Paris", "score": "A ? b ? "}[arguments[0]]
     assert expected in output
 
 

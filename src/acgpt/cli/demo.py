@@ -11,13 +11,13 @@ import time
 
 from rich.text import Text
 
-from acgpt.cli.ui import ascii_fallback, silence_libraries
+from acgpt.cli.ui import replace_unprintable, silence_libraries
 from acgpt.errors import InputError
 
 
 def tour() -> None:
     """Show score, rank and infill, the past given the future, and the gain from the future."""
-    ascii_fallback()
+    replace_unprintable()
     silence_libraries()
     from acgpt.cli.demo_table import demo_texts, print_worth, worth
     from acgpt.display.show import Page, print_ranking, print_samples, print_score

@@ -39,7 +39,7 @@ from acgpt.cli import (
     show,
     train,
 )
-from acgpt.cli.ui import ascii_fallback, option
+from acgpt.cli.ui import option, replace_unprintable
 from acgpt.common.options import for_command_line
 from acgpt.errors import InputError, OutputError, ServerError
 from acgpt.version import __version__
@@ -92,7 +92,7 @@ def tidy(translate: Callable[[str], str] = str) -> Iterator[None]:
     Args:
         translate: Rewrites messages of Python functions for the command.
     """
-    ascii_fallback()
+    replace_unprintable()
     printed: set[str] = set()
 
     def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import inspect
 import io
 import json
@@ -208,23 +207,10 @@ def stoppable(resume_hint: Callable[[], str]) -> Iterator[None]:
             signal.signal(signal.SIGTERM, previous)
 
 
-# ASCII replacements of characters that a terminal may not support; all others become a question mark.
-PLAIN = {"–": "-", "…": "...", "∞": "inf", "→": ">", "│": "|", "■": "#", "·": ".", "□": "o", "⟦": "[", "⟧": "]"}
-PLAIN |= {"≤": "<=", "✓": "yes", "✗": "no", "σ": "sigma"}
-PLAIN |= {"“": '"', "”": '"', "’": "'", "␣": "_", "█": "#", "▏": "|"} | dict(zip("▁▂▃▄▅▆▇", "1234567", strict=True))
-
-
-def ascii_fallback() -> None:
-    """Replace characters that stdout cannot encode, for example under PYTHONIOENCODING=ascii, by ASCII ones."""
-
-    def replacement(error: UnicodeError) -> tuple[str, int]:
-        assert isinstance(error, UnicodeEncodeError)
-        plain = "".join(PLAIN.get(character, "?") for character in error.object[error.start : error.end])
-        return plain, error.end
-
+def replace_unprintable() -> None:
+    """Print a question mark for each character that stdout cannot encode, for example under PYTHONIOENCODING=ascii."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # stderr writes escapes by default
-        codecs.register_error("acgpt-plain", replacement)
-        sys.stdout.reconfigure(errors="acgpt-plain")
+        sys.stdout.reconfigure(errors="replace")
 
 
 def silence_libraries(quiet: bool = False) -> None:
