@@ -27,7 +27,7 @@ from acgpt.cli.main import app
 from acgpt.models.card import card, write_card
 from acgpt.models.merge import merge
 from acgpt.models.metadata import FILE, weights_hash
-from acgpt.models.push import Upload, send
+from acgpt.models.push import send
 from acgpt.query.conditioning import Conditioning
 
 peft = pytest.importorskip("peft")
@@ -505,7 +505,7 @@ def test_what_the_hub_refuses_is_an_error_without_a_traceback(folder, hub, monke
 
         monkeypatch.setattr(hub.api, "create_repo", fail)
         with pytest.raises(InputError, match=r"the upload to me/mine failed: (403|no way|connection reset)"):
-            send(Upload.of(folder, "me/mine", private=False))
+            send(folder, [], "me/mine", private=False)
     result = run("push", folder, "me/mine", code=2)
     assert result.stderr.startswith("error: the upload to me/mine failed") and result.stdout == ""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,72 +53,39 @@ def push(
         InputError: The folder fails a check, HF_HUB_OFFLINE is set, or nobody is logged in.
         ModelError: The upload failed.
     """
-    options = PushOptions(**keywords)
-    upload = Upload.of(Path(folder), repo, options.private)
-    commit = None if options.dry_run else send(upload)
-    for remark in upload.remarks():
-        note(remark)
-    return {**upload.as_dict(), "sent": not options.dry_run, "commit": commit}
-
-
-@dataclass(frozen=True)
-class Upload:
-    """The files to upload, and their destination.
-
-    Args:
-        folder: The local folder.
-        repo: The repository on the hub, OWNER/NAME.
-        private: Whether the repository is private.
-        files: Paths in the folder, and their sizes in bytes.
-    """
-
-    folder: Path
-    repo: str
-    private: bool
-    files: dict[str, int]
-
-    @classmethod
-    def of(cls, folder: Path, repo: str, private: bool) -> Upload:
-        """Collect the files of a folder, after checks. No network is needed."""
-        try:
-            validate_repo_id(repo)
-        except HFValidationError as error:
-            raise InputError(f"{repo!r} is not the id of a repository, OWNER/NAME: {error}") from error
-        if repo.count("/") != 1:
-            raise InputError(f"{repo!r} names no owner: write OWNER/NAME.")
-        if not folder.is_dir():
-            raise InputError(f"there is no folder {folder}.")
-        files = contents(folder)
-        check(folder, list(files))
-        return cls(folder, repo, private, files)
-
-    @property
-    def url(self) -> str:
-        """The address of the repository."""
-        return f"{constants.ENDPOINT}/{self.repo}"
-
-    @property
-    def bytes(self) -> int:
-        """The total size of all files."""
-        return sum(self.files.values())
-
-    def remarks(self) -> list[str]:
-        """Return remarks about things that other users will miss."""
-        remarks = (
-            [] if CARD in self.files else [f"there is no {CARD}, which the hub shows; acgpt.models.card writes one."]
+    options, folder = PushOptions(**keywords), Path(folder)
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise InputError(f"{repo!r} is not the id of a repository, OWNER/NAME: {error}") from error
+    if repo.count("/") != 1:
+        raise InputError(f"{repo!r} names no owner: write OWNER/NAME.")
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}.")
+    files = contents(folder)
+    check(folder, list(files))
+    commit = None if options.dry_run else send(folder, list(files), repo, options.private)
+    if CARD not in files:
+        note(f"there is no {CARD}, which the hub shows; acgpt.models.card writes one.")
+    if (base := adapter_base(folder)) is not None and not is_hub_id(base):
+        note(
+            f"the adapter names {base!r} as its base, which others cannot find: set base_model_name_or_path in "
+            "adapter_config.json to a hub id."
         )
-        base = adapter_base(self.folder)
-        if base is not None and not is_hub_id(base):
-            remarks.append(
-                f"the adapter names {base!r} as its base, which others cannot find: set base_model_name_or_path in "
-                "adapter_config.json to a hub id."
-            )
-        return remarks
+    return {
+        "repo": repo,
+        "url": address(repo),
+        "private": options.private,
+        "bytes": sum(files.values()),
+        "files": [{"path": path, "bytes": size} for path, size in files.items()],
+        "sent": not options.dry_run,
+        "commit": commit,
+    }
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the upload as a JSON object."""
-        files = [{"path": path, "bytes": size} for path, size in self.files.items()]
-        return {"repo": self.repo, "url": self.url, "private": self.private, "bytes": self.bytes, "files": files}
+
+def address(repo: str) -> str:
+    """Return the address of a repository."""
+    return f"{constants.ENDPOINT}/{repo}"
 
 
 def contents(folder: Path) -> dict[str, int]:
@@ -163,7 +129,7 @@ def check(folder: Path, files: list[str]) -> None:
         )
 
 
-def send(upload: Upload) -> str:
+def send(folder: Path, files: list[str], repo: str, private: bool) -> str:
     """Create the repository if it does not exist, and upload the files.
 
     Returns:
@@ -179,15 +145,15 @@ def send(upload: Upload) -> str:
         raise InputError("nobody is logged in to the hub: run hf auth login, or set HF_TOKEN.")
     api = huggingface_hub.HfApi()
     try:
-        api.create_repo(upload.repo, private=upload.private, exist_ok=True)
-        if upload.private and not api.repo_info(upload.repo).private:  # the hub does not change an existing one
-            raise InputError(f"{upload.url} exists and is public: name another repository, or leave out `private`.")
+        api.create_repo(repo, private=private, exist_ok=True)
+        if private and not api.repo_info(repo).private:  # the hub does not change an existing one
+            raise InputError(f"{address(repo)} exists and is public: name another repository, or leave out `private`.")
         commit = api.upload_folder(
-            repo_id=upload.repo,
-            folder_path=os.fspath(upload.folder),
-            allow_patterns=[glob.escape(path) for path in upload.files],  # exactly the files that were checked
+            repo_id=repo,
+            folder_path=os.fspath(folder),
+            allow_patterns=[glob.escape(path) for path in files],  # exactly the files that were checked
             commit_message="Upload with acgpt",
         )
     except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]
-        raise ModelError(f"the upload to {upload.repo} failed: {' '.join(str(error).split())}") from error
+        raise ModelError(f"the upload to {repo} failed: {' '.join(str(error).split())}") from error
     return str(commit.commit_url)
