@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 
 from acgpt.models.fill import PATIENCE
 from acgpt.serving.requests import LARGEST, MOST_TOP, BoundedStops, Count, Strict
@@ -20,6 +20,11 @@ Number = float | None  # null if it is not finite
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
+
+
+def examples(*bodies: dict[str, Any]) -> ConfigDict:
+    """Return the settings of a request that has examples in the schema."""
+    return ConfigDict(json_schema_extra={"examples": [*bodies]})
 
 
 class TokenQuery(Strict):
@@ -84,15 +89,11 @@ class Drawing(Asking):
 class LogProbRequest(Asking):
     """Ask for log p(asked | given)."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"query": CAPITAL},
-                {"query": [CAPITAL, "The {{cat}} sat."], "future": False},
-                {"query": {"tokens": [5, 6, 7], "given": [True, False, True]}, "adapter": "none"},
-                {"query": {"tokens": [5, 6, 7], "given": [True, False, False], "asked": [False, True, False]}},
-            ]
-        }
+    model_config = examples(
+        {"query": CAPITAL},
+        {"query": [CAPITAL, "The {{cat}} sat."], "future": False},
+        {"query": {"tokens": [5, 6, 7], "given": [True, False, True]}, "adapter": "none"},
+        {"query": {"tokens": [5, 6, 7], "given": [True, False, False], "asked": [False, True, False]}},
     )
     query: Questions = Field(description="A template, a query on token ids, or a list of these.")
 
@@ -100,14 +101,10 @@ class LogProbRequest(Asking):
 class SampleRequest(Drawing):
     """Sample the asked tokens."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"query": "The cat {{_2}} the mat.", "n": 2, "temperature": 0.7, "top_p": 0.9, "seed": 1},
-                {"query": ["The {{_1}} sat.", {"tokens": [5, None, 7], "given": [True, False, True]}], "top_k": 3},
-                {"query": GAP, "candidates": 4, "max_tokens": 3},
-            ]
-        }
+    model_config = examples(
+        {"query": "The cat {{_2}} the mat.", "n": 2, "temperature": 0.7, "top_p": 0.9, "seed": 1},
+        {"query": ["The {{_1}} sat.", {"tokens": [5, None, 7], "given": [True, False, True]}], "top_k": 3},
+        {"query": GAP, "candidates": 4, "max_tokens": 3},
     )
     query: Questions = Field(description="A template, a query on token ids, or a list of these.")
     n: Count = Field(1, description="Number of samples per query.")
@@ -117,14 +114,10 @@ class SampleRequest(Drawing):
 class FillRequest(Drawing):
     """Fill the gaps of templates."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"template": GAP, "n": 2, "max_tokens": 4, "seed": 0},
-                {"template": [GAP, "The cat {{_1-3}} on the mat."], "n": 1, "max_tokens": 3, "stop": ["."]},
-                {"template": GAP, "max_tokens": 3, "stream": True},
-            ]
-        }
+    model_config = examples(
+        {"template": GAP, "n": 2, "max_tokens": 4, "seed": 0},
+        {"template": [GAP, "The cat {{_1-3}} on the mat."], "n": 1, "max_tokens": 3, "stop": ["."]},
+        {"template": GAP, "max_tokens": 3, "stream": True},
     )
     template: Templates = Field(description="A template with gaps, or a list of these.")
     n: Count = Field(5, description="Number of fills per template. With `stream`: 1.")
@@ -143,16 +136,14 @@ class FillRequest(Drawing):
 class RankRequest(Asking):
     """Rank the alternatives of templates."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"template": RANK}, {"template": [RANK, RANK]}]})
+    model_config = examples({"template": RANK}, {"template": [RANK, RANK]})
     template: Templates = Field(description="A template with alternatives, or a list of these.")
 
 
 class LengthsRequest(Asking):
     """Ask how long a gap is."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"template": GAP, "max_tokens": 8}, {"template": [GAP], "known": []}]}
-    )
+    model_config = examples({"template": GAP, "max_tokens": 8}, {"template": [GAP], "known": []})
     template: Templates = Field(description="A template with gaps, or a list of these.")
     known: list[Token] = Field([], fail_fast=True, description="Lengths of the first gaps; the next gap is asked for.")
     max_tokens: Count | None = Field(None, description="Maximum number of tokens of a gap.")
@@ -161,27 +152,23 @@ class LengthsRequest(Asking):
 class QueryRequest(Strict):
     """Tokenize templates."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"template": CAPITAL}]})
+    model_config = examples({"template": CAPITAL})
     template: Templates = Field(description="A template without gaps, or a list of these.")
 
 
 class PiecesRequest(Strict):
     """Ask for the text of tokens."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [5, 6, 7]}]})
+    model_config = examples({"tokens": [5, 6, 7]})
     tokens: list[Token] = Field(fail_fast=True, description="Token ids.")
 
 
 class SurpriseRequest(Asking):
     """Ask how surprising the tokens of a text are."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"text": "The cat sat on the mat."},
-                {"text": "The cat sat on the mat.", "future": True, "positions": [1, 2], "top": 3},
-            ]
-        }
+    model_config = examples(
+        {"text": "The cat sat on the mat."},
+        {"text": "The cat sat on the mat.", "future": True, "positions": [1, 2], "top": 3},
     )
     text: str = Field(description="A text; braces have no meaning.")
     future: bool = Field(False, description="Given all other tokens. Default: given the tokens before it.")
@@ -194,7 +181,7 @@ class SurpriseRequest(Asking):
 class LayoutRequest(Asking):
     """Ask for the input of the model."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"template": CAPITAL}, {"template": "The {{_2}} sat."}]})
+    model_config = examples({"template": CAPITAL}, {"template": "The {{_2}} sat."})
     template: str = Field(description="A template without gaps.")
 
 
@@ -271,46 +258,18 @@ class LengthsFields(BaseModel):
     log_probs: dict[str, Number]
 
 
-class LogProbReply(BaseModel):
-    """One score per query."""
-
-    results: list[ScoreFields]
-
-
-class SampleReply(BaseModel):
-    """The samples of each query."""
-
-    results: list[list[FillFields | SampleFields]]
+def results(name: str, entry: Any) -> type[BaseModel]:
+    """Return a reply with one entry per question."""
+    return create_model(name, __doc__="One entry per question.", results=(list[entry], ...))
 
 
-class FillReply(BaseModel):
-    """The fills of each template, the best first."""
-
-    results: list[list[FillFields]]
-
-
-class RankReply(BaseModel):
-    """One ranking per template."""
-
-    results: list[RankingFields]
-
-
-class LengthsReply(BaseModel):
-    """The lengths of the gap of each template."""
-
-    results: list[LengthsFields]
-
-
-class QueryReply(BaseModel):
-    """The query of each template."""
-
-    results: list[QueryFields]
-
-
-class PiecesReply(BaseModel):
-    """The text that each token contributes."""
-
-    results: list[str]
+LogProbReply = results("LogProbReply", ScoreFields)
+SampleReply = results("SampleReply", list[FillFields | SampleFields])
+FillReply = results("FillReply", list[FillFields])
+RankReply = results("RankReply", RankingFields)
+LengthsReply = results("LengthsReply", LengthsFields)
+QueryReply = results("QueryReply", QueryFields)
+PiecesReply = results("PiecesReply", str)
 
 
 class ModelReply(BaseModel):
