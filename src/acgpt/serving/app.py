@@ -15,9 +15,8 @@ from starlette.middleware.cors import CORSMiddleware
 from acgpt.errors import InputError, reason
 from acgpt.serving import llama_cpp, mistral, native, openai, page, page_routes
 from acgpt.serving.error_body import body_of
-from acgpt.serving.errors import INVALID, KINDS, NotJson, http_body, validation_body
+from acgpt.serving.errors import INVALID, KINDS, NotJson, http_body, nearest, validation_body
 from acgpt.serving.gate import unavailable
-from acgpt.serving.hints import no_path, wrong_method
 from acgpt.serving.jobs import BROKEN
 from acgpt.serving.metrics import CONTENT_TYPE, Metrics
 from acgpt.serving.middleware import BodyRead, HostChecked, KeyRequired, Observed, error_reply
@@ -110,10 +109,13 @@ def add_error_replies(app: FastAPI) -> None:
             return JSONResponse(body_of(message, INVALID), INVALID.status)
         paths = app.openapi()["paths"] if status in (404, 405) else {}
         if status == 404:
-            message = no_path(path, paths)
+            meant = f"/v1{path}" if f"/v1{path}" in paths else nearest(path, paths)
+            message = f"there is no path {reason(path)}" + (
+                f". Did you mean {meant}?" if meant else ": see /openapi.json."
+            )
         elif status == 405:
             allowed = [method.upper() for method in paths.get(path, ())] or ["GET"]  # files of the page
-            message = wrong_method(request.method, path, allowed)
+            message = f"{reason(path)} does not take {reason(request.method)}: use {' or '.join(sorted(allowed))}."
         return JSONResponse(http_body(status, message), status, error.headers)
 
     for kind in (InputError, *KINDS):

@@ -7,7 +7,8 @@ This is the shape that clients of OpenAI's and llama.cpp's servers read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any
 
@@ -16,7 +17,6 @@ from pydantic import BaseModel
 
 from acgpt.errors import InputError, QueryError, TemplateError
 from acgpt.serving.error_body import Kind, body_of
-from acgpt.serving.hints import nearest
 from acgpt.serving.jobs import Broken, Draining, QueueFull
 from acgpt.serving.service import Disconnected, TimeExceeded
 
@@ -126,6 +126,11 @@ def validation_body(errors: Sequence[Any], body: Any, model: type[BaseModel] | N
     problems = [(field_of(error["loc"], body), problem_of(error, body, model)) for error in errors[:MOST]]
     message = "; ".join(f"{param}: {problem}" if param else problem for param, problem in problems)
     return body_of(f"{message}.", INVALID, problems[0][0] if problems else None)
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the one of some names that is most like another one, if one is."""
+    return next(iter(get_close_matches(name, list(names), 1)), None)
 
 
 def problem_of(error: Any, body: Any, model: type[BaseModel] | None) -> str:
